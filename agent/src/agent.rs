@@ -1,0 +1,288 @@
+//! The agent: one task that takes what happens, one event after the other, and is alone in
+//! deciding what this device does about it.
+//!
+//! What the host asks for goes through `commands`; what runs, and for how long, is in `leases`.
+
+mod commands;
+mod leases;
+mod requests;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::agreed::Agreed;
+use crate::clock::{Clock, Moment};
+use crate::consent::Consent;
+use crate::device::Device;
+use crate::journal::{Journal, Stage};
+use crate::link::{self, Event};
+use crate::local::{self, Incoming};
+use crate::state::StateDir;
+use crate::target::LinkLocal;
+use crate::tls;
+use crate::tunnel::{Node, Report, Surroundings};
+use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
+use leases::Leases;
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// `linux/x86_64`, or the like.
+pub fn platform() -> String {
+    format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
+/// What an agent is started with.
+pub struct Setup {
+    pub state: StateDir,
+    pub device: Device,
+    pub clock: Clock,
+    pub link_local: LinkLocal,
+}
+
+/// Why an agent ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Somebody stopped it.
+    Stopped,
+    /// It is to be replaced by a new process of this program.
+    Replace(PathBuf),
+}
+
+pub struct Agent {
+    device: Device,
+    clock: Clock,
+    boot_id: Uuid,
+    program: PathBuf,
+    consent: Consent,
+    agreed: Agreed,
+    journal: Journal,
+    leases: Leases,
+    host: Option<Host>,
+    /// The decision about remote control that the host was last told of in a hello.
+    told: Option<SignedConsent>,
+    waiting: requests::Waiting,
+    /// Set when the process is to be replaced.
+    replace: bool,
+}
+
+/// The host, while it is connected.
+struct Host {
+    outbox: mpsc::Sender<ToHost>,
+    node: Node,
+    heartbeat: Duration,
+    next_beat: Moment,
+}
+
+impl Agent {
+    /// Runs until it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// Where another agent has the state folder, or the folder cannot be used.
+    pub async fn run(setup: Setup, stop: CancellationToken) -> io::Result<Exit> {
+        let Setup { state, device, clock, link_local } = setup;
+        let _lock = state.lock()?;
+        let (reports, mut reported) = mpsc::channel(256);
+        let (requests, mut requested) = mpsc::channel(16);
+        let (events, mut happened) = mpsc::channel(256);
+        local::listen(&state, requests)?;
+        tokio::spawn(link::run(device.server.clone(), clock.clone(), events));
+        let mut agent = Self {
+            boot_id: clock.id(),
+            program: std::env::current_exe()?,
+            consent: Consent::load(&state)?,
+            agreed: Agreed::load(&state)?,
+            journal: Journal::load(&state, clock.now())?,
+            leases: Leases::new(Surroundings { clock: clock.clone(), link_local, reports }),
+            host: None,
+            told: None,
+            waiting: requests::Waiting::default(),
+            replace: false,
+            device,
+            clock,
+        };
+        agent.conclude_what_a_former_process_began()?;
+        while !agent.replace {
+            let next = agent.next_deadline();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {
+                    agent.say(ToHost::Goodbye).await;
+                    return Ok(Exit::Stopped);
+                }
+                Some(event) = happened.recv() => agent.on_link(event).await?,
+                Some((lease_id, report)) = reported.recv() => agent.on_report(lease_id, report).await?,
+                Some(request) = requested.recv() => agent.on_request(request).await?,
+                () = due(&agent.clock, next) => agent.on_time().await,
+            }
+        }
+        Ok(Exit::Replace(agent.program))
+    }
+
+    async fn on_link(&mut self, event: Event) -> io::Result<()> {
+        match event {
+            Event::Challenged { nonce, hello } => self.introduce(&nonce, hello),
+            Event::Up(outbox) => self.waiting.outbox = Some(outbox),
+            Event::Frame(frame) => return self.on_frame(frame).await,
+            Event::Down => {
+                self.host = None;
+                self.waiting.outbox = None;
+                self.waiting.fail_all("The connection to the host was lost.");
+            }
+        }
+        Ok(())
+    }
+
+    fn introduce(&mut self, nonce: &[u8], hello: oneshot::Sender<Hello>) {
+        let device_id = self.device.id;
+        self.told = self.consent.pending();
+        // The link may have given up meanwhile; it will ask again.
+        let _ = hello.send(Hello {
+            device_id,
+            signature: self.device.key.sign(&connect_statement(device_id, nonce)),
+            boot_id: self.boot_id,
+            version: VERSION.into(),
+            platform: platform(),
+            capabilities: Capability::ALL.map(String::from).into(),
+            consent: self.consent.state(),
+            signed_consent: self.told.clone(),
+            lease_ids: self.leases.ids(),
+            operation_ids: self.journal.unsettled().map(|entry| entry.operation_id).collect(),
+        });
+    }
+
+    async fn on_frame(&mut self, frame: ToAgent) -> io::Result<()> {
+        match frame {
+            ToAgent::Welcome(welcome) => self.on_welcome(welcome).await,
+            ToAgent::Command(command) => self.on_command(command).await,
+            ToAgent::Proceed { operation_id, grant } => self.on_proceed(operation_id, grant).await,
+            ToAgent::Abandon { operation_id } => self.drop_command(operation_id),
+            ToAgent::Cancel { operation_id } => self.on_cancel(operation_id).await,
+            ToAgent::Settled { operation_id } => self.settle(operation_id),
+            ToAgent::Resume { grant } => self.resume(grant).await,
+            ToAgent::Renewed { sequence, lease_ids } => {
+                self.leases.renewed(sequence, &lease_ids);
+                Ok(())
+            }
+            ToAgent::Revoke { lease_id, reason } => {
+                self.end_lease(lease_id, &reason).await?;
+                Ok(())
+            }
+            ToAgent::Retarget { lease_id, target } => self.retarget(lease_id, target),
+            ToAgent::Consent(state) => {
+                self.consent.settle(state)?;
+                self.waiting.consent_confirmed(state);
+                Ok(())
+            }
+            ToAgent::Answer { request_id, outcome } => self.on_answer(request_id, outcome).await,
+            // The link handles the handshake and the farewell by itself.
+            ToAgent::Challenge { .. } | ToAgent::Refused { .. } | ToAgent::Goodbye { .. } | ToAgent::Unknown => Ok(()),
+        }
+    }
+
+    async fn on_welcome(&mut self, welcome: Welcome) -> io::Result<()> {
+        let Some(outbox) = self.waiting.outbox.take() else { return Ok(()) };
+        let tls = tls::client(welcome.node.fingerprint.0.clone()).map_err(io::Error::other)?;
+        let heartbeat = Duration::from_millis(welcome.heartbeat_ms);
+        self.host = Some(Host {
+            outbox,
+            node: Node { address: welcome.node, tls },
+            heartbeat,
+            next_beat: self.clock.moment().plus(heartbeat),
+        });
+        tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
+        match self.consent.pending() {
+            // Decided since the hello: the host has yet to hear of it.
+            Some(pending) if self.told.as_ref() != Some(&pending) => self.say(ToHost::Consent(pending)).await,
+            _ => self.consent.settle(welcome.consent)?,
+        }
+        self.leases.set_term(Duration::from_millis(welcome.lease_ms));
+        let kept: Vec<_> = welcome.grants.iter().map(|grant| grant.lease_id).collect();
+        for lease_id in self.leases.ids().into_iter().filter(|id| !kept.contains(id)) {
+            self.end_lease(lease_id, "lease_expired").await?;
+        }
+        self.renew().await;
+        for grant in welcome.grants {
+            self.resume(grant).await?;
+        }
+        self.report_finished().await
+    }
+
+    /// When something is to be done even if nothing happens.
+    fn next_deadline(&self) -> Option<Moment> {
+        let beat = self.host.as_ref().map(|host| host.next_beat);
+        [beat, self.leases.next_expiry()].into_iter().flatten().min()
+    }
+
+    async fn on_time(&mut self) {
+        let now = self.clock.moment();
+        for lease_id in self.leases.expired(now) {
+            tracing::warn!(%lease_id, "the lease could not be renewed in time; the tunnel stops");
+            self.leases.end(lease_id);
+        }
+        if self.host.as_ref().is_some_and(|host| host.next_beat <= now) {
+            self.renew().await;
+            self.leases.probe_again();
+        }
+    }
+
+    /// Asks for another term for everything that runs; with nothing running, a sign of life.
+    async fn renew(&mut self) {
+        let now = self.clock.moment();
+        let Some(host) = &mut self.host else { return };
+        host.next_beat = now.plus(host.heartbeat);
+        let (sequence, lease_ids) = self.leases.renewal(now);
+        self.say(ToHost::Renew { sequence, lease_ids }).await;
+    }
+
+    /// Tells the host, if it is there. What matters is told again after a reconnect.
+    async fn say(&self, frame: ToHost) {
+        if let Some(host) = &self.host {
+            let _ = host.outbox.send(frame).await;
+        }
+    }
+
+    async fn on_report(&mut self, lease_id: Uuid, report: Report) -> io::Result<()> {
+        match report {
+            Report::Serving => self.on_serving(lease_id).await,
+            Report::Failed(failure) => self.on_start_failed(lease_id, failure).await,
+            Report::Target(error) => {
+                if let Some(error) = &error {
+                    tracing::warn!(%error, %lease_id, "the local target does not answer");
+                }
+                self.say(ToHost::TargetState { lease_id, error }).await;
+                Ok(())
+            }
+            Report::Fenced => {
+                self.end_lease(lease_id, "handoff").await?;
+                Ok(())
+            }
+        }
+    }
+
+    async fn on_request(&mut self, (request, reply): Incoming) -> io::Result<()> {
+        requests::take(self, request, reply).await
+    }
+
+    /// What a former process left half done is reported as what can be proven of it.
+    fn conclude_what_a_former_process_began(&mut self) -> io::Result<()> {
+        let begun: Vec<_> = self.journal.unsettled().filter(|entry| entry.stage == Stage::Executing).cloned().collect();
+        for entry in begun {
+            let outcome = commands::proven(&entry, self.boot_id);
+            self.record(entry.operation_id, entry.action, entry.tunnel_id, Stage::Completed(outcome))?;
+        }
+        Ok(())
+    }
+}
+
+async fn due(clock: &Clock, at: Option<Moment>) {
+    match at {
+        Some(at) => clock.until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,175 @@
+//! Remote commands: journaled, agreed with the host, carried out, reported.
+
+use std::io;
+
+use uuid::Uuid;
+
+use super::{Agent, VERSION};
+use crate::journal::{Entry, Stage};
+use crate::tunnel::Probe;
+use crate::wire::{Action, Command, Done, Failure, Grant, ToHost};
+
+impl Agent {
+    /// A command is taken once. If it is delivered again, it is answered from the journal.
+    pub(super) async fn on_command(&mut self, command: Command) -> io::Result<()> {
+        let Command { operation_id, action, tunnel_id, expires_in_ms: _ } = command;
+        match self.journal.get(operation_id).map(|entry| entry.stage.clone()) {
+            None => {
+                self.record(operation_id, action, tunnel_id, Stage::Received)?;
+                self.claim(operation_id).await
+            }
+            Some(Stage::Received) => self.claim(operation_id).await,
+            Some(Stage::Completed(outcome)) => {
+                self.say(ToHost::Finished { operation_id, outcome }).await;
+                Ok(())
+            }
+            Some(Stage::Dropped) => {
+                self.say(ToHost::Canceled { operation_id }).await;
+                Ok(())
+            }
+            // It is being carried out, and will be reported when it is done.
+            Some(Stage::Executing | Stage::Settled) => Ok(()),
+        }
+    }
+
+    async fn claim(&mut self, operation_id: Uuid) -> io::Result<()> {
+        self.say(ToHost::Claimed { operation_id }).await;
+        // The host has looked at the consent that it knows of; this one is the one that counts.
+        if !self.consent.enabled() {
+            let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+            return self.finish(operation_id, Err(failure)).await;
+        }
+        self.say(ToHost::Ready { operation_id }).await;
+        Ok(())
+    }
+
+    /// The host agrees that it begins. From here on the journal says so, whatever happens.
+    pub(super) async fn on_proceed(&mut self, operation_id: Uuid, grant: Option<Grant>) -> io::Result<()> {
+        let Some(entry) = self.journal.get(operation_id).filter(|entry| entry.stage == Stage::Received).cloned() else {
+            return Ok(());
+        };
+        self.record(operation_id, entry.action, entry.tunnel_id, Stage::Executing)?;
+        match (entry.action, grant, entry.tunnel_id) {
+            (Action::Start | Action::Restart, Some(grant), _) => self.start_by_command(operation_id, grant).await,
+            (Action::Stop, _, Some(tunnel_id)) => {
+                if let Some(lease_id) = self.leases.of_tunnel(tunnel_id) {
+                    self.end_lease(lease_id, "stopped_api").await?;
+                }
+                self.finish(operation_id, Ok(Done::Stop)).await
+            }
+            (Action::StopAll, ..) => {
+                let mut stopped = Vec::new();
+                for (lease_id, tunnel_id) in self.leases.tunnels() {
+                    self.end_lease(lease_id, "stop_all").await?;
+                    stopped.push(tunnel_id);
+                }
+                self.finish(operation_id, Ok(Done::StopAll { stopped })).await
+            }
+            (Action::RestartAgent, ..) => {
+                tracing::info!("the agent is being replaced by a new process");
+                self.replace = true;
+                Ok(())
+            }
+            (Action::Start | Action::Restart | Action::Stop, ..) => {
+                let failure = Failure::new("agent_rejected", "The command lacks its lease or its tunnel.");
+                self.finish(operation_id, Err(failure)).await
+            }
+        }
+    }
+
+    async fn start_by_command(&mut self, operation_id: Uuid, grant: Grant) -> io::Result<()> {
+        if let Some(former) = self.leases.of_tunnel(grant.tunnel_id) {
+            self.leases.end(former);
+        }
+        let Some(node) = self.host.as_ref().map(|host| host.node.clone()) else {
+            let failure = Failure::new("device_disconnected", "The connection was lost before the tunnel started.");
+            return self.finish(operation_id, Err(failure)).await;
+        };
+        self.waiting.operations.insert(grant.lease_id, operation_id);
+        tracing::info!(tunnel = %grant.name, target = %grant.target.host, port = grant.target.port, "starting, by remote control");
+        self.leases.begin(grant, node, Probe::Required);
+        Ok(())
+    }
+
+    pub(super) async fn on_cancel(&mut self, operation_id: Uuid) -> io::Result<()> {
+        let begun = self.journal.get(operation_id).is_some_and(|entry| entry.stage != Stage::Received);
+        if begun {
+            return Ok(());
+        }
+        self.drop_command(operation_id)?;
+        self.say(ToHost::Canceled { operation_id }).await;
+        Ok(())
+    }
+
+    /// Forgets a command that must not begin.
+    pub(super) fn drop_command(&mut self, operation_id: Uuid) -> io::Result<()> {
+        match self.journal.get(operation_id).cloned() {
+            Some(entry) if entry.stage == Stage::Received => {
+                self.record(operation_id, entry.action, entry.tunnel_id, Stage::Dropped)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn settle(&mut self, operation_id: Uuid) -> io::Result<()> {
+        match self.journal.get(operation_id).cloned() {
+            Some(entry) if matches!(entry.stage, Stage::Completed(_)) => {
+                self.record(operation_id, entry.action, entry.tunnel_id, Stage::Settled)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn finish(&mut self, operation_id: Uuid, outcome: Result<Done, Failure>) -> io::Result<()> {
+        let Some(entry) = self.journal.get(operation_id).cloned() else { return Ok(()) };
+        self.record(operation_id, entry.action, entry.tunnel_id, Stage::Completed(outcome.clone()))?;
+        self.say(ToHost::Finished { operation_id, outcome }).await;
+        Ok(())
+    }
+
+    /// Reports what is done and was not heard of. A restart is done when what ran before runs again.
+    pub(super) async fn report_finished(&mut self) -> io::Result<()> {
+        let resumed = self.leases.all_serving();
+        let mut finished = Vec::new();
+        for entry in self.journal.unsettled() {
+            if let Stage::Completed(outcome) = &entry.stage
+                && (resumed || entry.action != Action::RestartAgent)
+            {
+                finished.push((entry.operation_id, outcome.clone()));
+            }
+        }
+        for (operation_id, outcome) in finished {
+            self.say(ToHost::Finished { operation_id, outcome }).await;
+        }
+        Ok(())
+    }
+
+    /// Writes a step of a command and waits until it is on disk. A moment's pause of this task is
+    /// the price; visitors' bytes do not pass through it.
+    pub(super) fn record(
+        &mut self,
+        operation_id: Uuid,
+        action: Action,
+        tunnel_id: Option<Uuid>,
+        stage: Stage,
+    ) -> io::Result<()> {
+        let at = self.clock.now();
+        let version = VERSION.into();
+        self.journal.record(Entry { operation_id, action, tunnel_id, stage, boot_id: self.boot_id, version, at })
+    }
+}
+
+/// What can be said of a command that another process of this agent had begun: a tunnel that ran in
+/// it runs no longer, and if it was to be replaced, it was.
+pub(super) fn proven(entry: &Entry, boot_id: Uuid) -> Result<Done, Failure> {
+    match entry.action {
+        Action::Stop => Ok(Done::Stop),
+        Action::StopAll => Ok(Done::StopAll { stopped: Vec::new() }),
+        Action::RestartAgent => {
+            Ok(Done::RestartAgent { previous_version: entry.version.clone(), version: VERSION.into(), boot_id })
+        }
+        Action::Start | Action::Restart => {
+            Err(Failure::new("outcome_unknown", "The agent's process ended while the action was carried out."))
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Whether this device lets itself be controlled from afar. It is decided here and nowhere else:
+//! the host can turn it off, and what turns it on is signed with the device's key.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Clock;
+use crate::device::Device;
+use crate::state::StateDir;
+use crate::wire::{Blob, ConsentState, SignedConsent, consent_statement};
+
+const FILE: &str = "consent.json";
+
+pub struct Consent {
+    state: StateDir,
+    record: Record,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Record {
+    enabled: bool,
+    revision: i64,
+    /// Decided here, and not yet heard of by the host.
+    pending: Option<SignedConsent>,
+}
+
+impl Consent {
+    /// # Errors
+    ///
+    /// Where the record is there but broken.
+    pub fn load(state: &StateDir) -> io::Result<Self> {
+        let record = state.read(FILE)?.unwrap_or(Record { enabled: false, revision: 0, pending: None });
+        Ok(Self { state: state.clone(), record })
+    }
+
+    pub fn state(&self) -> ConsentState {
+        ConsentState { enabled: self.record.enabled, revision: self.record.revision }
+    }
+
+    pub fn enabled(&self) -> bool {
+        self.record.enabled
+    }
+
+    pub fn pending(&self) -> Option<SignedConsent> {
+        self.record.pending.clone()
+    }
+
+    /// Decides, and holds from here on, whether the host hears of it now or later.
+    ///
+    /// # Errors
+    ///
+    /// Where the disk does not take it; then nothing has changed.
+    pub fn decide(&mut self, enabled: bool, device: &Device, clock: &Clock) -> io::Result<SignedConsent> {
+        let revision = self.record.revision;
+        let nonce = Blob(clock.random::<16>().into());
+        let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
+        let signed = SignedConsent { enabled, revision, nonce, signature };
+        self.save(Record { enabled, revision, pending: Some(signed.clone()) })?;
+        Ok(signed)
+    }
+
+    /// Takes over what the host knows: it has heard of everything that was pending, and a decision
+    /// on an older revision is void.
+    ///
+    /// # Errors
+    ///
+    /// Where the disk does not take it.
+    pub fn settle(&mut self, known: ConsentState) -> io::Result<()> {
+        let settled = Record { enabled: known.enabled, revision: known.revision, pending: None };
+        let same = self.record.pending.is_none() && self.state() == known;
+        if same { Ok(()) } else { self.save(settled) }
+    }
+
+    fn save(&mut self, record: Record) -> io::Result<()> {
+        self.state.write(FILE, &record)?;
+        self.record = record;
+        Ok(())
+    }
+}

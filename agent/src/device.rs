@@ -1,0 +1,81 @@
+//! Who this device is: its id, its key, and the host that it belongs to.
+
+use std::io;
+
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::clock::Clock;
+use crate::state::StateDir;
+use crate::wire::Blob;
+
+const FILE: &str = "device.json";
+
+/// A key pair that is made on the device and of which the host knows the public half.
+pub struct DeviceKey {
+    seed: Blob,
+    pair: Ed25519KeyPair,
+}
+
+impl DeviceKey {
+    pub fn generate(clock: &Clock) -> Self {
+        Self::from_seed(Blob(clock.random::<32>().into())).expect("any 32 bytes are a seed")
+    }
+
+    fn from_seed(seed: Blob) -> io::Result<Self> {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&seed.0).map_err(io::Error::other)?;
+        Ok(Self { seed, pair })
+    }
+
+    pub fn public(&self) -> Blob {
+        Blob(self.pair.public_key().as_ref().into())
+    }
+
+    pub fn sign(&self, statement: &[u8]) -> Blob {
+        Blob(self.pair.sign(statement).as_ref().into())
+    }
+}
+
+/// Whether a signature over a statement is by the holder of a public key.
+pub fn verify(public_key: &[u8], statement: &[u8], signature: &[u8]) -> bool {
+    UnparsedPublicKey::new(&ED25519, public_key).verify(statement, signature).is_ok()
+}
+
+/// An enrolled device.
+pub struct Device {
+    pub id: Uuid,
+    pub name: Option<String>,
+    /// The host's base URL.
+    pub server: String,
+    pub key: DeviceKey,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    id: Uuid,
+    name: Option<String>,
+    server: String,
+    key: Blob,
+}
+
+impl Device {
+    /// The device of a state folder; none, if it was never enrolled.
+    ///
+    /// # Errors
+    ///
+    /// Where the record is there but broken.
+    pub fn load(state: &StateDir) -> io::Result<Option<Self>> {
+        let Some(Record { id, name, server, key }) = state.read(FILE)? else { return Ok(None) };
+        Ok(Some(Self { id, name, server, key: DeviceKey::from_seed(key)? }))
+    }
+
+    /// # Errors
+    ///
+    /// Where the disk does not take it.
+    pub fn save(&self, state: &StateDir) -> io::Result<()> {
+        let Self { id, name, server, key } = self;
+        let record = Record { id: *id, name: name.clone(), server: server.clone(), key: key.seed.clone() };
+        state.write(FILE, &record)
+    }
+}

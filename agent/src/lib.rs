@@ -1,0 +1,23 @@
+//! The agent of a Culvert device, and what it shares with host and node.
+//!
+//! Shared: the [`wire`] between them, the [`clock`], the [`pipe`] that carries visitors' bytes, and
+//! [`tls`]. The agent itself is [`agent`]: one task that listens to the host ([`link`]), to people at
+//! the device ([`local`]) and to its tunnels ([`tunnel`]). What must survive a crash is on disk
+//! before anything is done about it ([`state`], [`journal`], [`consent`], [`agreed`]).
+
+pub mod agent;
+pub mod agreed;
+pub mod cli;
+pub mod clock;
+pub mod consent;
+pub mod device;
+pub mod journal;
+pub mod link;
+pub mod local;
+pub mod pipe;
+pub mod socket;
+pub mod state;
+pub mod target;
+pub mod tls;
+pub mod tunnel;
+pub mod wire;

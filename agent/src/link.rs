@@ -1,0 +1,177 @@
+//! The connection to the host: dialled again whenever it is lost, for as long as the agent lives.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+
+use crate::clock::Clock;
+use crate::wire::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent, ToHost};
+
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(60);
+const CONNECT_WITHIN: Duration = Duration::from_secs(20);
+/// The host answers every renewal; silence for longer than this is a dead connection.
+const SILENCE: Duration = Duration::from_secs(25);
+/// What may wait to be sent: more than the agent says in the time that a dead connection lasts.
+const OUTBOX: usize = 1024;
+
+/// What the connection brings.
+#[derive(Debug)]
+pub enum Event {
+    /// The host asks who this is; answered with a signature over the nonce.
+    Challenged {
+        nonce: Vec<u8>,
+        hello: oneshot::Sender<Hello>,
+    },
+    /// The host knows the device. What is sent from now on goes here.
+    Up(mpsc::Sender<ToHost>),
+    Frame(ToAgent),
+    Down,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{0}")]
+    Socket(#[from] tungstenite::Error),
+    #[error("the server's address is no URL: {0}")]
+    Address(String),
+    #[error("the host answered nothing for {} seconds", SILENCE.as_secs())]
+    Silent,
+    #[error("the host closed the connection")]
+    Closed,
+    #[error("the host refuses this device: {0}")]
+    Refused(String),
+    #[error("the host said goodbye: {reason}")]
+    Goodbye { reason: String, reconnect_after: Duration },
+    #[error("the host does not speak this agent's language")]
+    Protocol,
+    #[error("the agent is ending")]
+    Stopped,
+}
+
+/// Connects, and connects again, until nobody takes the events.
+pub async fn run(server: String, clock: Clock, events: mpsc::Sender<Event>) {
+    let mut retry = RETRY_FIRST;
+    loop {
+        let mut welcomed = false;
+        let ended = connection(&server, &clock, &events, &mut welcomed).await;
+        if welcomed {
+            retry = RETRY_FIRST;
+        }
+        if matches!(ended, Ended::Stopped) || events.send(Event::Down).await.is_err() {
+            return;
+        }
+        // Full jitter: a host that comes back is not met by all of its agents at once.
+        let wait = match ended {
+            Ended::Goodbye { reconnect_after, .. } => reconnect_after + clock.jitter(reconnect_after.max(RETRY_FIRST)),
+            _ => clock.jitter(retry),
+        };
+        tracing::warn!(reason = %ended, again_in_ms = wait.as_millis() as u64, "not connected to the host");
+        retry = (retry * 2).min(RETRY_MOST);
+        tokio::select! {
+            () = clock.sleep(wait) => {}
+            () = events.closed() => return,
+        }
+    }
+}
+
+async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<Event>, welcomed: &mut bool) -> Ended {
+    match clock.timeout(CONNECT_WITHIN, shake_hands(server, events)).await {
+        Ok(Ok((socket, welcome))) => {
+            *welcomed = true;
+            live(socket, welcome, clock, events).await
+        }
+        Ok(Err(ended)) => ended,
+        Err(_) => Ended::Silent,
+    }
+}
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+async fn shake_hands(server: &str, events: &mpsc::Sender<Event>) -> Result<(Socket, ToAgent), Ended> {
+    let mut socket = dial(server).await?;
+    let ToAgent::Challenge { nonce } = receive(&mut socket).await? else { return Err(Ended::Protocol) };
+    let (hello, answer) = oneshot::channel();
+    let challenged = Event::Challenged { nonce: nonce.0, hello };
+    events.send(challenged).await.map_err(|_| Ended::Stopped)?;
+    let hello = answer.await.map_err(|_| Ended::Stopped)?;
+    send(&mut socket, &ToHost::Hello(hello)).await?;
+    match receive(&mut socket).await? {
+        welcome @ ToAgent::Welcome(_) => Ok((socket, welcome)),
+        ToAgent::Refused { code, detail } => Err(Ended::Refused(format!("{code}: {detail}"))),
+        _ => Err(Ended::Protocol),
+    }
+}
+
+async fn dial(server: &str) -> Result<Socket, Ended> {
+    let address = match server.split_once("://") {
+        Some(("https", rest)) => format!("wss://{rest}{CONNECT_PATH}"),
+        Some(("http", rest)) => format!("ws://{rest}{CONNECT_PATH}"),
+        _ => return Err(Ended::Address(server.into())),
+    };
+    let mut request = address.into_client_request()?;
+    request.headers_mut().insert("sec-websocket-protocol", HeaderValue::from_static(PROTOCOL));
+    let limits = WebSocketConfig::default().max_message_size(Some(FRAME_LIMIT)).max_frame_size(Some(FRAME_LIMIT));
+    let (socket, _) = connect_async_with_config(request, Some(limits), true).await?;
+    Ok(socket)
+}
+
+async fn live(mut socket: Socket, welcome: ToAgent, clock: &Clock, events: &mpsc::Sender<Event>) -> Ended {
+    let (outbox, mut outgoing) = mpsc::channel(OUTBOX);
+    for event in [Event::Up(outbox), Event::Frame(welcome)] {
+        if events.send(event).await.is_err() {
+            return Ended::Stopped;
+        }
+    }
+    let mut heard = clock.moment();
+    loop {
+        tokio::select! {
+            frame = receive(&mut socket) => {
+                heard = clock.moment();
+                match frame {
+                    Ok(ToAgent::Goodbye { reason, reconnect_after_ms }) => {
+                        return Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) };
+                    }
+                    Ok(frame) => if events.send(Event::Frame(frame)).await.is_err() {
+                        return Ended::Stopped;
+                    },
+                    Err(ended) => return ended,
+                }
+            }
+            frame = outgoing.recv() => {
+                // The agent drops its end when it is done with this connection.
+                let Some(frame) = frame else {
+                    let _ = socket.close(None).await;
+                    return if events.is_closed() { Ended::Stopped } else { Ended::Closed };
+                };
+                if let Err(ended) = send(&mut socket, &frame).await {
+                    return ended;
+                }
+            }
+            () = clock.until(heard.plus(SILENCE)) => return Ended::Silent,
+        }
+    }
+}
+
+async fn send(socket: &mut Socket, frame: &ToHost) -> Result<(), Ended> {
+    let text = serde_json::to_string(frame).map_err(|_| Ended::Protocol)?;
+    Ok(socket.send(Message::text(text)).await?)
+}
+
+async fn receive(socket: &mut Socket) -> Result<ToAgent, Ended> {
+    loop {
+        match socket.next().await.ok_or(Ended::Closed)?? {
+            Message::Text(text) => return serde_json::from_str(&text).map_err(|_| Ended::Protocol),
+            Message::Close(_) => return Err(Ended::Closed),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The way from the command line to the running agent: a Unix socket in the state folder, one
+//! request and one answer a connection, a line of JSON each.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use crate::state::StateDir;
+use crate::wire::{ConsentState, Failure};
+
+const SOCKET: &str = "agent.sock";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    Status,
+    RemoteControl {
+        enabled: bool,
+    },
+    /// By id or name.
+    Start {
+        tunnel: String,
+    },
+    Stop {
+        tunnel: String,
+    },
+}
+
+pub type Reply = Result<Answer, Failure>;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Status(Status),
+    /// Whether the host has confirmed it yet.
+    RemoteControl {
+        state: ConsentState,
+        confirmed: bool,
+    },
+    Started(TunnelStatus),
+    Stopped {
+        tunnel_id: Uuid,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub device_id: Uuid,
+    pub name: Option<String>,
+    pub server: String,
+    pub version: String,
+    pub connected: bool,
+    pub remote_control: ConsentState,
+    pub tunnels: Vec<TunnelStatus>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TunnelStatus {
+    pub tunnel_id: Uuid,
+    pub name: String,
+    pub public_address: String,
+    /// What it leads to on this device.
+    pub local_target: String,
+    /// Why the local target does not answer, if it does not.
+    pub target_error: Option<String>,
+}
+
+/// A request from the command line, and where its answer goes.
+pub type Incoming = (Request, oneshot::Sender<Reply>);
+
+/// Takes requests from the socket until nobody takes them from here.
+///
+/// # Errors
+///
+/// Where the socket cannot be made.
+pub fn listen(state: &StateDir, requests: mpsc::Sender<Incoming>) -> io::Result<()> {
+    let path = state.path(SOCKET);
+    // The lock on the folder says that whoever made it is gone.
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => if let Ok((stream, _)) = accepted {
+                    let requests = requests.clone();
+                    tokio::spawn(async move { answer(stream, requests).await });
+                },
+                () = requests.closed() => break,
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Incoming>) -> io::Result<()> {
+    let mut line = String::new();
+    BufReader::new(&mut stream).read_line(&mut line).await?;
+    let request = serde_json::from_str(&line)?;
+    let (reply, answer) = oneshot::channel();
+    requests.send((request, reply)).await.map_err(io::Error::other)?;
+    let reply = answer.await.unwrap_or_else(|_| Err(Failure::new("agent_stopped", "The agent is ending.")));
+    let mut text = serde_json::to_vec(&reply)?;
+    text.push(b'\n');
+    stream.write_all(&text).await
+}
+
+/// Asks the running agent; `None`, where none runs.
+///
+/// # Errors
+///
+/// Where it runs but does not answer.
+pub async fn ask(state: &StateDir, request: &Request) -> io::Result<Option<Reply>> {
+    let mut stream = match UnixStream::connect(state.path(SOCKET)).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut text = serde_json::to_vec(request)?;
+    text.push(b'\n');
+    stream.write_all(&text).await?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).await?;
+    Ok(Some(serde_json::from_str(&line)?))
+}

@@ -1,0 +1,5 @@
+//! `culvert-agent`: the agent as a program of its own.
+
+fn main() -> std::process::ExitCode {
+    culvert_agent::cli::main()
+}

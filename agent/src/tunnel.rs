@@ -1,0 +1,324 @@
+//! One running tunnel: data connections dialled ahead to the node, each for one visitor.
+//!
+//! It runs for as long as its [`Running`] lives, which is as long as the lease does; then every
+//! connection ends at once.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::clock::Clock;
+use crate::pipe;
+use crate::socket;
+use crate::target::{self, LinkLocal};
+use crate::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
+use crate::wire::{Failure, Grant, NodeAddress, Target};
+
+/// Connections that wait for visitors when nobody is coming.
+const AHEAD: usize = 4;
+/// Connections that wait or are being dialled, at most.
+const MOST_AHEAD: usize = 64;
+/// How long a connection beyond [`AHEAD`] waits before it is let go.
+const SURPLUS_FOR: Duration = Duration::from_secs(60);
+const DIAL_WITHIN: Duration = Duration::from_secs(10);
+/// How long a tunnel has to stand ready for the first time.
+const READY_WITHIN: Duration = Duration::from_secs(15);
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_MOST: Duration = Duration::from_secs(10);
+
+/// What a running tunnel reports, each with its lease.
+#[derive(Debug)]
+pub enum Report {
+    /// A connection stands ready, for the first time.
+    Serving,
+    /// It never came to stand ready.
+    Failed(Failure),
+    /// Whether the local target answers, when that changes.
+    Target(Option<String>),
+    /// The node knows a newer run.
+    Fenced,
+}
+
+/// Whether the local target must answer for a start to succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    Required,
+    Skipped,
+}
+
+/// What tunnels need of their agent.
+#[derive(Clone)]
+pub struct Surroundings {
+    pub clock: Clock,
+    pub link_local: LinkLocal,
+    pub reports: mpsc::Sender<(Uuid, Report)>,
+}
+
+/// A node, and how to know it.
+#[derive(Clone)]
+pub struct Node {
+    pub address: NodeAddress,
+    pub tls: Arc<ClientConfig>,
+}
+
+/// A tunnel that runs; dropped, it stops.
+pub struct Running {
+    pub grant: Grant,
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+struct Shared {
+    grant: Grant,
+    target: Mutex<Target>,
+    target_error: Mutex<Option<String>>,
+    node: Node,
+    around: Surroundings,
+    /// Connections that wait or are being dialled.
+    ahead: AtomicUsize,
+    /// Wakes the dialler: a connection was taken or lost.
+    taken: Notify,
+    /// Visitors that the node says are waiting.
+    waiting: AtomicUsize,
+}
+
+impl Running {
+    pub fn start(grant: Grant, node: Node, probe: Probe, around: Surroundings) -> Self {
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            target: Mutex::new(grant.target.clone()),
+            target_error: Mutex::default(),
+            grant: grant.clone(),
+            node,
+            around,
+            ahead: AtomicUsize::new(0),
+            taken: Notify::new(),
+            waiting: AtomicUsize::new(0),
+        });
+        let (task, stopped) = (shared.clone(), stop.clone());
+        tokio::spawn(async move { stopped.run_until_cancelled(task.run(probe, stopped.clone())).await });
+        Self { grant, shared, _stop: stop.drop_guard() }
+    }
+
+    /// Stops it.
+    pub fn into_grant(self) -> Grant {
+        self.grant
+    }
+
+    /// Leads new connections to another target.
+    pub fn retarget(&self, target: Target) {
+        *lock(&self.shared.target) = target;
+    }
+
+    pub fn target(&self) -> Target {
+        lock(&self.shared.target).clone()
+    }
+
+    pub fn target_error(&self) -> Option<String> {
+        lock(&self.shared.target_error).clone()
+    }
+
+    /// Looks whether a target that did not answer does so now.
+    pub fn probe_again(&self) {
+        if self.target_error().is_some() {
+            let shared = self.shared.clone();
+            tokio::spawn(async move {
+                let answer = shared.dial_target().await;
+                shared.note_target(answer.err()).await;
+            });
+        }
+    }
+}
+
+impl Shared {
+    async fn run(self: Arc<Self>, probe: Probe, stop: CancellationToken) {
+        if probe == Probe::Required
+            && let Err(failure) = self.dial_target().await
+        {
+            return self.report(Report::Failed(failure)).await;
+        }
+        let first = match self.around.clock.timeout(READY_WITHIN, self.first_connection()).await {
+            Ok(first) => first,
+            Err(_) => Err(Failure::new("tunnel_start_failed", "The node could not be reached within 15 seconds.")),
+        };
+        let first = match first {
+            Ok(first) => first,
+            Err(failure) => return self.report(Report::Failed(failure)).await,
+        };
+        self.report(Report::Serving).await;
+        self.ahead.fetch_add(1, Ordering::Relaxed);
+        self.clone().wait_on(first, &stop);
+        self.dial_ahead(&stop).await;
+    }
+
+    async fn first_connection(&self) -> Result<TlsStream<TcpStream>, Failure> {
+        let mut retry = RETRY_FIRST;
+        loop {
+            match self.attach().await {
+                Ok(Attached::Waiting(connection)) => return Ok(*connection),
+                Ok(Attached::Fenced) => {
+                    return Err(Failure::new("lease_conflict", "The node does not take this lease."));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, node = %self.node.address.host, "the node did not answer");
+                    self.around.clock.sleep(retry).await;
+                    retry = (retry * 2).min(RETRY_MOST);
+                }
+            }
+        }
+    }
+
+    /// Keeps connections dialled: [`AHEAD`], and one more for every visitor that waits.
+    async fn dial_ahead(self: Arc<Self>, stop: &CancellationToken) {
+        loop {
+            let wanted = (AHEAD + self.waiting.swap(0, Ordering::Relaxed)).min(MOST_AHEAD);
+            while self.ahead.load(Ordering::Relaxed) < wanted {
+                self.ahead.fetch_add(1, Ordering::Relaxed);
+                let (shared, stop) = (self.clone(), stop.clone());
+                tokio::spawn(async move { stop.run_until_cancelled(shared.dial_one(stop.clone())).await });
+            }
+            self.taken.notified().await;
+        }
+    }
+
+    /// Dials until a connection waits; a node that is away is asked less and less often.
+    async fn dial_one(self: Arc<Self>, stop: CancellationToken) {
+        let mut retry = RETRY_FIRST;
+        loop {
+            match self.attach().await {
+                Ok(Attached::Waiting(connection)) => return self.wait_on(*connection, &stop),
+                Ok(Attached::Fenced) => return self.report(Report::Fenced).await,
+                Err(error) => {
+                    tracing::debug!(%error, node = %self.node.address.host, "the node did not answer");
+                    self.around.clock.sleep(retry + self.around.clock.jitter(retry)).await;
+                    retry = (retry * 2).min(RETRY_MOST);
+                }
+            }
+        }
+    }
+
+    async fn attach(&self) -> io::Result<Attached> {
+        let attach = async {
+            let NodeAddress { host, port, .. } = &self.node.address;
+            let tcp = TcpStream::connect((host.as_str(), *port)).await?;
+            socket::prepare(&tcp)?;
+            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            let mut tls = TlsConnector::from(self.node.tls.clone()).connect(name, tcp).await?;
+            let Grant { tunnel_id, epoch, token, .. } = &self.grant;
+            write_frame(&mut tls, &Attach { tunnel_id: *tunnel_id, epoch: *epoch, token: token.clone() }).await?;
+            match tls.read_u8().await? {
+                ATTACHED => Ok(Attached::Waiting(Box::new(tls))),
+                FENCED => Ok(Attached::Fenced),
+                other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("the node answered {other}"))),
+            }
+        };
+        self.around.clock.timeout(DIAL_WITHIN, attach).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Waits for a visitor on a connection that counts as ahead already.
+    fn wait_on(self: Arc<Self>, mut connection: TlsStream<TcpStream>, stop: &CancellationToken) {
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            stop.run_until_cancelled(async {
+                let visit = self.next_visit(&mut connection).await;
+                self.ahead.fetch_sub(1, Ordering::Relaxed);
+                if let Some(visit) = &visit {
+                    self.waiting.fetch_add(visit.waiting, Ordering::Relaxed);
+                }
+                self.taken.notify_one();
+                if let Some(visit) = visit {
+                    self.serve(connection, &visit).await;
+                }
+            })
+            .await
+        });
+    }
+
+    /// `None` where the connection ended, or was let go as one too many.
+    async fn next_visit(&self, connection: &mut TlsStream<TcpStream>) -> Option<Visit> {
+        let visit = read_frame::<Visit>(connection);
+        tokio::pin!(visit);
+        loop {
+            match self.around.clock.timeout(SURPLUS_FOR, &mut visit).await {
+                Ok(visit) => return visit.ok(),
+                Err(_) if self.ahead.load(Ordering::Relaxed) > AHEAD => return None,
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn serve(&self, mut connection: TlsStream<TcpStream>, visit: &Visit) {
+        let target = match self.dial_target().await {
+            Ok(target) => {
+                self.note_target(None).await;
+                target
+            }
+            Err(failure) => {
+                let _ = connection.write_all(&[REFUSED]).await;
+                let _ = connection.shutdown().await;
+                return self.note_target(Some(failure)).await;
+            }
+        };
+        let ended = self.carry(&mut connection, target).await;
+        if let Err(error) = ended {
+            tracing::debug!(%error, visitor = %visit.visitor, tunnel = %self.grant.name, "a connection was cut");
+        }
+    }
+
+    async fn carry(&self, connection: &mut TlsStream<TcpStream>, mut target: TcpStream) -> io::Result<()> {
+        connection.write_all(&[ACCEPTED]).await?;
+        let Target { idle_timeout, buffer_size, .. } = lock(&self.target).clone();
+        let limits =
+            pipe::Limits { buffer_size: buffer_size as usize, idle_timeout: Duration::from_secs(idle_timeout.into()) };
+        let counters = pipe::Counters::default();
+        let ended = pipe::run(connection, &mut target, limits, &counters, &self.around.clock).await;
+        if ended.is_err() {
+            socket::reset(&target);
+            socket::reset(connection.get_ref().0);
+        }
+        ended
+    }
+
+    async fn dial_target(&self) -> Result<TcpStream, Failure> {
+        let target = lock(&self.target).clone();
+        target::dial(&target, self.around.link_local, &self.around.clock).await
+    }
+
+    async fn note_target(&self, failure: Option<Failure>) {
+        let error = failure.map(|failure| failure.detail);
+        let changed = {
+            let mut known = lock(&self.target_error);
+            let changed = known.is_some() != error.is_some();
+            (*known).clone_from(&error);
+            changed
+        };
+        if changed {
+            self.report(Report::Target(error)).await;
+        }
+    }
+
+    async fn report(&self, report: Report) {
+        // Nobody listens when the agent ends, and then it does not matter.
+        let _ = self.around.reports.send((self.grant.lease_id, report)).await;
+    }
+}
+
+enum Attached {
+    Waiting(Box<TlsStream<TcpStream>>),
+    Fenced,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,350 @@
+//! The control channel between a host and a device's agent: one WebSocket, JSON text frames.
+//!
+//! The agent connects, the host sends a [`ToAgent::Challenge`], the agent proves by its signature
+//! over it that it holds the device's key, and the host answers [`ToAgent::Welcome`]. From there
+//! on either side sends what it has to say. Unknown fields are ignored and unknown frames are
+//! skipped, so that either side may be the newer one; what may not be skipped comes with a new
+//! [`PROTOCOL`]. The connections that carry visitors are apart, in [`data`].
+
+pub mod data;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use uuid::Uuid;
+
+/// The WebSocket subprotocol (RFC 6455, section 1.9), versioned.
+pub const PROTOCOL: &str = "culvert.agent.v1";
+
+/// Bytes of one frame, at most.
+pub const FRAME_LIMIT: usize = 256 * 1024;
+
+/// The path of the WebSocket on the host.
+pub const CONNECT_PATH: &str = "/agent/connect";
+
+/// The path on the host where a device enrols ([`Enrol`] → [`Enrolled`]).
+pub const ENROL_PATH: &str = "/agent/enroll";
+
+/// What an agent can do, by the names that the API shows.
+pub struct Capability;
+
+impl Capability {
+    /// Speaks the command channel and enforces the local consent itself.
+    pub const REMOTE_CONTROL: &str = "remote_control_v1";
+    /// Runs a tunnel only under a lease, and stops by itself when it cannot renew it.
+    pub const RUNTIME_LEASE: &str = "runtime_lease_v1";
+    /// Journals commands, and executes none twice.
+    pub const COMMAND_DEDUP: &str = "command_dedup_v1";
+    /// Can replace its own process.
+    pub const RESTART_AGENT: &str = "restart_agent_v1";
+
+    pub const ALL: [&str; 4] = [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT];
+}
+
+/// A device asks to be enrolled: `POST` to [`ENROL_PATH`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Enrol {
+    pub code: String,
+    pub name: Option<String>,
+    pub platform: String,
+    pub version: String,
+    pub capabilities: Vec<String>,
+    /// Ed25519.
+    pub public_key: Blob,
+}
+
+/// The answer to [`Enrol`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Enrolled {
+    pub device_id: Uuid,
+    pub name: Option<String>,
+}
+
+/// What the host says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToAgent {
+    /// The first frame: to be signed with [`connect_statement`].
+    Challenge {
+        nonce: Blob,
+    },
+    Welcome(Welcome),
+    /// Instead of a welcome; the connection ends.
+    Refused {
+        code: String,
+        detail: String,
+    },
+    /// Asks for a remote action. Nothing begins before [`ToAgent::Proceed`].
+    Command(Command),
+    /// The effect may begin, with a lease where the action runs a tunnel.
+    Proceed {
+        operation_id: Uuid,
+        grant: Option<Grant>,
+    },
+    /// The effect must not begin: the operation has ended otherwise.
+    Abandon {
+        operation_id: Uuid,
+    },
+    /// The operation is to end if its effect has not begun.
+    Cancel {
+        operation_id: Uuid,
+    },
+    /// The outcome is stored; the agent need not report it again.
+    Settled {
+        operation_id: Uuid,
+    },
+    /// A lease for a tunnel that the device ran before, while the connection lasts.
+    Resume {
+        grant: Grant,
+    },
+    /// These leases hold for another [`Welcome::lease_ms`], from when the renewal was sent.
+    Renewed {
+        sequence: u64,
+        lease_ids: Vec<Uuid>,
+    },
+    /// The lease is over.
+    Revoke {
+        lease_id: Uuid,
+        reason: String,
+    },
+    /// The tunnel was changed while it runs.
+    Retarget {
+        lease_id: Uuid,
+        target: Target,
+    },
+    /// Remote control as the host knows it.
+    Consent(ConsentState),
+    /// The answer to a [`ToHost::Start`] or [`ToHost::Stop`].
+    Answer {
+        request_id: Uuid,
+        outcome: Result<Option<Grant>, Failure>,
+    },
+    Goodbye {
+        reason: String,
+        reconnect_after_ms: u64,
+    },
+    #[serde(other)]
+    Unknown,
+}
+
+/// What the agent says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToHost {
+    Hello(Hello),
+    /// The command is in the journal.
+    Claimed {
+        operation_id: Uuid,
+    },
+    /// The agent is about to begin, and waits for [`ToAgent::Proceed`].
+    Ready {
+        operation_id: Uuid,
+    },
+    Finished {
+        operation_id: Uuid,
+        outcome: Result<Done, Failure>,
+    },
+    /// The command was canceled before it began.
+    Canceled {
+        operation_id: Uuid,
+    },
+    Renew {
+        sequence: u64,
+        lease_ids: Vec<Uuid>,
+    },
+    /// A tunnel under this lease stands ready for visitors.
+    Serving {
+        lease_id: Uuid,
+    },
+    /// Whether the local target answers.
+    TargetState {
+        lease_id: Uuid,
+        error: Option<String>,
+    },
+    /// Somebody at the device wants to start a tunnel, by id or name.
+    Start {
+        request_id: Uuid,
+        tunnel: String,
+    },
+    /// Somebody at the device stopped a tunnel.
+    Stop {
+        request_id: Uuid,
+        lease_id: Uuid,
+    },
+    Consent(SignedConsent),
+    /// The agent ends, and its tunnels with it.
+    Goodbye,
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    pub device_id: Uuid,
+    /// Over [`connect_statement`] of the challenge's nonce.
+    pub signature: Blob,
+    /// New with every start of the agent's process.
+    pub boot_id: Uuid,
+    pub version: String,
+    pub platform: String,
+    pub capabilities: Vec<String>,
+    pub consent: ConsentState,
+    /// A consent given while the agent was not connected.
+    pub signed_consent: Option<SignedConsent>,
+    /// The leases that this process still holds.
+    pub lease_ids: Vec<Uuid>,
+    /// The commands that this device has in its journal and that are not settled.
+    pub operation_ids: Vec<Uuid>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Higher with every connection of the device.
+    pub connection_epoch: i64,
+    /// How often the agent renews, whether it holds leases or not.
+    pub heartbeat_ms: u64,
+    pub lease_ms: u64,
+    pub node: NodeAddress,
+    pub consent: ConsentState,
+    /// What the device is to run on: leases that it still holds, and new ones for what it ran
+    /// before. Others that it holds are over.
+    pub grants: Vec<Grant>,
+}
+
+/// Where the agent's data connections go, and the certificate that must answer there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAddress {
+    pub host: String,
+    pub port: u16,
+    /// SHA-256 of the certificate (DER).
+    pub fingerprint: Blob,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    Start,
+    Stop,
+    Restart,
+    StopAll,
+    RestartAgent,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    pub operation_id: Uuid,
+    pub action: Action,
+    pub tunnel_id: Option<Uuid>,
+    /// What is left to claim it.
+    pub expires_in_ms: u64,
+}
+
+/// The right to run a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    pub lease_id: Uuid,
+    pub tunnel_id: Uuid,
+    pub name: String,
+    /// The number of this run. A node serves no lower one.
+    pub epoch: i64,
+    /// Proves the lease to the node.
+    pub token: Blob,
+    pub public_address: String,
+    pub target: Target,
+}
+
+/// What a tunnel leads to on the device, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    pub host: String,
+    pub port: u16,
+    /// Seconds.
+    pub idle_timeout: u32,
+    /// Bytes.
+    pub buffer_size: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsentState {
+    pub enabled: bool,
+    /// Raised by everything that turns remote control off.
+    pub revision: i64,
+}
+
+/// What somebody at the device decided about remote control.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedConsent {
+    pub enabled: bool,
+    /// The revision that the decision was made on; void, if there is a higher one.
+    pub revision: i64,
+    pub nonce: Blob,
+    /// Over [`consent_statement`].
+    pub signature: Blob,
+}
+
+/// What a successful action leaves to say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case")]
+pub enum Done {
+    Start,
+    Stop,
+    Restart,
+    StopAll { stopped: Vec<Uuid> },
+    RestartAgent { previous_version: String, version: String, boot_id: Uuid },
+}
+
+/// Why something was not done; `code` as in the API's operation errors or problem codes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub code: String,
+    pub detail: String,
+}
+
+impl Failure {
+    pub fn new(code: &str, detail: impl Into<String>) -> Self {
+        Self { code: code.into(), detail: detail.into() }
+    }
+}
+
+/// What a device signs to connect.
+pub fn connect_statement(device_id: Uuid, nonce: &[u8]) -> Vec<u8> {
+    statement("culvert connect v1", device_id, &[nonce])
+}
+
+/// What a device signs to turn remote control on or off.
+pub fn consent_statement(device_id: Uuid, enabled: bool, revision: i64, nonce: &[u8]) -> Vec<u8> {
+    statement("culvert consent v1", device_id, &[&[u8::from(enabled)], &revision.to_be_bytes(), nonce])
+}
+
+/// The parts have fixed lengths but for the last, so no two statements read the same.
+fn statement(purpose: &str, device_id: Uuid, parts: &[&[u8]]) -> Vec<u8> {
+    let mut statement = Vec::from(purpose);
+    statement.push(0);
+    statement.extend(device_id.as_bytes());
+    parts.iter().for_each(|part| statement.extend(*part));
+    statement
+}
+
+/// Bytes, in base64 on the wire.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Blob(pub Vec<u8>);
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        STANDARD.decode(text).map(Blob).map_err(de::Error::custom)
+    }
+}
+
+/// May hold a secret, so only its length is shown.
+impl std::fmt::Debug for Blob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}

@@ -1,0 +1,230 @@
+//! One host: everything that a request, an agent or a visitor meets, and how it starts and stops.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use argon2::{Argon2, PasswordHasher};
+use culvert_agent::clock::Clock;
+use salvo::conn::TcpListener;
+use salvo::server::ServerHandle;
+use salvo::{Listener, Server};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::config::{Config, ConfigError};
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::gateway::Gateway;
+use crate::http::hoop::auth::{KeyCache, Strangers};
+use crate::http::hoop::rate_limit::RateLimits;
+use crate::node::{Identity, Node};
+use crate::policy::artefact::Artefacts;
+use crate::policy::engine::Engines;
+use crate::policy::live::Set;
+use crate::secret::Secrets;
+use crate::store::db::Db;
+use crate::store::{Store, Wake};
+use crate::turn::Turns;
+use crate::{admin, http, policy, relay};
+
+/// How long requests and agents have to end when the host does.
+const GRACE: Duration = Duration::from_secs(10);
+/// Password hashes that are made at the same time: each takes 19 MiB.
+const HASHERS: usize = 2;
+
+pub struct App {
+    pub config: Config,
+    pub docs_url: String,
+    pub clock: Clock,
+    /// New with every start.
+    pub host_id: Uuid,
+    pub store: Arc<Store>,
+    pub gate: Gate,
+    pub keys: KeyCache,
+    pub limits: RateLimits,
+    pub strangers: Strangers,
+    /// Requests with the same Idempotency-Key.
+    pub twins: Turns<(Uuid, String)>,
+    /// Requests that change the same scope.
+    pub scopes: Turns<Uuid>,
+    pub gateway: Gateway,
+    pub node: Node,
+    /// Everything that must come to its end before the host does.
+    pub tasks: TaskTracker,
+    pub stop: CancellationToken,
+    hashers: Semaphore,
+}
+
+impl App {
+    /// The hash of a password; hashing is slow on purpose, and done aside.
+    pub async fn hash_password(&self, password: Option<String>) -> Result<Option<String>> {
+        let Some(password) = password else { return Ok(None) };
+        let salt: [u8; 16] = self.clock.random();
+        let _one = self.hashers.acquire().await.map_err(Error::internal)?;
+        let hashed = tokio::task::spawn_blocking(move || {
+            Argon2::default().hash_password_with_salt(password.as_bytes(), &salt).map(|hash| hash.to_string())
+        });
+        hashed.await.map_err(Error::internal)?.map(Some).map_err(Error::internal)
+    }
+}
+
+/// A host that runs.
+pub struct Host {
+    pub app: Arc<App>,
+    /// Where the API is, and where the operator's own listener is.
+    pub address: SocketAddr,
+    pub admin_address: SocketAddr,
+    servers: Vec<(ServerHandle, JoinHandle<io::Result<()>>)>,
+    relay: Option<JoinHandle<()>>,
+    _lock: File,
+}
+
+/// Whether a host looks by itself at what time brings about, or is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    ByItself,
+    /// For tests, which call [`crate::relay::tick`].
+    ByHand,
+}
+
+impl Host {
+    /// Starts a host.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the setting and what to do.
+    pub async fn start(config: Config, clock: Clock, pace: Pace) -> std::result::Result<Self, ConfigError> {
+        let lock = lock_data_dir(&config)?;
+        let secret_file = config.secret_key_file();
+        let secrets = Secrets::open(&secret_file, &clock).map_err(|e| ConfigError::new("secret_key_file", e))?;
+        let db = open_database(&config).await?;
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
+        let store = Arc::new(store);
+        let policies = Arc::new(ArcSwap::from_pointee(load_policies(&config)?));
+        let identity = Identity::open(&config.data_dir.join("node"), &clock);
+        let identity = identity.map_err(|e| ConfigError::new("data_dir", e))?;
+        enter(&store, &config, identity.id).await.map_err(|e| ConfigError::new("database_url", e))?;
+        let node = Node::open(identity, &config, store.clone(), tasks.clone(), stop.clone()).await;
+        let app = Arc::new(App {
+            docs_url: config.docs_url(),
+            host_id: clock.id(),
+            gate: Gate::new(policies, store.clone()),
+            keys: KeyCache::new(clock.clone()),
+            limits: RateLimits::new(&config.rate_limit),
+            strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
+            twins: Turns::new(),
+            scopes: Turns::new(),
+            gateway: Gateway::default(),
+            node: node.map_err(|e| ConfigError::new("node.listen", format!("{}: {e}", config.node.listen)))?,
+            tasks,
+            stop,
+            hashers: Semaphore::new(HASHERS),
+            config,
+            clock,
+            store,
+        });
+        Self::open(app, wakes, pace, lock).await
+    }
+
+    async fn open(
+        app: Arc<App>,
+        wakes: mpsc::UnboundedReceiver<Wake>,
+        pace: Pace,
+        lock: File,
+    ) -> std::result::Result<Self, ConfigError> {
+        app.node.reconcile().await.map_err(|e| ConfigError::new("database_url", e))?;
+        let (address, api) = serve("listen", app.config.listen, http::service(&app)).await?;
+        let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin::service(&app)).await?;
+        let relay = Some(tokio::spawn(relay::run(app.clone(), wakes, pace)));
+        tracing::info!(%address, %admin_address, node = %app.node.id(), "ready");
+        Ok(Self { app, address, admin_address, servers: vec![api, admin], relay, _lock: lock })
+    }
+
+    /// Ends what runs: agents are told to come back, requests end, what was counted is kept.
+    pub async fn stop(mut self) {
+        let app = self.app.clone();
+        app.stop.cancel();
+        self.servers.iter().for_each(|(handle, _)| handle.stop_graceful(GRACE));
+        for (_, server) in self.servers.drain(..) {
+            let _ = server.await;
+        }
+        if let Some(relay) = self.relay.take() {
+            let _ = relay.await;
+        }
+        app.node.close();
+        if let Err(error) = relay::leave(&app).await {
+            tracing::warn!(%error, "the host's end was not noted");
+        }
+        app.tasks.close();
+        let _ = app.clock.timeout(GRACE, app.tasks.wait()).await;
+        app.store.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// One host a data folder: the lock goes with the process, however that ends.
+fn lock_data_dir(config: &Config) -> std::result::Result<File, ConfigError> {
+    let folder = &config.data_dir;
+    let fail =
+        |problem: &dyn std::fmt::Display| ConfigError::new("data_dir", format!("{}: {problem}", folder.display()));
+    fs::create_dir_all(folder).map_err(|e| fail(&e))?;
+    let file = File::options().write(true).create(true).truncate(false).open(folder.join("host.lock"));
+    let file = file.map_err(|e| fail(&e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(fail(&"another host is running on it; stop it, or use another folder")),
+        Err(TryLockError::Error(error)) => Err(fail(&error)),
+    }
+}
+
+async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> {
+    let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
+    let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
+    db.migrate().await.map_err(|e| fail(&e))?;
+    Ok(db)
+}
+
+fn load_policies(config: &Config) -> std::result::Result<Set, ConfigError> {
+    let lanes = std::thread::available_parallelism().map_or(1, usize::from);
+    let engines = Engines::new(lanes).map_err(|e| ConfigError::new("policy", e))?;
+    let cache = config.data_dir.join("policies");
+    let artefacts = Artefacts::in_folder(&cache).map_err(|e| ConfigError::new("data_dir", e))?;
+    let folder = std::path::Path::new(".");
+    policy::load(&engines, &artefacts, &config.policy, folder).map_err(|e| ConfigError::new("policy", e))
+}
+
+/// Makes the host's own node and its domain known, and gives running tunnels time to be found again.
+async fn enter(store: &Store, config: &Config, node_id: Uuid) -> Result<()> {
+    let (hostname, ports) = (config.node.hostname.clone(), config.node.ports);
+    let name = format!("node-{}", &node_id.simple().to_string()[24..]);
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                write.enter_node(node_id, &name, &hostname, ports).await?;
+                write.enter_domain(&hostname).await?;
+                write.extend_leases(node_id).await
+            })
+        })
+        .await
+}
+
+async fn serve(
+    setting: &str,
+    address: SocketAddr,
+    service: salvo::Service,
+) -> std::result::Result<(SocketAddr, (ServerHandle, JoinHandle<io::Result<()>>)), ConfigError> {
+    let fail = |problem: &dyn std::fmt::Display| ConfigError::new(setting, format!("{address}: {problem}"));
+    let acceptor = TcpListener::new(address).try_bind().await.map_err(|e| fail(&e))?;
+    let bound = acceptor.inner().local_addr().map_err(|e| fail(&e))?;
+    let server = Server::new(acceptor);
+    let handle = server.handle();
+    Ok((bound, (handle, tokio::spawn(server.try_serve(service)))))
+}

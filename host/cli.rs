@@ -1,0 +1,149 @@
+//! The command line. `serve` and `dev` run a host; the rest are the operator's, and work beside one.
+
+mod account;
+mod dev;
+mod device;
+mod key;
+mod node;
+mod operator;
+mod plan;
+mod policy;
+mod serve;
+mod team;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{Config, ConfigError};
+use crate::error::Error;
+
+/// A self-hosted tunnel service.
+#[derive(Parser)]
+#[command(name = "culvert", version)]
+struct Cli {
+    /// The configuration file [default: culvert.toml, if it is there]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the host
+    Serve,
+    /// Run everything on this machine, to try it out
+    Dev,
+    /// Accounts
+    #[command(subcommand)]
+    Account(account::Account),
+    /// Teams and their members
+    #[command(subcommand)]
+    Team(team::Team),
+    /// API keys
+    #[command(subcommand)]
+    Key(key::Key),
+    /// Devices
+    #[command(subcommand)]
+    Device(device::Device),
+    /// Nodes
+    #[command(subcommand)]
+    Node(node::Node),
+    /// Plans of accounts and Teams
+    #[command(subcommand)]
+    Plan(plan::Plan),
+    /// Policy modules
+    #[command(subcommand)]
+    Policy(policy::Policy),
+    /// The agent, as `culvert-agent`
+    #[command(hide = true, disable_help_flag = true)]
+    Agent {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    /// The operator's settings: exit code 2.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// What was asked for cannot be: exit code 1.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+fn refused(problem: impl std::fmt::Display) -> Problem {
+    Problem::Refused(problem.to_string())
+}
+
+/// Runs the command line that this process was started with.
+pub fn main() -> ExitCode {
+    let Cli { config, json, command } = Cli::parse();
+    if let Command::Agent { arguments } = command {
+        return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
+    }
+    let ended =
+        Config::load(config.as_deref()).map_err(Problem::from).and_then(|config| execute(config, json, command));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("culvert: {problem}");
+            ExitCode::from(if matches!(problem, Problem::Config(_)) { 2 } else { 1 })
+        }
+    }
+}
+
+fn execute(config: Config, json: bool, command: Command) -> Result<(), Problem> {
+    let runtime = tokio::runtime::Runtime::new().map_err(refused)?;
+    runtime.block_on(async {
+        match command {
+            Command::Serve => serve::run(config).await,
+            Command::Dev => dev::run(config).await,
+            Command::Account(command) => command.run(&config, json).await,
+            Command::Team(command) => command.run(&config, json).await,
+            Command::Key(command) => command.run(&config, json).await,
+            Command::Device(command) => command.run(&config, json).await,
+            Command::Node(command) => command.run(&config, json).await,
+            Command::Plan(command) => command.run(&config, json).await,
+            Command::Policy(command) => command.run(json),
+            // Handled before, for it brings its own runtime.
+            Command::Agent { .. } => Ok(()),
+        }
+    })
+}
+
+/// Prints a result: for programs, or for people.
+#[expect(clippy::print_stdout, reason = "this is what the command is for")]
+fn print(json: bool, value: &serde_json::Value, text: impl FnOnce() -> String) {
+    if json {
+        println!("{value}");
+    } else {
+        println!("{}", text());
+    }
+}
+
+/// Lines of a table, each column as wide as its widest cell.
+fn table(rows: Vec<Vec<String>>) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,64 @@
+//! `culvert account …`
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::{Problem, operator, print, refused};
+use crate::config::Config;
+
+#[derive(Subcommand)]
+pub enum Account {
+    /// Make an account
+    Create {
+        #[arg(long)]
+        email: String,
+        /// What the account is called
+        #[arg(long)]
+        name: String,
+        /// The account's plan [default: the setting default_plan]
+        #[arg(long)]
+        plan: Option<String>,
+    },
+}
+
+impl Account {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        let Self::Create { email, name, plan } = self;
+        let plan = plan.unwrap_or_else(|| config.default_plan.clone());
+        check_email(&email)?;
+        operator::check_name("--name", &name)?;
+        operator::check_plan(config, &plan)?;
+        let store = operator::store(config).await?;
+        let (wanted, plan_name) = (email.clone(), plan);
+        let account = store
+            .write(None, move |write| {
+                Box::pin(async move {
+                    let account = write.create_account(&wanted, &name, &plan_name).await?;
+                    // An error, so that the scope that was made for it goes as well.
+                    account.ok_or_else(|| {
+                        crate::error::Error::new(
+                            crate::error::Code::ValidationFailed,
+                            "the e-mail address has an account",
+                        )
+                    })
+                })
+            })
+            .await
+            .map_err(|error| refused(format!("{email}: {}", error.detail)))?;
+        let value = json!({
+            "id": account.id,
+            "email": account.email,
+            "display_name": account.name,
+            "plan_name": account.plan,
+            "created_at": account.created_at,
+        });
+        print(json, &value, || format!("account {} ({}), plan {}", account.id, account.email, account.plan));
+        Ok(())
+    }
+}
+
+fn check_email(email: &str) -> Result<(), Problem> {
+    let parts = email.split_once('@').is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
+    let clean = email.len() <= 254 && !email.chars().any(|c| c.is_control() || c.is_whitespace());
+    if parts && clean { Ok(()) } else { Err(refused("--email must be an e-mail address")) }
+}

@@ -1,0 +1,101 @@
+//! `culvert device …`
+
+use chrono::TimeDelta;
+use clap::Subcommand;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::{Problem, operator, print, refused, table};
+use crate::config::Config;
+use crate::domain::key::EnrolmentCode;
+
+/// How long an enrolment code can be used.
+const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+
+#[derive(Subcommand)]
+pub enum Device {
+    /// Make a one-time code by which a machine enrols; it is good for 10 minutes
+    Code {
+        /// The account that will own the device, by e-mail address or id
+        #[arg(long)]
+        account: String,
+        /// The Team that the device is for, by name or id [default: the account's own scope]
+        #[arg(long)]
+        team: Option<String>,
+    },
+    /// List devices
+    List,
+    /// Remove a device: what it runs stops, and it cannot connect again
+    Remove { device: Uuid },
+}
+
+impl Device {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        match self {
+            Self::Code { account, team } => code(config, json, &account, team.as_deref()).await,
+            Self::List => list(config, json).await,
+            Self::Remove { device } => remove(config, json, device).await,
+        }
+    }
+}
+
+async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) -> Result<(), Problem> {
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, account).await?;
+    let scope_id = operator::scope(&store, &account, team).await?;
+    let code = EnrolmentCode::generate(store.clock());
+    let hash = EnrolmentCode::hash(code.reveal());
+    let expires_at = store
+        .write(None, move |write| {
+            Box::pin(async move {
+                let expires_at = write.now + CODE_LIFETIME;
+                write.create_device_code(&hash, account.id, scope_id, expires_at).await?;
+                Ok(expires_at)
+            })
+        })
+        .await?;
+    let server = config.public_url();
+    print(json, &json!({"code": code.reveal(), "expires_at": expires_at}), || {
+        let code = code.reveal();
+        format!("{code}\n(good for 10 minutes, on the device: culvert-agent enroll --server {server} --code {code})")
+    });
+    Ok(())
+}
+
+async fn list(config: &Config, json: bool) -> Result<(), Problem> {
+    let devices = operator::store(config).await?.all_devices().await?;
+    let record = |device: &crate::domain::device::Device| {
+        json!({
+            "id": device.id,
+            "owner_id": device.owner_id,
+            "scope_id": device.scope_id,
+            "name": device.name,
+            "platform": device.platform,
+            "version": device.version,
+            "online": device.online,
+            "remote_control_enabled": device.remote_control,
+            "last_seen_at": device.last_seen_at,
+        })
+    };
+    let value = json!({"data": devices.iter().map(record).collect::<Vec<_>>()});
+    print(json, &value, || {
+        let mut rows = vec![["DEVICE", "NAME", "ONLINE", "REMOTE CONTROL", "VERSION"].map(String::from).into()];
+        rows.extend(devices.iter().map(|device| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+            let word = |flag: bool| if flag { "yes" } else { "no" }.to_owned();
+            let (name, version) = (text(&device.name), text(&device.version));
+            vec![device.id.to_string(), name, word(device.online), word(device.remote_control), version]
+        }));
+        table(rows)
+    });
+    Ok(())
+}
+
+async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), Problem> {
+    let store = operator::store(config).await?;
+    let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
+    let scope_id = device.device.scope_id;
+    store.write(Some(scope_id), move |write| Box::pin(async move { write.remove_device(id).await })).await?;
+    print(json, &json!({"id": id, "removed": true}), || format!("removed {id}"));
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! `culvert key …`: the stand-in for the dashboard, where keys are made and revoked.
+
+use chrono::{DateTime, Utc};
+use clap::Subcommand;
+use serde_json::json;
+
+use super::{Problem, operator, print, refused, table};
+use crate::config::Config;
+use crate::domain::grant::Grants;
+use crate::domain::key::ApiKey;
+
+#[derive(Subcommand)]
+pub enum Key {
+    /// Make a key; it is shown this once
+    Create {
+        /// The account, by e-mail address or id
+        #[arg(long)]
+        account: String,
+        /// The Team that the key is for, by name or id [default: the account's own scope]
+        #[arg(long)]
+        team: Option<String>,
+        /// A preset (read_only, operator, tunnel_manager, webhook_manager, full_access) or a list of scopes
+        #[arg(long)]
+        scopes: String,
+        /// When the key ends (RFC 3339) [default: never]
+        #[arg(long)]
+        expires_at: Option<DateTime<Utc>>,
+    },
+    /// List keys
+    List,
+    /// Revoke a key, within a second
+    Revoke {
+        /// Its id, or how it begins: `ctk_` and twelve characters
+        key: String,
+    },
+}
+
+impl Key {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        match self {
+            Self::Create { account, team, scopes, expires_at } => {
+                create(config, json, &account, team.as_deref(), &scopes, expires_at).await
+            }
+            Self::List => list(config, json).await,
+            Self::Revoke { key } => revoke(config, json, key).await,
+        }
+    }
+}
+
+async fn create(
+    config: &Config,
+    json: bool,
+    account: &str,
+    team: Option<&str>,
+    scopes: &str,
+    expires_at: Option<DateTime<Utc>>,
+) -> Result<(), Problem> {
+    let grants = Grants::parse(scopes).map_err(|problem| refused(format!("--scopes: {problem}")))?;
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, account).await?;
+    let scope_id = operator::scope(&store, &account, team).await?;
+    let key = ApiKey::generate(store.clock());
+    let (made, account_id) = (key.clone(), account.id);
+    let (id, created_at) = store
+        .write(None, move |write| {
+            Box::pin(async move {
+                let id = write.create_key(&made, account_id, scope_id, grants, expires_at).await?;
+                Ok((id, write.now))
+            })
+        })
+        .await?;
+    let value = json!({
+        "id": id,
+        "key": key.reveal(),
+        "scopes": grants.iter().collect::<Vec<_>>(),
+        "account_id": account.id,
+        "scope_id": scope_id,
+        "created_at": created_at,
+        "expires_at": expires_at,
+    });
+    print(json, &value, || format!("{}\n(shown this once; id {id}, scopes {})", key.reveal(), grants.to_words()));
+    Ok(())
+}
+
+async fn list(config: &Config, json: bool) -> Result<(), Problem> {
+    let keys = operator::store(config).await?.keys().await?;
+    let record = |key: &crate::store::keys::KeyRecord| {
+        json!({
+            "id": key.id,
+            "prefix": format!("ctk_{}", key.public_id),
+            "account": key.email,
+            "team": key.team,
+            "scopes": key.grants.iter().collect::<Vec<_>>(),
+            "created_at": key.created_at,
+            "expires_at": key.expires_at,
+            "revoked_at": key.revoked_at,
+            "last_used_at": key.last_used_at,
+        })
+    };
+    let value = json!({"data": keys.iter().map(record).collect::<Vec<_>>()});
+    print(json, &value, || {
+        let time =
+            |at: Option<DateTime<Utc>>| at.map(|at| at.format("%F %R").to_string()).unwrap_or_else(|| "-".into());
+        let mut rows = vec![["KEY", "ACCOUNT", "TEAM", "LAST USED", "REVOKED", "SCOPES"].map(String::from).into()];
+        rows.extend(keys.iter().map(|key| {
+            let team = key.team.clone().unwrap_or_else(|| "-".into());
+            let prefix = format!("ctk_{}", key.public_id);
+            vec![prefix, key.email.clone(), team, time(key.last_used_at), time(key.revoked_at), key.grants.to_words()]
+        }));
+        table(rows)
+    });
+    Ok(())
+}
+
+async fn revoke(config: &Config, json: bool, key: String) -> Result<(), Problem> {
+    let store = operator::store(config).await?;
+    let named = key.clone();
+    let id = store.write(None, move |write| Box::pin(async move { write.revoke_key(&named).await })).await?;
+    let id = id.ok_or_else(|| refused(format!("there is no key {key}")))?;
+    print(json, &json!({"id": id, "revoked": true}), || format!("revoked {id}"));
+    Ok(())
+}

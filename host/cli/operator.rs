@@ -1,0 +1,92 @@
+//! What the operator's commands have in common: the store, beside a running host or without one,
+//! and the names by which people call accounts and Teams.
+
+use culvert_agent::clock::Clock;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::{Problem, refused};
+use crate::config::{Config, ConfigError};
+use crate::domain::caller::Scope;
+use crate::policy;
+use crate::policy::artefact::Artefacts;
+use crate::policy::engine::Engines;
+use crate::secret::Secrets;
+use crate::store::Store;
+use crate::store::db::{Db, Schema};
+use crate::store::scopes::Account;
+
+/// Opens the store that the host of this configuration uses.
+pub async fn store(config: &Config) -> Result<Store, Problem> {
+    let clock = Clock::system();
+    let folder = &config.data_dir;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| ConfigError::new("data_dir", format!("{}: {error}", folder.display())))?;
+    let secrets =
+        Secrets::open(&config.secret_key_file(), &clock).map_err(|e| ConfigError::new("secret_key_file", e))?;
+    let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
+    let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
+    match db.schema().await {
+        Schema::Current => {}
+        Schema::Empty => db.migrate().await.map_err(|e| fail(&e))?,
+        Schema::Older => {
+            return Err(fail(&"the database is older than this program; restart the host with it first").into());
+        }
+        Schema::Newer => return Err(fail(&"the database was made by a newer version of this program").into()),
+    }
+    let (store, _) = Store::new(db, clock, secrets, TaskTracker::new());
+    Ok(store)
+}
+
+/// An account by e-mail address or id.
+pub async fn account(store: &Store, account: &str) -> Result<Account, Problem> {
+    let found = match Uuid::parse_str(account) {
+        Ok(id) => store.account(id).await?,
+        Err(_) => store.account_by_email(account).await?,
+    };
+    found.ok_or_else(|| refused(format!("there is no account {account}; `culvert account create` makes one")))
+}
+
+/// A Team by name or id.
+pub async fn team(store: &Store, team: &str) -> Result<Scope, Problem> {
+    let mut found = store.teams_called(team).await?;
+    match found.len() {
+        0 => Err(refused(format!("there is no Team {team}; `culvert team create` makes one"))),
+        1 => Ok(found.remove(0)),
+        _ => Err(refused(format!("several Teams are called {team}; use an id"))),
+    }
+}
+
+/// The scope that an account acts in: its own, or that of a Team which it must be in.
+pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Result<Uuid, Problem> {
+    let Some(name) = team else { return Ok(account.id) };
+    let team = self::team(store, name).await?;
+    let members = store.members(team.id).await?;
+    if members.iter().any(|member| member.account_id == account.id) {
+        return Ok(team.id);
+    }
+    Err(refused(format!("{} is not in the Team {}; `culvert team add` adds them", account.email, team.name)))
+}
+
+/// Refuses a plan that no policy knows: whoever had it could do nothing.
+pub fn check_plan(config: &Config, plan: &str) -> Result<(), Problem> {
+    let setting = |problem: &dyn std::fmt::Display| ConfigError::new("policy", problem);
+    let engines = Engines::new(1).map_err(|e| setting(&e))?;
+    let artefacts =
+        Artefacts::in_folder(&config.data_dir.join("policies")).map_err(|e| ConfigError::new("data_dir", e))?;
+    let set = policy::load(&engines, &artefacts, &config.policy, std::path::Path::new(".")).map_err(|e| setting(&e))?;
+    match set.known_entitlement(plan).map_err(refused)? {
+        Some(_) => Ok(()),
+        None => Err(refused(format!("no policy knows a plan `{plan}`"))),
+    }
+}
+
+/// A name that people are shown.
+pub fn check_name(option: &str, name: &str) -> Result<(), Problem> {
+    let fits = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
+    if fits {
+        Ok(())
+    } else {
+        Err(refused(format!("{option} must have 1 to 100 characters, none of them a control character")))
+    }
+}

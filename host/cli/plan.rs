@@ -1,0 +1,40 @@
+//! `culvert plan …`
+
+use clap::{ArgGroup, Subcommand};
+use serde_json::json;
+
+use super::{Problem, operator, print};
+use crate::config::Config;
+
+#[derive(Subcommand)]
+pub enum Plan {
+    /// Give an account or a Team a plan
+    #[command(group = ArgGroup::new("whose").required(true))]
+    Set {
+        /// The account, by e-mail address or id
+        #[arg(long, group = "whose")]
+        account: Option<String>,
+        /// The Team, by name or id
+        #[arg(long, group = "whose")]
+        team: Option<String>,
+        plan: String,
+    },
+}
+
+impl Plan {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        let Self::Set { account, team, plan } = self;
+        operator::check_plan(config, &plan)?;
+        let store = operator::store(config).await?;
+        let scope_id = match team {
+            Some(team) => operator::team(&store, &team).await?.id,
+            None => operator::account(&store, &account.unwrap_or_default()).await?.id,
+        };
+        let plan_name = plan.clone();
+        store
+            .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan_name).await }))
+            .await?;
+        print(json, &json!({"id": scope_id, "plan_name": plan}), || format!("{scope_id} has the plan {plan}"));
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+//! `culvert serve`: the production start.
+
+use std::io::IsTerminal;
+
+use culvert_agent::clock::Clock;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::{Problem, refused};
+use crate::app::{Host, Pace};
+use crate::config::{Config, LogFormat};
+
+pub async fn run(config: Config) -> Result<(), Problem> {
+    log(config.log.format, "info");
+    let host = Host::start(config, Clock::system(), Pace::ByItself).await?;
+    stopped().await.map_err(refused)?;
+    host.stop().await;
+    Ok(())
+}
+
+/// Writes the log to standard error; `RUST_LOG` says what of it.
+pub fn log(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// Waits for Ctrl-C or a request to end.
+pub async fn stopped() -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminate.recv() => Ok(()),
+    }
+}

@@ -1,0 +1,144 @@
+//! `culvert team …`
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::{Problem, operator, print, refused};
+use crate::config::Config;
+use crate::domain::caller::Role;
+use crate::error::{Code, Error};
+use crate::store::Store;
+
+#[derive(Subcommand)]
+pub enum Team {
+    /// Make a Team
+    Create {
+        /// What the Team is called
+        #[arg(long)]
+        name: String,
+        /// The account that owns it, by e-mail address or id
+        #[arg(long)]
+        owner: String,
+        /// The Team's plan [default: the setting default_plan]
+        #[arg(long)]
+        plan: Option<String>,
+    },
+    /// Add a member
+    Add {
+        #[command(flatten)]
+        member: Member,
+        /// owner, admin or member
+        #[arg(long, default_value = "member")]
+        role: Role,
+    },
+    /// Remove a member, and what their devices run for the Team
+    Remove {
+        #[command(flatten)]
+        member: Member,
+    },
+    /// Change what a member may do
+    SetRole {
+        #[command(flatten)]
+        member: Member,
+        /// owner, admin or member
+        #[arg(long)]
+        role: Role,
+    },
+}
+
+#[derive(clap::Args)]
+pub struct Member {
+    /// The Team, by name or id
+    #[arg(long)]
+    team: String,
+    /// The account, by e-mail address or id
+    #[arg(long)]
+    account: String,
+}
+
+impl Team {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        match self {
+            Self::Create { name, owner, plan } => create(config, json, name, &owner, plan).await,
+            Self::Add { member, role } => change(config, json, member, Membership::Added(role)).await,
+            Self::SetRole { member, role } => change(config, json, member, Membership::Changed(role)).await,
+            Self::Remove { member } => change(config, json, member, Membership::Removed).await,
+        }
+    }
+}
+
+async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), Problem> {
+    let plan = plan.unwrap_or_else(|| config.default_plan.clone());
+    operator::check_name("--name", &name)?;
+    operator::check_plan(config, &plan)?;
+    let store = operator::store(config).await?;
+    let owner = operator::account(&store, owner).await?;
+    let owner_id = owner.id;
+    let team = store
+        .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner_id).await }))
+        .await?;
+    let value = json!({"id": team.id, "name": team.name, "plan_name": team.plan, "owner_id": owner.id});
+    print(json, &value, || format!("Team {} ({}), plan {}, owned by {}", team.id, team.name, team.plan, owner.email));
+    Ok(())
+}
+
+/// What happens to a member.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Membership {
+    Added(Role),
+    Changed(Role),
+    Removed,
+}
+
+async fn change(config: &Config, json: bool, member: Member, what: Membership) -> Result<(), Problem> {
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, &member.account).await?;
+    let team = operator::team(&store, &member.team).await?;
+    apply(&store, team.id, account.id, what).await.map_err(|error| refused(error.detail))?;
+    let role = match what {
+        Membership::Added(role) | Membership::Changed(role) => Some(role),
+        Membership::Removed => None,
+    };
+    let value = json!({"id": team.id, "account_id": account.id, "role": role});
+    print(json, &value, || match role {
+        Some(role) => format!("{} is {role} of {}", account.email, team.name),
+        None => format!("{} has left {}", account.email, team.name),
+    });
+    Ok(())
+}
+
+async fn apply(store: &Store, team_id: uuid::Uuid, account_id: uuid::Uuid, what: Membership) -> Result<(), Error> {
+    let refuse = |detail: &'static str| Err(Error::new(Code::ValidationFailed, detail));
+    store
+        .write(Some(team_id), move |write| {
+            Box::pin(async move {
+                let role = write.role_of(team_id, account_id).await?;
+                let steps_down = !matches!(what, Membership::Added(Role::Owner) | Membership::Changed(Role::Owner));
+                match (role, what) {
+                    (Some(_), Membership::Added(_)) => {
+                        return refuse("the account is in the Team already; use set-role");
+                    }
+                    (None, Membership::Changed(_) | Membership::Removed) => {
+                        return refuse("the account is not in the Team");
+                    }
+                    _ => {}
+                }
+                if steps_down && write.is_last_owner(team_id, account_id).await? {
+                    return refuse("the account is the Team's last owner; make another one first");
+                }
+                match what {
+                    Membership::Added(role) | Membership::Changed(role) => {
+                        write.set_role(team_id, account_id, role).await
+                    }
+                    Membership::Removed => {
+                        write.remove_member(team_id, account_id).await?;
+                        for device_id in write.devices_of_owner(team_id, account_id).await? {
+                            write.release_device(device_id).await?;
+                        }
+                        Ok(())
+                    }
+                }
+            })
+        })
+        .await
+}

@@ -1,0 +1,209 @@
+//! The operator's settings: defaults, then `culvert.toml`, then `CULVERT_…` in the environment
+//! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::port::PortRange;
+use crate::policy::PolicyConfig;
+
+/// The file that is read where no other is named, if it is there.
+pub const DEFAULT_FILE: &str = "culvert.toml";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The API, its documentation, and the agents' control channel.
+    pub listen: SocketAddr,
+    /// Health, for the operator alone.
+    pub admin_listen: SocketAddr,
+    /// Where clients and agents reach `listen` [default: http://<listen>].
+    pub public_url: Option<String>,
+    /// Where the documentation is [default: <public_url>/docs].
+    pub docs_url: Option<String>,
+    /// Everything that the host keeps on disk.
+    pub data_dir: PathBuf,
+    /// `postgres://…` or `sqlite:<path>` [default: a SQLite file in data_dir].
+    pub database_url: Option<String>,
+    /// The host's own keys, made on a first start [default: secret.key in data_dir].
+    pub secret_key_file: Option<PathBuf>,
+    /// The plan of new accounts and Teams.
+    pub default_plan: String,
+    pub rate_limit: RateLimit,
+    /// Peers whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    pub node: NodeConfig,
+    pub log: LogConfig,
+    pub policy: Vec<PolicyConfig>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Requests of one key in a minute.
+    pub per_minute: u32,
+    /// Requests of one key in 24 hours.
+    pub per_day: u32,
+    /// Failed authentications from one address in a minute.
+    pub failed_auth_per_minute: u32,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// The name under which visitors and agents reach this node.
+    pub hostname: String,
+    /// Where agents bring their data connections.
+    pub listen: SocketAddr,
+    /// The address that public ports are bound to.
+    pub bind: IpAddr,
+    pub ports: PortRange,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Self {
+            listen: loopback(8080),
+            admin_listen: loopback(9180),
+            public_url: None,
+            docs_url: None,
+            data_dir: "culvert-data".into(),
+            database_url: None,
+            secret_key_file: None,
+            default_plan: "self-hosted".into(),
+            rate_limit: RateLimit { per_minute: 120, per_day: 10_000, failed_auth_per_minute: 30 },
+            trusted_proxies: Vec::new(),
+            node: NodeConfig {
+                hostname: "localhost".into(),
+                listen: loopback(7835),
+                bind: Ipv4Addr::LOCALHOST.into(),
+                ports: PortRange { first: 20_000, last: 29_999 },
+            },
+            log: LogConfig { format: LogFormat::Text },
+            policy: PolicyConfig::shipped(),
+        }
+    }
+}
+
+/// One line that names the setting and what is wrong with it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+impl ConfigError {
+    pub fn new(setting: &str, problem: impl fmt::Display) -> Self {
+        Self(format!("{setting}: {problem}"))
+    }
+}
+
+impl Config {
+    /// Reads the settings. A file that is named must be there; [`DEFAULT_FILE`] may be missing.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        let path = file.unwrap_or(Path::new(DEFAULT_FILE));
+        if file.is_some() && !path.is_file() {
+            return Err(ConfigError::new(&path.display().to_string(), "there is no such file"));
+        }
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        if path.is_file() {
+            figment = figment.merge(Toml::file_exact(path));
+        }
+        let figment = figment.merge(Env::prefixed("CULVERT_").split("__"));
+        let config: Self = figment.extract().map_err(|errors| {
+            let error = errors.into_iter().next();
+            ConfigError(error.map_or_else(|| "the configuration cannot be read".into(), |e| one_line(&e)))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (setting, url) in [("public_url", &self.public_url), ("docs_url", &self.docs_url)] {
+            let fits =
+                |url: &String| reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
+            if url.as_ref().is_some_and(|url| !fits(url)) {
+                return Err(ConfigError::new(setting, "must be an http:// or https:// URL"));
+            }
+        }
+        if let Some(url) = &self.database_url
+            && !["sqlite:", "postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme))
+        {
+            return Err(ConfigError::new(
+                "database_url",
+                "must be sqlite:<path> or postgres://<user>@<host>/<database>",
+            ));
+        }
+        let limits = &self.rate_limit;
+        for (setting, limit) in [
+            ("rate_limit.per_minute", limits.per_minute),
+            ("rate_limit.per_day", limits.per_day),
+            ("rate_limit.failed_auth_per_minute", limits.failed_auth_per_minute),
+        ] {
+            if limit == 0 {
+                return Err(ConfigError::new(setting, "must be at least 1"));
+            }
+        }
+        if self.node.hostname.is_empty() || self.node.hostname.contains(['/', ':', ' ']) {
+            return Err(ConfigError::new("node.hostname", "must be a host name or an IPv4 address"));
+        }
+        Ok(())
+    }
+
+    /// Without a slash at its end.
+    pub fn public_url(&self) -> String {
+        let url = self.public_url.clone().unwrap_or_else(|| format!("http://{}", self.listen));
+        url.trim_end_matches('/').into()
+    }
+
+    /// Without a slash at its end.
+    pub fn docs_url(&self) -> String {
+        let url = self.docs_url.clone().unwrap_or_else(|| format!("{}/docs", self.public_url()));
+        url.trim_end_matches('/').into()
+    }
+
+    pub fn database_url(&self) -> String {
+        let file = || format!("sqlite:{}", self.data_dir.join("culvert.db").display());
+        self.database_url.clone().unwrap_or_else(file)
+    }
+
+    pub fn secret_key_file(&self) -> PathBuf {
+        self.secret_key_file.clone().unwrap_or_else(|| self.data_dir.join("secret.key"))
+    }
+}
+
+/// `node.ports: must be … (in culvert.toml)`.
+fn one_line(error: &figment::Error) -> String {
+    let mut setting = error.path.join(".");
+    let problem = match &error.kind {
+        figment::error::Kind::UnknownField(field, known) => {
+            setting = error.path.iter().map(String::as_str).chain([field.as_str()]).collect::<Vec<_>>().join(".");
+            format!("there is no such setting; there are {}", known.join(", "))
+        }
+        kind => kind.to_string(),
+    };
+    let source = error.metadata.as_ref().map(|metadata| match &metadata.source {
+        Some(source) => format!(" (in {source})"),
+        None => format!(" (in {})", metadata.name),
+    });
+    let subject = if setting.is_empty() { "configuration".to_owned() } else { setting };
+    format!("{subject}: {}{}", problem.replace('\n', " "), source.unwrap_or_default())
+}

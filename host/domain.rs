@@ -1,0 +1,17 @@
+//! What the service is about, as plain values and pure functions: no HTTP, no SQL, no WebAssembly.
+
+pub mod action;
+pub mod caller;
+pub mod device;
+pub mod grant;
+pub mod input;
+pub mod key;
+pub mod node;
+pub mod operation;
+pub mod plan;
+pub mod port;
+pub mod preset;
+pub mod session;
+pub mod tunnel;
+pub mod usage;
+pub mod word;

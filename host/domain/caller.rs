@@ -1,0 +1,44 @@
+//! Who asks, and whose resources they may see.
+
+use uuid::Uuid;
+
+use super::grant::Grants;
+use super::word::words;
+
+words! {
+    /// Whose resources a scope holds.
+    ScopeKind {
+        Personal "personal",
+        Team "team",
+    }
+}
+
+words! {
+    /// What a member is in a Team.
+    Role {
+        Owner "owner",
+        Admin "admin",
+        Member "member",
+    }
+}
+
+/// The personal scope of an account, or a Team's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// The account's id, or the Team's.
+    pub id: Uuid,
+    pub kind: ScopeKind,
+    pub name: String,
+    pub plan: String,
+}
+
+/// The account behind an API key, in the key's scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub key_id: Uuid,
+    pub account_id: Uuid,
+    pub scope: Scope,
+    /// None in a personal scope.
+    pub role: Option<Role>,
+    pub grants: Grants,
+}

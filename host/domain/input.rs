@@ -1,0 +1,144 @@
+//! Request bodies as they were read: every field that was well-formed, and nothing judged yet.
+//!
+//! A field of the wrong type is absent here; the reader keeps its fault. What is valid is decided
+//! by the validation policy, and in the end by the types that these become (`gate/`).
+
+use schemars::JsonSchema;
+use uuid::Uuid;
+
+use super::tunnel::Protocol;
+
+/// A field that a change may also clear: absent, null, or a value.
+pub type Nullable<T> = Option<Option<T>>;
+
+/// Tunnel create input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "TunnelCreate", extend("required" = ["local_port"], "additionalProperties" = false))]
+pub struct NewTunnel {
+    /// The port of the service on the device.
+    #[schemars(with = "u16", range(min = 1, max = 65535))]
+    pub local_port: Option<i64>,
+    /// Display name; `<protocol>-<local_port>` where none is given.
+    #[schemars(with = "String", length(min = 1, max = 100))]
+    pub name: Option<String>,
+    /// tcp where none is given.
+    #[schemars(with = "Protocol", extend("default" = "tcp"))]
+    pub protocol: Option<Protocol>,
+    /// The host of the service, as the device sees it.
+    #[schemars(with = "String", length(min = 1, max = 253), extend("default" = "127.0.0.1"))]
+    pub local_host: Option<String>,
+    /// A preferred region; any other is taken where none fits.
+    #[schemars(regex(pattern = r"^[a-z0-9-]{1,32}$"))]
+    pub region: Option<String>,
+    /// A preferred country (ISO 3166-1 alpha-2); any other is taken where none fits.
+    #[schemars(regex(pattern = r"^[A-Za-z]{2}$"))]
+    pub country: Option<String>,
+    /// A preset from `GET /presets`, which fills in name, protocol and extra ports where they are absent.
+    pub game_preset_id: Option<Uuid>,
+    /// A platform subdomain: 3 to 63 letters, digits and single inner hyphens.
+    #[schemars(length(min = 3, max = 63))]
+    pub subdomain: Option<String>,
+    /// Managed HTTPS, for http tunnels.
+    #[schemars(with = "bool", extend("default" = true))]
+    pub http_ssl_enabled: Option<bool>,
+    #[schemars(with = "bool", extend("default" = false))]
+    pub http_basic_auth_enabled: Option<bool>,
+    /// For http tunnels.
+    #[schemars(length(min = 1, max = 64))]
+    pub http_basic_auth_username: Option<String>,
+    /// For http tunnels; never returned.
+    #[schemars(length(min = 8, max = 128), extend("writeOnly" = true))]
+    pub http_basic_auth_password: Option<String>,
+    /// The premium network; true for plans that include it, where it is not given.
+    #[schemars(with = "bool")]
+    pub pro_network: Option<bool>,
+    /// The devices that may run the tunnel; empty: any authorized device.
+    #[schemars(with = "Vec<Uuid>", length(max = 100))]
+    pub device_ids: Option<Vec<Uuid>>,
+    #[schemars(with = "Vec<NewExtraPort>", length(max = 10))]
+    pub extra_ports: Option<Vec<NewExtraPort>>,
+}
+
+/// Extra port input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "ExtraPortCreate", extend("required" = ["local_port"], "additionalProperties" = false))]
+pub struct NewExtraPort {
+    #[schemars(with = "u16", range(min = 1, max = 65535))]
+    pub local_port: Option<i64>,
+    #[schemars(length(max = 255))]
+    pub label: Option<String>,
+    /// The tunnel's protocol where none is given (tcp for an http tunnel).
+    #[schemars(with = "Protocol")]
+    pub protocol: Option<Protocol>,
+}
+
+/// Tunnel update input: at least one field. Only supplied fields change.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "TunnelUpdate", extend("minProperties" = 1, "additionalProperties" = false))]
+pub struct TunnelPatch {
+    #[schemars(with = "String", length(min = 1, max = 100))]
+    pub name: Option<String>,
+    #[schemars(with = "String", length(min = 1, max = 253))]
+    pub local_host: Option<String>,
+    #[schemars(with = "u16", range(min = 1, max = 65535))]
+    pub local_port: Option<i64>,
+    #[schemars(with = "bool")]
+    pub http_ssl_enabled: Option<bool>,
+    #[schemars(with = "bool")]
+    pub http_basic_auth_enabled: Option<bool>,
+    #[schemars(with = "Option<String>", length(min = 1, max = 64))]
+    pub http_basic_auth_username: Nullable<String>,
+    /// Never returned.
+    #[schemars(with = "Option<String>", length(min = 8, max = 128), extend("writeOnly" = true))]
+    pub http_basic_auth_password: Nullable<String>,
+    /// Seconds without a byte in either direction after which one connection is closed.
+    #[schemars(with = "u32", range(min = 30, max = 3600))]
+    pub idle_timeout: Option<i64>,
+    /// Bytes that each direction of a connection is copied with.
+    #[schemars(with = "u32", range(min = 1024, max = 1_048_576))]
+    pub buffer_size: Option<i64>,
+    #[schemars(with = "bool")]
+    pub pro_network: Option<bool>,
+}
+
+/// Device allowlist input: replaces the whole list.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "DeviceBindingsInput", extend("required" = ["device_ids"], "additionalProperties" = false))]
+pub struct BindDevices {
+    /// Empty: any authorized device; one: the tunnel is pinned to it.
+    #[schemars(with = "Vec<Uuid>", length(max = 100))]
+    pub device_ids: Option<Vec<Uuid>>,
+}
+
+/// Start input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "TunnelStart", extend("additionalProperties" = false))]
+pub struct StartTunnel {
+    /// Required while the tunnel is not running.
+    #[schemars(with = "Uuid")]
+    pub device_id: Option<Uuid>,
+    /// Stop the tunnel where it runs, and go on at the requested device.
+    #[schemars(with = "bool", extend("default" = false))]
+    pub handoff: Option<bool>,
+}
+
+/// Device update input: one field or both.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "DeviceUpdate", extend("minProperties" = 1, "additionalProperties" = false))]
+pub struct DevicePatch {
+    #[schemars(with = "String", length(min = 1, max = 100))]
+    pub name: Option<String>,
+    /// Only `false` is accepted: remote control is turned on at the device itself.
+    #[schemars(with = "bool", extend("const" = false))]
+    pub remote_control_enabled: Option<bool>,
+}
+
+/// One request body, as the validation policy is asked about it.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    TunnelCreate(&'a NewTunnel),
+    TunnelUpdate(&'a TunnelPatch),
+    DeviceBindings(&'a BindDevices),
+    TunnelStart(&'a StartTunnel),
+    DeviceUpdate(&'a DevicePatch),
+}

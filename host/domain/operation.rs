@@ -1,0 +1,158 @@
+//! A remote action on its way: asked for by a client, claimed by an agent, done or not.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use culvert_agent::wire::Capability;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::word::words;
+
+/// How long an operation waits to be claimed.
+pub const CLAIM_WITHIN: Duration = Duration::from_secs(60);
+
+words! {
+    RemoteAction {
+        Start "start",
+        Stop "stop",
+        Restart "restart",
+        StopAll "stop_all",
+        RestartAgent "restart_agent",
+    }
+}
+
+words! {
+    OperationStatus {
+        Queued "queued",
+        Claimed "claimed",
+        Running "running",
+        Succeeded "succeeded",
+        Failed "failed",
+        Expired "expired",
+        Canceled "canceled",
+    }
+}
+
+impl RemoteAction {
+    /// What the agent must be capable of.
+    pub fn capabilities(self) -> &'static [&'static str] {
+        match self {
+            RemoteAction::RestartAgent => {
+                &[Capability::REMOTE_CONTROL, Capability::COMMAND_DEDUP, Capability::RESTART_AGENT]
+            }
+            _ => &[Capability::REMOTE_CONTROL, Capability::COMMAND_DEDUP, Capability::RUNTIME_LEASE],
+        }
+    }
+
+    /// Whether it acts on a device as a whole, rather than on one tunnel.
+    pub fn is_of_device(self) -> bool {
+        matches!(self, RemoteAction::StopAll | RemoteAction::RestartAgent)
+    }
+
+    /// How long it may take from the claim on.
+    pub fn finish_within(self) -> Duration {
+        match self {
+            RemoteAction::RestartAgent => Duration::from_secs(180),
+            _ => Duration::from_secs(120),
+        }
+    }
+}
+
+impl OperationStatus {
+    pub fn is_terminal(self) -> bool {
+        use OperationStatus::{Canceled, Expired, Failed, Succeeded};
+        matches!(self, Succeeded | Failed | Expired | Canceled)
+    }
+
+    /// The states that an operation goes through on its way to another, that one included: an
+    /// agent's later report implies the earlier ones. `None` where no way leads there.
+    pub fn way_to(self, to: OperationStatus) -> Option<&'static [OperationStatus]> {
+        use OperationStatus::{Canceled, Claimed, Expired, Failed, Queued, Running, Succeeded};
+        match (self, to) {
+            (Queued, Claimed) => Some(&[Claimed]),
+            (Queued, Running) => Some(&[Claimed, Running]),
+            (Queued, Succeeded) => Some(&[Claimed, Running, Succeeded]),
+            (Queued, Failed) => Some(&[Claimed, Failed]),
+            (Queued, Expired) => Some(&[Expired]),
+            (Queued | Claimed, Canceled) => Some(&[Canceled]),
+            (Claimed, Running) => Some(&[Running]),
+            (Claimed, Succeeded) => Some(&[Running, Succeeded]),
+            (Running, Succeeded) => Some(&[Succeeded]),
+            (Claimed | Running, Failed) => Some(&[Failed]),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    pub id: Uuid,
+    pub scope_id: Uuid,
+    pub account_id: Uuid,
+    pub action: RemoteAction,
+    pub status: OperationStatus,
+    pub device_id: Uuid,
+    pub tunnel_id: Option<Uuid>,
+    /// The device that a handoff takes the tunnel from.
+    pub yields_id: Option<Uuid>,
+    pub session_id: Option<Uuid>,
+    pub result: Option<serde_json::Value>,
+    pub error: Option<OperationError>,
+    pub created_at: DateTime<Utc>,
+    pub claimed_at: Option<DateTime<Utc>>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub finished_at: Option<DateTime<Utc>>,
+    pub expires_at: DateTime<Utc>,
+}
+
+impl Operation {
+    /// Takes the operation to a state, with a time for every state on the way.
+    ///
+    /// Returns the states passed; none where it cannot go there, and then nothing changes.
+    pub fn advance(&mut self, to: OperationStatus, now: DateTime<Utc>) -> &'static [OperationStatus] {
+        let way = self.status.way_to(to).unwrap_or_default();
+        for status in way {
+            self.status = *status;
+            match status {
+                OperationStatus::Queued => {}
+                OperationStatus::Claimed => self.claimed_at = Some(now),
+                OperationStatus::Running => self.started_at = Some(now),
+                _ => self.finished_at = Some(now),
+            }
+        }
+        way
+    }
+}
+
+/// Why an operation failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct OperationError {
+    pub code: String,
+    pub detail: String,
+}
+
+impl OperationError {
+    pub fn new(code: OperationErrorCode, detail: impl Into<String>) -> Self {
+        Self { code: code.to_string(), detail: detail.into() }
+    }
+}
+
+words! {
+    /// `error.code` of an operation.
+    OperationErrorCode {
+        DeviceDisconnected "device_disconnected",
+        ExecutionTimeout "execution_timeout",
+        AgentRejected "agent_rejected",
+        RemoteControlDisabled "remote_control_disabled",
+        DeviceNotAllowed "device_not_allowed",
+        LocalTargetUnreachable "local_target_unreachable",
+        TunnelStartFailed "tunnel_start_failed",
+        LeaseConflict "lease_conflict",
+        NodeUnavailable "node_unavailable",
+        UnsupportedAction "unsupported_action",
+        OutcomeUnknown "outcome_unknown",
+        TunnelDeleted "tunnel_deleted",
+        InternalError "internal_error",
+    }
+}

@@ -1,0 +1,104 @@
+//! Ports, and the transports that they carry.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::tunnel::Protocol;
+use super::word::words;
+
+words! {
+    Transport {
+        Tcp "tcp",
+        Udp "udp",
+    }
+}
+
+impl Protocol {
+    /// The transports that one public port of the protocol takes. An http tunnel takes none of its
+    /// own: it is found by its name on the node's shared ports.
+    pub fn transports(self) -> &'static [Transport] {
+        match self {
+            Protocol::Tcp => &[Transport::Tcp],
+            Protocol::Udp => &[Transport::Udp],
+            Protocol::Both => &[Transport::Tcp, Transport::Udp],
+            Protocol::Http => &[],
+        }
+    }
+}
+
+/// A port number, 1 to 65535.
+pub fn valid(port: i64) -> Option<u16> {
+    u16::try_from(port).ok().filter(|port| *port != 0)
+}
+
+/// The cap on extra ports of one tunnel, whatever the plan says.
+pub const EXTRA_PORTS_PER_TUNNEL: u32 = 10;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtraPort {
+    pub id: uuid::Uuid,
+    pub local_port: u16,
+    pub remote_port: u16,
+    pub protocol: Protocol,
+    pub label: Option<String>,
+}
+
+/// An extra port as it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewExtraPort {
+    pub local_port: u16,
+    pub protocol: Protocol,
+    pub label: Option<String>,
+}
+
+/// Ports from the first to the last, both included: `20000-29999`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PortRange {
+    pub first: u16,
+    pub last: u16,
+}
+
+impl PortRange {
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+
+    pub fn count(self) -> u32 {
+        u32::from(self.last - self.first) + 1
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = text.split_once('-').and_then(|(first, last)| {
+            let range = Self { first: first.trim().parse().ok()?, last: last.trim().parse().ok()? };
+            (range.first != 0 && range.first <= range.last).then_some(range)
+        });
+        range.ok_or_else(|| format!("`{text}` is no range of ports, such as 20000-29999"))
+    }
+}
+
+impl TryFrom<String> for PortRange {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<PortRange> for String {
+    fn from(range: PortRange) -> Self {
+        range.to_string()
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}

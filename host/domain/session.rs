@@ -1,0 +1,50 @@
+//! A session: one unbroken run of one tunnel on one device. While it is open, it is the lease.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::usage::Traffic;
+use super::word::words;
+
+/// How long a lease holds without being renewed.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+words! {
+    EndReason {
+        StoppedLocal "stopped_local",
+        StoppedApi "stopped_api",
+        StopAll "stop_all",
+        Restarted "restarted",
+        Handoff "handoff",
+        LeaseExpired "lease_expired",
+        DeviceDisconnected "device_disconnected",
+        AgentRestart "agent_restart",
+        TunnelDeleted "tunnel_deleted",
+        TunnelMoved "tunnel_moved",
+        DeviceNotAllowed "device_not_allowed",
+        LimitReached "limit_reached",
+        NodeShutdown "node_shutdown",
+        Error "error",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    pub id: Uuid,
+    pub tunnel_id: Uuid,
+    pub device_id: Uuid,
+    pub node_id: Uuid,
+    pub started_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+    pub traffic: Traffic,
+    pub end_reason: Option<EndReason>,
+}
+
+impl Session {
+    /// Whole seconds from its start to its end, or to now.
+    pub fn duration_seconds(&self, now: DateTime<Utc>) -> i64 {
+        (self.ended_at.unwrap_or(now) - self.started_at).num_seconds().max(0)
+    }
+}

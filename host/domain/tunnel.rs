@@ -1,0 +1,159 @@
+//! A tunnel, what it is doing, and where it is reached.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::node::Node;
+use super::operation::{OperationStatus, RemoteAction};
+use super::word::words;
+
+words! {
+    Protocol {
+        Tcp "tcp",
+        Udp "udp",
+        Both "both",
+        Http "http",
+    }
+}
+
+words! {
+    /// What a tunnel is doing, as far as its owner is concerned.
+    TunnelStatus {
+        Stopped "stopped",
+        Starting "starting",
+        Running "running",
+        /// It holds its lease, but the agent is away or the local target refuses.
+        Degraded "degraded",
+        Stopping "stopping",
+        Moving "moving",
+        /// The month's bandwidth is used up.
+        Suspended "suspended",
+        /// The last start failed.
+        Error "error",
+    }
+}
+
+/// Bytes that one direction of a connection is copied with, where nothing else was asked for.
+pub const DEFAULT_BUFFER_SIZE: u32 = 65_536;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    pub id: Uuid,
+    pub scope_id: Uuid,
+    pub created_by: Uuid,
+    pub name: String,
+    pub protocol: Protocol,
+    pub local_host: String,
+    pub local_port: u16,
+    pub remote_port: u16,
+    pub node: Node,
+    /// The platform domain that its subdomain belongs to.
+    pub domain: String,
+    pub subdomain: Option<String>,
+    pub region: Option<String>,
+    pub country: Option<String>,
+    pub preset_id: Option<Uuid>,
+    /// Managed HTTPS, for http tunnels.
+    pub https: bool,
+    pub basic_auth: bool,
+    pub basic_auth_user: Option<String>,
+    pub basic_auth_password_set: bool,
+    /// Seconds without a byte in either direction after which one connection is closed.
+    pub idle_timeout: Option<u32>,
+    pub buffer_size: u32,
+    pub pro_network: bool,
+    /// The devices that may run it; none: any of the scope.
+    pub device_ids: Vec<Uuid>,
+    /// The device that is to run it whenever it can.
+    pub wanted_on: Option<Uuid>,
+    pub start_error: Option<String>,
+    pub suspended: bool,
+    pub run: Option<Run>,
+    pub operation: Option<ActiveOperation>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+}
+
+/// The open session of a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub session_id: Uuid,
+    pub device_id: Uuid,
+    /// The agent has stood ready for visitors.
+    pub ready: bool,
+    pub target_error: Option<String>,
+    pub agent_connected: bool,
+}
+
+/// An operation on the tunnel that has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveOperation {
+    pub id: Uuid,
+    pub action: RemoteAction,
+    pub status: OperationStatus,
+}
+
+/// Where visitors reach a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicAddress {
+    pub hostname: String,
+    pub port: u16,
+    pub url: Option<String>,
+}
+
+impl Tunnel {
+    pub fn status(&self) -> TunnelStatus {
+        let action = self.operation.as_ref().map(|operation| operation.action);
+        match &self.run {
+            _ if self.suspended => TunnelStatus::Suspended,
+            Some(_) if action == Some(RemoteAction::Stop) => TunnelStatus::Stopping,
+            Some(run) if !run.ready => TunnelStatus::Starting,
+            Some(run) if !run.agent_connected || run.target_error.is_some() => TunnelStatus::Degraded,
+            Some(_) => TunnelStatus::Running,
+            None if matches!(action, Some(RemoteAction::Start | RemoteAction::Restart)) => TunnelStatus::Starting,
+            None if self.start_error.is_some() => TunnelStatus::Error,
+            None => TunnelStatus::Stopped,
+        }
+    }
+
+    /// The device that runs it now.
+    pub fn running_on(&self) -> Option<Uuid> {
+        use TunnelStatus::{Degraded, Running, Stopping};
+        let run = self.run.as_ref()?;
+        matches!(self.status(), Running | Degraded | Stopping).then_some(run.device_id)
+    }
+
+    pub fn allows(&self, device_id: Uuid) -> bool {
+        self.device_ids.is_empty() || self.device_ids.contains(&device_id)
+    }
+
+    pub fn public_address(&self) -> PublicAddress {
+        address(self.protocol, self.remote_port, self.https, self.name_in_domain(), &self.node)
+    }
+
+    /// The address of one of its extra ports.
+    pub fn extra_address(&self, port: &super::port::ExtraPort) -> PublicAddress {
+        let name = self.name_in_domain();
+        let name = match port.protocol {
+            Protocol::Http => name.map(|name| format!("p{}-{name}", port.local_port)),
+            _ => name,
+        };
+        address(port.protocol, port.remote_port, self.https, name, &self.node)
+    }
+
+    fn name_in_domain(&self) -> Option<String> {
+        self.subdomain.as_ref().map(|subdomain| format!("{subdomain}.{}", self.domain))
+    }
+}
+
+fn address(protocol: Protocol, port: u16, https: bool, name: Option<String>, node: &Node) -> PublicAddress {
+    let hostname = name.unwrap_or_else(|| node.hostname.clone());
+    let scheme = if https { "https" } else { "http" };
+    let url = (protocol == Protocol::Http).then(|| format!("{scheme}://{hostname}"));
+    PublicAddress { hostname, port, url }
+}
+
+/// The public port of an http tunnel, which shares it with all others of its node.
+pub fn http_port(https: bool) -> u16 {
+    if https { 443 } else { 80 }
+}

@@ -1,0 +1,215 @@
+//! What can go wrong, without a word about HTTP.
+//!
+//! An [`Error`] is what a client is told: a code from the closed list of [`Code`] or one that a
+//! policy brought along, and a detail. What caused it stays in the log. `http/problem.rs` makes it
+//! an answer.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug)]
+pub struct Error {
+    pub code: Code,
+    pub detail: Cow<'static, str>,
+    /// The fields of the request that are wrong, for `validation_failed`.
+    pub faults: Vec<Fault>,
+    /// When it is worth asking again.
+    pub retry_after: Option<Duration>,
+}
+
+/// One wrong field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// A path into the request: `rules[2].ip_cidr`.
+    pub field: String,
+    pub message: String,
+}
+
+impl Fault {
+    pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
+impl Error {
+    pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, detail: detail.into(), faults: Vec::new(), retry_after: None }
+    }
+
+    /// With the code's own sentence for a detail.
+    pub fn of(code: Code) -> Self {
+        let detail = code.title().to_owned() + ".";
+        Self::new(code, detail)
+    }
+
+    /// A resource that is absent, or that the caller may not know of: the two look the same.
+    pub fn not_found() -> Self {
+        Self::new(Code::NotFound, "There is no such resource.")
+    }
+
+    pub fn invalid(faults: Vec<Fault>) -> Self {
+        Self { faults, ..Self::new(Code::ValidationFailed, "The request has invalid fields; `errors` names them.") }
+    }
+
+    /// Something of ours broke. The cause goes to the log, not to the client.
+    pub fn internal(cause: impl fmt::Display) -> Self {
+        tracing::error!(%cause, "internal error");
+        Self::new(Code::InternalError, "Something went wrong on our side. The request id helps us to find it.")
+    }
+
+    /// Something that will pass.
+    pub fn unavailable(cause: impl fmt::Display) -> Self {
+        tracing::warn!(%cause, "service unavailable");
+        Self::new(Code::ServiceUnavailable, "The service cannot answer right now; try again.")
+            .after(Duration::from_secs(1))
+    }
+
+    #[must_use]
+    pub fn after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.detail)?;
+        for Fault { field, message } in &self.faults {
+            write!(f, " ({field} {message})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Whether a text has the form of a code: `^[a-z][a-z0-9_]{2,63}$`.
+pub fn is_code(text: &str) -> bool {
+    let rest = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    (3..=64).contains(&text.len()) && text.as_bytes()[0].is_ascii_lowercase() && text.bytes().all(rest)
+}
+
+impl Code {
+    /// The code of a denial: one of the host's own, or one that the policy brought along.
+    pub fn from_policy(code: String) -> Self {
+        Self::ALL.iter().find(|own| own.as_str() == code).cloned().unwrap_or(Self::Policy(code))
+    }
+}
+
+macro_rules! codes {
+    ($($variant:ident $code:literal $title:literal $text:literal)*) => {
+        /// The codes of the API. `code` is an open string: a policy brings its own.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        pub enum Code {
+            $(#[doc = $title] $variant,)*
+            /// One that a loaded policy declares.
+            Policy(String),
+        }
+
+        impl Code {
+            /// Every code that the host answers with by itself.
+            pub const ALL: &[Code] = &[$(Code::$variant),*];
+
+            pub fn as_str(&self) -> &str {
+                match self {
+                    $(Code::$variant => $code,)*
+                    Code::Policy(code) => code,
+                }
+            }
+
+            /// A few words, the same for every occurrence.
+            pub fn title(&self) -> &'static str {
+                match self {
+                    $(Code::$variant => $title,)*
+                    Code::Policy(_) => "Refused by a policy",
+                }
+            }
+
+            /// What it means and what to do, for the documentation.
+            pub fn explanation(&self) -> &'static str {
+                match self {
+                    $(Code::$variant => $text,)*
+                    Code::Policy(_) => "",
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    ApiVersionGone "api_version_gone" "This API version is gone"
+        "Version 1 of the API has ended. Use the routes under /v2, with a key made for them."
+    MissingApiKey "missing_api_key" "An API key is required"
+        "Send the key with every request: `Authorization: Bearer <API_KEY>`."
+    InvalidApiKey "invalid_api_key" "The API key is not valid"
+        "The key is unknown, malformed, expired, revoked, of a previous API version, or of a Team that its account has \
+         left. Use another key; retrying changes nothing."
+    RateLimited "rate_limited" "Too many requests"
+        "Wait for as many seconds as `Retry-After` says. Refused requests are not counted."
+    DailyQuotaExceeded "daily_quota_exceeded" "The day's requests are used up"
+        "The key has used its requests for 24 hours. Wait for as many seconds as `Retry-After` says."
+    NotFound "not_found" "Not found"
+        "The route does not exist, or the resource does not exist in the scope of the key. The two cannot be told apart \
+         for a resource of another scope."
+    MethodNotAllowed "method_not_allowed" "The route does not know this method"
+        "The `Allow` header lists the methods that the route knows."
+    InsufficientScope "insufficient_scope" "The key lacks a scope"
+        "The detail names the scope that the request needs. Make a key that has it."
+    FeatureNotAvailable "feature_not_available" "The plan does not include this"
+        "The API or the requested action is not available to the account. Do not retry in a tight loop and do not rotate \
+         the key: the same key works again once access returns."
+    InvalidContentType "invalid_content_type" "The body is not JSON"
+        "A request with a body needs `Content-Type: application/json`."
+    PayloadTooLarge "payload_too_large" "The body is too large"
+        "A request body has at most 256 KiB."
+    InvalidJson "invalid_json" "The body is not valid JSON"
+        "The detail says where the JSON breaks. A key that stands twice in one object counts as broken."
+    InvalidJsonObject "invalid_json_object" "The body is not a JSON object"
+        "The JSON is valid, but its root is not an object."
+    IdempotencyKeyRequired "idempotency_key_required" "An Idempotency-Key is required"
+        "Send the header `Idempotency-Key` with a value of your own that names this one effect, such as a UUID."
+    InvalidIdempotencyKey "invalid_idempotency_key" "The Idempotency-Key is not valid"
+        "An Idempotency-Key has 1 to 128 visible ASCII characters."
+    IdempotencyConflict "idempotency_conflict" "The Idempotency-Key was used for another request"
+        "The key belongs to a request with another method, path, query or body. Use a new key for a new effect."
+    IdempotencyInProgress "idempotency_in_progress" "The first request with this key is still running"
+        "Repeat the request after `Retry-After` seconds to get its result."
+    ValidationFailed "validation_failed" "The request has invalid fields"
+        "`errors` lists every wrong field with what is allowed."
+    PlanLimitReached "plan_limit_reached" "A limit of the plan is reached"
+        "Delete something of the kind, or change the plan."
+    SubdomainUnavailable "subdomain_unavailable" "The subdomain is taken"
+        "Choose another subdomain."
+    NoPortAvailable "no_port_available" "The node has no free port"
+        "Delete tunnels or extra ports on the node, or place the tunnel elsewhere."
+    NodeUnavailable "node_unavailable" "No node can take the tunnel"
+        "No node of the platform is online and eligible. Try again later."
+    ExtraPortLimitReached "extra_port_limit_reached" "The tunnel has no room for more extra ports"
+        "A tunnel has at most 10 extra ports."
+    TunnelSuspended "tunnel_suspended" "The tunnel is suspended"
+        "The bandwidth of the month is used up. It returns when the month turns (UTC), or with another plan."
+    TunnelNotRunning "tunnel_not_running" "The tunnel is not running"
+        "The action needs a tunnel that runs on a device. Start it first."
+    DeviceOffline "device_offline" "The device is offline"
+        "No command was queued. Try again when the device is online."
+    DeviceNotAllowed "device_not_allowed" "The device is not allowed for this tunnel"
+        "Add the device to the tunnel's device bindings, or name one that is listed there."
+    RemoteControlDisabled "remote_control_disabled" "Remote control is turned off on the device"
+        "It can only be turned on at the device: `culvert-agent remote-control enable`."
+    UpgradeRequired "upgrade_required" "The device's agent is too old"
+        "The agent lacks a capability that the action needs. Update it on the device."
+    TunnelAlreadyRunning "tunnel_already_running" "Another device runs the tunnel"
+        "Send `handoff: true` to stop it there and go on here."
+    OperationInProgress "operation_in_progress" "Another operation is active"
+        "An operation on the same tunnel or device has not ended yet. Wait for it."
+    InternalError "internal_error" "Something went wrong"
+        "The fault is ours. Report the request id; a retry with the same Idempotency-Key is safe."
+    ServiceUnavailable "service_unavailable" "The service is not available"
+        "Try again after `Retry-After` seconds; a retry with the same Idempotency-Key is safe."
+    PolicyUnavailable "policy_unavailable" "A policy gave no answer"
+        "A policy that must agree to the request failed, so nothing was done. Try again after `Retry-After` seconds; if \
+         it lasts, the operator's log says why."
+}

@@ -1,0 +1,252 @@
+//! Where it is decided what a request may do: facts, then the three policies, then a permit.
+//!
+//! Only this file makes a [`Permit`], and nothing is written on behalf of a caller without one.
+//! The order of the questions is that of decisions §1, steps 9 to 12.
+
+mod devices;
+mod tunnels;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use uuid::Uuid;
+
+use crate::domain::action::Action;
+use crate::domain::caller::Caller;
+use crate::domain::device::Device;
+use crate::domain::input::Input;
+use crate::domain::plan::Entitlement;
+use crate::error::{Code, Error, Fault, Result};
+use crate::policy::bindings::types::Verdict;
+use crate::policy::call::Failed;
+use crate::policy::convert;
+use crate::policy::live::Set;
+use crate::store::Store;
+use crate::store::facts::{Basis, Facts, Subject};
+
+pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
+
+pub struct Gate {
+    policies: Arc<ArcSwap<Set>>,
+    store: Arc<Store>,
+}
+
+/// The right to do one thing, and what it was decided on.
+#[derive(Debug)]
+pub struct Permit {
+    caller: Caller,
+    action: Action,
+    subject: Subject,
+    facts: Facts,
+    basis: Basis,
+    entitlement: Entitlement,
+}
+
+impl Permit {
+    pub fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    pub fn subject(&self) -> Subject {
+        self.subject
+    }
+
+    pub fn basis(&self) -> &Basis {
+        &self.basis
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub fn entitlement(&self) -> &Entitlement {
+        &self.entitlement
+    }
+}
+
+/// What a request would add to what the scope uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    pub premium_network: bool,
+    pub extra_ports: u32,
+}
+
+/// What an action means for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// It is acted on, or is to run the tunnel.
+    Target,
+    /// A handoff takes the tunnel from it.
+    Yields,
+}
+
+/// A request body on its way from what was read to what is valid.
+pub trait Draft: Clone + Send + Sync + 'static {
+    /// What it becomes when nothing is wrong with it.
+    type Valid: Send;
+
+    /// Looks up what the body refers to. What is not there is a fault of the field.
+    fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send;
+
+    /// What the validation policy is asked about.
+    fn input(&self) -> Option<Input<'_>>;
+
+    fn wants(&self) -> Wants {
+        Wants::default()
+    }
+
+    /// The device that the body names, and what it means for the one that runs the tunnel now.
+    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+        let _ = facts;
+        Vec::new()
+    }
+
+    /// The host's own types: they hold whatever a policy lets through.
+    fn validate(self, facts: &Facts, entitlement: &Entitlement) -> Result<Self::Valid, Vec<Fault>>;
+}
+
+/// A body as it was read, with what was malformed in it.
+#[derive(Clone, Debug, Default)]
+pub struct Body<D> {
+    pub draft: D,
+    pub faults: Vec<Fault>,
+}
+
+/// A request without a body.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoBody;
+
+impl Draft for NoBody {
+    type Valid = ();
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<(), Vec<Fault>> {
+        Ok(())
+    }
+}
+
+impl Gate {
+    pub fn new(policies: Arc<ArcSwap<Set>>, store: Arc<Store>) -> Self {
+        Self { policies, store }
+    }
+
+    pub fn policies(&self) -> Arc<Set> {
+        self.policies.load_full()
+    }
+
+    /// What a plan includes. A plan that no policy knows includes nothing.
+    pub fn entitlement(&self, plan: &str) -> Result<Entitlement> {
+        let entitlement = self.policies.load().known_entitlement(plan).map_err(unavailable)?;
+        Ok(entitlement.unwrap_or_else(|| {
+            tracing::warn!(plan, "no policy knows this plan; it includes nothing");
+            Entitlement::default()
+        }))
+    }
+
+    /// Decides on a request that changes something.
+    pub async fn admit<D: Draft>(
+        &self,
+        caller: &Caller,
+        action: Action,
+        subject: Subject,
+        body: Body<D>,
+    ) -> Result<(Permit, D::Valid)> {
+        let facts = self.store.facts(caller, subject).await?;
+        let entitlement = self.entitlement(&caller.scope.plan)?;
+        let Body { mut draft, mut faults } = body;
+        let unresolved = draft.resolve(&self.store, caller).await?;
+        let policies = self.policies.load();
+
+        let ask = convert::plan_ask(caller, action, facts.counters, draft.wants());
+        allowed(policies.plan_access(&ask))?;
+        let devices = self.involved(caller, action, &facts, &draft).await?;
+        let ask = convert::role_ask(caller, action, &facts, &devices);
+        allowed(policies.team_role(&ask))?;
+
+        if let Some(input) = draft.input() {
+            let input = convert::input(input);
+            let asked = convert::input_facts(caller, &facts, &faults);
+            let violations = policies.validation(&input, &asked).map_err(unavailable)?;
+            merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
+        }
+        merge(&mut faults, unresolved);
+        let basis = Basis::of(caller, &facts);
+        match draft.validate(&facts, &entitlement) {
+            Ok(valid) if faults.is_empty() => {
+                let caller = caller.clone();
+                Ok((Permit { caller, action, subject, facts, basis, entitlement }, valid))
+            }
+            Ok(_) => Err(Error::invalid(faults)),
+            Err(own) => {
+                merge(&mut faults, own);
+                Err(Error::invalid(faults))
+            }
+        }
+    }
+
+    /// Decides once more, on facts that have changed.
+    pub async fn admit_again<D: Draft>(&self, permit: &Permit, body: Body<D>) -> Result<Permit> {
+        let owner = self.store.caller_of_key(permit.caller.key_id).await?;
+        let caller = owner.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
+        let (permit, _) = self.admit(&caller, permit.action, permit.subject, body).await?;
+        Ok(permit)
+    }
+
+    /// The devices that an action concerns. One that the scope does not have is left out here: the
+    /// body's own check says so.
+    async fn involved<D: Draft>(
+        &self,
+        caller: &Caller,
+        action: Action,
+        facts: &Facts,
+        draft: &D,
+    ) -> Result<Vec<(Device, Part)>> {
+        let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
+        let concerned = match action {
+            Action::TunnelsStop | Action::TunnelsRestart => {
+                run.map(|run| (run.device_id, Part::Target)).into_iter().collect()
+            }
+            _ => draft.devices(facts),
+        };
+        let mut devices: Vec<_> = facts.device.iter().map(|device| (device.clone(), Part::Target)).collect();
+        for (id, part) in concerned {
+            if let Some(device) = self.store.device(caller.scope.id, id).await? {
+                devices.push((device, part));
+            }
+        }
+        Ok(devices)
+    }
+}
+
+/// A field that is known to be wrong is not named twice.
+fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
+    let known = faults.len();
+    for fault in more {
+        if !faults[..known].iter().any(|known| known.field == fault.field) {
+            faults.push(fault);
+        }
+    }
+}
+
+fn allowed(verdict: Result<Verdict, Failed>) -> Result<()> {
+    match verdict.map_err(unavailable)? {
+        Verdict::Allow => Ok(()),
+        Verdict::Deny(denial) => {
+            tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
+            Err(Error::new(Code::from_policy(denial.code), denial.detail))
+        }
+    }
+}
+
+/// A policy that gave no answer lets nothing through.
+fn unavailable(failed: Failed) -> Error {
+    tracing::error!(module = failed.module, cause = failed.failure.cause(), error = %failed.failure, "a policy failed");
+    Error::of(Code::PolicyUnavailable).after(std::time::Duration::from_secs(1))
+}

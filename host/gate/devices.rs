@@ -1,0 +1,34 @@
+//! What requests about devices must be to be admitted.
+
+use super::Draft;
+use crate::domain::caller::Caller;
+use crate::domain::input::{DevicePatch, Input};
+use crate::domain::plan::Entitlement;
+use crate::error::{Fault, Result};
+use crate::store::Store;
+use crate::store::facts::Facts;
+
+impl Draft for DevicePatch {
+    type Valid = DevicePatch;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::DeviceUpdate(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Self, Vec<Fault>> {
+        match self {
+            Self { remote_control_enabled: Some(true), .. } => Err(vec![Fault::new(
+                "remote_control_enabled",
+                "can only be turned off here; it is turned on at the device itself",
+            )]),
+            Self { name: None, remote_control_enabled: None } => {
+                Err(vec![Fault::new("body", "at least one field is required")])
+            }
+            patch => Ok(patch),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What requests about tunnels must be to be admitted, and what they are then.
+
+use uuid::Uuid;
+
+use super::{Draft, Part, Wants};
+use crate::domain::caller::Caller;
+use crate::domain::input::{BindDevices, Input, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch};
+use crate::domain::plan::Entitlement;
+use crate::domain::port::{self, valid};
+use crate::domain::tunnel::Protocol;
+use crate::error::{Fault, Result};
+use crate::store::Store;
+use crate::store::facts::Facts;
+
+/// A tunnel that may be created.
+#[derive(Clone, Debug)]
+pub struct TunnelDefinition {
+    pub name: String,
+    pub protocol: Protocol,
+    pub local_host: String,
+    pub local_port: u16,
+    pub region: Option<String>,
+    pub country: Option<String>,
+    pub preset_id: Option<Uuid>,
+    pub subdomain: Option<String>,
+    pub https: bool,
+    pub basic_auth: bool,
+    pub basic_auth_user: Option<String>,
+    pub basic_auth_password: Option<String>,
+    pub pro_network: bool,
+    pub device_ids: Vec<Uuid>,
+    pub extra_ports: Vec<port::NewExtraPort>,
+}
+
+impl Draft for NewTunnel {
+    type Valid = TunnelDefinition;
+
+    /// What the request says wins; the preset fills in what it leaves out.
+    async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
+        let mut faults = unknown_devices(store, caller, self.device_ids.as_deref().unwrap_or_default()).await?;
+        let Some(preset_id) = self.game_preset_id else { return Ok(faults) };
+        match store.preset(preset_id).await? {
+            Some(preset) => {
+                self.name.get_or_insert(preset.name);
+                self.protocol.get_or_insert(preset.protocol);
+                self.extra_ports.get_or_insert_with(|| {
+                    let extra = |port: crate::domain::preset::PresetPort| NewExtraPort {
+                        local_port: Some(port.local_port.into()),
+                        label: port.label,
+                        protocol: Some(port.protocol),
+                    };
+                    preset.extra_ports.into_iter().map(extra).collect()
+                });
+            }
+            None => faults.push(Fault::new("game_preset_id", "is no preset; `GET /presets` lists them")),
+        }
+        Ok(faults)
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::TunnelCreate(self))
+    }
+
+    fn wants(&self) -> Wants {
+        Wants {
+            premium_network: self.pro_network == Some(true),
+            extra_ports: self.extra_ports.as_ref().map_or(0, |ports| u32::try_from(ports.len()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn validate(self, _: &Facts, entitlement: &Entitlement) -> Result<TunnelDefinition, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let protocol = self.protocol.unwrap_or(Protocol::Tcp);
+        let local_port = required_port(self.local_port, "local_port", &mut faults);
+        let subdomain = self.subdomain.map(|subdomain| subdomain.to_ascii_lowercase());
+        if subdomain.as_deref().is_some_and(|subdomain| !is_label(subdomain)) {
+            faults.push(Fault::new("subdomain", "must be a DNS label"));
+        }
+        let extra = self.extra_ports.unwrap_or_default().into_iter().enumerate();
+        let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, index, &mut faults)).collect();
+        let definition = TunnelDefinition {
+            name: self.name.unwrap_or_else(|| format!("{protocol}-{local_port}")),
+            protocol,
+            local_host: self.local_host.unwrap_or_else(|| "127.0.0.1".into()),
+            local_port,
+            region: self.region,
+            country: self.country.map(|country| country.to_ascii_uppercase()),
+            preset_id: self.game_preset_id,
+            subdomain,
+            https: self.http_ssl_enabled.unwrap_or(true),
+            basic_auth: self.http_basic_auth_enabled.unwrap_or(false),
+            basic_auth_user: self.http_basic_auth_username,
+            basic_auth_password: self.http_basic_auth_password,
+            pro_network: self.pro_network.unwrap_or(entitlement.premium_network),
+            device_ids: distinct(self.device_ids.unwrap_or_default()),
+            extra_ports,
+        };
+        if faults.is_empty() { Ok(definition) } else { Err(faults) }
+    }
+}
+
+fn extra_port(port: NewExtraPort, tunnel: Protocol, index: usize, faults: &mut Vec<Fault>) -> port::NewExtraPort {
+    let NewExtraPort { local_port, label, protocol } = port;
+    // An extra port of an http tunnel is plain TCP unless it says otherwise.
+    let own = if tunnel == Protocol::Http { Protocol::Tcp } else { tunnel };
+    let protocol = protocol.unwrap_or(own);
+    if protocol == Protocol::Http && tunnel != Protocol::Http {
+        faults.push(Fault::new(format!("extra_ports[{index}].protocol"), "http ports are for http tunnels only"));
+    }
+    let local_port = required_port(local_port, &format!("extra_ports[{index}].local_port"), faults);
+    port::NewExtraPort { local_port, protocol, label }
+}
+
+/// What is to change of a tunnel: absent fields stay.
+#[derive(Clone, Debug)]
+pub struct TunnelChange {
+    pub name: Option<String>,
+    pub local_host: Option<String>,
+    pub local_port: Option<u16>,
+    pub https: Option<bool>,
+    pub basic_auth: Option<bool>,
+    pub basic_auth_user: Nullable<String>,
+    pub basic_auth_password: Nullable<String>,
+    pub idle_timeout: Option<u32>,
+    pub buffer_size: Option<u32>,
+    pub pro_network: Option<bool>,
+}
+
+impl Draft for TunnelPatch {
+    type Valid = TunnelChange;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::TunnelUpdate(self))
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { premium_network: self.pro_network == Some(true), ..Wants::default() }
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<TunnelChange, Vec<Fault>> {
+        let mut faults = Vec::new();
+        if self == Self::default() {
+            faults.push(Fault::new("body", "at least one field is required"));
+        }
+        let change = TunnelChange {
+            name: self.name,
+            local_host: self.local_host,
+            local_port: self.local_port.map(|port| required_port(Some(port), "local_port", &mut faults)),
+            https: self.http_ssl_enabled,
+            basic_auth: self.http_basic_auth_enabled,
+            basic_auth_user: self.http_basic_auth_username,
+            basic_auth_password: self.http_basic_auth_password,
+            idle_timeout: bounded(self.idle_timeout, 30, 3600, "idle_timeout", &mut faults),
+            buffer_size: bounded(self.buffer_size, 1024, 1_048_576, "buffer_size", &mut faults),
+            pro_network: self.pro_network,
+        };
+        if faults.is_empty() { Ok(change) } else { Err(faults) }
+    }
+}
+
+impl Draft for BindDevices {
+    type Valid = Vec<Uuid>;
+
+    async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
+        unknown_devices(store, caller, self.device_ids.as_deref().unwrap_or_default()).await
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::DeviceBindings(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<Uuid>, Vec<Fault>> {
+        let ids = self.device_ids.ok_or_else(|| vec![Fault::new("device_ids", "is required")])?;
+        Ok(distinct(ids))
+    }
+}
+
+/// Where a tunnel is to be started.
+#[derive(Clone, Copy, Debug)]
+pub struct StartChoice {
+    pub device_id: Uuid,
+    pub handoff: bool,
+}
+
+impl Draft for StartTunnel {
+    type Valid = StartChoice;
+
+    async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
+        let Some(device_id) = self.device_id else { return Ok(Vec::new()) };
+        let known = store.device(caller.scope.id, device_id).await?.is_some();
+        Ok(if known { Vec::new() } else { vec![Fault::new("device_id", "is no device of this scope")] })
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::TunnelStart(self))
+    }
+
+    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+        let running = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref()).map(|run| run.device_id);
+        let target = self.device_id.or(running);
+        let yields = running.filter(|running| self.handoff == Some(true) && Some(*running) != target);
+        let target = target.map(|id| (id, Part::Target));
+        target.into_iter().chain(yields.map(|id| (id, Part::Yields))).collect()
+    }
+
+    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<StartChoice, Vec<Fault>> {
+        let running = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref()).map(|run| run.device_id);
+        match self.device_id.or(running) {
+            Some(device_id) => Ok(StartChoice { device_id, handoff: self.handoff.unwrap_or(false) }),
+            None => Err(vec![Fault::new("device_id", "is required while the tunnel is not running")]),
+        }
+    }
+}
+
+/// An unknown device and one of another scope get the same answer.
+async fn unknown_devices(store: &Store, caller: &Caller, ids: &[Uuid]) -> Result<Vec<Fault>> {
+    let mut faults = Vec::new();
+    // More than an allowlist may hold is refused anyway.
+    for (index, id) in ids.iter().enumerate().take(100) {
+        if store.device(caller.scope.id, *id).await?.is_none() {
+            faults.push(Fault::new(format!("device_ids[{index}]"), "is no device of this scope"));
+        }
+    }
+    Ok(faults)
+}
+
+fn distinct(mut ids: Vec<Uuid>) -> Vec<Uuid> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn required_port(port: Option<i64>, field: &str, faults: &mut Vec<Fault>) -> u16 {
+    match port {
+        None => faults.push(Fault::new(field, "is required")),
+        Some(port) => match valid(port) {
+            Some(port) => return port,
+            None => faults.push(Fault::new(field, "must be between 1 and 65535")),
+        },
+    }
+    0
+}
+
+fn bounded(value: Option<i64>, low: u32, high: u32, field: &str, faults: &mut Vec<Fault>) -> Option<u32> {
+    let value = value?;
+    let fits = u32::try_from(value).ok().filter(|value| (low..=high).contains(value));
+    if fits.is_none() {
+        faults.push(Fault::new(field, format!("must be between {low} and {high}")));
+    }
+    fits
+}
+
+/// What can stand in a host name, whatever a policy thinks of it.
+fn is_label(label: &str) -> bool {
+    (1..=63).contains(&label.len())
+        && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}

@@ -1,0 +1,122 @@
+//! A device connects: it proves who it is, and host and device bring each other up to date.
+
+use culvert_agent::device::verify;
+use culvert_agent::wire::{ConsentState, Hello, SignedConsent, connect_statement, consent_statement};
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::domain::device::Device;
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::error::{Code, Error, Result};
+use crate::store::Write;
+use crate::store::devices::EnrolledDevice;
+use crate::store::presence::Connection;
+
+/// A device that has proved who it is.
+pub struct Arrived {
+    pub connection: Connection,
+    pub scope_id: Uuid,
+    pub boot_id: Uuid,
+    pub consent: ConsentState,
+}
+
+/// The device of a hello, if its signature over the nonce is by the device's key.
+pub async fn identify(app: &App, hello: &Hello, nonce: &[u8]) -> Result<EnrolledDevice> {
+    let unknown = || Error::new(Code::NotFound, "This device is not enrolled here, or was removed.");
+    let enrolled = app.store.enrolled_device(hello.device_id).await?.ok_or_else(unknown)?;
+    let statement = connect_statement(hello.device_id, nonce);
+    if !verify(&enrolled.public_key, &statement, &hello.signature.0) {
+        return Err(unknown());
+    }
+    if !enrolled.device.owner_active {
+        return Err(Error::new(Code::DeviceNotAllowed, "The device's owner is no longer a member of its Team."));
+    }
+    Ok(enrolled)
+}
+
+/// Lets a device in: from here on this connection is the one that counts.
+pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result<Arrived> {
+    let host_id = app.host_id;
+    let scope_id = enrolled.device.scope_id;
+    let boot_id = hello.boot_id;
+    let (connection, consent) = app
+        .store
+        .write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                let EnrolledDevice { device, public_key } = enrolled;
+                let connection = write.connect_device(device.id, host_id, boot_id).await?;
+                write.describe_device(device.id, &hello.platform, &hello.version, &hello.capabilities).await?;
+                if let Some(signed) = &hello.signed_consent {
+                    decide(write, &device, &public_key, signed).await?;
+                }
+                end_lost_leases(write, device.id, &hello).await?;
+                resume_wanted(write, &device, boot_id).await?;
+                Ok((connection, consent_of(write, &device).await?))
+            })
+        })
+        .await?;
+    Ok(Arrived { connection, scope_id, boot_id, consent })
+}
+
+/// Takes a decision about remote control that the device has signed. Where it was made on an older
+/// state than the host's, it is void.
+pub async fn decide(write: &mut Write, device: &Device, public_key: &[u8], signed: &SignedConsent) -> Result<()> {
+    let SignedConsent { enabled, revision, nonce, signature } = signed;
+    let statement = consent_statement(device.id, *enabled, *revision, &nonce.0);
+    let current = write.device(device.scope_id, device.id).await?;
+    let current = current.is_some_and(|device| device.consent_revision == *revision);
+    if !current || !verify(public_key, &statement, &signature.0) {
+        return Ok(());
+    }
+    if *enabled {
+        write.turn_remote_control_on(device.id).await
+    } else {
+        write.turn_remote_control_off(device.id).await
+    }
+}
+
+pub async fn consent_of(write: &mut Write, device: &Device) -> Result<ConsentState> {
+    let device = write.device(device.scope_id, device.id).await?.ok_or_else(Error::not_found)?;
+    Ok(ConsentState { enabled: device.remote_control, revision: device.consent_revision })
+}
+
+/// Ends the leases that nobody holds any longer: those of another process of the agent, and those
+/// that this process has given up.
+async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> Result<()> {
+    for lease in write.leases_of_device(device_id).await? {
+        if lease.boot_id != hello.boot_id {
+            write.end_session(lease.session_id, EndReason::AgentRestart).await?;
+        } else if lease.ready && !hello.lease_ids.contains(&lease.session_id) {
+            write.end_session(lease.session_id, EndReason::LeaseExpired).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a device back what it is to run and what nobody runs: after a restart, after a long
+/// absence, or when a suspension is over.
+pub async fn resume_wanted(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
+    for tunnel in write.wanted_tunnels(device.scope_id, device.id).await? {
+        if tunnel.suspended || !tunnel.allows(device.id) || tunnel.protocol != Protocol::Tcp {
+            continue;
+        }
+        let (host, port) = target(write, device, &tunnel).await?;
+        write.open_session(&tunnel, device.id, boot_id, (&host, port)).await?;
+    }
+    Ok(())
+}
+
+/// Without remote control, a tunnel leads where somebody at the device last agreed to.
+async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<(String, u16)> {
+    let now = (tunnel.local_host.clone(), tunnel.local_port);
+    let device = write.device(device.scope_id, device.id).await?;
+    if device.is_some_and(|device| device.remote_control) {
+        return Ok(now);
+    }
+    let last = match tunnel.wanted_on {
+        Some(device_id) => write.last_target(tunnel.id, device_id).await?,
+        None => None,
+    };
+    Ok(last.unwrap_or(now))
+}

@@ -1,0 +1,227 @@
+//! The states of an operation, as the agent's reports bring them about (decisions §3).
+
+use culvert_agent::wire::{Done, Failure};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::domain::device::Device;
+use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::error::Result;
+use crate::store::change::actions::{Started, start_result};
+use crate::store::{Wake, Write};
+
+/// What an agent that is ready to begin is told.
+#[derive(Debug)]
+pub enum Go {
+    /// Begin, under this session where the action runs a tunnel.
+    Proceed { session_id: Option<Uuid> },
+    /// The operation has ended otherwise.
+    Abandon,
+}
+
+/// The operation, if it is this device's.
+async fn own(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<Option<Operation>> {
+    let operation = write.operation(operation_id).await?;
+    Ok(operation.filter(|operation| operation.device_id == device.id))
+}
+
+/// The command is in the agent's journal. Whether the operation goes on: consent and capabilities
+/// are looked at once more.
+pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<bool> {
+    let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(false) };
+    if operation.status != OperationStatus::Queued {
+        return Ok(!operation.status.is_terminal());
+    }
+    if operation.expires_at <= write.now {
+        write.advance_operation(&mut operation, OperationStatus::Expired).await?;
+        return Ok(false);
+    }
+    if let Err(refused) = device.consents_to(operation.action) {
+        let code = match refused.code {
+            crate::error::Code::RemoteControlDisabled => OperationErrorCode::RemoteControlDisabled,
+            _ => OperationErrorCode::UnsupportedAction,
+        };
+        write.fail_operation(&mut operation, OperationError::new(code, refused.detail)).await?;
+        return Ok(false);
+    }
+    write.advance_operation(&mut operation, OperationStatus::Claimed).await
+}
+
+/// The agent is about to begin. From here on the operation runs; a start gets its lease.
+pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_id: Uuid) -> Result<Go> {
+    let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(Go::Abandon) };
+    match operation.status {
+        OperationStatus::Queued | OperationStatus::Claimed => {}
+        // An agent that has begun does not ask again: it never got the answer.
+        OperationStatus::Running => return Ok(Go::Proceed { session_id: operation.session_id }),
+        _ => return Ok(Go::Abandon),
+    }
+    if !matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
+        let begun = write.advance_operation(&mut operation, OperationStatus::Running).await?;
+        return Ok(if begun { Go::Proceed { session_id: None } } else { Go::Abandon });
+    }
+    let Some(tunnel) = tunnel(write, &operation).await? else { return Ok(Go::Abandon) };
+    if let Err(error) = may_run(&tunnel, device, &operation) {
+        write.fail_operation(&mut operation, error.clone()).await?;
+        write.set_start_error(tunnel.id, Some(&error.detail)).await?;
+        return Ok(Go::Abandon);
+    }
+    if let Some(run) = &tunnel.run {
+        let handoff = run.device_id != device.id;
+        let reason = if handoff { EndReason::Handoff } else { EndReason::Restarted };
+        write.end_session(run.session_id, reason).await?;
+    }
+    let target = (tunnel.local_host.as_str(), tunnel.local_port);
+    let session_id = write.open_session(&tunnel, device.id, boot_id, target).await?;
+    operation.session_id = Some(session_id);
+    write.advance_operation(&mut operation, OperationStatus::Running).await?;
+    Ok(Go::Proceed { session_id: Some(session_id) })
+}
+
+/// What may have changed since the operation was queued.
+fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<(), OperationError> {
+    let refuse = |code, detail: &str| Err(OperationError::new(code, detail));
+    if tunnel.protocol != Protocol::Tcp {
+        let detail = format!("This version's nodes carry tcp; {} tunnels cannot be started yet.", tunnel.protocol);
+        return Err(OperationError::new(OperationErrorCode::UnsupportedAction, detail));
+    }
+    if tunnel.suspended {
+        return refuse(OperationErrorCode::TunnelStartFailed, "The month's bandwidth is used up.");
+    }
+    if !tunnel.allows(device.id) {
+        return refuse(OperationErrorCode::DeviceNotAllowed, "The device is no longer allowed for this tunnel.");
+    }
+    let other = tunnel.run.as_ref().map(|run| run.device_id).filter(|other| *other != device.id);
+    if other.is_some() && other != operation.yields_id {
+        return refuse(OperationErrorCode::LeaseConflict, "Another device has started the tunnel meanwhile.");
+    }
+    Ok(())
+}
+
+async fn tunnel(write: &mut Write, operation: &Operation) -> Result<Option<Tunnel>> {
+    match operation.tunnel_id {
+        Some(tunnel_id) => write.tunnel(operation.scope_id, tunnel_id).await,
+        None => Ok(None),
+    }
+}
+
+/// The agent canceled the command before it began.
+pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<()> {
+    if let Some(mut operation) = own(write, device, operation_id).await? {
+        write.advance_operation(&mut operation, OperationStatus::Canceled).await?;
+    }
+    Ok(())
+}
+
+/// The agent reports an outcome. One of an operation that has ended otherwise changes nothing.
+pub async fn finish(
+    write: &mut Write,
+    device: &Device,
+    operation_id: Uuid,
+    outcome: Result<Done, Failure>,
+) -> Result<()> {
+    let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(()) };
+    if operation.status.is_terminal() {
+        return Ok(());
+    }
+    match outcome {
+        Ok(done) => succeed(write, device, &mut operation, done).await,
+        Err(failure) => fail(write, &mut operation, failure).await,
+    }
+}
+
+async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, done: Done) -> Result<()> {
+    operation.result = Some(match (operation.action, done) {
+        (RemoteAction::Start | RemoteAction::Restart, Done::Start | Done::Restart) => {
+            return finish_start(write, operation).await;
+        }
+        (RemoteAction::Stop, _) => {
+            let session_id = stop(write, operation).await?;
+            json!({"tunnel_id": operation.tunnel_id, "session_id": session_id})
+        }
+        (RemoteAction::StopAll, _) => json!({"stopped": stop_all(write, device).await?, "failed": []}),
+        (RemoteAction::RestartAgent, Done::RestartAgent { previous_version, version, boot_id }) => {
+            let leases = write.leases_of_device(device.id).await?;
+            let resumed: Vec<_> = leases.iter().filter(|lease| lease.ready).map(|lease| lease.tunnel_id).collect();
+            json!({
+                "previous_version": previous_version,
+                "version": version,
+                "boot_id": boot_id,
+                "resumed_tunnels": resumed,
+            })
+        }
+        (_, other) => {
+            let failure = Failure::new("agent_rejected", format!("The agent reported another action: {other:?}."));
+            return fail(write, operation, failure).await;
+        }
+    });
+    write.advance_operation(operation, OperationStatus::Succeeded).await?;
+    Ok(())
+}
+
+/// A start has succeeded when its session stands; it may have ended again meanwhile.
+async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()> {
+    let session_id = operation.session_id.unwrap_or_default();
+    let (Some(tunnel), Some(lease)) = (tunnel(write, operation).await?, write.lease(session_id).await?) else {
+        let failure = Failure::new("lease_conflict", "The tunnel's lease ended before the start was done.");
+        return fail(write, operation, failure).await;
+    };
+    write.set_ready(lease.session_id).await?;
+    write.set_start_error(tunnel.id, None).await?;
+    operation.result =
+        Some(start_result(&tunnel, Some(session_id), operation.device_id, operation.yields_id, Started::Now));
+    write.advance_operation(operation, OperationStatus::Succeeded).await?;
+    Ok(())
+}
+
+async fn stop(write: &mut Write, operation: &Operation) -> Result<Option<Uuid>> {
+    let run = tunnel(write, operation).await?.and_then(|tunnel| tunnel.run);
+    let run = run.filter(|run| run.device_id == operation.device_id);
+    if let Some(run) = &run {
+        write.stop_session(run.session_id, EndReason::StoppedApi).await?;
+    }
+    if let Some(tunnel_id) = operation.tunnel_id {
+        write.set_wanted(tunnel_id, None).await?;
+    }
+    Ok(run.map(|run| run.session_id))
+}
+
+async fn stop_all(write: &mut Write, device: &Device) -> Result<Vec<Uuid>> {
+    let mut stopped = Vec::new();
+    for lease in write.leases_of_device(device.id).await? {
+        write.stop_session(lease.session_id, EndReason::StopAll).await?;
+        stopped.push(lease.tunnel_id);
+    }
+    Ok(stopped)
+}
+
+/// Fails an operation. A start's lease ends; a handoff's tunnel is offered back to the device that
+/// ran it.
+pub async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
+    operation.error = Some(OperationError { code: failure.code, detail: failure.detail.clone() });
+    if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
+        end_failed_start(write, operation, &failure.detail).await?;
+    }
+    write.advance_operation(operation, OperationStatus::Failed).await?;
+    Ok(())
+}
+
+async fn end_failed_start(write: &mut Write, operation: &mut Operation, detail: &str) -> Result<()> {
+    let began = operation.session_id;
+    if let Some(session_id) = began {
+        write.end_session(session_id, EndReason::Error).await?;
+    }
+    let Some(tunnel) = tunnel(write, operation).await? else { return Ok(()) };
+    write.set_wanted(tunnel.id, None).await?;
+    write.set_start_error(tunnel.id, Some(detail)).await?;
+    let (Some(_), Some(yields_id)) = (began, operation.yields_id) else { return Ok(()) };
+    let Some(boot_id) = write.booted(yields_id).await? else { return Ok(()) };
+    let last = write.last_target(tunnel.id, yields_id).await?;
+    let (host, port) = last.unwrap_or((tunnel.local_host.clone(), tunnel.local_port));
+    let session_id = write.open_session(&tunnel, yields_id, boot_id, (&host, port)).await?;
+    operation.result = Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack));
+    write.wake(Wake::Device(yields_id));
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! What an agent is told of a lease.
+
+use culvert_agent::wire::{Blob, Grant, Target};
+
+use crate::secret::{Purpose, Secrets};
+use crate::store::sessions::Lease;
+
+/// Seconds without a byte after which a connection is closed, where its tunnel says nothing.
+pub const DEFAULT_IDLE_TIMEOUT: u32 = 3600;
+
+/// What a lease's token vouches for.
+pub fn vouched(lease: &Lease) -> Vec<u8> {
+    [lease.session_id.as_bytes(), &lease.epoch.to_be_bytes()[..]].concat()
+}
+
+pub fn target(lease: &Lease) -> Target {
+    Target {
+        host: lease.local_host.clone(),
+        port: lease.local_port,
+        idle_timeout: lease.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+        buffer_size: lease.buffer_size,
+    }
+}
+
+pub fn grant(lease: &Lease, secrets: &Secrets) -> Grant {
+    Grant {
+        lease_id: lease.session_id,
+        tunnel_id: lease.tunnel_id,
+        name: lease.name.clone(),
+        epoch: lease.epoch,
+        token: Blob(secrets.tag(Purpose::Leases, &vouched(lease))),
+        public_address: format!("{}:{}", lease.hostname, lease.remote_port),
+        target: target(lease),
+    }
+}

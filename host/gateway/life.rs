@@ -1,0 +1,485 @@
+//! One connection of one device, from its first frame to its last.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_agent::wire::{
+    Action, Blob, Command, ConsentState, Done, Failure, Grant, Hello, SignedConsent, Target, ToAgent, ToHost, Welcome,
+};
+use futures_util::future::BoxFuture;
+use salvo::websocket::{Message, WebSocket};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::arrival::{self, Arrived};
+use super::commands::{self, Go};
+use super::{Entry, grant, local};
+use crate::app::App;
+use crate::domain::device::{Device, OFFLINE_AFTER};
+use crate::domain::operation::{Operation, RemoteAction};
+use crate::domain::session::{EndReason, LEASE};
+use crate::error::{Error, Result};
+use crate::store::Write;
+use crate::store::presence::Connection;
+use crate::store::sessions::Lease;
+
+const HEARTBEAT: Duration = Duration::from_secs(10);
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// When agents are to come back after this host has said goodbye.
+const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the connection is gone")]
+    Gone,
+    #[error("the agent has ended")]
+    Goodbye,
+    #[error("it was silent for too long")]
+    Silent,
+    #[error("a newer connection of the device counts")]
+    Replaced,
+    #[error("the device was removed")]
+    Removed,
+    #[error("the host is stopping")]
+    Stopping,
+    #[error("the agent does not speak this host's language: {0}")]
+    Protocol(String),
+    #[error("{0}")]
+    Store(#[from] Error),
+}
+
+pub async fn live(app: Arc<App>, socket: WebSocket) {
+    let mut link = Link { socket };
+    let greeted = app.clock.timeout(HELLO_WITHIN, greet(&app, &mut link)).await;
+    match greeted {
+        Ok(Ok((arrived, public_key))) => {
+            let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
+            Life::new(app, link, arrived, public_key).run().instrument(span).await;
+        }
+        Ok(Err(End::Store(error))) => {
+            let (code, detail) = (error.code.as_str().to_owned(), error.detail.into_owned());
+            let _ = link.send(&ToAgent::Refused { code, detail }).await;
+        }
+        Ok(Err(end)) => tracing::debug!(%end, "a connection did not become an agent's"),
+        Err(_) => tracing::debug!("a connection did not say hello in time"),
+    }
+}
+
+async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>), End> {
+    let nonce = app.clock.random::<32>();
+    link.send(&ToAgent::Challenge { nonce: Blob(nonce.into()) }).await?;
+    let ToHost::Hello(hello) = link.receive().await? else {
+        return Err(End::Protocol("its first frame is no hello".into()));
+    };
+    let hello: Hello = hello;
+    let enrolled = arrival::identify(app, &hello, &nonce).await?;
+    let public_key = enrolled.public_key.clone();
+    Ok((arrival::arrive(app, enrolled, hello).await?, public_key))
+}
+
+/// What the agent has been told on this connection.
+#[derive(Default)]
+struct Told {
+    leases: HashMap<Uuid, Target>,
+    commands: HashSet<Uuid>,
+    consent: Option<ConsentState>,
+}
+
+struct Life {
+    app: Arc<App>,
+    link: Link,
+    entry: Entry,
+    connection: Connection,
+    scope_id: Uuid,
+    boot_id: Uuid,
+    public_key: Vec<u8>,
+    told: Told,
+}
+
+impl Life {
+    fn new(app: Arc<App>, link: Link, arrived: Arrived, public_key: Vec<u8>) -> Self {
+        let Arrived { connection, scope_id, boot_id, consent } = arrived;
+        let entry = app.gateway.enter(connection);
+        let told = Told { consent: Some(consent), ..Told::default() };
+        Self { app, link, entry, connection, scope_id, boot_id, public_key, told }
+    }
+
+    async fn run(mut self) {
+        tracing::info!("connected");
+        let end = match self.welcome().await {
+            Ok(()) => self.listen().await,
+            Err(end) => end,
+        };
+        let reason = end.to_string();
+        tracing::info!(reason, "disconnected");
+        if !matches!(end, End::Gone | End::Goodbye | End::Silent) {
+            let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
+            let _ = self.link.send(&ToAgent::Goodbye { reason, reconnect_after_ms }).await;
+        }
+        self.app.gateway.leave(self.connection);
+        if let Err(error) = self.depart(matches!(end, End::Goodbye)).await {
+            tracing::warn!(%error, "the end of a connection was not noted");
+        }
+    }
+
+    async fn welcome(&mut self) -> Result<(), End> {
+        let mut grants = Vec::new();
+        for lease in self.own_leases().await? {
+            grants.extend(self.offer(&lease).await.ok());
+        }
+        let welcome = Welcome {
+            connection_epoch: self.connection.epoch,
+            heartbeat_ms: HEARTBEAT.as_millis() as u64,
+            lease_ms: LEASE.as_millis() as u64,
+            node: self.app.node.address(),
+            consent: self.told.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
+            grants,
+        };
+        self.link.send(&ToAgent::Welcome(welcome)).await?;
+        self.catch_up().await
+    }
+
+    async fn listen(&mut self) -> End {
+        let clock = self.app.clock.clone();
+        let (woken, replaced, stop) = (self.entry.woken.clone(), self.entry.replaced.clone(), self.app.stop.clone());
+        let mut heard = clock.moment();
+        loop {
+            let step = tokio::select! {
+                biased;
+                () = stop.cancelled() => Err(End::Stopping),
+                () = replaced.cancelled() => Err(End::Replaced),
+                frame = self.link.receive() => {
+                    heard = clock.moment();
+                    match frame {
+                        Ok(frame) => self.on_frame(frame).await,
+                        Err(end) => Err(end),
+                    }
+                }
+                () = woken.notified() => self.catch_up().await,
+                () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
+            };
+            if let Err(end) = step {
+                return end;
+            }
+        }
+    }
+
+    async fn on_frame(&mut self, frame: ToHost) -> Result<(), End> {
+        match frame {
+            ToHost::Renew { sequence, lease_ids } => self.on_renew(sequence, lease_ids).await,
+            ToHost::Claimed { operation_id } => self.on_claimed(operation_id).await,
+            ToHost::Ready { operation_id } => self.on_ready(operation_id).await,
+            ToHost::Finished { operation_id, outcome } => self.on_finished(operation_id, outcome).await,
+            ToHost::Canceled { operation_id } => {
+                self.write(move |write, device| Box::pin(commands::cancel(write, device, operation_id))).await
+            }
+            ToHost::Serving { lease_id } => self.on_serving(lease_id).await,
+            ToHost::TargetState { lease_id, error } => {
+                let error = error.map(|error| error.chars().take(500).collect::<String>());
+                self.write(move |write, device| {
+                    Box::pin(async move { write.set_target_error(lease_id, device.id, error.as_deref()).await })
+                })
+                .await
+            }
+            ToHost::Start { request_id, tunnel } => self.on_start(request_id, tunnel).await,
+            ToHost::Stop { request_id, lease_id } => {
+                self.told.leases.remove(&lease_id);
+                self.write(move |write, device| Box::pin(local::stop(write, device, lease_id))).await?;
+                self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
+            }
+            ToHost::Consent(signed) => self.on_consent(signed).await,
+            ToHost::Goodbye => Err(End::Goodbye),
+            ToHost::Hello(_) | ToHost::Unknown => Ok(()),
+        }
+    }
+
+    /// A heartbeat: the device is there, and its leases hold for another term.
+    async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
+        self.app.gateway.note_seen(self.connection, self.app.clock.now());
+        let asked = lease_ids.clone();
+        let renewed = if asked.is_empty() {
+            Vec::new()
+        } else {
+            self.write(move |write, device| Box::pin(renew(write, device.id, asked))).await?
+        };
+        for lease_id in lease_ids.into_iter().filter(|id| !renewed.contains(id)) {
+            self.told.leases.remove(&lease_id);
+            self.link.send(&ToAgent::Revoke { lease_id, reason: "lease_expired".into() }).await?;
+        }
+        self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
+        let boot_id = self.boot_id;
+        if self.app.store.has_unserved_wishes(self.scope_id, self.connection.device_id).await? {
+            self.write(move |write, device| Box::pin(arrival::resume_wanted(write, device, boot_id))).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_claimed(&mut self, operation_id: Uuid) -> Result<(), End> {
+        let goes_on = self.write(move |write, device| Box::pin(commands::claim(write, device, operation_id))).await?;
+        if goes_on { Ok(()) } else { self.link.send(&ToAgent::Abandon { operation_id }).await }
+    }
+
+    async fn on_ready(&mut self, operation_id: Uuid) -> Result<(), End> {
+        let boot_id = self.boot_id;
+        let go =
+            self.write(move |write, device| Box::pin(commands::begin(write, device, boot_id, operation_id))).await?;
+        let session_id = match go {
+            Go::Abandon => return self.link.send(&ToAgent::Abandon { operation_id }).await,
+            Go::Proceed { session_id: None } => {
+                return self.link.send(&ToAgent::Proceed { operation_id, grant: None }).await;
+            }
+            Go::Proceed { session_id: Some(session_id) } => session_id,
+        };
+        let lease = self.app.store.lease(session_id).await?;
+        let offered = match &lease {
+            Some(lease) => self.offer(lease).await,
+            None => Err("The tunnel's lease ended before the start was done.".into()),
+        };
+        match offered {
+            Ok(grant) => self.link.send(&ToAgent::Proceed { operation_id, grant: Some(grant) }).await,
+            Err(problem) => {
+                let failure = Failure::new("tunnel_start_failed", problem);
+                self.write(move |write, device| Box::pin(commands::finish(write, device, operation_id, Err(failure))))
+                    .await?;
+                self.link.send(&ToAgent::Abandon { operation_id }).await
+            }
+        }
+    }
+
+    async fn on_finished(&mut self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), End> {
+        self.write(move |write, device| Box::pin(commands::finish(write, device, operation_id, outcome))).await?;
+        self.link.send(&ToAgent::Settled { operation_id }).await
+    }
+
+    async fn on_serving(&mut self, lease_id: Uuid) -> Result<(), End> {
+        self.write(move |write, device| {
+            Box::pin(async move {
+                match write.lease(lease_id).await? {
+                    Some(lease) if lease.device_id == device.id => write.set_ready(lease_id).await,
+                    _ => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    async fn on_start(&mut self, request_id: Uuid, tunnel: String) -> Result<(), End> {
+        let device = self.device().await?;
+        let wish = local::start(&self.app, device, self.boot_id, &tunnel).await?;
+        let outcome = match wish {
+            Ok(session_id) => self.serve_wish(session_id).await?,
+            Err(failure) => Err(failure),
+        };
+        self.link.send(&ToAgent::Answer { request_id, outcome }).await
+    }
+
+    async fn serve_wish(&mut self, session_id: Uuid) -> Result<Result<Option<Grant>, Failure>, End> {
+        let Some(lease) = self.app.store.lease(session_id).await? else { return Ok(Ok(None)) };
+        match self.offer(&lease).await {
+            Ok(grant) => Ok(Ok(Some(grant))),
+            Err(detail) => {
+                self.write(move |write, _| {
+                    Box::pin(async move { write.stop_session(session_id, EndReason::Error).await.map(drop) })
+                })
+                .await?;
+                Ok(Err(Failure::new("tunnel_start_failed", detail)))
+            }
+        }
+    }
+
+    /// Has the node serve a lease, and only then makes the agent's grant of it.
+    async fn offer(&mut self, lease: &Lease) -> Result<Grant, String> {
+        let served = self.app.node.serve(lease).await;
+        if let Err(problem) = &served {
+            tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
+        }
+        served?;
+        self.told.leases.insert(lease.session_id, grant::target(lease));
+        Ok(grant::grant(lease, self.app.store.secrets()))
+    }
+
+    async fn on_consent(&mut self, signed: SignedConsent) -> Result<(), End> {
+        let public_key = self.public_key.clone();
+        let state = self
+            .write(move |write, device| {
+                Box::pin(async move {
+                    arrival::decide(write, device, &public_key, &signed).await?;
+                    arrival::consent_of(write, device).await
+                })
+            })
+            .await?;
+        self.told.consent = Some(state);
+        self.link.send(&ToAgent::Consent(state)).await
+    }
+
+    /// Holds what is true against what the agent was told, and tells it the difference.
+    async fn catch_up(&mut self) -> Result<(), End> {
+        let device = self.device().await?;
+        let consent = ConsentState { enabled: device.remote_control, revision: device.consent_revision };
+        if self.told.consent != Some(consent) {
+            self.told.consent = Some(consent);
+            self.link.send(&ToAgent::Consent(consent)).await?;
+        }
+        self.tell_commands().await?;
+        self.tell_leases().await
+    }
+
+    async fn tell_commands(&mut self) -> Result<(), End> {
+        let operations = self.app.store.active_operations(self.connection.device_id).await?;
+        let active: HashSet<Uuid> = operations.iter().map(|operation| operation.id).collect();
+        let over: Vec<Uuid> = self.told.commands.difference(&active).copied().collect();
+        for operation_id in over {
+            self.told.commands.remove(&operation_id);
+            self.link.send(&ToAgent::Cancel { operation_id }).await?;
+        }
+        for operation in operations {
+            if self.told.commands.insert(operation.id) {
+                self.link.send(&ToAgent::Command(self.command(&operation))).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, operation: &Operation) -> Command {
+        let left = (operation.expires_at - self.app.clock.now()).num_milliseconds();
+        Command {
+            operation_id: operation.id,
+            action: match operation.action {
+                RemoteAction::Start => Action::Start,
+                RemoteAction::Stop => Action::Stop,
+                RemoteAction::Restart => Action::Restart,
+                RemoteAction::StopAll => Action::StopAll,
+                RemoteAction::RestartAgent => Action::RestartAgent,
+            },
+            tunnel_id: operation.tunnel_id,
+            expires_in_ms: u64::try_from(left).unwrap_or_default(),
+        }
+    }
+
+    async fn tell_leases(&mut self) -> Result<(), End> {
+        let leases = self.app.store.leases_of_device(self.connection.device_id).await?;
+        let held: HashSet<Uuid> = leases.iter().map(|lease| lease.session_id).collect();
+        let over: Vec<Uuid> = self.told.leases.keys().filter(|id| !held.contains(id)).copied().collect();
+        for lease_id in over {
+            self.told.leases.remove(&lease_id);
+            let reason = self.app.store.end_reason(lease_id).await?;
+            let reason = reason.map(|reason| reason.to_string()).unwrap_or_else(|| "ended".into());
+            self.link.send(&ToAgent::Revoke { lease_id, reason }).await?;
+        }
+        for lease in self.own_leases().await? {
+            let (lease_id, target) = (lease.session_id, grant::target(&lease));
+            match self.told.leases.get(&lease_id) {
+                None => {
+                    if let Ok(grant) = self.offer(&lease).await {
+                        self.link.send(&ToAgent::Resume { grant }).await?;
+                    }
+                }
+                Some(told) if *told != target => {
+                    self.told.leases.insert(lease_id, target.clone());
+                    self.link.send(&ToAgent::Retarget { lease_id, target }).await?;
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The leases that this process of the agent holds or is to hold, but for those that an operation
+    /// is about to give it.
+    async fn own_leases(&mut self) -> Result<Vec<Lease>, End> {
+        let device_id = self.connection.device_id;
+        let operations = self.app.store.active_operations(device_id).await?;
+        let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
+        let leases = self.app.store.leases_of_device(device_id).await?;
+        let own = |lease: &Lease| lease.boot_id == self.boot_id && !given.contains(&lease.session_id);
+        Ok(leases.into_iter().filter(own).collect())
+    }
+
+    async fn device(&mut self) -> Result<Device, End> {
+        let device = self.app.store.device(self.scope_id, self.connection.device_id).await?;
+        device.ok_or(End::Removed)
+    }
+
+    /// Writes on behalf of the device, as long as this connection is the one that counts.
+    async fn write<T, F>(&mut self, work: F) -> Result<T, End>
+    where
+        T: Send + 'static,
+        F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<T>> + Send + 'static,
+    {
+        let (connection, scope_id) = (self.connection, self.scope_id);
+        let written = self.app.store.write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                if !write.is_current(connection).await? {
+                    return Ok(None);
+                }
+                match write.device(scope_id, connection.device_id).await? {
+                    Some(device) => work(write, &device).await.map(Some),
+                    None => Ok(None),
+                }
+            })
+        });
+        written.await?.ok_or(End::Replaced)
+    }
+
+    /// Notes that the connection has ended. An agent that said goodbye is gone at once; another may
+    /// be back before its leases end.
+    async fn depart(&mut self, for_good: bool) -> Result<()> {
+        let connection = self.connection;
+        self.app
+            .store
+            .write(Some(self.scope_id), move |write| {
+                Box::pin(async move {
+                    if !write.is_current(connection).await? {
+                        return Ok(());
+                    }
+                    write.disconnect_device(connection).await?;
+                    if for_good {
+                        for lease in write.leases_of_device(connection.device_id).await? {
+                            write.end_session(lease.session_id, EndReason::DeviceDisconnected).await?;
+                        }
+                        write.set_offline(connection.device_id).await?;
+                        write.fail_operations_of_lost_device(connection.device_id).await?;
+                    }
+                    Ok(())
+                })
+            })
+            .await
+    }
+}
+
+async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {
+    let mut renewed = Vec::new();
+    for lease_id in lease_ids {
+        if write.renew_lease(lease_id, device_id).await? {
+            renewed.push(lease_id);
+        }
+    }
+    Ok(renewed)
+}
+
+/// Frames over a WebSocket.
+struct Link {
+    socket: WebSocket,
+}
+
+impl Link {
+    async fn send(&mut self, frame: &ToAgent) -> Result<(), End> {
+        let text = serde_json::to_string(frame).map_err(|e| End::Protocol(e.to_string()))?;
+        self.socket.send(Message::text(text)).await.map_err(|_| End::Gone)
+    }
+
+    async fn receive(&mut self) -> Result<ToHost, End> {
+        loop {
+            let message = self.socket.recv().await.ok_or(End::Gone)?.map_err(|_| End::Gone)?;
+            if message.is_close() {
+                return Err(End::Gone);
+            }
+            if message.is_text() {
+                let text = message.as_str().map_err(|e| End::Protocol(e.to_string()))?;
+                return serde_json::from_str(text).map_err(|e| End::Protocol(e.to_string()));
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Tunnels that people at the device start and stop: the same leases, and no consent, for that is
+//! about remote control.
+
+use culvert_agent::wire::Failure;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::domain::device::Device;
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::error::Result;
+use crate::store::Write;
+
+/// What came of a wish: a session, or why there is none.
+pub type Wish = std::result::Result<Uuid, Failure>;
+
+/// Starts a tunnel, by id or name, on the device that asks.
+pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Result<Wish> {
+    let found = app.store.tunnels_called(device.scope_id, tunnel).await?;
+    let tunnel_id = match found.as_slice() {
+        [id] => *id,
+        [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
+        _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
+    };
+    let entitlement = app.gate.entitlement(&scope_plan(app, device.scope_id).await?)?;
+    app.store
+        .write(Some(device.scope_id), move |write| {
+            Box::pin(async move {
+                let Some(tunnel) = write.tunnel(device.scope_id, tunnel_id).await? else {
+                    return Ok(Err(Failure::new("not_found", "The tunnel was deleted.")));
+                };
+                let used = write.scope_bandwidth(device.scope_id).await?.month.total();
+                let used_up = entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
+                open(write, &device, boot_id, &tunnel, used_up).await
+            })
+        })
+        .await
+}
+
+async fn scope_plan(app: &App, scope_id: Uuid) -> Result<String> {
+    let scope = app.store.scope(scope_id).await?;
+    Ok(scope.map(|scope| scope.plan).unwrap_or_default())
+}
+
+async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel, used_up: bool) -> Result<Wish> {
+    let refuse = |code: &str, detail: String| Ok(Err(Failure::new(code, detail)));
+    if tunnel.protocol != Protocol::Tcp {
+        let detail = format!("This version's nodes carry tcp; {} tunnels cannot be started yet.", tunnel.protocol);
+        return refuse("unsupported_action", detail);
+    }
+    if tunnel.suspended || used_up {
+        return refuse("tunnel_suspended", "The month's bandwidth is used up.".into());
+    }
+    if !tunnel.allows(device.id) || !device.owner_active {
+        return refuse("device_not_allowed", "This device is not allowed for the tunnel.".into());
+    }
+    if let Some(operation) = &tunnel.operation {
+        return refuse("operation_in_progress", format!("The operation {} has not ended yet.", operation.id));
+    }
+    match &tunnel.run {
+        Some(run) if run.device_id == device.id => Ok(Ok(run.session_id)),
+        Some(run) => refuse("tunnel_already_running", format!("The device {} runs the tunnel.", run.device_id)),
+        None => {
+            let target = (tunnel.local_host.as_str(), tunnel.local_port);
+            Ok(Ok(write.open_session(tunnel, device.id, boot_id, target).await?))
+        }
+    }
+}
+
+/// Ends what somebody at the device stopped.
+pub async fn stop(write: &mut Write, device: &Device, session_id: Uuid) -> Result<()> {
+    let lease = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id);
+    if lease.is_some() {
+        write.stop_session(session_id, EndReason::StoppedLocal).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `GET /`, the account and its usage.
+
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::call::Call;
+use super::reply::{Answer, Found};
+use crate::domain::caller::{Role, ScopeKind};
+use crate::domain::node::{Node, NodeStatus};
+use crate::domain::usage::{Bandwidth, Traffic, day_start, month_start};
+use crate::domain::word::words;
+use crate::error::Error;
+
+/// Service
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Service")]
+pub struct ServiceOut {
+    /// The API's version.
+    version: &'static str,
+    status: ServiceStatus,
+    documentation_url: String,
+}
+
+words! {
+    /// Whether tunnels can be placed.
+    ServiceStatus {
+        Available "available",
+        Degraded "degraded",
+        Maintenance "maintenance",
+    }
+}
+
+impl ServiceStatus {
+    fn of(nodes: &[Node]) -> Self {
+        let any = |status| nodes.iter().any(|node| node.status == status);
+        match (any(NodeStatus::Online), any(NodeStatus::Maintenance)) {
+            (true, _) => Self::Available,
+            (false, true) => Self::Maintenance,
+            (false, false) => Self::Degraded,
+        }
+    }
+}
+
+pub async fn service(call: Call, (): ()) -> Answer<Found<ServiceOut>> {
+    let nodes = call.app.store.nodes().await?;
+    let documentation_url = call.app.docs_url.clone();
+    call.reply(Found(ServiceOut { version: "v2", status: ServiceStatus::of(&nodes), documentation_url }))
+}
+
+/// Account
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Account")]
+pub struct AccountOut {
+    id: Uuid,
+    email: Option<String>,
+    display_name: String,
+    scope: ScopeOut,
+    plan_name: String,
+    /// Tunnels that the plan includes; null: unlimited.
+    tunnel_limit: Option<u32>,
+    /// Bytes that the plan includes in a calendar month (UTC); null: unlimited.
+    bandwidth_limit_bytes: Option<u64>,
+    created_at: DateTime<Utc>,
+}
+
+/// Whose resources the key stands for.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Scope")]
+pub struct ScopeOut {
+    r#type: ScopeKind,
+    team_id: Option<Uuid>,
+    team_name: Option<String>,
+    /// The account's role in the Team.
+    role: Option<Role>,
+}
+
+pub async fn read(call: Call, (): ()) -> Answer<Found<AccountOut>> {
+    let account = call.app.store.account(call.caller.account_id).await?.ok_or_else(Error::not_found)?;
+    let scope = &call.caller.scope;
+    let team = (scope.kind == ScopeKind::Team).then(|| scope.clone());
+    call.reply(Found(AccountOut {
+        id: account.id,
+        email: Some(account.email),
+        display_name: account.name,
+        scope: ScopeOut {
+            r#type: scope.kind,
+            team_id: team.as_ref().map(|team| team.id),
+            team_name: team.map(|team| team.name),
+            role: call.caller.role,
+        },
+        plan_name: scope.plan.clone(),
+        tunnel_limit: call.entitlement.tunnel_limit,
+        bandwidth_limit_bytes: call.entitlement.bandwidth_limit_bytes,
+        created_at: account.created_at,
+    }))
+}
+
+/// Account usage
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AccountUsage")]
+pub struct UsageOut {
+    active_tunnels: u64,
+    total_tunnels: u64,
+    bandwidth: BandwidthOut,
+    as_of: DateTime<Utc>,
+}
+
+/// Payload, counted on the nodes; at most ten seconds old.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Bandwidth")]
+pub struct BandwidthOut {
+    today: TrafficOut,
+    month: TrafficOut,
+}
+
+/// Bytes since a period began.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Traffic")]
+pub struct TrafficOut {
+    /// From visitors to the device.
+    bytes_in: u64,
+    /// From the device to visitors.
+    bytes_out: u64,
+    bytes_total: u64,
+    period_start: DateTime<Utc>,
+}
+
+impl BandwidthOut {
+    pub fn new(bandwidth: Bandwidth, now: DateTime<Utc>) -> Self {
+        let traffic = |traffic: Traffic, period_start| TrafficOut {
+            bytes_in: traffic.bytes_in,
+            bytes_out: traffic.bytes_out,
+            bytes_total: traffic.total(),
+            period_start,
+        };
+        Self { today: traffic(bandwidth.today, day_start(now)), month: traffic(bandwidth.month, month_start(now)) }
+    }
+}
+
+pub async fn usage(call: Call, (): ()) -> Answer<Found<UsageOut>> {
+    let (store, now) = (&call.app.store, call.app.clock.now());
+    let scope_id = call.caller.scope.id;
+    let (total_tunnels, active_tunnels) = store.tunnel_counts(scope_id).await?;
+    let bandwidth = BandwidthOut::new(store.scope_bandwidth(scope_id).await?, now);
+    call.reply(Found(UsageOut { active_tunnels, total_tunnels, bandwidth, as_of: now }))
+}

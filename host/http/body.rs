@@ -1,0 +1,431 @@
+//! Request bodies: read once into a tree, then field by field, collecting every fault of shape.
+//!
+//! A derived deserializer stops at the first fault and says it in its own words. Here a field of
+//! the wrong type is left out and its fault is kept, so that one answer names them all.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use uuid::Uuid;
+
+use crate::domain::input::{BindDevices, DevicePatch, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch};
+use crate::domain::word::Word;
+use crate::error::{Code, Error, Fault, Result};
+use crate::gate::{Body, NoBody};
+
+/// JSON (RFC 8259), but for objects with a key that stands twice.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tree {
+    Null,
+    Bool(bool),
+    Number(serde_json::Number),
+    Text(String),
+    List(Vec<Tree>),
+    Object(Vec<(String, Tree)>),
+}
+
+impl Tree {
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let tree: Self = serde_json::from_slice(bytes)
+            .map_err(|error| Error::new(Code::InvalidJson, format!("The body is not valid JSON: {error}.")))?;
+        match tree {
+            Tree::Object(_) => Ok(tree),
+            _ => Err(Error::of(Code::InvalidJsonObject)),
+        }
+    }
+
+    /// The same text for every spelling of the same value: no spaces, keys in order.
+    pub fn canonical(&self) -> String {
+        match self {
+            Tree::Null => "null".into(),
+            Tree::Bool(flag) => flag.to_string(),
+            Tree::Number(number) => number.to_string(),
+            Tree::Text(text) => quoted(text),
+            Tree::List(items) => format!("[{}]", items.iter().map(Tree::canonical).collect::<Vec<_>>().join(",")),
+            Tree::Object(fields) => {
+                let mut fields: Vec<_> = fields.iter().collect();
+                fields.sort_by(|(a, _), (b, _)| a.cmp(b));
+                let fields = fields.iter().map(|(name, value)| format!("{}:{}", quoted(name), value.canonical()));
+                format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TreeVisitor)
+    }
+}
+
+struct TreeVisitor;
+
+impl<'de> Visitor<'de> for TreeVisitor {
+    type Value = Tree;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Tree, E> {
+        Ok(Tree::Null)
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Tree, E> {
+        Ok(Tree::Bool(flag))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Tree, E> {
+        Ok(Tree::Number(number.into()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Tree, E> {
+        Ok(Tree::Number(number.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Tree, E> {
+        serde_json::Number::from_f64(number).map(Tree::Number).ok_or_else(|| E::custom("a number out of range"))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Tree, E> {
+        Ok(Tree::Text(text.into()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Tree, E> {
+        Ok(Tree::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tree, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element()? {
+            items.push(item);
+        }
+        Ok(Tree::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree, A::Error> {
+        let mut names = std::collections::HashSet::new();
+        let mut fields = Vec::new();
+        while let Some((name, value)) = map.next_entry::<String, Tree>()? {
+            if !names.insert(name.clone()) {
+                return Err(de::Error::custom(format_args!("the key {} stands twice in one object", quoted(&name))));
+            }
+            fields.push((name, value));
+        }
+        Ok(Tree::Object(fields))
+    }
+}
+
+/// Reads the fields of one object, and remembers which ones it was asked for.
+pub struct Fields<'t> {
+    path: String,
+    fields: Vec<(&'t str, &'t Tree)>,
+    faults: Vec<Fault>,
+}
+
+impl<'t> Fields<'t> {
+    fn of(tree: &'t Tree, path: String) -> Self {
+        let fields = match tree {
+            Tree::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            _ => Vec::new(),
+        };
+        Self { path, fields, faults: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> String {
+        if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
+    }
+
+    fn take(&mut self, name: &str) -> Option<&'t Tree> {
+        let index = self.fields.iter().position(|(known, _)| *known == name)?;
+        Some(self.fields.swap_remove(index).1)
+    }
+
+    fn fault(&mut self, name: &str, message: impl Into<String>) {
+        let field = self.path(name);
+        self.faults.push(Fault::new(field, message));
+    }
+
+    fn read<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Option<T> {
+        let value = self.take(name)?;
+        read(value).map_err(|message| self.fault(name, message)).ok()
+    }
+
+    /// As `read`, where null says the same as leaving the field out.
+    fn read_or_null<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Option<T> {
+        let read = |tree: &'t Tree| if *tree == Tree::Null { Ok(None) } else { read(tree).map(Some) };
+        self.read(name, read).flatten()
+    }
+
+    /// As `read`, where null clears the field.
+    fn read_or_clear<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Nullable<T> {
+        self.read(name, |tree| if *tree == Tree::Null { Ok(None) } else { read(tree).map(Some) })
+    }
+
+    /// A malformed item leaves a blank, so that the others keep their places.
+    fn list<T: Default>(&mut self, name: &str, read: impl Fn(&'t Tree) -> Result<T, String>) -> Option<Vec<T>> {
+        let items = self.read(name, list)?;
+        let mut values = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            values.push(read(item).unwrap_or_else(|message| {
+                self.fault(&format!("{name}[{index}]"), message);
+                T::default()
+            }));
+        }
+        Some(values)
+    }
+
+    /// A list of objects. One that is none counts as an empty one, so that the others keep their
+    /// places.
+    fn objects<T>(&mut self, name: &str, read: impl Fn(&mut Fields<'t>) -> T) -> Option<Vec<T>> {
+        let items = self.read(name, list)?;
+        let mut values = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let path = format!("{name}[{index}]");
+            if !matches!(item, Tree::Object(_)) {
+                self.fault(&path, "must be an object");
+            }
+            let mut fields = Fields::of(item, self.path(&path));
+            values.push(read(&mut fields));
+            self.faults.extend(fields.finish());
+        }
+        Some(values)
+    }
+
+    /// Fields that the API returns and does not take: what was read can be put back.
+    fn ignore(&mut self, names: &[&str]) {
+        self.fields.retain(|(name, _)| !names.contains(name));
+    }
+
+    /// Whatever nobody asked for is unknown.
+    fn finish(mut self) -> Vec<Fault> {
+        for (name, _) in std::mem::take(&mut self.fields) {
+            self.fault(name, "is not a field of this request");
+        }
+        self.faults
+    }
+}
+
+fn text(tree: &Tree) -> Result<String, String> {
+    match tree {
+        Tree::Text(text) if text.contains('\0') => Err("must not contain U+0000".into()),
+        Tree::Text(text) => Ok(text.clone()),
+        _ => Err("must be a string".into()),
+    }
+}
+
+fn flag(tree: &Tree) -> Result<bool, String> {
+    match tree {
+        Tree::Bool(flag) => Ok(*flag),
+        _ => Err("must be true or false".into()),
+    }
+}
+
+/// `1.0` is an integer as well (JSON Schema, validation section 6.1.1).
+fn integer(tree: &Tree) -> Result<i64, String> {
+    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    match tree {
+        Tree::Number(number) => {
+            number.as_i64().or_else(|| number.as_f64().and_then(whole)).ok_or_else(|| "must be an integer".into())
+        }
+        _ => Err("must be an integer".into()),
+    }
+}
+
+fn id(tree: &Tree) -> Result<Uuid, String> {
+    let id = text(tree).ok().filter(|text| text.len() == 36).and_then(|text| Uuid::parse_str(&text).ok());
+    id.ok_or_else(|| "must be a UUID".into())
+}
+
+fn word<W: Word>(tree: &Tree) -> Result<W, String> {
+    let word = text(tree).ok().and_then(|text| W::parse(&text));
+    word.ok_or_else(|| format!("must be one of {}", W::list()))
+}
+
+fn list(tree: &Tree) -> Result<&[Tree], String> {
+    match tree {
+        Tree::List(items) => Ok(items),
+        _ => Err("must be an array".into()),
+    }
+}
+
+/// What a body is read into.
+pub trait Readable: Sized {
+    fn read(fields: &mut Fields<'_>) -> Self;
+}
+
+/// Reads a body; one that was not sent has no fields.
+pub fn read<D: Readable>(tree: Option<&Tree>) -> Body<D> {
+    let empty = Tree::Object(Vec::new());
+    let mut fields = Fields::of(tree.unwrap_or(&empty), String::new());
+    let draft = D::read(&mut fields);
+    Body { draft, faults: fields.finish() }
+}
+
+impl Readable for NoBody {
+    fn read(_: &mut Fields<'_>) -> Self {
+        NoBody
+    }
+}
+
+impl Readable for NewTunnel {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self {
+            local_port: fields.read("local_port", integer),
+            name: fields.read("name", text),
+            protocol: fields.read("protocol", word),
+            local_host: fields.read("local_host", text),
+            region: fields.read_or_null("region", text),
+            country: fields.read_or_null("country", text),
+            game_preset_id: fields.read_or_null("game_preset_id", id),
+            subdomain: fields.read_or_null("subdomain", text),
+            http_ssl_enabled: fields.read("http_ssl_enabled", flag),
+            http_basic_auth_enabled: fields.read("http_basic_auth_enabled", flag),
+            http_basic_auth_username: fields.read_or_null("http_basic_auth_username", text),
+            http_basic_auth_password: fields.read_or_null("http_basic_auth_password", text),
+            pro_network: fields.read("pro_network", flag),
+            device_ids: fields.list("device_ids", id),
+            extra_ports: fields.objects("extra_ports", NewExtraPort::read),
+        }
+    }
+}
+
+impl Readable for NewExtraPort {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["id", "remote_port", "public_address"]);
+        Self {
+            local_port: fields.read("local_port", integer),
+            label: fields.read_or_null("label", text),
+            protocol: fields.read("protocol", word),
+        }
+    }
+}
+
+/// What a tunnel is returned with and cannot be changed by `PATCH`.
+const TUNNEL_RETURNED: [&str; 19] = [
+    "id",
+    "protocol",
+    "remote_port",
+    "status",
+    "runtime",
+    "bindings",
+    "node",
+    "subdomain",
+    "region",
+    "country",
+    "game_preset_id",
+    "custom_domain",
+    "public_address",
+    "created_by",
+    "created_at",
+    "updated_at",
+    "current_device",
+    "authorized_devices",
+    "extra_ports",
+];
+
+impl Readable for TunnelPatch {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&TUNNEL_RETURNED);
+        Self {
+            name: fields.read("name", text),
+            local_host: fields.read("local_host", text),
+            local_port: fields.read("local_port", integer),
+            http_ssl_enabled: fields.read("http_ssl_enabled", flag),
+            http_basic_auth_enabled: fields.read("http_basic_auth_enabled", flag),
+            http_basic_auth_username: fields.read_or_clear("http_basic_auth_username", text),
+            http_basic_auth_password: fields.read_or_clear("http_basic_auth_password", text),
+            idle_timeout: fields.read("idle_timeout", integer),
+            buffer_size: fields.read("buffer_size", integer),
+            pro_network: fields.read("pro_network", flag),
+        }
+    }
+}
+
+impl Readable for BindDevices {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["unrestricted", "stopped_device_id"]);
+        Self { device_ids: fields.list("device_ids", id) }
+    }
+}
+
+impl Readable for StartTunnel {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self { device_id: fields.read("device_id", id), handoff: fields.read("handoff", flag) }
+    }
+}
+
+impl Readable for DevicePatch {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["id", "owner_id", "platform", "version", "online", "capabilities", "last_seen_at"]);
+        Self { name: fields.read("name", text), remote_control_enabled: fields.read("remote_control_enabled", flag) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(body: &str) -> Vec<String> {
+        let tree = Tree::parse(body.as_bytes()).unwrap();
+        let mut faults: Vec<_> = read::<NewTunnel>(Some(&tree)).faults.into_iter().map(|f| f.field).collect();
+        faults.sort();
+        faults
+    }
+
+    #[test]
+    fn every_fault_of_shape_is_named_at_once() {
+        let body = r#"{"local_port":"80","name":null,"protocol":"TCP","device_ids":["x"],"colour":1,
+            "extra_ports":[{"local_port":1.5},7,{"local_port":1,"id":"kept out"}],"region":null,"subdomain":"a\u0000b"}"#;
+        let expected = [
+            "colour",
+            "device_ids[0]",
+            "extra_ports[0].local_port",
+            "extra_ports[1]",
+            "local_port",
+            "name",
+            "protocol",
+            "subdomain",
+        ];
+        assert_eq!(faults(body), expected);
+    }
+
+    #[test]
+    fn a_broken_body_says_where() {
+        for (body, code) in [
+            ("", Code::InvalidJson),
+            ("{", Code::InvalidJson),
+            (r#"{"a":1,"a":2}"#, Code::InvalidJson),
+            (r#"{"a":{"b":1,"b":1}}"#, Code::InvalidJson),
+            ("[]", Code::InvalidJsonObject),
+            ("null", Code::InvalidJsonObject),
+            ("\"\\ud800\"", Code::InvalidJson),
+            ("{\"a\":1e999}", Code::InvalidJson),
+        ] {
+            assert_eq!(Tree::parse(body.as_bytes()).unwrap_err().code, code, "{body}");
+        }
+        assert_eq!(Tree::parse(&[b'{', b'"', 0xff, b'"', b':', b'1', b'}']).unwrap_err().code, Code::InvalidJson);
+        assert_eq!(Tree::parse("[".repeat(200_000).as_bytes()).unwrap_err().code, Code::InvalidJson);
+    }
+
+    #[test]
+    fn integers_are_what_json_schema_calls_integers() {
+        let number = |text: &str| serde_json::from_str::<Tree>(text).map(|tree| integer(&tree)).unwrap();
+        assert_eq!(number("80.0"), Ok(80));
+        assert_eq!(number("8e1"), Ok(80));
+        for none in ["80.5", "1e300", "18446744073709551615", "\"80\"", "true"] {
+            assert!(number(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn the_same_value_has_one_canonical_text() {
+        let one: Tree = serde_json::from_str(r#"{ "b": [1, "ä\n"], "a": {"y": null, "x": true} }"#).unwrap();
+        let other: Tree = serde_json::from_str(r#"{"a":{"x":true,"y":null},"b":[1,"\u00e4\n"]}"#).unwrap();
+        assert_eq!(one.canonical(), other.canonical());
+    }
+}

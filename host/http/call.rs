@@ -1,0 +1,111 @@
+//! One request on its way through a handler.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::page::List;
+use super::reply::{Answer, Listed, Reply, Shape};
+use crate::app::App;
+use crate::domain::action::Action;
+use crate::domain::caller::Caller;
+use crate::domain::plan::Entitlement;
+use crate::error::{Code, Error, Result};
+use crate::gate::{Body, Draft, Permit};
+use crate::store::commit::{Change, Committed};
+use crate::store::facts::Subject;
+use crate::store::idempotency::Claim;
+use crate::store::page::{Page, Place, Rows};
+
+/// How often a decision is made anew because what it was made on has changed.
+const DECISIONS: usize = 3;
+
+pub struct Call {
+    pub app: Arc<App>,
+    pub caller: Caller,
+    pub action: Action,
+    pub entitlement: Entitlement,
+    pub request_id: String,
+    pub path: String,
+    pub query: Vec<(String, String)>,
+    /// The ids in the path, in their order.
+    pub ids: Vec<String>,
+    pub claim: Option<Claim>,
+}
+
+/// A request that may be carried out, and what it would take to decide on it again.
+pub struct Admitted<D> {
+    permit: Permit,
+    body: Body<D>,
+}
+
+impl<D> Admitted<D> {
+    pub fn permit(&self) -> &Permit {
+        &self.permit
+    }
+}
+
+impl Call {
+    /// The id in the path. What is no UUID is the id of nothing.
+    pub fn id(&self) -> Result<Uuid> {
+        let id = self.ids.first().filter(|id| id.len() == 36).and_then(|id| Uuid::parse_str(id).ok());
+        id.ok_or_else(Error::not_found)
+    }
+
+    pub fn page(&self) -> Result<Page> {
+        self.list().page(&self.query, self.app.store.secrets())
+    }
+
+    pub fn listed<T, R>(&self, rows: Rows<T>, out: impl Fn(T) -> R) -> Answer<Listed<R>>
+    where
+        Listed<R>: Shape,
+    {
+        let cursor = |place: Place| self.list().cursor(place, self.app.store.secrets());
+        let next = rows.next.map(cursor);
+        self.reply(Listed::new(rows.rows.into_iter().map(out).collect(), next))
+    }
+
+    fn list(&self) -> List<'_> {
+        List { caller: &self.caller, path: &self.path }
+    }
+
+    pub fn reply<S: Shape>(&self, answer: S) -> Answer<S> {
+        answer.render(&self.request_id).map(Reply::fresh)
+    }
+
+    /// Decides on a request that changes something (decisions §1, steps 9 to 12).
+    pub async fn admit<D: Draft>(&self, subject: Subject, body: Body<D>) -> Result<(Admitted<D>, D::Valid)> {
+        let (permit, valid) = self.app.gate.admit(&self.caller, self.action, subject, body.clone()).await?;
+        Ok((Admitted { permit, body }, valid))
+    }
+
+    /// Carries out what was admitted. Requests of one scope take turns here, so that a decision that
+    /// has to be made again is not overtaken a second time.
+    pub async fn commit<D, C, S>(
+        self,
+        admitted: Admitted<D>,
+        change: C,
+        answer: impl Fn(C::Done) -> S + Clone + Send + Sync + 'static,
+    ) -> Answer<S>
+    where
+        D: Draft,
+        C: Change,
+        S: Shape,
+    {
+        let Admitted { mut permit, body } = admitted;
+        let _turn = self.app.scopes.lock(self.caller.scope.id).await;
+        let change = Arc::new(change);
+        for _ in 0..DECISIONS {
+            let (answer, request_id) = (answer.clone(), self.request_id.clone());
+            let render = move |done| answer(done).render(&request_id);
+            let shared = Arc::new(permit);
+            match self.app.store.commit(shared.clone(), change.clone(), self.claim.clone(), render).await? {
+                Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
+                Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
+                Committed::Stale => permit = self.app.gate.admit_again(&shared, body.clone()).await?,
+            }
+        }
+        Err(Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.")
+            .after(std::time::Duration::from_secs(1)))
+    }
+}

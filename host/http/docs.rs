@@ -1,0 +1,244 @@
+//! The documentation that the host serves by itself: the endpoints, and what every code means.
+
+use std::sync::Arc;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use salvo::writing::{Json, Redirect, Text};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
+use serde_json::Value;
+
+use super::openapi;
+use super::problem;
+use crate::app::App;
+use crate::error::Code;
+
+const STYLE: &str = include_str!("docs.css");
+
+pub fn router(app: &Arc<App>) -> Router {
+    let page = |page| Page { app: app.clone(), page };
+    Router::new()
+        .get(page(PageKind::Start))
+        .push(Router::with_path("docs").get(page(PageKind::Reference)))
+        .push(Router::with_path("docs/errors").get(page(PageKind::Errors)))
+        .push(Router::with_path(openapi::PATH.trim_start_matches('/')).get(page(PageKind::OpenApi)))
+}
+
+#[derive(Clone, Copy)]
+enum PageKind {
+    Start,
+    Reference,
+    Errors,
+    OpenApi,
+}
+
+struct Page {
+    app: Arc<App>,
+    page: PageKind,
+}
+
+#[async_trait]
+impl Handler for Page {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let app = &self.app;
+        match self.page {
+            PageKind::Start => res.render(Redirect::found("/docs")),
+            PageKind::Reference => {
+                let document = openapi::document(&app.config.public_url(), &app.docs_url);
+                res.render(Text::Html(reference(&document).into_string()));
+            }
+            PageKind::Errors => res.render(Text::Html(errors(app).into_string())),
+            PageKind::OpenApi => res.render(Json(openapi::document(&app.config.public_url(), &app.docs_url))),
+        }
+    }
+}
+
+fn layout(title: &str, body: Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    a href="/docs" { strong { "Culvert API" } }
+                    nav { a href="/docs" { "Reference" } a href="/docs/errors" { "Errors" } a href=(openapi::PATH) { "OpenAPI" } }
+                }
+                main { (body) }
+            }
+        }
+    }
+}
+
+fn reference(document: &Value) -> Markup {
+    let operations = operations(document);
+    let server = text(&document["servers"][0]["url"]);
+    layout(
+        "Culvert API",
+        html! {
+            h1 { "Culvert API" }
+            p { (text(&document["info"]["description"])) }
+            pre { "curl " (server) "/account -H 'Authorization: Bearer <API_KEY>'" }
+            p {
+                "Every endpoint needs an API key with the scope it names. Keys are made by the operator, "
+                "with " code { "culvert key create" } ", until the dashboard stands."
+            }
+            p {
+                "Lists take " code { "limit" } " and " code { "cursor" } "; where an " code { "Idempotency-Key" }
+                " is required, a repeated request is answered the same and done once."
+            }
+            p class="note" {
+                "Starting a tunnel of the protocols " code { "udp" } ", " code { "both" } " and " code { "http" }
+                " is answered with an operation that fails with " code { "unsupported_action" }
+                ": this version's nodes carry " code { "tcp" } "."
+            }
+            ul class="index" {
+                @for operation in &operations {
+                    li { a href={ "#" (operation.id) } { code { (operation.method) " " (operation.path) } } " " (operation.summary) }
+                }
+            }
+            @for operation in &operations { (endpoint(operation)) }
+            h2 { "Records" }
+            @for (name, schema) in document["components"]["schemas"].as_object().into_iter().flatten() {
+                section id={ "schema-" (name) } { h3 { (name) } (fields(schema)) }
+            }
+        },
+    )
+}
+
+struct Operation<'d> {
+    id: &'d str,
+    method: String,
+    path: &'d str,
+    summary: &'d str,
+    value: &'d Value,
+}
+
+fn operations(document: &Value) -> Vec<Operation<'_>> {
+    let paths = document["paths"].as_object().into_iter().flatten();
+    let all = paths.flat_map(|(path, methods)| {
+        methods.as_object().into_iter().flatten().map(move |(method, value)| Operation {
+            id: text(&value["operationId"]),
+            method: method.to_uppercase(),
+            path,
+            summary: text(&value["summary"]),
+            value,
+        })
+    });
+    all.collect()
+}
+
+fn endpoint(operation: &Operation<'_>) -> Markup {
+    let value = operation.value;
+    let request = &value["requestBody"]["content"]["application/json"]["schema"];
+    let responses = value["responses"].as_object();
+    html! {
+        section id=(operation.id) {
+            h3 { code { (operation.method) " " (operation.path) } }
+            p { (operation.summary) ". " (text(&value["description"])) }
+            @let parameters = value["parameters"].as_array().map(Vec::as_slice).unwrap_or_default();
+            @if !parameters.is_empty() {
+                table {
+                    @for parameter in parameters {
+                        tr {
+                            td { code { (text(&parameter["name"])) } }
+                            td { (text(&parameter["in"])) }
+                            td { (kind(&parameter["schema"])) " " (text(&parameter["description"])) }
+                        }
+                    }
+                }
+            }
+            @if !request.is_null() { p { "Takes " (kind(request)) "." } }
+            @for (status, response) in responses.into_iter().flatten() {
+                @let data = &response["content"]["application/json"]["schema"]["properties"]["data"];
+                @if !data.is_null() { p { "Answers " strong { (status) } " with " (kind(data)) " in " code { "data" } "." } }
+            }
+        }
+    }
+}
+
+fn fields(schema: &Value) -> Markup {
+    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().map(text).collect();
+    html! {
+        @if let Some(about) = schema["description"].as_str() { p { (about) } }
+        @match schema["properties"].as_object() {
+            Some(properties) => table {
+                @for (name, property) in properties {
+                    tr {
+                        td { code { (name) } @if required.contains(&name.as_str()) { " *" } }
+                        td { (kind(property)) }
+                        td { (text(&property["description"])) }
+                    }
+                }
+            },
+            None => p { (kind(schema)) },
+        }
+    }
+}
+
+/// What a value is, in a few words.
+fn kind(schema: &Value) -> Markup {
+    if let Some(name) = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next()) {
+        return html! { a href={ "#schema-" (name) } { (name) } };
+    }
+    for choice in ["anyOf", "oneOf", "allOf"] {
+        if let Some(choices) = schema[choice].as_array() {
+            return html! {
+                @for (index, choice) in choices.iter().enumerate() { @if index > 0 { " or " } (kind(choice)) }
+            };
+        }
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return html! { @for word in words { code { (text(word)) } " " } };
+    }
+    if let Some(word) = schema["const"].as_str() {
+        return html! { code { (word) } };
+    }
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().map(text).collect(),
+        one => vec![text(one)],
+    };
+    html! {
+        (kinds.join(" or "))
+        @if kinds.contains(&"array") { " of " (kind(&schema["items"])) }
+        @if let Some(format) = schema["format"].as_str() { " (" (format) ")" }
+        @for (word, key) in [("at least", "minimum"), ("at most", "maximum"), ("shortest", "minLength"), ("longest", "maxLength")] {
+            @if !schema[key].is_null() { ", " (word) " " (schema[key].to_string()) }
+        }
+        @if !schema["default"].is_null() { ", default " code { (schema["default"].to_string()) } }
+    }
+}
+
+fn errors(app: &App) -> Markup {
+    let policies = app.gate.policies();
+    let own = |code: &str| Code::ALL.iter().any(|own| own.as_str() == code);
+    layout(
+        "Errors – Culvert API",
+        html! {
+            h1 { "Errors" }
+            p { "Every error is a problem record (RFC 9457). Branch on " code { "code" } "." }
+            @for code in Code::ALL {
+                section id=(code.as_str()) {
+                    h3 { code { (code.as_str()) } " " span class="status" { (problem::status(code).as_u16()) } }
+                    p { (code.title()) ". " (code.explanation()) }
+                }
+            }
+            @for module in policies.modules() {
+                @for code in module.description.codes.iter().filter(|code| !own(&code.code)) {
+                    section id=(code.code) {
+                        h3 { code { (code.code) } " " span class="status" { "403" } }
+                        p { (code.text) }
+                        p class="note" { "From the policy " (module.description.name) " " (module.description.version) "." }
+                    }
+                }
+            }
+        },
+    )
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}

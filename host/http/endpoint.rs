@@ -1,0 +1,144 @@
+//! What every endpoint does before its handler: scope, entitlement, body, Idempotency-Key, replay
+//! (decisions §1, steps 5 to 8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use salvo::http::header::{CONTENT_TYPE, HeaderValue};
+use salvo::http::{Mime, ParseError, StatusCode};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
+
+use super::body::Tree;
+use super::call::Call;
+use super::hoop::trace::RequestId;
+use super::problem;
+use super::routes::{Row, Takes};
+use crate::app::App;
+use crate::domain::caller::Caller;
+use crate::error::{Code, Error, Result};
+use crate::store::idempotency::{Claim, Kept};
+use crate::turn::Turn;
+
+const BODY_LIMIT: usize = 256 * 1024;
+const KEY_LIMIT: usize = 128;
+/// How long a request waits for the first one with its key.
+const TWIN_WAIT: Duration = Duration::from_secs(5);
+
+pub struct Endpoint {
+    pub app: Arc<App>,
+    pub row: Arc<Row>,
+}
+
+#[async_trait]
+impl Handler for Endpoint {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        match self.answer(req, depot).await {
+            Ok((kept, replayed)) => write(res, kept, replayed),
+            Err(error) => problem::render(res, &error, &self.app.docs_url, RequestId::of(depot)),
+        }
+    }
+}
+
+fn write(res: &mut Response, kept: Kept, replayed: bool) {
+    res.status_code(StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK));
+    res.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if replayed {
+        res.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
+    }
+    res.replace_body(kept.body.into());
+}
+
+impl Endpoint {
+    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<(Kept, bool)> {
+        let Self { app, row } = self;
+        let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
+        if !caller.grants.contains(row.action.grant()) {
+            let detail = format!("The key lacks the scope {}.", row.action.grant());
+            return Err(Error::new(Code::InsufficientScope, detail));
+        }
+        let entitlement = app.gate.entitlement(&caller.scope.plan)?;
+        if !entitlement.api_access {
+            return Err(Error::new(Code::FeatureNotAvailable, "The plan does not include the API."));
+        }
+        let body = match row.takes {
+            Takes::Nothing => None,
+            Takes::EmptyObject | Takes::Object => read_body(req, row.takes).await?,
+        };
+        let claim = if row.idempotent { Some(claim(req, &caller, body.as_ref())?) } else { None };
+        let _turn = match &claim {
+            Some(claim) => Some(self.wait_for_twin(claim).await?),
+            None => None,
+        };
+        if let Some(kept) = self.kept(claim.as_ref()).await? {
+            return Ok((kept, true));
+        }
+        let call = Call {
+            app: app.clone(),
+            caller,
+            action: row.action,
+            entitlement,
+            request_id: RequestId::of(depot).into(),
+            path: req.uri().path().into(),
+            query: req
+                .queries()
+                .iter_all()
+                .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
+                .collect(),
+            ids: req.params().iter().map(|(_, id)| id.clone()).collect(),
+            claim: claim.clone(),
+        };
+        match (row.run)(call, body).await {
+            Ok(answered) => Ok(answered),
+            // Another host may have carried out the same request meanwhile.
+            Err(error) => match self.kept(claim.as_ref()).await? {
+                Some(kept) => Ok((kept, true)),
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn kept(&self, claim: Option<&Claim>) -> Result<Option<Kept>> {
+        match claim {
+            Some(claim) => self.app.store.kept_answer(claim).await,
+            None => Ok(None),
+        }
+    }
+
+    /// One request with a key at a time: the others get what it got.
+    async fn wait_for_twin(&self, claim: &Claim) -> Result<Turn> {
+        let turn = self.app.twins.lock((claim.api_key_id, claim.key.clone()));
+        let waited = self.app.clock.timeout(TWIN_WAIT, turn).await;
+        waited.map_err(|_| Error::of(Code::IdempotencyInProgress).after(Duration::from_secs(1)))
+    }
+}
+
+/// The body as JSON, `None` where none was sent and none is needed.
+async fn read_body(req: &mut Request, takes: Takes) -> Result<Option<Tree>> {
+    let is_json = req.content_type().is_some_and(|mime: Mime| mime.essence_str() == "application/json");
+    let too_large = || Error::of(Code::PayloadTooLarge);
+    let bytes = match req.payload_with_max_size(BODY_LIMIT).await {
+        Ok(bytes) => bytes.clone(),
+        Err(ParseError::PayloadTooLarge) => return Err(too_large()),
+        Err(error) => return Err(Error::new(Code::InvalidJson, format!("The body could not be read: {error}."))),
+    };
+    if bytes.is_empty() && takes == Takes::EmptyObject {
+        return Ok(None);
+    }
+    if !bytes.is_empty() && !is_json {
+        return Err(Error::of(Code::InvalidContentType));
+    }
+    Tree::parse(&bytes).map(Some)
+}
+
+/// The request's Idempotency-Key, and what the request is.
+fn claim(req: &Request, caller: &Caller, body: Option<&Tree>) -> Result<Claim> {
+    let mut keys = req.headers().get_all("idempotency-key").iter();
+    let key = keys.next().ok_or_else(|| Error::of(Code::IdempotencyKeyRequired))?;
+    let visible = |key: &&str| (1..=KEY_LIMIT).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+    let key = key.to_str().ok().filter(visible).filter(|_| keys.next().is_none());
+    let key = key.ok_or_else(|| Error::of(Code::InvalidIdempotencyKey))?;
+    let (method, uri) = (req.method(), req.uri());
+    let body = body.map(Tree::canonical).unwrap_or_else(|| "{}".into());
+    let request = format!("{method}\n{}\n{}\n{body}", uri.path(), uri.query().unwrap_or_default()).into_bytes();
+    Ok(Claim { api_key_id: caller.key_id, key: key.into(), request })
+}

@@ -1,0 +1,5 @@
+//! What every request passes, one after the other; `http.rs` says in which order.
+
+pub mod auth;
+pub mod rate_limit;
+pub mod trace;

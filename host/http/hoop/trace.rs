@@ -1,0 +1,40 @@
+//! A name for every request, a span for its log lines, and one line about how it ended.
+
+use std::sync::Arc;
+
+use salvo::http::StatusCode;
+use salvo::http::header::HeaderValue;
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
+use tracing::Instrument;
+
+use crate::app::App;
+
+/// The id of a request, as its answer carries it.
+#[derive(Clone)]
+pub struct RequestId(pub String);
+
+impl RequestId {
+    pub fn of(depot: &Depot) -> &str {
+        depot.get_typed::<RequestId>().map(|id| id.0.as_str()).unwrap_or_default()
+    }
+}
+
+pub struct Trace(pub Arc<App>);
+
+#[async_trait]
+impl Handler for Trace {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+        let clock = &self.0.clock;
+        let id = clock.id().to_string();
+        let (method, path, started) = (req.method().clone(), req.uri().path().to_owned(), clock.moment());
+        let span = tracing::info_span!("request", %id, %method, path);
+        depot.insert_typed(RequestId(id.clone()));
+        ctrl.call_next(req, depot, res).instrument(span.clone()).await;
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            res.headers_mut().insert("x-request-id", id);
+        }
+        let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
+        let micros = clock.moment().since(started).as_micros() as u64;
+        tracing::info!(parent: &span, status, micros, "answered");
+    }
+}

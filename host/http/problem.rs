@@ -1,0 +1,109 @@
+//! Errors as answers (RFC 9457). The only file that knows which status belongs to which code.
+
+use salvo::Response;
+use salvo::http::StatusCode;
+use salvo::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::error::{Code, Error};
+
+/// Problem record
+#[derive(Serialize, JsonSchema)]
+pub struct Problem<'a> {
+    /// A page that explains the code.
+    #[schemars(extend("format" = "uri"))]
+    r#type: String,
+    title: &'a str,
+    status: u16,
+    /// What a client branches on.
+    #[schemars(regex(pattern = r"^[a-z][a-z0-9_]{2,63}$"))]
+    code: &'a str,
+    detail: &'a str,
+    request_id: &'a str,
+    /// Every wrong field of the request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<FieldError<'a>>,
+}
+
+/// A wrong field
+#[derive(Serialize, JsonSchema)]
+pub struct FieldError<'a> {
+    /// A path into the request: `rules[2].ip_cidr`.
+    field: &'a str,
+    message: &'a str,
+}
+
+/// The status of a code.
+pub fn status(code: &Code) -> StatusCode {
+    match code {
+        Code::ApiVersionGone => StatusCode::GONE,
+        Code::MissingApiKey | Code::InvalidApiKey => StatusCode::UNAUTHORIZED,
+        Code::RateLimited | Code::DailyQuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Code::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Code::InsufficientScope | Code::FeatureNotAvailable | Code::PlanLimitReached | Code::Policy(_) => {
+            StatusCode::FORBIDDEN
+        }
+        Code::InvalidContentType
+        | Code::InvalidJson
+        | Code::InvalidJsonObject
+        | Code::IdempotencyKeyRequired
+        | Code::InvalidIdempotencyKey => StatusCode::BAD_REQUEST,
+        Code::ValidationFailed => StatusCode::UNPROCESSABLE_ENTITY,
+        Code::IdempotencyConflict
+        | Code::IdempotencyInProgress
+        | Code::SubdomainUnavailable
+        | Code::NoPortAvailable
+        | Code::NodeUnavailable
+        | Code::ExtraPortLimitReached
+        | Code::TunnelSuspended
+        | Code::TunnelNotRunning
+        | Code::DeviceOffline
+        | Code::DeviceNotAllowed
+        | Code::RemoteControlDisabled
+        | Code::UpgradeRequired
+        | Code::TunnelAlreadyRunning
+        | Code::OperationInProgress => StatusCode::CONFLICT,
+        Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
+        Code::ServiceUnavailable | Code::PolicyUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// Makes the response this problem.
+pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id: &str) {
+    let status = status(&error.code);
+    let code = error.code.as_str();
+    let problem = Problem {
+        r#type: format!("{docs_url}/errors#{code}"),
+        title: error.code.title(),
+        status: status.as_u16(),
+        code,
+        detail: &error.detail,
+        request_id,
+        errors: error.faults.iter().map(|fault| FieldError { field: &fault.field, message: &fault.message }).collect(),
+    };
+    response.status_code(status);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    if let Some(wait) = error.retry_after {
+        let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response.replace_body(serde_json::to_vec(&problem).unwrap_or_default().into());
+}
+
+/// The error of a response that got a status from the framework and nothing else.
+pub fn of_status(status: StatusCode) -> Error {
+    Error::of(match status {
+        StatusCode::NOT_FOUND => Code::NotFound,
+        StatusCode::METHOD_NOT_ALLOWED => Code::MethodNotAllowed,
+        StatusCode::PAYLOAD_TOO_LARGE => Code::PayloadTooLarge,
+        status if status.is_client_error() => Code::InvalidJson,
+        _ => Code::InternalError,
+    })
+}

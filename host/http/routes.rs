@@ -1,0 +1,217 @@
+//! The API, one row an endpoint: method, path, what it is, whether an Idempotency-Key names its
+//! effect, and the handler, whose types say what it takes and what it answers.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use salvo::Router;
+use salvo::http::Method;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+use super::body::{self, Readable, Tree};
+use super::call::Call;
+use super::endpoint::Endpoint;
+use super::reply::{Reply, Shape};
+use super::{account, catalog, devices, operations, tunnels};
+use crate::app::App;
+use crate::domain::action::Action;
+use crate::error::Result;
+use crate::gate::{Body, NoBody};
+use crate::store::idempotency::Kept;
+
+/// Every endpoint of the API.
+pub fn table() -> Vec<Row> {
+    use Action as A;
+    vec![
+        get("/", A::ServiceRead, "Service status", account::service),
+        get("/account", A::AccountRead, "Read the account", account::read),
+        get("/account/usage", A::UsageRead, "Read the account's usage", account::usage),
+        get("/nodes", A::NodesList, "List nodes", catalog::nodes),
+        get("/presets", A::PresetsList, "List presets", catalog::presets),
+        get("/domains", A::DomainsList, "List platform domains", catalog::domains),
+        get("/scope-presets", A::ScopePresetsList, "List scope presets", catalog::scope_presets),
+        get("/tunnels", A::TunnelsList, "List tunnels", tunnels::list),
+        post("/tunnels", A::TunnelsCreate, "Create a tunnel", tunnels::create).idempotent(),
+        get("/tunnels/{tunnel_id}", A::TunnelsRead, "Read a tunnel", tunnels::read),
+        patch("/tunnels/{tunnel_id}", A::TunnelsUpdate, "Change a tunnel", tunnels::update),
+        delete("/tunnels/{tunnel_id}", A::TunnelsDelete, "Delete a tunnel", tunnels::delete).idempotent(),
+        put("/tunnels/{tunnel_id}/devices", A::TunnelsBindDevices, "Replace the device allowlist", tunnels::bind)
+            .idempotent(),
+        post("/tunnels/{tunnel_id}/actions/start", A::TunnelsStart, "Start a tunnel", tunnels::start).idempotent(),
+        post("/tunnels/{tunnel_id}/actions/stop", A::TunnelsStop, "Stop a tunnel", tunnels::stop).idempotent(),
+        post("/tunnels/{tunnel_id}/actions/restart", A::TunnelsRestart, "Restart a tunnel", tunnels::restart)
+            .idempotent(),
+        get("/tunnels/{tunnel_id}/usage", A::TunnelsReadUsage, "Read a tunnel's usage", tunnels::usage),
+        get("/tunnels/{tunnel_id}/sessions", A::TunnelsListSessions, "List a tunnel's sessions", tunnels::sessions),
+        get("/devices", A::DevicesList, "List devices", devices::list),
+        get("/devices/{device_id}", A::DevicesRead, "Read a device", devices::read),
+        patch("/devices/{device_id}", A::DevicesUpdate, "Change a device", devices::update),
+        post(
+            "/devices/{device_id}/actions/stop-all",
+            A::DevicesStopAll,
+            "Stop every tunnel on a device",
+            devices::stop_all,
+        )
+        .idempotent(),
+        post(
+            "/devices/{device_id}/actions/restart-agent",
+            A::DevicesRestartAgent,
+            "Restart a device's agent",
+            devices::restart_agent,
+        )
+        .idempotent(),
+        get("/operations", A::OperationsList, "List operations", operations::list),
+        get("/operations/{operation_id}", A::OperationsRead, "Read an operation", operations::read),
+    ]
+}
+
+/// One endpoint.
+pub struct Row {
+    pub method: Method,
+    pub path: &'static str,
+    pub action: Action,
+    pub title: &'static str,
+    pub takes: Takes,
+    pub idempotent: bool,
+    pub status: u16,
+    pub paged: bool,
+    pub request: Option<fn(&mut SchemaGenerator) -> Schema>,
+    pub response: fn(&mut SchemaGenerator) -> Schema,
+    pub run: Run,
+}
+
+/// A handler behind its types; whether the answer is a repeated one comes with it.
+pub type Run = Box<dyn Fn(Call, Option<Tree>) -> BoxFuture<'static, Result<(Kept, bool)>> + Send + Sync>;
+
+/// What an endpoint takes for a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// None; what is sent is not read.
+    Nothing,
+    /// None, or an empty object.
+    EmptyObject,
+    Object,
+}
+
+impl Row {
+    /// The request names its effect by an Idempotency-Key.
+    fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+}
+
+/// A handler's argument, by which it says what it takes.
+pub trait Takeable: Sized {
+    const TAKES: Takes;
+
+    fn take(tree: Option<&Tree>) -> Self;
+
+    fn schema() -> Option<fn(&mut SchemaGenerator) -> Schema> {
+        None
+    }
+}
+
+impl Takeable for () {
+    const TAKES: Takes = Takes::Nothing;
+
+    fn take(_: Option<&Tree>) -> Self {}
+}
+
+impl Takeable for Body<NoBody> {
+    const TAKES: Takes = Takes::EmptyObject;
+
+    fn take(tree: Option<&Tree>) -> Self {
+        body::read(tree)
+    }
+}
+
+impl<D: Readable + JsonSchema> Takeable for Body<D> {
+    const TAKES: Takes = Takes::Object;
+
+    fn take(tree: Option<&Tree>) -> Self {
+        body::read(tree)
+    }
+
+    fn schema() -> Option<fn(&mut SchemaGenerator) -> Schema> {
+        Some(|generator| generator.subschema_for::<D>())
+    }
+}
+
+fn row<B, S, F>(
+    method: Method,
+    path: &'static str,
+    action: Action,
+    title: &'static str,
+    handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
+) -> Row
+where
+    B: Takeable + Send,
+    S: Shape,
+    F: Future<Output = Result<Reply<S>>> + Send,
+{
+    let run: Run = Box::new(move |call, tree| {
+        let handler = handler.clone();
+        Box::pin(async move {
+            let body = B::take(tree.as_ref());
+            let Reply { kept, replayed, .. } = handler(call, body).await?;
+            Ok((kept, replayed))
+        })
+    });
+    Row {
+        method,
+        path,
+        action,
+        title,
+        takes: B::TAKES,
+        idempotent: false,
+        status: S::STATUS,
+        paged: S::PAGED,
+        request: B::schema(),
+        response: S::schema,
+        run,
+    }
+}
+
+macro_rules! methods {
+    ($($name:ident $method:ident)*) => {
+        $(
+            fn $name<B, S, F>(
+                path: &'static str,
+                action: Action,
+                title: &'static str,
+                handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
+            ) -> Row
+            where
+                B: Takeable + Send,
+                S: Shape,
+                F: Future<Output = Result<Reply<S>>> + Send,
+            {
+                row(Method::$method, path, action, title, handler)
+            }
+        )*
+    };
+}
+
+methods! { get GET post POST put PUT patch PATCH delete DELETE }
+
+/// The table as routes under `/v2`.
+pub fn router(app: &Arc<App>) -> Router {
+    let mut router = Router::with_path("v2");
+    for row in table() {
+        let method = row.method.clone();
+        let route = match row.path.trim_start_matches('/') {
+            "" => Router::new(),
+            path => Router::with_path(path),
+        };
+        let goal = Endpoint { app: app.clone(), row: Arc::new(row) };
+        router = router.push(match method {
+            Method::POST => route.post(goal),
+            Method::PUT => route.put(goal),
+            Method::PATCH => route.patch(goal),
+            Method::DELETE => route.delete(goal),
+            _ => route.get(goal),
+        });
+    }
+    router
+}

@@ -1,0 +1,367 @@
+//! Tunnels.
+
+use std::net::IpAddr;
+
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::account::BandwidthOut;
+use super::call::Call;
+use super::operations::OperationOut;
+use super::reply::{Accepted, Answer, Created, Found, Listed};
+use crate::domain::device::Device;
+use crate::domain::input::{BindDevices, NewTunnel, StartTunnel, TunnelPatch};
+use crate::domain::node::{Node, NodeStatus};
+use crate::domain::operation::RemoteAction;
+use crate::domain::port::ExtraPort;
+use crate::domain::session::{EndReason, Session};
+use crate::domain::tunnel::{Protocol, PublicAddress, Tunnel, TunnelStatus};
+use crate::error::{Error, Result};
+use crate::gate::{Body, NoBody};
+use crate::store::change::actions::{ActOnRunning, Start};
+use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
+use crate::store::facts::Subject;
+
+/// Tunnel
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Tunnel")]
+pub struct TunnelOut {
+    id: Uuid,
+    name: String,
+    protocol: Protocol,
+    local_host: String,
+    local_port: u16,
+    remote_port: u16,
+    status: TunnelStatus,
+    runtime: RuntimeOut,
+    bindings: BindingsOut,
+    node: TunnelNodeOut,
+    public_address: AddressOut,
+    subdomain: Option<String>,
+    region: Option<String>,
+    country: Option<String>,
+    game_preset_id: Option<Uuid>,
+    http_ssl_enabled: bool,
+    http_basic_auth_enabled: bool,
+    http_basic_auth_username: Option<String>,
+    /// The domain that is assigned to the tunnel.
+    custom_domain: Option<String>,
+    /// Seconds; null: 3600 for a connection, 300 for a UDP flow.
+    idle_timeout: Option<u32>,
+    /// Bytes.
+    buffer_size: u32,
+    pro_network: bool,
+    created_by: Uuid,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+}
+
+/// Where it runs.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Runtime")]
+pub struct RuntimeOut {
+    /// True for running, degraded and stopping.
+    running: bool,
+    device_id: Option<Uuid>,
+}
+
+/// Device bindings
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeviceBindings")]
+pub struct BindingsOut {
+    /// Empty: any authorized device.
+    device_ids: Vec<Uuid>,
+    unrestricted: bool,
+}
+
+/// The node that the tunnel is placed on.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TunnelNode")]
+pub struct TunnelNodeOut {
+    id: Uuid,
+    name: String,
+    region: String,
+    country: String,
+    region_flag: Option<String>,
+    status: NodeStatus,
+}
+
+/// Where visitors reach it.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PublicAddress")]
+pub struct AddressOut {
+    hostname: String,
+    port: u16,
+    /// For http tunnels.
+    url: Option<String>,
+    ipv4: Option<String>,
+    ipv6: Option<String>,
+}
+
+/// Tunnel with what a single read adds
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TunnelDetail")]
+pub struct TunnelDetailOut {
+    #[serde(flatten)]
+    tunnel: TunnelOut,
+    current_device: Option<CurrentDeviceOut>,
+    /// The devices that may run it.
+    authorized_devices: Vec<AuthorizedDeviceOut>,
+    extra_ports: Vec<ExtraPortOut>,
+}
+
+/// The device that runs the tunnel.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CurrentDevice")]
+pub struct CurrentDeviceOut {
+    id: Uuid,
+    name: Option<String>,
+    platform: Option<String>,
+    online: bool,
+}
+
+/// A device that may run the tunnel.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AuthorizedDevice")]
+pub struct AuthorizedDeviceOut {
+    id: Uuid,
+    name: Option<String>,
+    online: bool,
+    remote_control_enabled: bool,
+}
+
+/// Extra port
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ExtraPort")]
+pub struct ExtraPortOut {
+    id: Uuid,
+    local_port: u16,
+    remote_port: u16,
+    protocol: Protocol,
+    label: Option<String>,
+    public_address: AddressOut,
+}
+
+impl From<Tunnel> for TunnelOut {
+    fn from(tunnel: Tunnel) -> Self {
+        let status = tunnel.status();
+        let device_id = tunnel.running_on();
+        let Node { id, name, region, country, region_flag, status: node_status, .. } = tunnel.node.clone();
+        Self {
+            public_address: AddressOut::new(tunnel.public_address(), &tunnel.node),
+            id: tunnel.id,
+            name: tunnel.name,
+            protocol: tunnel.protocol,
+            local_host: tunnel.local_host,
+            local_port: tunnel.local_port,
+            remote_port: tunnel.remote_port,
+            status,
+            runtime: RuntimeOut { running: device_id.is_some(), device_id },
+            bindings: BindingsOut::from(tunnel.device_ids),
+            node: TunnelNodeOut { id, name, region, country, region_flag, status: node_status },
+            subdomain: tunnel.subdomain,
+            region: tunnel.region,
+            country: tunnel.country,
+            game_preset_id: tunnel.preset_id,
+            http_ssl_enabled: tunnel.https,
+            http_basic_auth_enabled: tunnel.basic_auth,
+            http_basic_auth_username: tunnel.basic_auth_user,
+            custom_domain: None,
+            idle_timeout: tunnel.idle_timeout,
+            buffer_size: tunnel.buffer_size,
+            pro_network: tunnel.pro_network,
+            created_by: tunnel.created_by,
+            created_at: tunnel.created_at,
+            updated_at: tunnel.updated_at,
+        }
+    }
+}
+
+impl From<Vec<Uuid>> for BindingsOut {
+    fn from(device_ids: Vec<Uuid>) -> Self {
+        Self { unrestricted: device_ids.is_empty(), device_ids }
+    }
+}
+
+impl AddressOut {
+    fn new(address: PublicAddress, node: &Node) -> Self {
+        let ip = node.hostname.parse::<IpAddr>().ok().map(|ip| ip.to_string());
+        let (ipv4, ipv6) = if node.hostname.contains(':') { (None, ip) } else { (ip, None) };
+        let PublicAddress { hostname, port, url } = address;
+        Self { hostname, port, url, ipv4, ipv6 }
+    }
+}
+
+impl ExtraPortOut {
+    fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
+        let public_address = AddressOut::new(tunnel.extra_address(&port), &tunnel.node);
+        let ExtraPort { id, local_port, remote_port, protocol, label } = port;
+        Self { id, local_port, remote_port, protocol, label, public_address }
+    }
+}
+
+impl From<&Device> for AuthorizedDeviceOut {
+    fn from(device: &Device) -> Self {
+        let Device { id, name, online, remote_control, .. } = device;
+        Self { id: *id, name: name.clone(), online: *online, remote_control_enabled: *remote_control }
+    }
+}
+
+pub async fn list(call: Call, (): ()) -> Answer<Listed<TunnelOut>> {
+    let tunnels = call.app.store.tunnels(call.caller.scope.id, call.page()?).await?;
+    call.listed(tunnels, TunnelOut::from)
+}
+
+pub async fn create(call: Call, body: Body<NewTunnel>) -> Answer<Created<TunnelOut>> {
+    let (admitted, definition) = call.admit(Subject::Scope, body).await?;
+    let password_hash = call.app.hash_password(definition.basic_auth_password.clone()).await?;
+    let change = CreateTunnel { definition, password_hash };
+    call.commit(admitted, change, |tunnel| Created(TunnelOut::from(tunnel))).await
+}
+
+pub async fn read(call: Call, (): ()) -> Answer<Found<TunnelDetailOut>> {
+    let (store, scope_id) = (&call.app.store, call.caller.scope.id);
+    let tunnel = store.tunnel(scope_id, call.id()?).await?.ok_or_else(Error::not_found)?;
+    let devices = store.authorized_devices(scope_id, tunnel.id).await?;
+    let current_device = match tunnel.running_on() {
+        Some(id) => store.device(scope_id, id).await?.map(|device| {
+            let Device { id, name, platform, online, .. } = device;
+            CurrentDeviceOut { id, name, platform, online }
+        }),
+        None => None,
+    };
+    let extra_ports = store.extra_ports(tunnel.id).await?;
+    call.reply(Found(TunnelDetailOut {
+        extra_ports: extra_ports.into_iter().map(|port| ExtraPortOut::new(port, &tunnel)).collect(),
+        current_device,
+        authorized_devices: devices.iter().map(AuthorizedDeviceOut::from).collect(),
+        tunnel: TunnelOut::from(tunnel),
+    }))
+}
+
+pub async fn update(call: Call, body: Body<TunnelPatch>) -> Answer<Found<TunnelOut>> {
+    let tunnel_id = call.id()?;
+    let (admitted, change) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let password_hash = call.app.hash_password(change.basic_auth_password.clone().flatten()).await?;
+    let change = UpdateTunnel { tunnel_id, change, password_hash };
+    call.commit(admitted, change, |tunnel| Found(TunnelOut::from(tunnel))).await
+}
+
+/// A tunnel that is gone
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeletedTunnel")]
+pub struct DeletedOut {
+    id: Uuid,
+    /// Always true.
+    deleted: bool,
+}
+
+pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+    let tunnel_id = call.id()?;
+    let (admitted, ()) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, DeleteTunnel { tunnel_id }, |id| Found(DeletedOut { id, deleted: true })).await
+}
+
+/// Device bindings after a replacement
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "BoundDevices")]
+pub struct BoundOut {
+    #[serde(flatten)]
+    bindings: BindingsOut,
+    /// The device that ran the tunnel and may no longer.
+    stopped_device_id: Option<Uuid>,
+}
+
+pub async fn bind(call: Call, body: Body<BindDevices>) -> Answer<Found<BoundOut>> {
+    let tunnel_id = call.id()?;
+    let (admitted, device_ids) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, BindTunnel { tunnel_id, device_ids }, |bound| {
+        let Bound { device_ids, stopped_device_id } = bound;
+        Found(BoundOut { bindings: device_ids.into(), stopped_device_id })
+    })
+    .await
+}
+
+pub async fn start(call: Call, body: Body<StartTunnel>) -> Answer<Accepted<OperationOut>> {
+    let tunnel_id = call.id()?;
+    let (admitted, choice) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, Start { tunnel_id, choice }, |operation| Accepted(operation.into())).await
+}
+
+pub async fn stop(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
+    act_on_running(call, body, RemoteAction::Stop).await
+}
+
+pub async fn restart(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
+    act_on_running(call, body, RemoteAction::Restart).await
+}
+
+async fn act_on_running(call: Call, body: Body<NoBody>, action: RemoteAction) -> Answer<Accepted<OperationOut>> {
+    let tunnel_id = call.id()?;
+    let (admitted, ()) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
+}
+
+/// Tunnel usage
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TunnelUsage")]
+pub struct TunnelUsageOut {
+    tunnel_id: Uuid,
+    bandwidth: BandwidthOut,
+    as_of: DateTime<Utc>,
+}
+
+pub async fn usage(call: Call, (): ()) -> Answer<Found<TunnelUsageOut>> {
+    let tunnel_id = existing(&call).await?;
+    let as_of = call.app.clock.now();
+    let bandwidth = call.app.store.tunnel_bandwidth(call.caller.scope.id, tunnel_id).await?;
+    call.reply(Found(TunnelUsageOut { tunnel_id, bandwidth: BandwidthOut::new(bandwidth, as_of), as_of }))
+}
+
+/// Session: one unbroken run of one tunnel on one device
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Session")]
+pub struct SessionOut {
+    id: Uuid,
+    tunnel_id: Uuid,
+    device_id: Uuid,
+    node_id: Uuid,
+    started_at: DateTime<Utc>,
+    ended_at: Option<DateTime<Utc>>,
+    duration_seconds: i64,
+    bytes_in: u64,
+    bytes_out: u64,
+    /// An open list: new values may come.
+    end_reason: Option<EndReason>,
+}
+
+pub async fn sessions(call: Call, (): ()) -> Answer<Listed<SessionOut>> {
+    let tunnel_id = existing(&call).await?;
+    let now = call.app.clock.now();
+    let sessions = call.app.store.sessions(call.caller.scope.id, tunnel_id, call.page()?).await?;
+    call.listed(sessions, |session| {
+        let duration_seconds = session.duration_seconds(now);
+        let Session { id, tunnel_id, device_id, node_id, started_at, ended_at, traffic, end_reason } = session;
+        let (bytes_in, bytes_out) = (traffic.bytes_in, traffic.bytes_out);
+        SessionOut {
+            id,
+            tunnel_id,
+            device_id,
+            node_id,
+            started_at,
+            ended_at,
+            duration_seconds,
+            bytes_in,
+            bytes_out,
+            end_reason,
+        }
+    })
+}
+
+/// The tunnel in the path, if the scope has it.
+async fn existing(call: &Call) -> Result<Uuid> {
+    let tunnel = call.app.store.tunnel(call.caller.scope.id, call.id()?).await?;
+    Ok(tunnel.ok_or_else(Error::not_found)?.id)
+}

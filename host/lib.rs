@@ -1,0 +1,25 @@
+//! Culvert's host: the REST API, the agents' gateway, a node for their traffic, and the policies in
+//! WebAssembly that decide what each caller may do.
+//!
+//! # The path of a request
+//!
+//! A row of [`http::routes`] → trace → key → rate limit ([`http::hoop`]) → scope, body, repeated or
+//! not ([`http::endpoint`]) → the handler → [`gate`]: facts, then three [`policy`] decisions, then a
+//! permit → [`store`]: one transaction with the change and the stored answer → [`relay`]: the
+//! [`gateway`] to the agents, the [`node`] for the visitors.
+
+pub mod admin;
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod domain;
+pub mod error;
+pub mod gate;
+pub mod gateway;
+pub mod http;
+pub mod node;
+pub mod policy;
+pub mod relay;
+pub mod secret;
+pub mod store;
+pub mod turn;

@@ -1,0 +1,246 @@
+//! One run of one tunnel: the agent's waiting connections, the visitors who get them, and the bytes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use culvert_agent::clock::Clock;
+use culvert_agent::pipe::{self, Counters};
+use culvert_agent::socket;
+use culvert_agent::wire::data::{ACCEPTED, Attach, Visit, write_frame};
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, lock};
+use crate::domain::usage::Traffic;
+use crate::gateway::grant::{DEFAULT_IDLE_TIMEOUT, vouched};
+use crate::secret::{Purpose, Secrets};
+use crate::store::sessions::Lease;
+
+/// How long a visitor waits for one of the agent's connections.
+const VISITOR_WAIT: Duration = Duration::from_secs(10);
+/// How long the agent has to reach its local target.
+const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
+
+type Connection = TlsStream<TcpStream>;
+
+pub struct Run {
+    lease: Lease,
+    clock: Clock,
+    limits: Mutex<pipe::Limits>,
+    waiting: Mutex<Vec<Connection>>,
+    parked: Notify,
+    /// Visitors without a connection.
+    visitors: AtomicUsize,
+    /// Visitors that are being served.
+    active: AtomicUsize,
+    counters: Counters,
+    /// Of the counters, what was taken already.
+    taken_in: AtomicU64,
+    taken_out: AtomicU64,
+    ended: CancellationToken,
+}
+
+impl Run {
+    pub fn new(lease: Lease, shared: &Shared) -> Arc<Self> {
+        Arc::new(Self {
+            limits: Mutex::new(limits(&lease)),
+            lease,
+            clock: shared.clock.clone(),
+            waiting: Mutex::default(),
+            parked: Notify::new(),
+            visitors: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            counters: Counters::default(),
+            taken_in: AtomicU64::new(0),
+            taken_out: AtomicU64::new(0),
+            ended: shared.stop.child_token(),
+        })
+    }
+
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// For new connections; the others keep theirs.
+    pub fn set_limits(&self, lease: &Lease) {
+        *lock(&self.limits) = limits(lease);
+    }
+
+    /// Whether a connection is under this run's lease.
+    pub fn admits(&self, attach: &Attach, secrets: &Secrets) -> bool {
+        attach.epoch == self.lease.epoch
+            && !self.ended.is_cancelled()
+            && secrets.verify(Purpose::Leases, &vouched(&self.lease), &attach.token.0)
+    }
+
+    /// Keeps a connection until a visitor comes.
+    pub fn park(&self, connection: Connection) {
+        let mut waiting = lock(&self.waiting);
+        waiting.retain_mut(|connection| !is_stale(connection));
+        waiting.push(connection);
+        drop(waiting);
+        self.parked.notify_one();
+    }
+
+    /// Cuts everything off.
+    pub fn end(&self) {
+        self.ended.cancel();
+        lock(&self.waiting).clear();
+    }
+
+    /// Whether no more bytes can come.
+    pub fn is_over(&self) -> bool {
+        self.ended.is_cancelled() && self.active.load(Ordering::Acquire) == 0
+    }
+
+    /// What was counted since the last time.
+    pub fn take_traffic(&self) -> Traffic {
+        let take = |counter: &AtomicU64, taken: &AtomicU64| {
+            let now = counter.load(Ordering::Acquire);
+            now - taken.swap(now, Ordering::AcqRel)
+        };
+        Traffic {
+            bytes_in: take(&self.counters.forth, &self.taken_in),
+            bytes_out: take(&self.counters.back, &self.taken_out),
+        }
+    }
+
+    pub fn give_back(&self, traffic: Traffic) {
+        self.taken_in.fetch_sub(traffic.bytes_in, Ordering::AcqRel);
+        self.taken_out.fetch_sub(traffic.bytes_out, Ordering::AcqRel);
+    }
+
+    /// Serves one visitor.
+    pub async fn receive(self: Arc<Self>, mut visitor: TcpStream, address: SocketAddr) {
+        self.active.fetch_add(1, Ordering::AcqRel);
+        let served = self.ended.run_until_cancelled(self.serve(&mut visitor, address)).await;
+        if !matches!(served, Some(Ok(()))) {
+            // What was cut short must not look complete.
+            socket::reset(&visitor);
+        }
+        drop(visitor);
+        self.active.fetch_sub(1, Ordering::AcqRel);
+        match served {
+            Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.lease.name, "a visitor was cut off"),
+            None => tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end"),
+            Some(Ok(())) => {}
+        }
+    }
+
+    async fn serve(&self, visitor: &mut TcpStream, address: SocketAddr) -> io::Result<()> {
+        socket::prepare(visitor)?;
+        let mut connection = self.connection().await?;
+        let visit = Visit { visitor: address, waiting: self.visitors.load(Ordering::Relaxed) };
+        write_frame(&mut connection, &visit).await?;
+        let limits = *lock(&self.limits);
+        let mut agent = Answering { connection, accepted: AtomicBool::new(false).into() };
+        let accepted = agent.accepted.clone();
+        let carried = tokio::select! {
+            biased;
+            carried = pipe::run(visitor, &mut agent, limits, &self.counters, &self.clock) => carried,
+            () = self.unanswered(&accepted) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        if carried.is_err() {
+            socket::reset(agent.connection.get_ref().0);
+        }
+        carried
+    }
+
+    /// One of the agent's waiting connections, the newest: the older ones are let go by the agent
+    /// where they are too many.
+    async fn connection(&self) -> io::Result<Connection> {
+        if let Some(connection) = self.fresh() {
+            return Ok(connection);
+        }
+        self.visitors.fetch_add(1, Ordering::Relaxed);
+        let found = self.clock.timeout(VISITOR_WAIT, async {
+            loop {
+                let parked = self.parked.notified();
+                if let Some(connection) = self.fresh() {
+                    return connection;
+                }
+                parked.await;
+            }
+        });
+        let found = found.await;
+        self.visitors.fetch_sub(1, Ordering::Relaxed);
+        found.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the agent brought no connection"))
+    }
+
+    fn fresh(&self) -> Option<Connection> {
+        let mut waiting = lock(&self.waiting);
+        while let Some(mut connection) = waiting.pop() {
+            if !is_stale(&mut connection) {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Ends when the agent has not said in time whether it reached its target.
+    async fn unanswered(&self, accepted: &AtomicBool) {
+        self.clock.sleep(ACCEPT_WITHIN).await;
+        if accepted.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn limits(lease: &Lease) -> pipe::Limits {
+    pipe::Limits {
+        buffer_size: lease.buffer_size as usize,
+        idle_timeout: Duration::from_secs(lease.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT).into()),
+    }
+}
+
+/// Whether the agent has ended a connection on which it has nothing to say.
+fn is_stale(connection: &mut Connection) -> bool {
+    let socket = connection.get_ref().0;
+    let mut byte = [0; 1];
+    let mut space = ReadBuf::new(&mut byte);
+    std::future::poll_fn(|context| socket.poll_peek(context, &mut space)).now_or_never().is_some()
+}
+
+/// An agent's connection whose first byte says whether the local target answered.
+struct Answering {
+    connection: Connection,
+    accepted: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Answering {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.accepted.load(Ordering::Relaxed) {
+            let mut byte = [0; 1];
+            let mut first = ReadBuf::new(&mut byte);
+            ready!(Pin::new(&mut self.connection).poll_read(context, &mut first))?;
+            if first.filled() != [ACCEPTED] {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the local target refused")));
+            }
+            self.accepted.store(true, Ordering::Relaxed);
+        }
+        Pin::new(&mut self.connection).poll_read(context, space)
+    }
+}
+
+impl AsyncWrite for Answering {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.connection).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.connection).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.connection).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,32 @@
+//! The contract in `wit/`, as Rust types: one module a world, over one set of shared types.
+
+pub mod plan_access {
+    wasmtime::component::bindgen!({
+        path: "wit",
+        world: "plan-access",
+        additional_derives: [Clone, PartialEq],
+    });
+}
+
+pub mod team_role {
+    wasmtime::component::bindgen!({
+        path: "wit",
+        world: "team-role",
+        additional_derives: [Clone, PartialEq],
+        with: { "culvert:policy/types@1.0.0": super::types },
+    });
+}
+
+pub mod validation {
+    wasmtime::component::bindgen!({
+        path: "wit",
+        world: "validation",
+        additional_derives: [Clone, PartialEq],
+        with: { "culvert:policy/types@1.0.0": super::types },
+    });
+}
+
+pub use plan_access::culvert::policy::types;
+pub use plan_access::exports::culvert::policy::plans;
+pub use team_role::exports::culvert::policy::roles;
+pub use validation::exports::culvert::policy::inputs;

@@ -1,0 +1,213 @@
+//! Builds a policy crate: Rust sources to a component, by whichever toolchain is there.
+//!
+//! `wasm32-wasip2` is not used: its standard library imports WASI, and a policy imports nothing.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+use wasm_encoder::{ComponentSection, CustomSection};
+use wasmparser::{Parser, Payload};
+
+use super::sources::{self, Sources};
+
+const TARGET: &str = "wasm32-unknown-unknown";
+/// The component's section that holds the digest of the sources it was built from.
+const SOURCES_SECTION: &str = "culvert:sources";
+/// Whatever a policy calls is shallow; the smaller its stack, the smaller its memory.
+const STACK_BYTES: u32 = 32 * 1024;
+
+/// As in the root `Cargo.toml`, for crates that live elsewhere.
+const PROFILE: [&str; 6] = [
+    "profile.policy.inherits='release'",
+    "profile.policy.opt-level='s'",
+    "profile.policy.lto=true",
+    "profile.policy.panic='abort'",
+    "profile.policy.strip=true",
+    "profile.policy.codegen-units=1",
+];
+
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("{0}")]
+    Sources(#[from] sources::SourcesError),
+    #[error(
+        "no Rust toolchain here can build for {TARGET}. Install the target (`rustup target add {TARGET}`), \
+         or Debian's packages rustc-web, cargo-web and rust-web-src"
+    )]
+    NoToolchain,
+    #[error("no linker for WebAssembly was found; install the package lld")]
+    NoLinker,
+    #[error("`{0}` could not be run: {1}")]
+    Run(&'static str, io::Error),
+    #[error("cargo did not build the crate; its messages stand above")]
+    Cargo,
+    #[error("the crate has no cdylib; its Cargo.toml needs `[lib] crate-type = [\"cdylib\", \"rlib\"]`")]
+    NoModule,
+    #[error("{0}: {1}")]
+    File(PathBuf, io::Error),
+    #[error("the module does not become a component: {0}")]
+    Encode(String),
+}
+
+/// A component, and the digest of what it was built from.
+pub struct Built {
+    pub name: String,
+    pub wasm: Vec<u8>,
+    pub sources: String,
+}
+
+/// Builds the policy crate in a folder.
+pub fn build(folder: &Path) -> Result<Built, BuildError> {
+    let sources = Sources::of(folder)?;
+    let toolchain = Toolchain::find()?;
+    let module = compile(&sources, &toolchain)?;
+    let mut wasm = wit_component::ComponentEncoder::default()
+        .module(&module)
+        .and_then(|encoder| encoder.validate(true).encode())
+        .map_err(|e| BuildError::Encode(format!("{e:#}")))?;
+    let digest = sources.digest()?;
+    CustomSection { name: SOURCES_SECTION.into(), data: digest.as_bytes().into() }.append_to_component(&mut wasm);
+    Ok(Built { name: sources.package().into(), wasm, sources: digest })
+}
+
+/// The digest of the sources that a component says it was built from.
+pub fn built_from(wasm: &[u8]) -> Option<String> {
+    let mut depth = 0;
+    for payload in Parser::new(0).parse_all(wasm) {
+        match payload.ok()? {
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) if depth > 0 => depth -= 1,
+            Payload::CustomSection(section) if depth == 0 && section.name() == SOURCES_SECTION => {
+                return String::from_utf8(section.data().into()).ok();
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The ways to build for WebAssembly, in the order in which they are tried.
+enum Toolchain {
+    /// The current toolchain, with the target installed.
+    Installed,
+    /// Debian's, which brings the standard library's sources.
+    Debian { linker: PathBuf },
+}
+
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+const DEBIAN_CARGO: &str = "/usr/bin/cargo";
+
+impl Toolchain {
+    fn find() -> Result<Self, BuildError> {
+        let installed = printed("rustc", &["--print", "target-libdir", "--target", TARGET]);
+        if installed.is_some_and(|folder| folder.is_dir()) {
+            return Ok(Self::Installed);
+        }
+        let sysroot = printed(DEBIAN_RUSTC, &["--print", "sysroot"]).ok_or(BuildError::NoToolchain)?;
+        let library = sysroot.join("lib/rustlib/src/rust/library/std/Cargo.toml");
+        if !library.exists() || !Path::new(DEBIAN_CARGO).exists() {
+            return Err(BuildError::NoToolchain);
+        }
+        Ok(Self::Debian { linker: find_linker().ok_or(BuildError::NoLinker)? })
+    }
+
+    fn cargo(&self) -> Command {
+        match self {
+            Self::Installed => Command::new("cargo"),
+            Self::Debian { .. } => {
+                let mut cargo = Command::new(DEBIAN_CARGO);
+                cargo.env("RUSTC", DEBIAN_RUSTC).env("RUSTC_BOOTSTRAP", "1");
+                cargo.args(["-Zbuild-std=std,panic_abort"]);
+                cargo
+            }
+        }
+    }
+
+    fn linker(&self) -> Option<&Path> {
+        match self {
+            Self::Installed => None,
+            Self::Debian { linker } => Some(linker),
+        }
+    }
+}
+
+/// LLD, as the current toolchain brings it along, or as Debian installs it.
+fn find_linker() -> Option<PathBuf> {
+    let own = printed("rustc", &["--print", "sysroot"]).and_then(|sysroot| {
+        let host = printed_text("rustc", &["--print", "host-tuple"])?;
+        Some(sysroot.join("lib/rustlib").join(host).join("bin/rust-lld"))
+    });
+    let on_path = ["wasm-ld", "rust-lld"].into_iter().flat_map(|name| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(move |folder| folder.join(name)).collect::<Vec<_>>()
+    });
+    own.into_iter().chain(on_path).find(|linker| linker.exists())
+}
+
+fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildError> {
+    let mut cargo = toolchain.cargo();
+    cargo.arg("rustc").arg("--manifest-path").arg(sources.manifest()).args(["--lib", "--crate-type", "cdylib"]);
+    cargo.args(["--profile", "policy", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
+    // Apart from the host's own builds: another compiler may be at work here.
+    cargo.arg("--target-dir").arg(sources.target().join("policy"));
+    for setting in PROFILE {
+        cargo.args(["--config", setting]);
+    }
+    if let Some(linker) = toolchain.linker() {
+        cargo.env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker);
+    }
+    // What a host build leaves in the environment is not meant for this one.
+    for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
+        cargo.env_remove(name);
+    }
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(sources).join("\x1f"));
+    cargo.stdout(std::process::Stdio::piped());
+    let output = cargo.spawn().and_then(|child| child.wait_with_output()).map_err(|e| BuildError::Run("cargo", e))?;
+    if !output.status.success() {
+        return Err(BuildError::Cargo);
+    }
+    let module = module_file(&output.stdout, sources.manifest()).ok_or(BuildError::NoModule)?;
+    std::fs::read(&module).map_err(|e| BuildError::File(module, e))
+}
+
+/// What cargo reports of an artefact, as far as it matters here.
+#[derive(Deserialize)]
+struct Artefact {
+    manifest_path: PathBuf,
+    filenames: Vec<PathBuf>,
+}
+
+/// A module tells nothing of the machine that it was built on.
+fn flags(sources: &Sources) -> Vec<String> {
+    let mut flags = vec!["-C".into(), format!("link-arg=-zstack-size={STACK_BYTES}")];
+    let mut remap = |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));
+    for sysroot in [printed("rustc", &["--print", "sysroot"]), printed(DEBIAN_RUSTC, &["--print", "sysroot"])] {
+        sysroot.iter().for_each(|sysroot| remap(&sysroot.join("lib/rustlib/src/rust"), "rust"));
+    }
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let cargo_home = std::env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
+    let registries = std::fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten().flatten();
+    registries.for_each(|registry| remap(&registry.path(), "registry"));
+    sources.folders().iter().for_each(|folder| remap(folder, "policy"));
+    flags
+}
+
+fn module_file(messages: &[u8], manifest: &Path) -> Option<PathBuf> {
+    messages
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice::<Artefact>(line).ok())
+        .filter(|artefact| artefact.manifest_path == manifest)
+        .flat_map(|artefact| artefact.filenames)
+        .find(|file| file.extension().is_some_and(|extension| extension == "wasm"))
+}
+
+fn printed(command: &str, arguments: &[&str]) -> Option<PathBuf> {
+    printed_text(command, arguments).map(PathBuf::from)
+}
+
+fn printed_text(command: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(command).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

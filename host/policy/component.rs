@@ -1,0 +1,324 @@
+//! One policy module, from its bytes to something that decides.
+//!
+//! A file from outside is trusted with nothing: it must be a component of the world that its place
+//! in the configuration asks for, import no function, describe itself, and take its settings, all
+//! within limits. What comes out is compiled code of a configured snapshot.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use wasmtime::component::types::ComponentItem;
+use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
+use wasmtime::{Engine, component};
+
+use super::artefact::Artefacts;
+use super::bindings::types::{Description, Problem};
+use super::engine::{Engines, MEMORY_LIMIT};
+use super::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
+use super::snapshot;
+
+/// The version of `wit/` that this host offers.
+pub const INTERFACE_VERSION: &str = "1.0.0";
+
+const MODULE: &str = "culvert:policy/module@1.0.0";
+const TYPES: &str = "culvert:policy/types@";
+const SIZE_LIMIT: usize = 64 << 20;
+/// How long `describe` or `configure` may take.
+const LOAD_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What a policy decides; each kind is a world of `wit/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    PlanAccess,
+    TeamRole,
+    Validation,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::PlanAccess, Kind::TeamRole, Kind::Validation];
+
+    /// The world's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::PlanAccess => "plan-access",
+            Kind::TeamRole => "team-role",
+            Kind::Validation => "validation",
+        }
+    }
+
+    /// The interface that holds the world's decision.
+    fn interface(self) -> &'static str {
+        match self {
+            Kind::PlanAccess => "plans",
+            Kind::TeamRole => "roles",
+            Kind::Validation => "inputs",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a module was not loaded. Each says what its author or operator can do.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("it is larger than {} MiB", SIZE_LIMIT >> 20)]
+    TooLarge,
+    #[error("it is a core WebAssembly module, not a component; `culvert policy build` makes components")]
+    CoreModule,
+    #[error("it is no WebAssembly component: {0}")]
+    NotAComponent(String),
+    #[error("it imports `{0}`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)")]
+    Import(String),
+    #[error("it needs policy API {needs}, this host offers {INTERFACE_VERSION}")]
+    Version { needs: String },
+    #[error("it is no {wanted} policy: it exports no `culvert:policy/{}`{}", wanted.interface(), found(.exported))]
+    World { wanted: Kind, exported: Option<Kind> },
+    #[error("it does not fit the contract in wit/: {0}")]
+    Contract(String),
+    #[error("it needs {needs} KiB of memory before it starts; memory_kib gives it {given}")]
+    Memory { needs: usize, given: usize },
+    #[error("its describe failed: {0}")]
+    Describe(Failure),
+    #[error("its configure failed: {0}")]
+    Configure(Failure),
+    #[error("its settings do not fit: {}", problems(.0))]
+    Settings(Vec<Problem>),
+    #[error("its configured state cannot be kept: {0}")]
+    Snapshot(String),
+    #[error("loading it panicked; please report this with the module: {0}")]
+    Panic(String),
+}
+
+fn found(exported: &Option<Kind>) -> String {
+    exported.map(|kind| format!("; it is a {kind} policy")).unwrap_or_default()
+}
+
+fn problems(problems: &[Problem]) -> String {
+    let one = |p: &Problem| match p.path.as_str() {
+        "" => p.message.clone(),
+        path => format!("{path}: {}", p.message),
+    };
+    problems.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+impl LoadError {
+    pub(super) fn snapshot(error: wasmtime::Error) -> Self {
+        LoadError::Snapshot(error.root_cause().to_string())
+    }
+
+    pub(super) fn configure(store: &SandboxStore, error: &wasmtime::Error) -> Self {
+        LoadError::Configure(sandbox::failure(store, error))
+    }
+
+    pub(super) fn settings(problems: Vec<Problem>) -> Self {
+        LoadError::Settings(problems)
+    }
+}
+
+/// A module that was read and described, but not yet configured.
+pub struct Module {
+    pub wasm: Vec<u8>,
+    pub kind: Kind,
+    /// SHA-256 of the file, in hexadecimal.
+    pub digest: String,
+    pub description: Description,
+    pub initial_memory_bytes: usize,
+}
+
+/// A configured module, compiled: what lanes instantiate from.
+pub struct Configured {
+    pub kind: Kind,
+    pub digest: String,
+    pub description: Description,
+    pub limits: Limits,
+    artefact: Vec<u8>,
+}
+
+impl Module {
+    /// Reads a module and asks it to describe itself.
+    pub fn read(engines: &Engines, wasm: Vec<u8>) -> Result<Self, LoadError> {
+        guarded(|| read(engines, wasm))
+    }
+
+    /// Takes the settings in and compiles the result.
+    pub fn configure(
+        self,
+        engines: &Engines,
+        artefacts: &Artefacts,
+        settings: &str,
+        limits: Limits,
+    ) -> Result<Configured, LoadError> {
+        guarded(|| configure(self, engines, artefacts, settings, limits))
+    }
+}
+
+impl Configured {
+    /// The module on one lane's engine.
+    pub fn on(&self, engine: &Engine) -> Result<Component, LoadError> {
+        // SAFETY: `artefact` was made by `Engine::precompile_component` on an engine of the same
+        // configuration, in this process or, by the digest it is stored with, in one before it.
+        unsafe { Component::deserialize(engine, &self.artefact) }.map_err(|e| LoadError::NotAComponent(e.to_string()))
+    }
+}
+
+fn read(engines: &Engines, wasm: Vec<u8>) -> Result<Module, LoadError> {
+    if wasm.len() > SIZE_LIMIT {
+        return Err(LoadError::TooLarge);
+    }
+    if wasm.starts_with(b"\0asm\x01\0\0\0") {
+        return Err(LoadError::CoreModule);
+    }
+    let engine = engines.loader();
+    let component = Component::from_binary(engine, &wasm).map_err(|e| LoadError::NotAComponent(chain(&e)))?;
+    let kind = kind_of(engine, &component)?;
+    refuse_imports(engine, &component)?;
+    let resources = component.resources_required();
+    let description = describe(engine, &component)?;
+    Ok(Module {
+        kind,
+        digest: hex::encode(Sha256::digest(&wasm)),
+        description,
+        initial_memory_bytes: resources
+            .and_then(|needs| needs.max_initial_memory_size)
+            .map_or(0, |pages| usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(64 * 1024)),
+        wasm,
+    })
+}
+
+fn configure(
+    module: Module,
+    engines: &Engines,
+    artefacts: &Artefacts,
+    settings: &str,
+    limits: Limits,
+) -> Result<Configured, LoadError> {
+    if module.initial_memory_bytes > limits.memory_bytes {
+        let (needs, given) = (module.initial_memory_bytes.div_ceil(1024), limits.memory_bytes / 1024);
+        return Err(LoadError::Memory { needs, given });
+    }
+    debug_assert!(limits.memory_bytes <= MEMORY_LIMIT, "the configuration is bounded");
+    let engine = &engines.lanes()[0];
+    let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
+    let artefact = match artefacts.find(&key) {
+        Some(artefact) => artefact,
+        None => {
+            let load = Limits { deadline: LOAD_DEADLINE, ..limits };
+            let snapshot = snapshot::configured(engines, &module.wasm, settings, load)?;
+            let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
+            artefacts.keep(&key, &artefact);
+            artefact
+        }
+    };
+    let Module { kind, digest, description, .. } = module;
+    Ok(Configured { kind, digest, description, limits, artefact })
+}
+
+/// The world of a component, by the interfaces that it exports.
+fn kind_of(engine: &Engine, component: &Component) -> Result<Kind, LoadError> {
+    let ty = component.component_type();
+    let mut exported = None;
+    for (name, _) in ty.exports(engine) {
+        let Some((interface, version)) = name.strip_prefix("culvert:policy/").and_then(|n| n.split_once('@')) else {
+            continue;
+        };
+        if !offers(version) {
+            return Err(LoadError::Version { needs: version.into() });
+        }
+        exported = Kind::ALL.into_iter().find(|kind| kind.interface() == interface).or(exported);
+    }
+    exported.ok_or(LoadError::Contract("it exports neither plans, roles nor inputs of `culvert:policy`".into()))
+}
+
+/// Whether a module built for this version of the interface can be linked.
+fn offers(version: &str) -> bool {
+    version == INTERFACE_VERSION
+}
+
+/// Types may be imported, for they do nothing; functions and resources may not.
+fn refuse_imports(engine: &Engine, component: &Component) -> Result<(), LoadError> {
+    for (name, import) in component.component_type().imports(engine) {
+        let ComponentItem::ComponentInstance(instance) = import.ty else {
+            return Err(LoadError::Import(name.into()));
+        };
+        let item = instance.exports(engine).find(|(_, item)| !matches!(item.ty, ComponentItem::Type(_)));
+        match item {
+            Some((item, _)) => return Err(LoadError::Import(format!("{name}/{item}"))),
+            None if !name.starts_with(TYPES) => return Err(LoadError::Import(name.into())),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn describe(engine: &Engine, component: &Component) -> Result<Description, LoadError> {
+    let limits = Limits { deadline: LOAD_DEADLINE, memory_bytes: MEMORY_LIMIT };
+    let mut store = sandbox::store(engine, limits);
+    let contract = |error: wasmtime::Error| LoadError::Contract(chain(&error));
+    let linker: component::Linker<Sandbox> = sandbox::linker(engine);
+    let instances = linker.instantiate_pre(component).map_err(contract)?;
+    let described = instances.instantiate(&mut store).and_then(|instance| {
+        let describe = module_function::<(), (Description,)>(&mut store, &instance, "describe")?;
+        Ok(describe.call(&mut store, ())?.0)
+    });
+    let description = described.map_err(|e| LoadError::Describe(sandbox::failure(&store, &e)))?;
+    check_description(&description)?;
+    Ok(description)
+}
+
+fn check_description(description: &Description) -> Result<(), LoadError> {
+    let invalid = |what: String| Err(LoadError::Describe(Failure::Contract(what)));
+    if let Some(code) = description.codes.iter().find(|code| !crate::error::is_code(&code.code)) {
+        return invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code));
+    }
+    if let Err(error) = serde_json::from_str::<serde_json::Map<_, _>>(&description.settings_schema) {
+        return invalid(format!("settings-schema is no JSON object: {error}"));
+    }
+    Ok(())
+}
+
+/// A function of the `module` interface, which is the same in every world.
+pub(super) fn module_function<P, R>(
+    store: &mut SandboxStore,
+    instance: &Instance,
+    name: &str,
+) -> wasmtime::Result<TypedFunc<P, R>>
+where
+    P: ComponentNamedList + Lower,
+    R: ComponentNamedList + Lift,
+{
+    let missing = || wasmtime::format_err!("it exports no {MODULE}/{name}");
+    let (_, interface) = instance.get_export(&mut *store, None, MODULE).ok_or_else(missing)?;
+    let (_, function) = instance.get_export(&mut *store, Some(&interface), name).ok_or_else(missing)?;
+    instance.get_typed_func(&mut *store, function)
+}
+
+/// Loading runs compilers over foreign bytes: on a thread of its own, where a panic ends only that.
+fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Result<T, LoadError> {
+    std::thread::scope(|scope| scope.spawn(load).join()).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        Err(LoadError::Panic(message.unwrap_or_default()))
+    })
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &wasmtime::Error) -> String {
+    error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({} {})", self.kind, self.description.name)
+    }
+}
+
+/// Shared by every lane.
+pub type Shared = Arc<Configured>;

@@ -1,0 +1,203 @@
+//! From the host's values to the records of the contract, and back.
+
+use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, NullableText};
+use super::bindings::{plans, roles, types};
+use super::call::Failed;
+use super::live::Set;
+use crate::domain::action::Action;
+use crate::domain::caller::{Caller, Role, ScopeKind};
+use crate::domain::device::Device;
+use crate::domain::input::{
+    BindDevices, DevicePatch, Input, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
+};
+use crate::domain::plan::Entitlement;
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::domain::usage::Counters;
+use crate::error::Fault;
+use crate::gate::{Part, Wants};
+use crate::store::facts::Facts;
+
+impl Set {
+    /// What a plan includes, remembered: it is a pure function of the plan's name.
+    pub fn known_entitlement(&self, plan: &str) -> Result<Option<Entitlement>, Failed> {
+        if let Some(known) = self.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
+            return Ok(known);
+        }
+        let entitlement = self.entitlements_of(plan)?.map(|e| Entitlement {
+            api_access: e.api_access,
+            tunnel_limit: e.tunnel_limit,
+            bandwidth_limit_bytes: e.bandwidth_limit_bytes,
+            premium_network: e.premium_network,
+            extra_ports_per_tunnel: e.extra_ports_per_tunnel,
+        });
+        if let Ok(mut known) = self.entitlements.write() {
+            known.insert(plan.into(), entitlement.clone());
+        }
+        Ok(entitlement)
+    }
+}
+
+pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: Wants) -> plans::Ask {
+    plans::Ask {
+        caller: self::caller(caller),
+        action: action.name().into(),
+        usage: plans::Usage {
+            tunnels: counters.tunnels,
+            webhook_endpoints: 0,
+            extra_ports: counters.extra_ports,
+            bytes_this_month: counters.bytes_this_month,
+        },
+        wants: plans::Wants { premium_network: wants.premium_network, extra_ports: wants.extra_ports },
+        attributes: Vec::new(),
+    }
+}
+
+pub fn role_ask(caller: &Caller, action: Action, facts: &Facts, devices: &[(Device, Part)]) -> roles::Ask {
+    roles::Ask {
+        caller: self::caller(caller),
+        action: action.name().into(),
+        tunnel: facts.tunnel.as_ref().map(|tunnel| roles::Tunnel {
+            id: tunnel.id.to_string(),
+            created_by_caller: tunnel.created_by == caller.account_id,
+        }),
+        devices: devices.iter().map(|(device, part)| self::device(caller, device, *part)).collect(),
+        attributes: Vec::new(),
+    }
+}
+
+fn device(caller: &Caller, device: &Device, part: Part) -> roles::Device {
+    roles::Device {
+        id: device.id.to_string(),
+        part: match part {
+            Part::Target => roles::Part::Target,
+            Part::Yields => roles::Part::Yields,
+        },
+        owned_by_caller: device.owner_id == caller.account_id,
+        owner_active: device.owner_active,
+    }
+}
+
+fn caller(caller: &Caller) -> types::Caller {
+    types::Caller {
+        account_id: caller.account_id.to_string(),
+        scope: match caller.scope.kind {
+            ScopeKind::Personal => types::Scope::Personal,
+            ScopeKind::Team => types::Scope::Team,
+        },
+        scope_id: caller.scope.id.to_string(),
+        role: caller.role.map(|role| match role {
+            Role::Owner => types::Role::Owner,
+            Role::Admin => types::Role::Admin,
+            Role::Member => types::Role::Member,
+        }),
+        plan: caller.scope.plan.clone(),
+    }
+}
+
+pub fn input_facts(caller: &Caller, facts: &Facts, faults: &[Fault]) -> inputs::Facts {
+    let current = match (&facts.tunnel, &facts.device) {
+        (Some(tunnel), _) => Some(Current::Tunnel(current_tunnel(tunnel))),
+        (None, Some(device)) => Some(Current::Device(CurrentDevice {
+            name: device.name.clone(),
+            remote_control_enabled: device.remote_control,
+        })),
+        (None, None) => None,
+    };
+    inputs::Facts {
+        caller: self::caller(caller),
+        current,
+        faulted: faults.iter().map(|fault| fault.field.clone()).collect(),
+        attributes: Vec::new(),
+    }
+}
+
+fn current_tunnel(tunnel: &Tunnel) -> CurrentTunnel {
+    CurrentTunnel {
+        name: tunnel.name.clone(),
+        protocol: protocol(tunnel.protocol),
+        local_host: tunnel.local_host.clone(),
+        local_port: tunnel.local_port.into(),
+        subdomain: tunnel.subdomain.clone(),
+        http_ssl_enabled: tunnel.https,
+        http_basic_auth_enabled: tunnel.basic_auth,
+        http_basic_auth_username: tunnel.basic_auth_user.clone(),
+        http_basic_auth_password_set: tunnel.basic_auth_password_set,
+        pro_network: tunnel.pro_network,
+    }
+}
+
+pub fn input(input: Input<'_>) -> inputs::Input {
+    match input {
+        Input::TunnelCreate(new) => inputs::Input::TunnelCreate(tunnel_create(new)),
+        Input::TunnelUpdate(patch) => inputs::Input::TunnelUpdate(tunnel_update(patch)),
+        Input::DeviceBindings(BindDevices { device_ids }) => {
+            inputs::Input::DeviceBindings(inputs::DeviceBindings { device_ids: device_ids.as_deref().map(texts) })
+        }
+        Input::TunnelStart(StartTunnel { device_id, handoff }) => inputs::Input::TunnelStart(inputs::TunnelStart {
+            device_id: device_id.map(|id| id.to_string()),
+            handoff: *handoff,
+        }),
+        Input::DeviceUpdate(DevicePatch { name, remote_control_enabled }) => {
+            inputs::Input::DeviceUpdate(inputs::DeviceUpdate {
+                name: name.clone(),
+                remote_control_enabled: *remote_control_enabled,
+            })
+        }
+    }
+}
+
+fn tunnel_create(new: &NewTunnel) -> inputs::TunnelCreate {
+    inputs::TunnelCreate {
+        name: new.name.clone(),
+        protocol: new.protocol.map(protocol),
+        local_host: new.local_host.clone(),
+        local_port: new.local_port,
+        region: new.region.clone(),
+        country: new.country.clone(),
+        game_preset_id: new.game_preset_id.map(|id| id.to_string()),
+        subdomain: new.subdomain.clone(),
+        http_ssl_enabled: new.http_ssl_enabled,
+        http_basic_auth_enabled: new.http_basic_auth_enabled,
+        http_basic_auth_username: new.http_basic_auth_username.clone(),
+        http_basic_auth_password: new.http_basic_auth_password.clone(),
+        pro_network: new.pro_network,
+        device_ids: new.device_ids.as_deref().map(texts),
+        extra_ports: new.extra_ports.as_ref().map(|ports| ports.iter().map(extra_port).collect()),
+    }
+}
+
+fn extra_port(port: &NewExtraPort) -> inputs::ExtraPort {
+    inputs::ExtraPort { local_port: port.local_port, label: port.label.clone(), protocol: port.protocol.map(protocol) }
+}
+
+fn tunnel_update(patch: &TunnelPatch) -> inputs::TunnelUpdate {
+    inputs::TunnelUpdate {
+        name: patch.name.clone(),
+        local_host: patch.local_host.clone(),
+        local_port: patch.local_port,
+        http_ssl_enabled: patch.http_ssl_enabled,
+        http_basic_auth_enabled: patch.http_basic_auth_enabled,
+        http_basic_auth_username: nullable(&patch.http_basic_auth_username),
+        http_basic_auth_password: nullable(&patch.http_basic_auth_password),
+        idle_timeout: patch.idle_timeout,
+        buffer_size: patch.buffer_size,
+        pro_network: patch.pro_network,
+    }
+}
+
+fn nullable(text: &Nullable<String>) -> Option<NullableText> {
+    text.as_ref().map(|text| text.clone().map_or(NullableText::Null, NullableText::Text))
+}
+
+fn protocol(protocol: Protocol) -> inputs::Protocol {
+    match protocol {
+        Protocol::Tcp => inputs::Protocol::Tcp,
+        Protocol::Udp => inputs::Protocol::Udp,
+        Protocol::Both => inputs::Protocol::Both,
+        Protocol::Http => inputs::Protocol::Http,
+    }
+}
+
+fn texts(ids: &[uuid::Uuid]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,120 @@
+//! The wasmtime engines that policies run on, and the one thread that keeps their time.
+//!
+//! Decisions run on *lanes*: an engine for each processor, each with a pool of instances of its
+//! own, for one engine shared by two threads decides hardly more than one thread does. A module is
+//! compiled once and brought to every lane as compiled code. Loading runs on an engine apart,
+//! which allocates on demand and so is not bound by the pool's sizes.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use wasmtime::{Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// The unit of every deadline.
+pub const TICK: Duration = Duration::from_millis(1);
+
+/// Instances that a lane holds at most. Calls are synchronous, so a thread uses one at a time.
+const INSTANCES: u32 = 64;
+/// Core modules, memories and tables of one component. Rust's guests are one module with one of each.
+const PER_COMPONENT: u32 = 8;
+/// What a fresh instance finds in memory already: a copy is cheaper than a page fault.
+const KEEP_RESIDENT: usize = 1024 * 1024;
+/// Address space for one memory. Compiled code depends on it, so it is the same on every engine.
+const MEMORY_RESERVATION: u64 = 64 << 20;
+const MEMORY_GUARD: u64 = 64 << 10;
+
+/// The most memory that a module can be given.
+pub const MEMORY_LIMIT: usize = MEMORY_RESERVATION as usize;
+
+pub struct Engines {
+    loader: Engine,
+    lanes: Vec<Engine>,
+}
+
+impl Engines {
+    /// Engines with so many lanes, at least one, and a thread that ticks for as long as they live.
+    pub fn new(lanes: usize) -> wasmtime::Result<Self> {
+        let loader = Engine::new(&base())?;
+        let lanes = (0..lanes.max(1)).map(|_| lane()).collect::<wasmtime::Result<Vec<_>>>()?;
+        tick(lanes.iter().chain([&loader]).map(Engine::weak).collect());
+        Ok(Self { loader, lanes })
+    }
+
+    pub fn loader(&self) -> &Engine {
+        &self.loader
+    }
+
+    pub fn lanes(&self) -> &[Engine] {
+        &self.lanes
+    }
+}
+
+/// The calling thread's lane, of so many: threads take them in turn and keep theirs.
+pub fn lane_of_this_thread(lanes: usize) -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static THREAD: Cell<Option<usize>> = const { Cell::new(None) });
+    THREAD.with(|thread| {
+        let number = thread.get().unwrap_or_else(|| THREADS.fetch_add(1, Ordering::Relaxed));
+        thread.set(Some(number));
+        number % lanes
+    })
+}
+
+/// What all engines have in common. Compiled code moves between engines that agree on it.
+fn base() -> Config {
+    let mut config = Config::new();
+    config
+        .epoch_interruption(true)
+        .concurrency_support(false)
+        .wasm_backtrace_max_frames(None)
+        .wasm_memory64(false)
+        .wasm_relaxed_simd(false)
+        .memory_init_cow(true)
+        .memory_reservation(MEMORY_RESERVATION)
+        .memory_reservation_for_growth(0)
+        .memory_guard_size(MEMORY_GUARD);
+    config
+}
+
+fn lane() -> wasmtime::Result<Engine> {
+    let mut pool = PoolingAllocationConfig::default();
+    pool.total_component_instances(INSTANCES)
+        .total_core_instances(INSTANCES * PER_COMPONENT)
+        .total_memories(INSTANCES)
+        .total_tables(INSTANCES * PER_COMPONENT)
+        .max_core_instances_per_component(PER_COMPONENT)
+        .max_tables_per_component(PER_COMPONENT)
+        .max_memory_size(MEMORY_LIMIT)
+        .linear_memory_keep_resident(KEEP_RESIDENT)
+        .table_keep_resident(4 * 1024)
+        .pagemap_scan(Enabled::No);
+    let mut pooled = base();
+    pooled.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    Engine::new(&pooled).or_else(|error| {
+        tracing::warn!(%error, "no pool of policy instances on this machine; each decision allocates its own memory");
+        Engine::new(&base())
+    })
+}
+
+/// An operating-system thread, for a deadline must pass while every async worker is inside a
+/// policy. It ends when the engines are gone.
+fn tick(engines: Vec<EngineWeak>) {
+    let ticking = move || {
+        loop {
+            std::thread::sleep(TICK);
+            let mut alive = false;
+            for engine in engines.iter().filter_map(EngineWeak::upgrade) {
+                engine.increment_epoch();
+                alive = true;
+            }
+            if !alive {
+                break;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("policy-ticks".into())
+        .spawn(ticking)
+        .expect("the operating system has a thread for the policy engine");
+}

@@ -1,0 +1,104 @@
+//! One sandbox: a store with limits, for one call, thrown away after it.
+
+use wasmtime::component::Linker;
+use wasmtime::{Engine, ResourceLimiter, Store, Trap};
+
+use super::engine::TICK;
+
+/// What one call may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// By the wall clock.
+    pub deadline: std::time::Duration,
+    pub memory_bytes: usize,
+}
+
+/// Elements of one table. A Rust guest has some hundreds.
+const TABLE_ELEMENTS: usize = 20_000;
+
+/// Why a module gave no answer. None of these lets anything through.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("it took longer than its deadline")]
+    Timeout,
+    #[error("it asked for more memory than it may use")]
+    Memory,
+    #[error("it trapped: {0}")]
+    Trap(String),
+    #[error("its answer breaks the contract: {0}")]
+    Contract(String),
+    #[error("no sandbox could be made: {0}")]
+    Sandbox(String),
+}
+
+impl Failure {
+    /// The cause in one word, for logs and metrics.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Failure::Timeout => "timeout",
+            Failure::Memory => "memory",
+            Failure::Trap(_) => "trap",
+            Failure::Contract(_) => "contract",
+            Failure::Sandbox(_) => "sandbox",
+        }
+    }
+}
+
+pub struct Sandbox {
+    memory_bytes: usize,
+    refused_memory: bool,
+}
+
+pub type SandboxStore = Store<Sandbox>;
+
+/// A linker that offers nothing: a policy imports no function.
+pub fn linker(engine: &Engine) -> Linker<Sandbox> {
+    Linker::new(engine)
+}
+
+pub fn store(engine: &Engine, limits: Limits) -> SandboxStore {
+    let mut store = Store::new(engine, Sandbox { memory_bytes: limits.memory_bytes, refused_memory: false });
+    store.limiter(|sandbox| sandbox);
+    extend_deadline(&mut store, limits);
+    store
+}
+
+/// Gives the store its whole deadline, from now.
+pub fn extend_deadline(store: &mut SandboxStore, limits: Limits) {
+    // One more, for the first tick may come at once.
+    store.set_epoch_deadline(limits.deadline.div_duration_f64(TICK) as u64 + 1);
+}
+
+/// What an error of wasmtime's was about.
+pub fn failure(store: &SandboxStore, error: &wasmtime::Error) -> Failure {
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::Interrupt) => Failure::Timeout,
+        _ if store.data().refused_memory => Failure::Memory,
+        Some(trap) => Failure::Trap(trap.to_string()),
+        None => Failure::Contract(error.root_cause().to_string()),
+    }
+}
+
+impl ResourceLimiter for Sandbox {
+    fn memory_growing(&mut self, _: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        let allowed = desired <= self.memory_bytes;
+        self.refused_memory |= !allowed || maximum.is_some_and(|maximum| desired > maximum);
+        Ok(allowed)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= TABLE_ELEMENTS)
+    }
+
+    fn instances(&self) -> usize {
+        64
+    }
+
+    fn memories(&self) -> usize {
+        8
+    }
+
+    fn tables(&self) -> usize {
+        8
+    }
+}

@@ -1,0 +1,101 @@
+//! Configure a module once, and keep the memory that this leaves behind.
+//!
+//! The instrumented component is configured in a sandbox; what is then in its memory and globals
+//! becomes the initial state of a new component. Every decision starts from there.
+
+use futures_util::FutureExt;
+use wasmtime::component::{Component, Instance, Lift, WasmList};
+use wasmtime_wizer::{ComponentInstanceState, Wizer};
+
+use super::bindings::types::Problem;
+use super::component::{LoadError, module_function};
+use super::engine::Engines;
+use super::sandbox::{self, Limits, SandboxStore};
+
+/// To be read, a memory is grown by as much as its copy needs for a header.
+const SNAPSHOT_ROOM: usize = 128 * 1024;
+
+/// The component with these settings taken in.
+pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits) -> Result<Vec<u8>, LoadError> {
+    let wizer = Wizer::new();
+    let (context, instrumented) = wizer.instrument_component(wasm).map_err(LoadError::snapshot)?;
+    let engine = engines.loader();
+    let component = Component::from_binary(engine, &instrumented).map_err(LoadError::snapshot)?;
+    let instances = sandbox::linker(engine).instantiate_pre(&component).map_err(LoadError::snapshot)?;
+
+    let limits = Limits { memory_bytes: limits.memory_bytes + SNAPSHOT_ROOM, ..limits };
+    let mut store = sandbox::store(engine, limits);
+    let instance = instances.instantiate(&mut store).map_err(|e| LoadError::configure(&store, &e))?;
+    configure(&mut store, &instance, settings)?;
+
+    sandbox::extend_deadline(&mut store, limits);
+    let mut state = State { store, instance, failed: None };
+    // Nothing in it waits: `State` answers at once.
+    let snapshot = wizer.snapshot_component(&context, &mut state).now_or_never();
+    match (state.failed, snapshot) {
+        (Some(error), _) => Err(LoadError::snapshot(error)),
+        (None, Some(snapshot)) => snapshot.map_err(LoadError::snapshot),
+        (None, None) => Err(LoadError::snapshot(wasmtime::format_err!("the snapshot waits for something"))),
+    }
+}
+
+fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> Result<(), LoadError> {
+    let configure = module_function::<(&str,), (Result<(), Vec<Problem>>,)>(store, instance, "configure")
+        .map_err(|e| LoadError::configure(store, &e))?;
+    let (answer,) = configure.call(&mut *store, (settings,)).map_err(|e| LoadError::configure(store, &e))?;
+    answer.map_err(LoadError::settings)
+}
+
+/// Reads a configured instance for the snapshot. The first failure is kept and the rest of the
+/// reading is given harmless values: the trait knows no errors.
+struct State {
+    store: SandboxStore,
+    instance: Instance,
+    failed: Option<wasmtime::Error>,
+}
+
+impl State {
+    fn call<T: Lift + Send + Sync + 'static>(&mut self, instance: &str, function: &str) -> wasmtime::Result<T> {
+        let missing = || wasmtime::format_err!("the instrumented component has no {instance}/{function}");
+        let store = &mut self.store;
+        let (_, interface) = self.instance.get_export(&mut *store, None, instance).ok_or_else(missing)?;
+        let (_, index) = self.instance.get_export(&mut *store, Some(&interface), function).ok_or_else(missing)?;
+        let function = self.instance.get_typed_func::<(), (T,)>(&mut *store, index)?;
+        Ok(function.call(&mut *store, ())?.0)
+    }
+
+    fn number<T: Lift + Send + Sync + Default + 'static>(&mut self, instance: &str, function: &str) -> T {
+        self.call(instance, function).unwrap_or_else(|error| {
+            self.failed.get_or_insert(error);
+            T::default()
+        })
+    }
+}
+
+impl ComponentInstanceState for State {
+    async fn call_func_ret_list_u8(&mut self, instance: &str, function: &str, contents: impl FnOnce(&[u8]) + Send) {
+        match self.call::<WasmList<u8>>(instance, function) {
+            Ok(list) => contents(list.as_le_slice(&self.store)),
+            Err(error) => {
+                self.failed.get_or_insert(error);
+                contents(&[]);
+            }
+        }
+    }
+
+    async fn call_func_ret_s32(&mut self, instance: &str, function: &str) -> i32 {
+        self.number(instance, function)
+    }
+
+    async fn call_func_ret_s64(&mut self, instance: &str, function: &str) -> i64 {
+        self.number(instance, function)
+    }
+
+    async fn call_func_ret_f32(&mut self, instance: &str, function: &str) -> u32 {
+        self.number::<f32>(instance, function).to_bits()
+    }
+
+    async fn call_func_ret_f64(&mut self, instance: &str, function: &str) -> u64 {
+        self.number::<f64>(instance, function).to_bits()
+    }
+}

@@ -1,0 +1,196 @@
+//! The host's own keys: what it seals, and what it vouches for.
+//!
+//! One file holds the master keys, a line each, `v1:<base64 of 32 bytes>`; the last one seals and
+//! vouches, the older ones still open and verify. Every use has a key of its own, derived from the
+//! master key and its purpose.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
+use culvert_agent::clock::Clock;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+/// What a derived key is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose {
+    /// Stored answers of idempotent requests.
+    Answers,
+    /// Fingerprints of idempotent requests.
+    Fingerprints,
+    /// Page cursors.
+    Cursors,
+    /// The tokens by which agents prove their leases to nodes.
+    Leases,
+}
+
+impl Purpose {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Purpose::Answers => b"answers",
+            Purpose::Fingerprints => b"fingerprints",
+            Purpose::Cursors => b"cursors",
+            Purpose::Leases => b"leases",
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    #[error("{}: {error}", .path.display())]
+    File { path: PathBuf, error: io::Error },
+    #[error("{}:{line}: a key is `v<number from 1 to 255>:<base64 of 32 bytes>`, each number once", .path.display())]
+    Line { path: PathBuf, line: usize },
+    #[error("{}: there is no key in it; delete it, and a new one is made (what was sealed is then lost)", .0.display())]
+    Empty(PathBuf),
+}
+
+#[derive(Clone)]
+struct Key {
+    version: u8,
+    bytes: [u8; 32],
+}
+
+#[derive(Clone)]
+pub struct Secrets {
+    clock: Clock,
+    /// Never empty; the last one is in use.
+    keys: Vec<Key>,
+}
+
+const NONCE_BYTES: usize = 24;
+
+impl Secrets {
+    /// Reads the key file, or makes one.
+    pub fn open(path: &Path, clock: &Clock) -> Result<Self, SecretError> {
+        let file = |error| SecretError::File { path: path.into(), error };
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, clock).map_err(file)?,
+            read => read.map_err(file)?,
+        };
+        let mut keys: Vec<Key> = Vec::new();
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            match parse(line.trim()).filter(|key| keys.iter().all(|known| known.version != key.version)) {
+                Some(key) => keys.push(key),
+                None => return Err(SecretError::Line { path: path.into(), line: index + 1 }),
+            }
+        }
+        if keys.is_empty() { Err(SecretError::Empty(path.into())) } else { Ok(Self { clock: clock.clone(), keys }) }
+    }
+
+    /// Encrypts for this purpose; it opens only with the same context, such as the row it is for.
+    pub fn seal(&self, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
+        let key = self.current();
+        let nonce: [u8; NONCE_BYTES] = self.clock.random();
+        let sealed = cipher(key, purpose)
+            .encrypt(&XNonce::from(nonce), Payload { msg: plain, aad: context })
+            .expect("less than 256 GiB is sealed at once");
+        [&[key.version], &nonce[..], &sealed].concat()
+    }
+
+    /// `None` for what was not sealed here, for this purpose and in this context.
+    pub fn open_sealed(&self, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        let (version, rest) = sealed.split_first()?;
+        let (nonce, sealed) = rest.split_first_chunk::<NONCE_BYTES>()?;
+        let key = self.keys.iter().find(|key| key.version == *version)?;
+        cipher(key, purpose).decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: context }).ok()
+    }
+
+    /// A tag that only this host can make (HMAC-SHA256, behind the key's version).
+    pub fn tag(&self, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+        tag_by(self.current(), purpose, data)
+    }
+
+    pub fn verify(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
+        let key = tag.first().and_then(|version| self.keys.iter().find(|key| key.version == *version));
+        key.is_some_and(|key| tag_by(key, purpose, data).ct_eq(tag).into())
+    }
+
+    fn current(&self) -> &Key {
+        &self.keys[self.keys.len() - 1]
+    }
+}
+
+fn tag_by(key: &Key, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+    let mut tag = vec![key.version];
+    tag.extend(hmac(&derived(key, purpose), data));
+    tag
+}
+
+fn cipher(key: &Key, purpose: Purpose) -> XChaCha20Poly1305 {
+    XChaCha20Poly1305::new(&derived(key, purpose).into())
+}
+
+fn derived(key: &Key, purpose: Purpose) -> [u8; 32] {
+    hmac(&key.bytes, &[b"culvert ", purpose.label()].concat())
+}
+
+fn hmac(key: &[u8; 32], data: &[u8]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(data);
+    mac.finalize().into_bytes().into()
+}
+
+fn parse(line: &str) -> Option<Key> {
+    let (version, key) = line.strip_prefix('v')?.split_once(':')?;
+    let version = version.parse().ok().filter(|version| *version != 0)?;
+    Some(Key { version, bytes: STANDARD.decode(key).ok()?.try_into().ok()? })
+}
+
+/// Makes the file with one key. It appears with all of its content, and only if nobody else made it
+/// meanwhile.
+fn create(path: &Path, clock: &Clock) -> io::Result<String> {
+    let text = format!("v1:{}\n", STANDARD.encode(clock.random::<32>()));
+    let aside = path.with_extension(hex::encode(clock.random::<8>()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+    let linked =
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&aside, path));
+    fs::remove_file(&aside)?;
+    match linked {
+        Ok(()) => Ok(text),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => fs::read_to_string(path),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_opens_in_its_context_only_and_after_a_rotation() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let clock = Clock::system();
+        let old = Secrets::open(&path, &clock).unwrap();
+        let sealed = old.seal(Purpose::Answers, b"row 1", b"hello");
+        let tag = old.tag(Purpose::Cursors, b"page");
+
+        let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        writeln!(file, "v2:{}", STANDARD.encode([7; 32])).unwrap();
+        let new = Secrets::open(&path, &clock).unwrap();
+        assert_eq!(new.open_sealed(Purpose::Answers, b"row 1", &sealed).as_deref(), Some(&b"hello"[..]));
+        assert_eq!(new.open_sealed(Purpose::Answers, b"row 2", &sealed), None);
+        assert_eq!(new.open_sealed(Purpose::Leases, b"row 1", &sealed), None);
+        assert!(new.verify(Purpose::Cursors, b"page", &tag) && !new.verify(Purpose::Cursors, b"pagf", &tag));
+        assert_ne!(new.tag(Purpose::Cursors, b"page"), tag, "the newest key vouches");
+    }
+
+    #[test]
+    fn a_broken_key_file_names_the_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        for (text, said) in [("v1:abc\n", ":1: a key is"), ("\n", "no key"), ("v0:\n", ":1: a key is")] {
+            fs::write(&path, text).unwrap();
+            let error = Secrets::open(&path, &Clock::system()).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Nodes, platform domains and presets.
+
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::{Store, Write};
+use crate::domain::node::{Node, PlatformDomain};
+use crate::domain::port::{self, PortRange};
+use crate::domain::preset::{Preset, PresetPort};
+use crate::domain::tunnel::Protocol;
+use crate::domain::word::Word;
+use crate::error::Result;
+
+/// The columns of a node `n`, by names that no other table's columns have.
+macro_rules! node_columns {
+    () => {
+        "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
+         n.country AS node_country, n.region_flag AS node_flag, n.status AS node_status, \
+         n.pro_only AS node_pro_only, n.first_port AS node_first_port, n.last_port AS node_last_port"
+    };
+}
+pub(super) use node_columns;
+
+impl Store {
+    pub async fn nodes(&self) -> Result<Vec<Node>> {
+        let sql = concat!("SELECT ", node_columns!(), " FROM nodes n ORDER BY n.created_at, n.id");
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(node).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn platform_domains(&self) -> Result<Vec<PlatformDomain>> {
+        let sql = "SELECT id, domain, is_default, region, pro_only FROM platform_domains ORDER BY created_at, id";
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(platform_domain).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn presets(&self) -> Result<Vec<Preset>> {
+        let sql =
+            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets ORDER BY id";
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(preset).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn preset(&self, id: Uuid) -> Result<Option<Preset>> {
+        let sql =
+            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets WHERE id = $1";
+        let row = (&self.db).optional(sql, args![id]).await?;
+        Ok(row.as_ref().map(preset).transpose()?)
+    }
+}
+
+impl Write {
+    /// Enters a node, or brings its host name and ports up to date; what the operator set stays.
+    pub async fn enter_node(&mut self, id: Uuid, name: &str, hostname: &str, ports: PortRange) -> Result<()> {
+        let now = self.now;
+        let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, first_port, last_port, created_at) \
+                   VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6) \
+                   ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
+                       first_port = excluded.first_port, last_port = excluded.last_port";
+        self.execute(sql, args![id, name, hostname, ports.first, ports.last, now]).await?;
+        Ok(())
+    }
+
+    /// Enters a platform domain; the first one is the default.
+    pub async fn enter_domain(&mut self, domain: &str) -> Result<()> {
+        let (id, now) = (self.clock.id(), self.now);
+        let sql = "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
+                   VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING";
+        self.execute(sql, args![id, domain, now]).await?;
+        Ok(())
+    }
+
+    pub async fn update_node(&mut self, node: &Node) -> Result<()> {
+        let sql = "UPDATE nodes SET name = $2, region = $3, country = $4, region_flag = $5, status = $6, pro_only = $7 \
+                   WHERE id = $1";
+        let args = args![
+            node.id,
+            &node.name,
+            &node.region,
+            &node.country,
+            node.region_flag.as_deref(),
+            WordArg(node.status),
+            node.pro_only,
+        ];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    /// Every node, with how many tunnels are placed on it.
+    pub async fn nodes_with_load(&mut self) -> Result<Vec<(Node, u64)>> {
+        let sql = concat!(
+            "SELECT ",
+            node_columns!(),
+            ", (SELECT COUNT(*) FROM tunnels t WHERE t.node_id = n.id) AS tunnels FROM nodes n"
+        );
+        let rows = self.all(sql, args![]).await?;
+        let with_load = |row: &Row| Ok((node(row)?, row.number("tunnels")?));
+        Ok(rows.iter().map(with_load).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn default_domain(&mut self) -> Result<PlatformDomain> {
+        let sql = "SELECT id, domain, is_default, region, pro_only FROM platform_domains WHERE is_default = TRUE";
+        Ok(platform_domain(&self.one(sql, args![]).await?)?)
+    }
+}
+
+/// A node, by the names of [`node_columns`].
+pub(super) fn node(row: &Row) -> DbResult<Node> {
+    Ok(Node {
+        id: row.id("node_id")?,
+        name: row.text("node_name")?,
+        hostname: row.text("node_hostname")?,
+        region: row.text("node_region")?,
+        country: row.text("node_country")?,
+        region_flag: row.optional_text("node_flag")?,
+        status: row.word("node_status")?,
+        pro_only: row.flag("node_pro_only")?,
+        ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },
+    })
+}
+
+fn platform_domain(row: &Row) -> DbResult<PlatformDomain> {
+    Ok(PlatformDomain {
+        id: row.id("id")?,
+        domain: row.text("domain")?,
+        is_default: row.flag("is_default")?,
+        region: row.optional_text("region")?,
+        pro_only: row.flag("pro_only")?,
+    })
+}
+
+fn preset(row: &Row) -> DbResult<Preset> {
+    let extra = row.json::<Vec<StoredPort>>("extra_ports")?.unwrap_or_default();
+    Ok(Preset {
+        id: row.id("id")?,
+        slug: row.text("slug")?,
+        name: row.text("name")?,
+        category: row.word("category")?,
+        protocol: row.word("protocol")?,
+        local_port: row.number("local_port")?,
+        extra_ports: extra.into_iter().filter_map(StoredPort::into_port).collect(),
+        icon_url: row.optional_text("icon_url")?,
+    })
+}
+
+/// An extra port of a preset, as the migrations write it.
+#[derive(serde::Deserialize)]
+struct StoredPort {
+    local_port: i64,
+    label: Option<String>,
+    protocol: String,
+}
+
+impl StoredPort {
+    fn into_port(self) -> Option<PresetPort> {
+        let Self { local_port, label, protocol } = self;
+        Some(PresetPort { local_port: port::valid(local_port)?, label, protocol: Protocol::parse(&protocol)? })
+    }
+}

@@ -1,0 +1,5 @@
+//! What callers can do to the store, one type each. All of them run in [`super::commit`].
+
+pub mod actions;
+pub mod devices;
+pub mod tunnels;

@@ -1,0 +1,183 @@
+//! Asking devices for remote actions (decisions §3). The checks of state are made here, in one
+//! order, where nothing else changes the scope.
+
+use uuid::Uuid;
+
+use crate::domain::device::Device;
+use crate::domain::operation::{Operation, OperationStatus, RemoteAction};
+use crate::domain::tunnel::{Run, Tunnel};
+use crate::error::{Code, Error, Fault, Result};
+use crate::gate::{Permit, StartChoice};
+use crate::store::Write;
+use crate::store::commit::Change;
+use crate::store::operations::NewOperation;
+
+pub struct Start {
+    pub tunnel_id: Uuid,
+    pub choice: StartChoice,
+}
+
+impl Change for Start {
+    type Done = Operation;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Operation> {
+        let scope_id = permit.caller().scope.id;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let StartChoice { device_id, handoff } = self.choice;
+        check_not_suspended(write, permit, &tunnel).await?;
+        let device = device(write, scope_id, device_id).await?;
+        if !device.online {
+            return Err(Error::of(Code::DeviceOffline));
+        }
+        if !tunnel.allows(device.id) {
+            return Err(Error::of(Code::DeviceNotAllowed));
+        }
+        device.can(RemoteAction::Start)?;
+        let new = NewOperation {
+            scope_id,
+            account_id: permit.caller().account_id,
+            action: RemoteAction::Start,
+            device_id,
+            tunnel_id: Some(tunnel.id),
+            yields_id: None,
+        };
+        match &tunnel.run {
+            Some(run) if run.device_id == device_id && run.ready => already_running(write, new, &tunnel, run).await,
+            Some(run) if run.device_id != device_id && !handoff => {
+                let detail = format!("The device {} runs the tunnel; `handoff: true` takes it over.", run.device_id);
+                Err(Error::new(Code::TunnelAlreadyRunning, detail))
+            }
+            Some(run) if run.device_id != device_id => {
+                write.queue_operation(NewOperation { yields_id: Some(run.device_id), ..new }).await
+            }
+            _ => write.queue_operation(new).await,
+        }
+    }
+}
+
+/// Nothing is to be done, and that is a success.
+async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, run: &Run) -> Result<Operation> {
+    let now = write.now;
+    let operation = Operation {
+        id: write.clock.id(),
+        scope_id: new.scope_id,
+        account_id: new.account_id,
+        action: new.action,
+        status: OperationStatus::Succeeded,
+        device_id: new.device_id,
+        tunnel_id: new.tunnel_id,
+        yields_id: None,
+        session_id: Some(run.session_id),
+        result: Some(start_result(tunnel, Some(run.session_id), new.device_id, None, Started::Already)),
+        error: None,
+        created_at: now,
+        claimed_at: Some(now),
+        started_at: Some(now),
+        finished_at: Some(now),
+        expires_at: now,
+    };
+    write.insert_operation(&operation).await?;
+    Ok(operation)
+}
+
+/// How a start came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    Now,
+    Already,
+    /// It failed, and the device that ran the tunnel before has it back.
+    RolledBack,
+}
+
+/// `result` of a start or restart (decisions §3).
+pub fn start_result(
+    tunnel: &Tunnel,
+    session_id: Option<Uuid>,
+    device_id: Uuid,
+    previous_device_id: Option<Uuid>,
+    started: Started,
+) -> serde_json::Value {
+    let address = tunnel.public_address();
+    serde_json::json!({
+        "tunnel_id": tunnel.id,
+        "session_id": session_id,
+        "device_id": device_id,
+        "previous_device_id": previous_device_id,
+        "public_address": {"hostname": address.hostname, "port": address.port, "url": address.url},
+        "already_running": started == Started::Already,
+        "rolled_back": started == Started::RolledBack,
+    })
+}
+
+async fn check_not_suspended(write: &mut Write, permit: &Permit, tunnel: &Tunnel) -> Result<()> {
+    let limit = permit.entitlement().bandwidth_limit_bytes;
+    let used_up = match limit {
+        Some(limit) => write.scope_bandwidth(tunnel.scope_id).await?.month.total() >= limit,
+        None => false,
+    };
+    if tunnel.suspended || used_up { Err(Error::of(Code::TunnelSuspended)) } else { Ok(()) }
+}
+
+/// A device that the admission knew and that was removed since.
+async fn device(write: &mut Write, scope_id: Uuid, id: Uuid) -> Result<Device> {
+    let device = write.device(scope_id, id).await?;
+    device.ok_or_else(|| Error::invalid(vec![Fault::new("device_id", "is no device of this scope")]))
+}
+
+/// Stop or restart, on the device that runs the tunnel.
+pub struct ActOnRunning {
+    pub tunnel_id: Uuid,
+    pub action: RemoteAction,
+}
+
+impl Change for ActOnRunning {
+    type Done = Operation;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Operation> {
+        let scope_id = permit.caller().scope.id;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        if self.action == RemoteAction::Restart {
+            check_not_suspended(write, permit, &tunnel).await?;
+        }
+        let run = tunnel.run.as_ref().ok_or_else(|| Error::of(Code::TunnelNotRunning))?;
+        let device = device(write, scope_id, run.device_id).await?;
+        if self.action == RemoteAction::Restart && device.online && !tunnel.allows(device.id) {
+            return Err(Error::of(Code::DeviceNotAllowed));
+        }
+        device.can(self.action)?;
+        let new = NewOperation {
+            scope_id,
+            account_id: permit.caller().account_id,
+            action: self.action,
+            device_id: device.id,
+            tunnel_id: Some(tunnel.id),
+            yields_id: None,
+        };
+        write.queue_operation(new).await
+    }
+}
+
+/// Stop-all or restart-agent.
+pub struct ActOnDevice {
+    pub device_id: Uuid,
+    pub action: RemoteAction,
+}
+
+impl Change for ActOnDevice {
+    type Done = Operation;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Operation> {
+        let scope_id = permit.caller().scope.id;
+        let device = write.device(scope_id, self.device_id).await?.ok_or_else(Error::not_found)?;
+        device.can(self.action)?;
+        let new = NewOperation {
+            scope_id,
+            account_id: permit.caller().account_id,
+            action: self.action,
+            device_id: device.id,
+            tunnel_id: None,
+            yields_id: None,
+        };
+        write.queue_operation(new).await
+    }
+}

@@ -1,0 +1,32 @@
+//! Changing devices.
+
+use uuid::Uuid;
+
+use crate::domain::device::Device;
+use crate::domain::input::DevicePatch;
+use crate::error::{Error, Result};
+use crate::gate::Permit;
+use crate::store::Write;
+use crate::store::commit::Change;
+
+pub struct UpdateDevice {
+    pub device_id: Uuid,
+    pub patch: DevicePatch,
+}
+
+impl Change for UpdateDevice {
+    type Done = Device;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Device> {
+        let scope_id = permit.caller().scope.id;
+        let device = write.device(scope_id, self.device_id).await?.ok_or_else(Error::not_found)?;
+        if let Some(name) = &self.patch.name {
+            write.rename_device(device.id, name).await?;
+        }
+        // Turned off holds at once, online or not; off already, there is nothing to void.
+        if self.patch.remote_control_enabled == Some(false) && device.remote_control {
+            write.turn_remote_control_off(device.id).await?;
+        }
+        write.device(scope_id, device.id).await?.ok_or_else(Error::not_found)
+    }
+}

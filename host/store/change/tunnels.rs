@@ -1,0 +1,209 @@
+//! Creating, changing, binding and deleting tunnels.
+
+use uuid::Uuid;
+
+use crate::domain::key::generated_subdomain;
+use crate::domain::node::{self, Preference};
+use crate::domain::port::EXTRA_PORTS_PER_TUNNEL;
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol, Tunnel, http_port};
+use crate::error::{Code, Error, Fault, Result};
+use crate::gate::{Permit, TunnelChange, TunnelDefinition};
+use crate::store::commit::Change;
+use crate::store::tunnels::NewTunnelRow;
+use crate::store::{Wake, Write};
+
+/// How often another name is tried for an http tunnel whose owner asked for none.
+const NAMES: usize = 4;
+
+pub struct CreateTunnel {
+    pub definition: TunnelDefinition,
+    /// Argon2id of the basic-auth password.
+    pub password_hash: Option<String>,
+}
+
+impl Change for CreateTunnel {
+    type Done = Tunnel;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Tunnel> {
+        let new = &self.definition;
+        check_limits(permit, new)?;
+        let id = write.clock.id();
+        let scope_id = permit.caller().scope.id;
+        let wanted = Preference { region: new.region.clone(), country: new.country.clone(), premium: new.pro_network };
+        let nodes = write.nodes_with_load().await?;
+        let node = node::place(nodes.iter().map(|(node, load)| (node, *load)), &wanted);
+        let node = node.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
+        let domain = write.default_domain().await?;
+        let row = NewTunnelRow {
+            id,
+            scope_id,
+            created_by: permit.caller().account_id,
+            name: new.name.clone(),
+            protocol: new.protocol,
+            local_host: new.local_host.clone(),
+            local_port: new.local_port,
+            remote_port: 0,
+            node_id: node.id,
+            domain_id: domain.id,
+            subdomain: new.subdomain.clone(),
+            region: new.region.clone(),
+            country: new.country.clone(),
+            preset_id: new.preset_id,
+            https: new.https,
+            basic_auth: new.basic_auth,
+            basic_auth_user: new.basic_auth_user.clone(),
+            basic_auth_hash: self.password_hash.clone(),
+            buffer_size: DEFAULT_BUFFER_SIZE,
+            pro_network: new.pro_network,
+        };
+        insert(write, row).await?;
+        let port = write.allocate_port(node, new.protocol, new.https, id).await?;
+        write.set_remote_port(id, port).await?;
+        for port in &new.extra_ports {
+            write.create_extra_port(node, new.https, id, port).await?;
+        }
+        bind(write, scope_id, id, &new.device_ids).await?;
+        write.tunnel(scope_id, id).await?.ok_or_else(Error::not_found)
+    }
+}
+
+/// Numbers are counted again here, where nobody else creates anything in the scope.
+fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
+    let entitlement = permit.entitlement();
+    let tunnels = permit.facts().counters.tunnels;
+    if entitlement.tunnel_limit.is_some_and(|limit| tunnels >= limit) {
+        return Err(Error::new(Code::PlanLimitReached, format!("The plan's {tunnels} tunnels exist already.")));
+    }
+    let ports = u32::try_from(new.extra_ports.len()).unwrap_or(u32::MAX);
+    let cap = entitlement.extra_ports_per_tunnel.unwrap_or(EXTRA_PORTS_PER_TUNNEL).min(EXTRA_PORTS_PER_TUNNEL);
+    if ports > cap {
+        let detail = format!("A tunnel can have {cap} extra ports; this would make {ports}.");
+        return Err(Error::new(Code::ExtraPortLimitReached, detail));
+    }
+    Ok(())
+}
+
+/// An http tunnel is found by its name, so it gets one if its owner asked for none.
+async fn insert(write: &mut Write, mut row: NewTunnelRow) -> Result<()> {
+    let chosen = row.subdomain.is_some() || row.protocol != Protocol::Http;
+    for _ in 0..if chosen { 1 } else { NAMES } {
+        if !chosen {
+            row.subdomain = Some(generated_subdomain(&write.clock));
+        }
+        if write.insert_tunnel(&row).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::of(Code::SubdomainUnavailable))
+}
+
+async fn bind(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<()> {
+    let unknown = write.bind_devices(scope_id, tunnel_id, device_ids).await?;
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let fault = |id: &Uuid| Fault::new("device_ids", format!("{id} is no device of this scope"));
+    Err(Error::invalid(unknown.iter().map(fault).collect()))
+}
+
+pub struct UpdateTunnel {
+    pub tunnel_id: Uuid,
+    pub change: TunnelChange,
+    /// Argon2id of a new basic-auth password.
+    pub password_hash: Option<String>,
+}
+
+impl Change for UpdateTunnel {
+    type Done = Tunnel;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Tunnel> {
+        let scope_id = permit.caller().scope.id;
+        let mut tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let change = self.change.clone();
+        let target = (tunnel.local_host.clone(), tunnel.local_port);
+        change.name.into_iter().for_each(|name| tunnel.name = name);
+        change.local_host.into_iter().for_each(|host| tunnel.local_host = host);
+        change.local_port.into_iter().for_each(|port| tunnel.local_port = port);
+        change.https.into_iter().for_each(|https| tunnel.https = https);
+        change.basic_auth.into_iter().for_each(|auth| tunnel.basic_auth = auth);
+        change.basic_auth_user.into_iter().for_each(|user| tunnel.basic_auth_user = user);
+        change.idle_timeout.into_iter().for_each(|seconds| tunnel.idle_timeout = Some(seconds));
+        change.buffer_size.into_iter().for_each(|bytes| tunnel.buffer_size = bytes);
+        change.pro_network.into_iter().for_each(|premium| tunnel.pro_network = premium);
+        if tunnel.protocol == Protocol::Http {
+            tunnel.remote_port = http_port(tunnel.https);
+        }
+        write.update_tunnel(&tunnel).await?;
+        if change.basic_auth_password.is_some() {
+            write.set_basic_auth_hash(tunnel.id, self.password_hash.as_deref()).await?;
+        }
+        if target != (tunnel.local_host.clone(), tunnel.local_port) {
+            retarget(write, &tunnel).await?;
+        }
+        if let Some(run) = &tunnel.run {
+            write.wake(Wake::Tunnel(tunnel.id));
+            write.wake(Wake::Device(run.device_id));
+        }
+        write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)
+    }
+}
+
+/// A running tunnel leads to its new target at once, if the device lets itself be controlled from
+/// afar; else from its next local start on.
+async fn retarget(write: &mut Write, tunnel: &Tunnel) -> Result<()> {
+    let Some(run) = &tunnel.run else { return Ok(()) };
+    let device = write.device(tunnel.scope_id, run.device_id).await?;
+    if device.is_some_and(|device| device.remote_control) {
+        write.retarget_session(run.session_id, &tunnel.local_host, tunnel.local_port).await?;
+    }
+    Ok(())
+}
+
+pub struct DeleteTunnel {
+    pub tunnel_id: Uuid,
+}
+
+impl Change for DeleteTunnel {
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let scope_id = permit.caller().scope.id;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        write.end_operations_of_tunnel(tunnel.id).await?;
+        if let Some(run) = tunnel.run {
+            write.stop_session(run.session_id, EndReason::TunnelDeleted).await?;
+        }
+        write.delete_tunnel(tunnel.id).await?;
+        Ok(tunnel.id)
+    }
+}
+
+pub struct BindTunnel {
+    pub tunnel_id: Uuid,
+    pub device_ids: Vec<Uuid>,
+}
+
+/// The list as it is now, and the device that had to stop for it.
+pub struct Bound {
+    pub device_ids: Vec<Uuid>,
+    pub stopped_device_id: Option<Uuid>,
+}
+
+impl Change for BindTunnel {
+    type Done = Bound;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Bound> {
+        let scope_id = permit.caller().scope.id;
+        bind(write, scope_id, self.tunnel_id, &self.device_ids).await?;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let mut stopped_device_id = None;
+        if let Some(run) = tunnel.run.as_ref().filter(|run| !tunnel.allows(run.device_id)) {
+            write.stop_session(run.session_id, EndReason::DeviceNotAllowed).await?;
+            stopped_device_id = Some(run.device_id);
+        } else if tunnel.wanted_on.is_some_and(|device_id| !tunnel.allows(device_id)) {
+            write.set_wanted(tunnel.id, None).await?;
+        }
+        Ok(Bound { device_ids: tunnel.device_ids, stopped_device_id })
+    }
+}

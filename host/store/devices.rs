@@ -1,0 +1,172 @@
+//! Devices, and their consent to remote control.
+
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, args};
+use super::page::{Page, Place, Rows};
+use super::{Store, Wake, Write};
+use crate::domain::device::Device;
+use crate::error::Result;
+
+macro_rules! select_device {
+    ($rest:literal) => {
+        concat!(
+            "SELECT d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
+                    d.consent_revision, d.created_at, d.public_key, p.last_seen_at, \
+                    COALESCE(p.online, FALSE) AS online, \
+                    (d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
+                        WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) AS owner_active \
+             FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ",
+            $rest
+        )
+    };
+}
+
+/// What a new device says of itself.
+#[derive(Clone, Debug)]
+pub struct NewDevice {
+    pub name: Option<String>,
+    pub platform: String,
+    pub version: String,
+    pub capabilities: Vec<String>,
+    pub public_key: Vec<u8>,
+}
+
+/// A device and the key that it proves itself with.
+#[derive(Clone, Debug)]
+pub struct EnrolledDevice {
+    pub device: Device,
+    pub public_key: Vec<u8>,
+}
+
+impl Store {
+    pub async fn device(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Device>> {
+        find(&mut &self.db, scope_id, id).await
+    }
+
+    pub async fn devices(&self, scope_id: Uuid, page: Page) -> Result<Rows<Device>> {
+        let sql = select_device!(
+            "WHERE d.scope_id = $1 AND (d.created_at, d.id) < ($2, $3) ORDER BY d.created_at DESC, d.id DESC LIMIT $4"
+        );
+        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let rows = (&self.db).all(sql, args).await?;
+        let devices = rows.iter().map(device).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.cut(devices, |device| Place { at: device.created_at, id: device.id }))
+    }
+
+    /// Every device of the scope that may run a tunnel.
+    pub async fn authorized_devices(&self, scope_id: Uuid, tunnel_id: Uuid) -> Result<Vec<Device>> {
+        let sql = select_device!(
+            "WHERE d.scope_id = $1 AND (NOT EXISTS (SELECT 1 FROM tunnel_devices b WHERE b.tunnel_id = $2) \
+                 OR EXISTS (SELECT 1 FROM tunnel_devices b WHERE b.tunnel_id = $2 AND b.device_id = d.id)) \
+             ORDER BY d.created_at DESC, d.id DESC"
+        );
+        let rows = (&self.db).all(sql, args![scope_id, tunnel_id]).await?;
+        Ok(rows.iter().map(device).collect::<DbResult<_>>()?)
+    }
+
+    /// Whoever it belongs to: for the operator, and for a device that is about to prove who it is.
+    pub async fn enrolled_device(&self, id: Uuid) -> Result<Option<EnrolledDevice>> {
+        let row = (&self.db).optional(select_device!("WHERE d.id = $1"), args![id]).await?;
+        let enrolled = |row: &Row| {
+            Ok::<_, sqlx::Error>(EnrolledDevice { device: device(row)?, public_key: row.bytes("public_key")? })
+        };
+        Ok(row.as_ref().map(enrolled).transpose()?)
+    }
+
+    /// All of them, for the operator.
+    pub async fn all_devices(&self) -> Result<Vec<Device>> {
+        let rows = (&self.db).all(select_device!("ORDER BY d.created_at, d.id"), args![]).await?;
+        Ok(rows.iter().map(device).collect::<DbResult<_>>()?)
+    }
+}
+
+pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid) -> Result<Option<Device>> {
+    let row = db.optional(select_device!("WHERE d.scope_id = $1 AND d.id = $2"), args![scope_id, id]).await?;
+    Ok(row.as_ref().map(device).transpose()?)
+}
+
+impl Write {
+    pub async fn device(&mut self, scope_id: Uuid, id: Uuid) -> Result<Option<Device>> {
+        find(&mut **self, scope_id, id).await
+    }
+
+    /// The devices that an account enrolled in a scope.
+    pub async fn devices_of_owner(&mut self, scope_id: Uuid, owner_id: Uuid) -> Result<Vec<Uuid>> {
+        let sql = "SELECT id FROM devices WHERE scope_id = $1 AND owner_id = $2";
+        let rows = self.all(sql, args![scope_id, owner_id]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn create_device(&mut self, scope_id: Uuid, owner_id: Uuid, new: &NewDevice) -> Result<Uuid> {
+        let (id, now, capabilities) = (self.clock.id(), self.now, new.capabilities.join(" "));
+        let sql = "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \
+                       remote_control, consent_revision, created_at) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9)";
+        let name = new.name.as_deref();
+        let key = &new.public_key[..];
+        let args = args![id, scope_id, owner_id, name, &new.platform, &new.version, &capabilities, key, now];
+        self.execute(sql, args).await?;
+        Ok(id)
+    }
+
+    /// What the agent says of itself when it connects.
+    pub async fn describe_device(
+        &mut self,
+        id: Uuid,
+        platform: &str,
+        version: &str,
+        capabilities: &[String],
+    ) -> Result<()> {
+        let sql = "UPDATE devices SET platform = $2, version = $3, capabilities = $4 WHERE id = $1";
+        let capabilities = capabilities.join(" ");
+        self.execute(sql, args![id, platform, version, &capabilities]).await?;
+        Ok(())
+    }
+
+    pub async fn rename_device(&mut self, id: Uuid, name: &str) -> Result<()> {
+        self.execute("UPDATE devices SET name = $2 WHERE id = $1", args![id, name]).await?;
+        Ok(())
+    }
+
+    /// Turns remote control off, whoever decided it. What was consented to before is void.
+    pub async fn turn_remote_control_off(&mut self, id: Uuid) -> Result<()> {
+        let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
+        self.execute(sql, args![id]).await?;
+        self.cancel_queued(id).await?;
+        self.wake(Wake::Device(id));
+        Ok(())
+    }
+
+    /// Turns remote control on: for the device alone to ask, with its signature.
+    pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
+        self.execute("UPDATE devices SET remote_control = TRUE WHERE id = $1", args![id]).await?;
+        Ok(())
+    }
+
+    /// Removes a device, and what it ran or was to run.
+    pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
+        self.release_device(id).await?;
+        self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
+        self.wake(Wake::Device(id));
+        Ok(())
+    }
+}
+
+pub(super) fn device(row: &Row) -> DbResult<Device> {
+    Ok(Device {
+        id: row.id("id")?,
+        scope_id: row.id("scope_id")?,
+        owner_id: row.id("owner_id")?,
+        owner_active: row.flag("owner_active")?,
+        name: row.optional_text("name")?,
+        platform: row.optional_text("platform")?,
+        version: row.optional_text("version")?,
+        capabilities: row.text("capabilities")?.split_whitespace().map(String::from).collect(),
+        online: row.flag("online")?,
+        remote_control: row.flag("remote_control")?,
+        consent_revision: row.int("consent_revision")?,
+        last_seen_at: row.optional_time("last_seen_at")?,
+        created_at: row.time("created_at")?,
+    })
+}

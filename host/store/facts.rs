@@ -1,0 +1,116 @@
+//! What a decision is made from: read before it, and read again when it is carried out.
+
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, args};
+use super::{Store, Write, devices, tunnels, usage};
+use crate::domain::caller::{Caller, Role, ScopeKind};
+use crate::domain::device::Device;
+use crate::domain::tunnel::Tunnel;
+use crate::domain::usage::Counters;
+use crate::error::{Error, Result};
+
+/// The resource in a request's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The scope itself.
+    Scope,
+    Tunnel(Uuid),
+    Device(Uuid),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    pub counters: Counters,
+    pub tunnel: Option<Tunnel>,
+    pub device: Option<Device>,
+}
+
+/// The part of the facts that a decision depends on and that others can change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Basis {
+    plan: String,
+    role: Option<Role>,
+    tunnels: u32,
+    extra_ports: u32,
+    /// The open session of the tunnel.
+    session_id: Option<Uuid>,
+}
+
+impl Basis {
+    pub fn of(caller: &Caller, facts: &Facts) -> Self {
+        let Counters { tunnels, extra_ports, .. } = facts.counters;
+        let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
+        let session_id = run.map(|run| run.session_id);
+        Self { plan: caller.scope.plan.clone(), role: caller.role, tunnels, extra_ports, session_id }
+    }
+}
+
+impl Facts {
+    /// The subject's tunnel, for actions that have one.
+    pub fn tunnel(&self) -> Result<&Tunnel> {
+        self.tunnel.as_ref().ok_or_else(Error::not_found)
+    }
+
+    /// The subject's device, for actions that have one.
+    pub fn device(&self) -> Result<&Device> {
+        self.device.as_ref().ok_or_else(Error::not_found)
+    }
+}
+
+impl Store {
+    /// The facts about a subject; not found, where the scope has no such resource.
+    pub async fn facts(&self, caller: &Caller, subject: Subject) -> Result<Facts> {
+        let db = &mut &self.db;
+        let scope_id = caller.scope.id;
+        let mut facts = Facts { counters: counters(db, scope_id, subject).await?, ..Facts::default() };
+        let now = self.clock.now();
+        match subject {
+            Subject::Scope => {}
+            Subject::Tunnel(id) => {
+                let tunnel = tunnels::find(db, scope_id, id, now).await?;
+                facts.tunnel = Some(tunnel.ok_or_else(Error::not_found)?);
+            }
+            Subject::Device(id) => {
+                let device = devices::find(db, scope_id, id).await?;
+                facts.device = Some(device.ok_or_else(Error::not_found)?);
+            }
+        }
+        facts.counters.bytes_this_month = usage::scope_bandwidth(db, scope_id, now).await?.month.total();
+        Ok(facts)
+    }
+}
+
+impl Write {
+    /// What a decision was made on, as it is now.
+    pub async fn basis(&mut self, caller: &Caller, subject: Subject) -> Result<Basis> {
+        let scope_id = caller.scope.id;
+        let sql = "SELECT s.plan, m.role FROM scopes s \
+                   LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1";
+        let row = self.one(sql, args![scope_id, caller.account_id]).await?;
+        let role = match caller.scope.kind {
+            ScopeKind::Personal => None,
+            ScopeKind::Team => row.optional_word("role")?,
+        };
+        let Counters { tunnels, extra_ports, .. } = counters(&mut **self, scope_id, subject).await?;
+        let session_id = match subject {
+            Subject::Tunnel(id) => {
+                let sql = "SELECT id FROM sessions WHERE tunnel_id = $1 AND ended_at IS NULL";
+                self.optional(sql, args![id]).await?.map(|row| row.id("id")).transpose()?
+            }
+            Subject::Scope | Subject::Device(_) => None,
+        };
+        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, session_id })
+    }
+}
+
+async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Subject) -> DbResult<Counters> {
+    let tunnel_id = match subject {
+        Subject::Tunnel(id) => Some(id),
+        Subject::Scope | Subject::Device(_) => None,
+    };
+    let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS tunnels, \
+                      (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $2) AS extra_ports";
+    let row = db.one(sql, args![scope_id, tunnel_id]).await?;
+    Ok(Counters { tunnels: row.number("tunnels")?, extra_ports: row.number("extra_ports")?, bytes_this_month: 0 })
+}

@@ -1,0 +1,172 @@
+//! API keys and enrolment codes.
+
+use chrono::{DateTime, Utc};
+use subtle::ConstantTimeEq;
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, args};
+use super::{Store, Write, scopes};
+use crate::domain::caller::{Caller, Role, ScopeKind};
+use crate::domain::grant::Grants;
+use crate::domain::key::ApiKey;
+use crate::error::Result;
+
+/// A key as the operator sees it.
+#[derive(Clone, Debug)]
+pub struct KeyRecord {
+    pub id: Uuid,
+    pub public_id: String,
+    pub email: String,
+    pub team: Option<String>,
+    pub grants: Grants,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub revoked_at: Option<DateTime<Utc>>,
+    pub last_used_at: Option<DateTime<Utc>>,
+}
+
+/// Whom a key belongs to, as far as the key itself is known to be good.
+#[derive(Clone, Debug)]
+pub struct KeyOwner {
+    pub caller: Caller,
+    pub expires_at: Option<DateTime<Utc>>,
+    secret_hash: Vec<u8>,
+}
+
+impl KeyOwner {
+    /// The caller, if this is their key and it is good at this time.
+    pub fn admit(&self, key: &ApiKey, now: DateTime<Utc>) -> Option<&Caller> {
+        let same: bool = self.secret_hash.ct_eq(&key.secret_hash()).into();
+        (same && self.expires_at.is_none_or(|expires_at| now < expires_at)).then_some(&self.caller)
+    }
+}
+
+macro_rules! select_key_owner {
+    ($condition:literal) => {
+        concat!(
+            "SELECT k.id AS key_id, k.secret_hash, k.account_id, k.grants, k.expires_at, \
+                    s.id, s.kind, s.name, s.plan, m.role \
+             FROM api_keys k \
+             JOIN scopes s ON s.id = k.scope_id \
+             LEFT JOIN team_members m ON m.team_id = k.scope_id AND m.account_id = k.account_id \
+             WHERE k.revoked_at IS NULL AND ",
+            $condition
+        )
+    };
+}
+
+impl Store {
+    /// Key, account, scope, role and plan at once. A revoked key is not there, nor is one of a Team
+    /// that its account has left.
+    pub async fn key_owner(&self, public_id: &str) -> Result<Option<KeyOwner>> {
+        let row = (&self.db).optional(select_key_owner!("k.public_id = $1"), args![public_id]).await?;
+        admissible(row)
+    }
+
+    /// The caller behind a key that was good a moment ago, as they are now.
+    pub async fn caller_of_key(&self, key_id: Uuid) -> Result<Option<Caller>> {
+        let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![key_id]).await?;
+        Ok(admissible(row)?.map(|owner| owner.caller))
+    }
+
+    pub async fn keys(&self) -> Result<Vec<KeyRecord>> {
+        let sql = "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
+                          a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \
+                   FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id \
+                   ORDER BY k.created_at, k.id";
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(key_record).collect::<DbResult<_>>()?)
+    }
+}
+
+impl Write {
+    pub async fn create_key(
+        &mut self,
+        key: &ApiKey,
+        account_id: Uuid,
+        scope_id: Uuid,
+        grants: Grants,
+        expires_at: Option<DateTime<Utc>>,
+    ) -> Result<Uuid> {
+        let id = self.clock.id();
+        let (hash, grants, now) = (key.secret_hash(), grants.to_words(), self.now);
+        let sql = "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+        let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &grants, now, expires_at];
+        self.execute(sql, args).await?;
+        Ok(id)
+    }
+
+    /// By id or public id. Whether there was one to revoke; revoking again changes nothing.
+    pub async fn revoke_key(&mut self, key: &str) -> Result<Option<Uuid>> {
+        let id = Uuid::parse_str(key).unwrap_or_default();
+        let public_id = key.strip_prefix("ctk_").unwrap_or(key);
+        let public_id: String = public_id.chars().take(12).collect();
+        let now = self.now;
+        let sql =
+            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 OR public_id = $2 RETURNING id";
+        let row = self.optional(sql, args![id, &public_id, now]).await?;
+        Ok(row.map(|row| row.id("id")).transpose()?)
+    }
+
+    pub async fn note_key_use(&mut self, key_id: Uuid, at: DateTime<Utc>) -> Result<()> {
+        let sql = "UPDATE api_keys SET last_used_at = $2 WHERE id = $1";
+        self.execute(sql, args![key_id, at]).await?;
+        Ok(())
+    }
+
+    pub async fn create_device_code(
+        &mut self,
+        hash: &[u8],
+        account_id: Uuid,
+        scope_id: Uuid,
+        expires_at: DateTime<Utc>,
+    ) -> Result<()> {
+        let sql = "INSERT INTO device_codes (hash, account_id, scope_id, expires_at) VALUES ($1, $2, $3, $4)";
+        self.execute(sql, args![hash, account_id, scope_id, expires_at]).await?;
+        Ok(())
+    }
+
+    /// Takes a code, so that nobody else can. The account and scope it was made for, if it was good.
+    pub async fn take_device_code(&mut self, hash: &[u8]) -> Result<Option<(Uuid, Uuid)>> {
+        let now = self.now;
+        let sql = "DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id";
+        let row = self.optional(sql, args![hash, now]).await?;
+        Ok(row.map(|row| Ok::<_, sqlx::Error>((row.id("account_id")?, row.id("scope_id")?))).transpose()?)
+    }
+}
+
+/// In a Team, only members have keys that count.
+fn admissible(row: Option<Row>) -> Result<Option<KeyOwner>> {
+    let owner = row.as_ref().map(key_owner).transpose()?;
+    Ok(owner.filter(|owner| owner.caller.scope.kind == ScopeKind::Personal || owner.caller.role.is_some()))
+}
+
+fn key_owner(row: &Row) -> DbResult<KeyOwner> {
+    let caller = Caller {
+        key_id: row.id("key_id")?,
+        account_id: row.id("account_id")?,
+        scope: scopes::scope(row)?,
+        role: row.optional_word::<Role>("role")?,
+        grants: grants(row)?,
+    };
+    Ok(KeyOwner { caller, expires_at: row.optional_time("expires_at")?, secret_hash: row.bytes("secret_hash")? })
+}
+
+fn key_record(row: &Row) -> DbResult<KeyRecord> {
+    Ok(KeyRecord {
+        id: row.id("id")?,
+        public_id: row.text("public_id")?,
+        email: row.text("email")?,
+        team: row.optional_text("team")?,
+        grants: grants(row)?,
+        created_at: row.time("created_at")?,
+        expires_at: row.optional_time("expires_at")?,
+        revoked_at: row.optional_time("revoked_at")?,
+        last_used_at: row.optional_time("last_used_at")?,
+    })
+}
+
+fn grants(row: &Row) -> DbResult<Grants> {
+    Grants::parse(&row.text("grants")?).map_err(|e| sqlx::Error::Decode(e.into()))
+}

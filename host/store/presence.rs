@@ -1,0 +1,92 @@
+//! Which devices are there, and by which connection.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, args};
+use super::{Store, Write};
+use crate::domain::device::OFFLINE_AFTER;
+use crate::error::Result;
+
+/// One connection of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    pub device_id: Uuid,
+    /// Higher with every connection. What an older one still says does not count.
+    pub epoch: i64,
+}
+
+impl Store {
+    /// Devices that count as online and were not heard of for too long, with their scopes.
+    pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
+                   WHERE p.online = TRUE AND p.last_seen_at <= $1";
+        let rows = (&self.db).all(sql, args![self.clock.now() - OFFLINE_AFTER]).await?;
+        let ids = rows.iter().map(|row| Ok((row.id("device_id")?, row.id("scope_id")?)));
+        Ok(ids.collect::<DbResult<_>>()?)
+    }
+
+    /// Notes when connections were last heard of; older connections no longer count.
+    pub async fn note_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
+        if seen.is_empty() {
+            return Ok(());
+        }
+        self.write(None, move |write| {
+            Box::pin(async move {
+                for (Connection { device_id, epoch }, at) in seen {
+                    let sql = "UPDATE device_presence SET last_seen_at = $3, online = TRUE \
+                               WHERE device_id = $1 AND epoch = $2";
+                    write.execute(sql, args![device_id, epoch, at]).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+impl Write {
+    /// A device has connected: its former connection counts no longer.
+    pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
+        let now = self.now;
+        let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at) \
+                   VALUES ($1, 1, $2, $3, TRUE, $4) \
+                   ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
+                       boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at \
+                   RETURNING epoch";
+        let epoch = self.one(sql, args![device_id, host_id, boot_id, now]).await?.int("epoch")?;
+        Ok(Connection { device_id, epoch })
+    }
+
+    /// A connection has ended; the device may be back before it counts as offline.
+    pub async fn disconnect_device(&mut self, connection: Connection) -> Result<()> {
+        let sql = "UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2";
+        self.execute(sql, args![connection.device_id, connection.epoch]).await?;
+        Ok(())
+    }
+
+    /// Whether this is the device's newest connection.
+    pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
+        let sql = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2";
+        Ok(self.optional(sql, args![connection.device_id, connection.epoch]).await?.is_some())
+    }
+
+    /// The agent's process at the other end of the device's connection, if it is online.
+    pub async fn booted(&mut self, device_id: Uuid) -> Result<Option<Uuid>> {
+        let sql = "SELECT boot_id FROM device_presence WHERE device_id = $1 AND online = TRUE";
+        let row = self.optional(sql, args![device_id]).await?;
+        Ok(row.map(|row| row.optional_id("boot_id")).transpose()?.flatten())
+    }
+
+    /// Whether no host holds a connection of the device.
+    pub async fn is_disconnected(&mut self, device_id: Uuid) -> Result<bool> {
+        let sql = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND host_id IS NOT NULL";
+        Ok(self.optional(sql, args![device_id]).await?.is_none())
+    }
+
+    /// The device counts as offline from now on. Whether it counted as online before.
+    pub async fn set_offline(&mut self, device_id: Uuid) -> Result<bool> {
+        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL WHERE device_id = $1 AND online = TRUE";
+        Ok(self.execute(sql, args![device_id]).await? == 1)
+    }
+}

@@ -1,0 +1,150 @@
+//! Accounts, Teams and who is in them.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::{Store, Write};
+use crate::domain::caller::{Role, Scope, ScopeKind};
+use crate::error::Result;
+
+/// An account with its personal scope.
+#[derive(Clone, Debug)]
+pub struct Account {
+    pub id: Uuid,
+    pub email: String,
+    pub name: String,
+    pub plan: String,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub account_id: Uuid,
+    pub email: String,
+    pub role: Role,
+}
+
+macro_rules! select_account {
+    ($rest:literal) => {
+        concat!(
+            "SELECT a.id, a.email, a.created_at, s.name, s.plan FROM accounts a JOIN scopes s ON s.id = a.id ",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    pub async fn account(&self, id: Uuid) -> Result<Option<Account>> {
+        let row = (&self.db).optional(select_account!("WHERE a.id = $1"), args![id]).await?;
+        Ok(row.as_ref().map(account).transpose()?)
+    }
+
+    /// By e-mail address, in any case.
+    pub async fn account_by_email(&self, email: &str) -> Result<Option<Account>> {
+        let email = email.to_lowercase();
+        let row = (&self.db).optional(select_account!("WHERE a.email = $1"), args![&email]).await?;
+        Ok(row.as_ref().map(account).transpose()?)
+    }
+
+    /// By id or name; more than one where a name is not enough.
+    pub async fn teams_called(&self, team: &str) -> Result<Vec<Scope>> {
+        let id = Uuid::parse_str(team).unwrap_or_default();
+        let sql = "SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id";
+        let rows = (&self.db).all(sql, args![id, team]).await?;
+        Ok(rows.iter().map(scope).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn scope(&self, id: Uuid) -> Result<Option<Scope>> {
+        let row = (&self.db).optional("SELECT id, kind, name, plan FROM scopes WHERE id = $1", args![id]).await?;
+        Ok(row.as_ref().map(scope).transpose()?)
+    }
+
+    pub async fn members(&self, team_id: Uuid) -> Result<Vec<Member>> {
+        let sql = "SELECT m.account_id, m.role, a.email FROM team_members m \
+                   JOIN accounts a ON a.id = m.account_id WHERE m.team_id = $1 ORDER BY m.created_at, m.account_id";
+        let rows = (&self.db).all(sql, args![team_id]).await?;
+        Ok(rows.iter().map(member).collect::<DbResult<_>>()?)
+    }
+}
+
+impl Write {
+    /// `None`, where the e-mail address has an account.
+    pub async fn create_account(&mut self, email: &str, name: &str, plan: &str) -> Result<Option<Account>> {
+        let id = self.clock.id();
+        let email = email.to_lowercase();
+        self.create_scope(id, ScopeKind::Personal, name, plan).await?;
+        let sql = "INSERT INTO accounts (id, email, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        let now = self.now;
+        let created = self.execute(sql, args![id, &email, now]).await? == 1;
+        Ok(created.then(|| Account { id, email, name: name.into(), plan: plan.into(), created_at: now }))
+    }
+
+    pub async fn create_team(&mut self, name: &str, plan: &str, owner: Uuid) -> Result<Scope> {
+        let id = self.clock.id();
+        self.create_scope(id, ScopeKind::Team, name, plan).await?;
+        self.set_role(id, owner, Role::Owner).await?;
+        Ok(Scope { id, kind: ScopeKind::Team, name: name.into(), plan: plan.into() })
+    }
+
+    async fn create_scope(&mut self, id: Uuid, kind: ScopeKind, name: &str, plan: &str) -> Result<()> {
+        let sql = "INSERT INTO scopes (id, kind, name, plan, created_at) VALUES ($1, $2, $3, $4, $5)";
+        let now = self.now;
+        self.execute(sql, args![id, WordArg(kind), name, plan, now]).await?;
+        Ok(())
+    }
+
+    /// Adds a member, or changes what one is.
+    pub async fn set_role(&mut self, team_id: Uuid, account_id: Uuid, role: Role) -> Result<()> {
+        let sql = "INSERT INTO team_members (team_id, account_id, role, created_at) VALUES ($1, $2, $3, $4) \
+                   ON CONFLICT (team_id, account_id) DO UPDATE SET role = excluded.role";
+        let now = self.now;
+        self.execute(sql, args![team_id, account_id, WordArg(role), now]).await?;
+        Ok(())
+    }
+
+    pub async fn role_of(&mut self, team_id: Uuid, account_id: Uuid) -> Result<Option<Role>> {
+        let sql = "SELECT role FROM team_members WHERE team_id = $1 AND account_id = $2";
+        let row = self.optional(sql, args![team_id, account_id]).await?;
+        Ok(row.map(|row| row.word("role")).transpose()?)
+    }
+
+    /// Whether a Team would be left without an owner.
+    pub async fn is_last_owner(&mut self, team_id: Uuid, account_id: Uuid) -> Result<bool> {
+        let sql =
+            "SELECT COUNT(*) AS others FROM team_members WHERE team_id = $1 AND role = 'owner' AND account_id <> $2";
+        let others = self.one(sql, args![team_id, account_id]).await?.int("others")?;
+        Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
+    }
+
+    pub async fn remove_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
+        let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
+        self.execute(sql, args![team_id, account_id]).await?;
+        Ok(())
+    }
+
+    /// With another plan, what the former one used up is counted anew.
+    pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
+        let sql = "UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1";
+        self.execute(sql, args![scope_id, plan]).await?;
+        Ok(())
+    }
+}
+
+fn account(row: &Row) -> DbResult<Account> {
+    Ok(Account {
+        id: row.id("id")?,
+        email: row.text("email")?,
+        name: row.text("name")?,
+        plan: row.text("plan")?,
+        created_at: row.time("created_at")?,
+    })
+}
+
+pub(super) fn scope(row: &Row) -> DbResult<Scope> {
+    Ok(Scope { id: row.id("id")?, kind: row.word("kind")?, name: row.text("name")?, plan: row.text("plan")? })
+}
+
+fn member(row: &Row) -> DbResult<Member> {
+    Ok(Member { account_id: row.id("account_id")?, email: row.text("email")?, role: row.word("role")? })
+}

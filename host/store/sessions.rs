@@ -1,0 +1,255 @@
+//! Sessions, and the leases that the open ones are.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::page::{Page, Place, Rows};
+use super::{Store, Wake, Write};
+use crate::domain::session::{EndReason, LEASE, Session};
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::domain::usage::Traffic;
+use crate::error::Result;
+
+/// An open session, with all that a node and an agent need to serve it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub session_id: Uuid,
+    pub tunnel_id: Uuid,
+    pub scope_id: Uuid,
+    pub device_id: Uuid,
+    pub node_id: Uuid,
+    pub epoch: i64,
+    pub boot_id: Uuid,
+    pub name: String,
+    pub protocol: Protocol,
+    pub remote_port: u16,
+    /// The public host name.
+    pub hostname: String,
+    pub local_host: String,
+    pub local_port: u16,
+    pub idle_timeout: Option<u32>,
+    pub buffer_size: u32,
+    pub ready: bool,
+    pub lease_until: DateTime<Utc>,
+}
+
+macro_rules! select_lease {
+    ($rest:literal) => {
+        concat!(
+            "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
+                    (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.idle_timeout, \
+                    t.buffer_size, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
+             FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN nodes n ON n.id = s.node_id \
+             JOIN platform_domains d ON d.id = t.domain_id \
+             WHERE s.ended_at IS NULL ",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    /// Newest first.
+    pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<Rows<Session>> {
+        let sql = "SELECT id, tunnel_id, device_id, node_id, started_at, ended_at, end_reason, bytes_in, bytes_out \
+                   FROM sessions WHERE scope_id = $1 AND tunnel_id = $2 AND (started_at, id) < ($3, $4) \
+                   ORDER BY started_at DESC, id DESC LIMIT $5";
+        let args = args![scope_id, tunnel_id, page.after.micros(), page.after.id, page.fetch()];
+        let rows = (&self.db).all(sql, args).await?;
+        let sessions = rows.iter().map(session).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.cut(sessions, |session| Place { at: session.started_at, id: session.id }))
+    }
+
+    /// What a node is to serve.
+    pub async fn leases_on_node(&self, node_id: Uuid) -> Result<Vec<Lease>> {
+        let rows = (&self.db).all(select_lease!("AND s.node_id = $1"), args![node_id]).await?;
+        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn lease(&self, session_id: Uuid) -> Result<Option<Lease>> {
+        let row = (&self.db).optional(select_lease!("AND s.id = $1"), args![session_id]).await?;
+        Ok(row.as_ref().map(lease).transpose()?)
+    }
+
+    /// Why a session ended, if it did.
+    pub async fn end_reason(&self, session_id: Uuid) -> Result<Option<EndReason>> {
+        let row = (&self.db).optional("SELECT end_reason FROM sessions WHERE id = $1", args![session_id]).await?;
+        Ok(row.map(|row| row.optional_word("end_reason")).transpose()?.flatten())
+    }
+
+    pub async fn lease_of_tunnel(&self, tunnel_id: Uuid) -> Result<Option<Lease>> {
+        let row = (&self.db).optional(select_lease!("AND s.tunnel_id = $1"), args![tunnel_id]).await?;
+        Ok(row.as_ref().map(lease).transpose()?)
+    }
+
+    /// What a device holds.
+    pub async fn leases_of_device(&self, device_id: Uuid) -> Result<Vec<Lease>> {
+        let rows =
+            (&self.db).all(select_lease!("AND s.device_id = $1 ORDER BY s.started_at"), args![device_id]).await?;
+        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+    }
+
+    /// Leases that were not renewed in time, with their scopes.
+    pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
+        let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
+        let ids = rows.iter().map(|row| Ok((row.id("id")?, row.id("scope_id")?)));
+        Ok(ids.collect::<DbResult<_>>()?)
+    }
+}
+
+impl Write {
+    pub async fn leases_of_device(&mut self, device_id: Uuid) -> Result<Vec<Lease>> {
+        let rows = self.all(select_lease!("AND s.device_id = $1 ORDER BY s.started_at"), args![device_id]).await?;
+        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn lease(&mut self, session_id: Uuid) -> Result<Option<Lease>> {
+        let row = self.optional(select_lease!("AND s.id = $1"), args![session_id]).await?;
+        Ok(row.as_ref().map(lease).transpose()?)
+    }
+
+    /// Gives a tunnel to a device's agent. The tunnel's former session, if one is open, is over
+    /// before: from here on the node serves this one.
+    pub async fn open_session(
+        &mut self,
+        tunnel: &Tunnel,
+        device_id: Uuid,
+        boot_id: Uuid,
+        target: (&str, u16),
+    ) -> Result<Uuid> {
+        let sql =
+            "UPDATE tunnels SET epoch = epoch + 1, wanted_on = $2, start_error = NULL WHERE id = $1 RETURNING epoch";
+        let epoch = self.one(sql, args![tunnel.id, device_id]).await?.int("epoch")?;
+        let (id, now) = (self.clock.id(), self.now);
+        let sql = "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
+                       local_port, started_at, lease_until, bytes_in, bytes_out) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0)";
+        let (host, port) = target;
+        let node_id = tunnel.node.id;
+        let args =
+            args![id, tunnel.id, tunnel.scope_id, device_id, node_id, epoch, boot_id, host, port, now, now + LEASE];
+        self.execute(sql, args).await?;
+        self.wake(Wake::Tunnel(tunnel.id));
+        self.wake(Wake::Device(device_id));
+        Ok(id)
+    }
+
+    /// Ends a session. Whether it was open.
+    pub async fn end_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
+        let now = self.now;
+        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
+                   RETURNING tunnel_id, device_id";
+        let Some(row) = self.optional(sql, args![session_id, now, WordArg(reason)]).await? else { return Ok(false) };
+        let (tunnel_id, device_id) = (row.id("tunnel_id")?, row.id("device_id")?);
+        self.wake(Wake::Tunnel(tunnel_id));
+        self.wake(Wake::Device(device_id));
+        Ok(true)
+    }
+
+    /// Ends a session that its owner wanted to end: nobody is to resume it.
+    pub async fn stop_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
+        let sql = "UPDATE tunnels SET wanted_on = NULL \
+                   WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)";
+        self.execute(sql, args![session_id]).await?;
+        self.end_session(session_id, reason).await
+    }
+
+    /// Ends everything that runs in a scope; what was to run is resumed when it can be.
+    pub async fn end_sessions_of_scope(&mut self, scope_id: Uuid, reason: EndReason) -> Result<()> {
+        let rows =
+            self.all("SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL", args![scope_id]).await?;
+        for row in rows {
+            self.end_session(row.id("id")?, reason).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends everything that a node serves.
+    pub async fn end_sessions_on_node(&mut self, node_id: Uuid, reason: EndReason) -> Result<()> {
+        let now = self.now;
+        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE node_id = $1 AND ended_at IS NULL";
+        self.execute(sql, args![node_id, now, WordArg(reason)]).await?;
+        Ok(())
+    }
+
+    /// The agent stands ready for visitors under this lease.
+    pub async fn set_ready(&mut self, session_id: Uuid) -> Result<()> {
+        let now = self.now;
+        let sql = "UPDATE sessions SET ready_at = COALESCE(ready_at, $2) WHERE id = $1 AND ended_at IS NULL";
+        self.execute(sql, args![session_id, now]).await?;
+        Ok(())
+    }
+
+    pub async fn set_target_error(&mut self, session_id: Uuid, device_id: Uuid, error: Option<&str>) -> Result<()> {
+        let sql = "UPDATE sessions SET target_error = $3 WHERE id = $1 AND device_id = $2 AND ended_at IS NULL";
+        self.execute(sql, args![session_id, device_id, error]).await?;
+        Ok(())
+    }
+
+    /// Leads an open session to another local target.
+    pub async fn retarget_session(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
+        let sql = "UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1";
+        self.execute(sql, args![session_id, host, port]).await?;
+        Ok(())
+    }
+
+    /// Another term for a lease that is still held by this agent. Whether it is.
+    pub async fn renew_lease(&mut self, session_id: Uuid, device_id: Uuid) -> Result<bool> {
+        let until = self.now + LEASE;
+        let sql = "UPDATE sessions SET lease_until = $3 WHERE id = $1 AND device_id = $2 AND ended_at IS NULL";
+        Ok(self.execute(sql, args![session_id, device_id, until]).await? == 1)
+    }
+
+    /// Another term for everything that a node serves: for a host that was away and could not be
+    /// asked. An agent that is still there renews within it.
+    pub async fn extend_leases(&mut self, node_id: Uuid) -> Result<()> {
+        let until = self.now + LEASE;
+        let sql = "UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2";
+        self.execute(sql, args![node_id, until]).await?;
+        Ok(())
+    }
+
+    /// The local target that a device last agreed to for a tunnel.
+    pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<(String, u16)>> {
+        let sql = "SELECT local_host, local_port FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
+                   ORDER BY started_at DESC, id DESC LIMIT 1";
+        let row = self.optional(sql, args![tunnel_id, device_id]).await?;
+        Ok(row.map(|row| Ok::<_, sqlx::Error>((row.text("local_host")?, row.number("local_port")?))).transpose()?)
+    }
+}
+
+fn session(row: &Row) -> DbResult<Session> {
+    Ok(Session {
+        id: row.id("id")?,
+        tunnel_id: row.id("tunnel_id")?,
+        device_id: row.id("device_id")?,
+        node_id: row.id("node_id")?,
+        started_at: row.time("started_at")?,
+        ended_at: row.optional_time("ended_at")?,
+        traffic: Traffic { bytes_in: row.number("bytes_in")?, bytes_out: row.number("bytes_out")? },
+        end_reason: row.optional_word("end_reason")?,
+    })
+}
+
+fn lease(row: &Row) -> DbResult<Lease> {
+    Ok(Lease {
+        session_id: row.id("id")?,
+        tunnel_id: row.id("tunnel_id")?,
+        scope_id: row.id("scope_id")?,
+        device_id: row.id("device_id")?,
+        node_id: row.id("node_id")?,
+        epoch: row.int("epoch")?,
+        boot_id: row.id("boot_id")?,
+        name: row.text("name")?,
+        protocol: row.word("protocol")?,
+        remote_port: row.number("remote_port")?,
+        hostname: row.text("hostname")?,
+        local_host: row.text("local_host")?,
+        local_port: row.number("local_port")?,
+        idle_timeout: row.optional_number("idle_timeout")?,
+        buffer_size: row.number("buffer_size")?,
+        ready: row.flag("ready")?,
+        lease_until: row.time("lease_until")?,
+    })
+}

@@ -1,0 +1,329 @@
+//! Tunnels.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::catalog::{self, node_columns};
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::page::{Page, Place, Rows};
+use super::{Store, Write, ports};
+use crate::domain::node::Node;
+use crate::domain::port::ExtraPort;
+use crate::domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
+use crate::error::Result;
+
+/// A tunnel with what it is doing: its open session, the presence of the device that holds it, and
+/// the operation that is on its way.
+macro_rules! select_tunnel {
+    ($rest:literal) => {
+        concat!(
+            "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
+                    t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
+                    (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
+                    t.pro_network, t.wanted_on, t.start_error, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
+                    s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
+                    o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, ",
+            node_columns!(),
+            " FROM tunnels t \
+              JOIN scopes c ON c.id = t.scope_id \
+              JOIN nodes n ON n.id = t.node_id \
+              JOIN platform_domains d ON d.id = t.domain_id \
+              LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
+              LEFT JOIN device_presence p ON p.device_id = s.device_id \
+              LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') ",
+            $rest
+        )
+    };
+}
+
+/// What a tunnel is made of, before it has a place.
+#[derive(Clone, Debug)]
+pub struct NewTunnelRow {
+    pub id: Uuid,
+    pub scope_id: Uuid,
+    pub created_by: Uuid,
+    pub name: String,
+    pub protocol: Protocol,
+    pub local_host: String,
+    pub local_port: u16,
+    pub remote_port: u16,
+    pub node_id: Uuid,
+    pub domain_id: Uuid,
+    pub subdomain: Option<String>,
+    pub region: Option<String>,
+    pub country: Option<String>,
+    pub preset_id: Option<Uuid>,
+    pub https: bool,
+    pub basic_auth: bool,
+    pub basic_auth_user: Option<String>,
+    pub basic_auth_hash: Option<String>,
+    pub buffer_size: u32,
+    pub pro_network: bool,
+}
+
+impl Store {
+    pub async fn tunnel(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Tunnel>> {
+        find(&mut &self.db, scope_id, id, self.clock.now()).await
+    }
+
+    pub async fn tunnels(&self, scope_id: Uuid, page: Page) -> Result<Rows<Tunnel>> {
+        let sql = select_tunnel!(
+            "WHERE t.scope_id = $1 AND (t.created_at, t.id) < ($2, $3) ORDER BY t.created_at DESC, t.id DESC LIMIT $4"
+        );
+        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let rows = (&self.db).all(sql, args).await?;
+        let now = self.clock.now();
+        let tunnels = rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<Vec<_>>>()?;
+        let mut page = page.cut(tunnels, place);
+        self.bind(scope_id, &mut page.rows).await?;
+        Ok(page)
+    }
+
+    /// Adds the devices that the tunnels of one page are bound to.
+    async fn bind(&self, scope_id: Uuid, tunnels: &mut [Tunnel]) -> Result<()> {
+        let [newest, .., oldest] = tunnels else {
+            return match tunnels {
+                [one] => {
+                    one.device_ids = bindings(&mut &self.db, one.id).await?;
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+        };
+        let sql = "SELECT b.tunnel_id, b.device_id FROM tunnel_devices b JOIN tunnels t ON t.id = b.tunnel_id \
+                   WHERE t.scope_id = $1 AND (t.created_at, t.id) >= ($2, $3) AND (t.created_at, t.id) <= ($4, $5) \
+                   ORDER BY b.device_id";
+        let (first, last) = (place(newest), place(oldest));
+        let args = args![scope_id, last.micros(), last.id, first.micros(), first.id];
+        let mut bound: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
+        for row in (&self.db).all(sql, args).await? {
+            bound.entry(row.id("tunnel_id")?).or_default().push(row.id("device_id")?);
+        }
+        for tunnel in tunnels {
+            tunnel.device_ids = bound.remove(&tunnel.id).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    pub async fn extra_ports(&self, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
+        ports::extra_ports(&mut &self.db, tunnel_id).await
+    }
+
+    /// Whether a device is to run a tunnel that nobody runs and that could run.
+    pub async fn has_unserved_wishes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
+        let sql = "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
+                   WHERE t.scope_id = $1 AND t.wanted_on = $2 AND t.protocol = 'tcp' \
+                     AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
+                     AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
+                     AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
+                         AND o.status IN ('queued', 'claimed', 'running')) \
+                   LIMIT 1";
+        let row = (&self.db).optional(sql, args![scope_id, device_id, self.clock.now()]).await?;
+        Ok(row.is_some())
+    }
+
+    /// The tunnels of a scope that go by this id or name.
+    pub async fn tunnels_called(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
+        let id = Uuid::parse_str(tunnel).unwrap_or_default();
+        let sql = "SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)";
+        let rows = (&self.db).all(sql, args![scope_id, id, tunnel]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+}
+
+fn place(tunnel: &Tunnel) -> Place {
+    Place { at: tunnel.created_at, id: tunnel.id }
+}
+
+pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid, now: DateTime<Utc>) -> Result<Option<Tunnel>> {
+    let row = db.optional(select_tunnel!("WHERE t.scope_id = $1 AND t.id = $2"), args![scope_id, id]).await?;
+    let Some(mut tunnel) = row.as_ref().map(|row| tunnel(row, now)).transpose()? else { return Ok(None) };
+    tunnel.device_ids = bindings(db, id).await?;
+    Ok(Some(tunnel))
+}
+
+async fn bindings(db: &mut impl Read, tunnel_id: Uuid) -> Result<Vec<Uuid>> {
+    let sql = "SELECT device_id FROM tunnel_devices WHERE tunnel_id = $1 ORDER BY device_id";
+    let rows = db.all(sql, args![tunnel_id]).await?;
+    Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
+}
+
+impl Write {
+    pub async fn tunnel(&mut self, scope_id: Uuid, id: Uuid) -> Result<Option<Tunnel>> {
+        let now = self.now;
+        find(&mut **self, scope_id, id, now).await
+    }
+
+    pub async fn extra_ports(&mut self, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
+        ports::extra_ports(&mut **self, tunnel_id).await
+    }
+
+    /// Whether there was a row to insert: none, where the subdomain is taken.
+    pub async fn insert_tunnel(&mut self, new: &NewTunnelRow) -> Result<bool> {
+        let sql = "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
+                       node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
+                       basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
+                       0, $21, $21) ON CONFLICT DO NOTHING";
+        let now = self.now;
+        let args = args![
+            new.id,
+            new.scope_id,
+            new.created_by,
+            &new.name,
+            WordArg(new.protocol),
+            &new.local_host,
+            new.local_port,
+            new.remote_port,
+            new.node_id,
+            new.domain_id,
+            new.subdomain.as_deref(),
+            new.region.as_deref(),
+            new.country.as_deref(),
+            new.preset_id,
+            new.https,
+            new.basic_auth,
+            new.basic_auth_user.as_deref(),
+            new.basic_auth_hash.as_deref(),
+            new.buffer_size,
+            new.pro_network,
+            now,
+        ];
+        Ok(self.execute(sql, args).await? == 1)
+    }
+
+    /// Sets the public port that was allocated for a tunnel once it was there to hold it.
+    pub async fn set_remote_port(&mut self, id: Uuid, port: u16) -> Result<()> {
+        self.execute("UPDATE tunnels SET remote_port = $2 WHERE id = $1", args![id, port]).await?;
+        Ok(())
+    }
+
+    /// Writes everything of a tunnel that a client can change.
+    pub async fn update_tunnel(&mut self, tunnel: &Tunnel) -> Result<()> {
+        let sql = "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
+                       basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
+                       updated_at = $12 \
+                   WHERE id = $1";
+        let now = self.now;
+        let args = args![
+            tunnel.id,
+            &tunnel.name,
+            &tunnel.local_host,
+            tunnel.local_port,
+            tunnel.remote_port,
+            tunnel.https,
+            tunnel.basic_auth,
+            tunnel.basic_auth_user.as_deref(),
+            tunnel.idle_timeout,
+            tunnel.buffer_size,
+            tunnel.pro_network,
+            now,
+        ];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    /// Sets or clears the basic-auth password, which is only known as its hash.
+    pub async fn set_basic_auth_hash(&mut self, id: Uuid, hash: Option<&str>) -> Result<()> {
+        self.execute("UPDATE tunnels SET basic_auth_hash = $2 WHERE id = $1", args![id, hash]).await?;
+        Ok(())
+    }
+
+    pub async fn delete_tunnel(&mut self, id: Uuid) -> Result<()> {
+        self.execute("DELETE FROM tunnels WHERE id = $1", args![id]).await?;
+        Ok(())
+    }
+
+    /// Replaces the allowlist. The devices that are not of the scope, of which there must be none.
+    pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
+        self.execute("DELETE FROM tunnel_devices WHERE tunnel_id = $1", args![tunnel_id]).await?;
+        let mut unknown = Vec::new();
+        for device_id in device_ids {
+            let sql = "INSERT INTO tunnel_devices (tunnel_id, device_id) \
+                       SELECT $1, d.id FROM devices d WHERE d.id = $2 AND d.scope_id = $3 ON CONFLICT DO NOTHING";
+            if self.execute(sql, args![tunnel_id, *device_id, scope_id]).await? == 0 {
+                unknown.push(*device_id);
+            }
+        }
+        Ok(unknown)
+    }
+
+    /// The device that is to run the tunnel whenever it can.
+    pub async fn set_wanted(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
+        self.execute("UPDATE tunnels SET wanted_on = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
+        Ok(())
+    }
+
+    pub async fn set_start_error(&mut self, tunnel_id: Uuid, error: Option<&str>) -> Result<()> {
+        self.execute("UPDATE tunnels SET start_error = $2 WHERE id = $1", args![tunnel_id, error]).await?;
+        Ok(())
+    }
+
+    /// The tunnels that a device is to run and that nobody runs.
+    pub async fn wanted_tunnels(&mut self, scope_id: Uuid, device_id: Uuid) -> Result<Vec<Tunnel>> {
+        let sql = select_tunnel!(
+            "WHERE t.scope_id = $1 AND t.wanted_on = $2 AND s.id IS NULL AND o.id IS NULL ORDER BY t.id"
+        );
+        let rows = self.all(sql, args![scope_id, device_id]).await?;
+        let now = self.now;
+        let mut tunnels = rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<Vec<_>>>()?;
+        for tunnel in &mut tunnels {
+            tunnel.device_ids = bindings(&mut **self, tunnel.id).await?;
+        }
+        Ok(tunnels)
+    }
+}
+
+fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
+    let node: Node = catalog::node(row)?;
+    Ok(Tunnel {
+        id: row.id("id")?,
+        scope_id: row.id("scope_id")?,
+        created_by: row.id("created_by")?,
+        name: row.text("name")?,
+        protocol: row.word("protocol")?,
+        local_host: row.text("local_host")?,
+        local_port: row.number("local_port")?,
+        remote_port: row.number("remote_port")?,
+        node,
+        domain: row.text("domain")?,
+        subdomain: row.optional_text("subdomain")?,
+        region: row.optional_text("region")?,
+        country: row.optional_text("country")?,
+        preset_id: row.optional_id("preset_id")?,
+        https: row.flag("https")?,
+        basic_auth: row.flag("basic_auth")?,
+        basic_auth_user: row.optional_text("basic_auth_user")?,
+        basic_auth_password_set: row.flag("basic_auth_password_set")?,
+        idle_timeout: row.optional_number("idle_timeout")?,
+        buffer_size: row.number("buffer_size")?,
+        pro_network: row.flag("pro_network")?,
+        device_ids: Vec::new(),
+        wanted_on: row.optional_id("wanted_on")?,
+        start_error: row.optional_text("start_error")?,
+        suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
+        run: run(row)?,
+        operation: operation(row)?,
+        created_at: row.time("created_at")?,
+        updated_at: row.time("updated_at")?,
+    })
+}
+
+fn run(row: &Row) -> DbResult<Option<Run>> {
+    let Some(session_id) = row.optional_id("session_id")? else { return Ok(None) };
+    Ok(Some(Run {
+        session_id,
+        device_id: row.id("session_device_id")?,
+        ready: row.flag("session_ready")?,
+        target_error: row.optional_text("target_error")?,
+        agent_connected: row.flag("agent_connected")?,
+    }))
+}
+
+fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
+    let Some(id) = row.optional_id("operation_id")? else { return Ok(None) };
+    Ok(Some(ActiveOperation { id, action: row.word("operation_action")?, status: row.word("operation_status")? }))
+}

@@ -1,0 +1,83 @@
+//! How much went through, by tunnel and day.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, args};
+use super::{Store, Write};
+use crate::domain::usage::{Bandwidth, Traffic, day_number, month_start};
+use crate::error::Result;
+
+impl Store {
+    /// Tunnels in a scope, and those that run now.
+    pub async fn tunnel_counts(&self, scope_id: Uuid) -> Result<(u64, u64)> {
+        let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS total, \
+                          (SELECT COUNT(*) FROM sessions WHERE scope_id = $1 AND ended_at IS NULL AND ready_at IS NOT NULL) \
+                              AS active";
+        let row = (&self.db).one(sql, args![scope_id]).await?;
+        Ok((row.number("total")?, row.number("active")?))
+    }
+
+    pub async fn scope_bandwidth(&self, scope_id: Uuid) -> Result<Bandwidth> {
+        scope_bandwidth(&mut &self.db, scope_id, self.clock.now()).await
+    }
+
+    pub async fn tunnel_bandwidth(&self, scope_id: Uuid, tunnel_id: Uuid) -> Result<Bandwidth> {
+        let sql = "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
+                          CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
+                          CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
+                          CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_out END), 0) AS BIGINT) AS today_out \
+                   FROM usage_days WHERE scope_id = $1 AND tunnel_id = $2 AND day >= $3";
+        let now = self.clock.now();
+        let args = args![scope_id, tunnel_id, day_number(month_start(now)), day_number(now)];
+        Ok(bandwidth(&(&self.db).one(sql, args).await?)?)
+    }
+}
+
+impl Write {
+    pub async fn scope_bandwidth(&mut self, scope_id: Uuid) -> Result<Bandwidth> {
+        let now = self.now;
+        scope_bandwidth(&mut **self, scope_id, now).await
+    }
+
+    /// Adds what went through a session, while it is open or after.
+    pub async fn add_traffic(
+        &mut self,
+        scope_id: Uuid,
+        tunnel_id: Uuid,
+        session_id: Uuid,
+        traffic: Traffic,
+    ) -> Result<()> {
+        let sql = "UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1";
+        self.execute(sql, args![session_id, traffic.bytes_in, traffic.bytes_out]).await?;
+        let sql = "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
+                   ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
+                       bytes_out = usage_days.bytes_out + excluded.bytes_out";
+        let day = day_number(self.now);
+        self.execute(sql, args![tunnel_id, day, scope_id, traffic.bytes_in, traffic.bytes_out]).await?;
+        Ok(())
+    }
+
+    /// Nothing of the scope runs before this time.
+    pub async fn suspend_scope(&mut self, scope_id: Uuid, until: DateTime<Utc>) -> Result<()> {
+        self.execute("UPDATE scopes SET suspended_until = $2 WHERE id = $1", args![scope_id, until]).await?;
+        Ok(())
+    }
+}
+
+pub(super) async fn scope_bandwidth(db: &mut impl Read, scope_id: Uuid, now: DateTime<Utc>) -> Result<Bandwidth> {
+    let sql = "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
+                      CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
+                      CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
+                      CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_out END), 0) AS BIGINT) AS today_out \
+               FROM usage_days WHERE scope_id = $1 AND day >= $2";
+    let args = args![scope_id, day_number(month_start(now)), day_number(now)];
+    Ok(bandwidth(&db.one(sql, args).await?)?)
+}
+
+fn bandwidth(row: &Row) -> DbResult<Bandwidth> {
+    Ok(Bandwidth {
+        today: Traffic { bytes_in: row.number("today_in")?, bytes_out: row.number("today_out")? },
+        month: Traffic { bytes_in: row.number("month_in")?, bytes_out: row.number("month_out")? },
+    })
+}

@@ -1,0 +1,39 @@
+//! Taking turns, by a key: who comes first goes first, and different keys do not wait for each other.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
+
+pub struct Turns<K> {
+    turns: Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// One's turn, until it is dropped.
+#[must_use]
+pub struct Turn(#[expect(dead_code, reason = "held for its lock")] OwnedMutexGuard<()>);
+
+impl<K: Eq + Hash> Turns<K> {
+    pub fn new() -> Self {
+        Self { turns: Mutex::default() }
+    }
+
+    pub async fn lock(&self, key: K) -> Turn {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            // Whoever takes a turn clears away those that nobody waits for any longer.
+            if turns.len() >= 1024 {
+                turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            }
+            turns.entry(key).or_default().clone()
+        };
+        Turn(turn.lock_owned().await)
+    }
+}
+
+impl<K: Eq + Hash> Default for Turns<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

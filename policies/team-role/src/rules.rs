@@ -1,0 +1,83 @@
+//! The rules, as pure functions of an ask.
+
+use crate::culvert::policy::types::{Denial, Role, Scope};
+use crate::exports::culvert::policy::roles::Ask;
+
+const FORBIDDEN: &str = "team_role_forbidden";
+const NOT_OWNER: &str = "not_device_owner";
+
+pub const CODES: [(&str, &str); 2] = [
+    (
+        FORBIDDEN,
+        "The caller's role in the Team does not allow this. Members change what they created and control their own \
+         devices; ask an owner or admin of the Team.",
+    ),
+    (NOT_OWNER, "Only the account that enrolled a device may rename it or turn its remote control off."),
+];
+
+pub const RULES: [(&str, &str); 7] = [
+    ("membership", "The caller must have a role in the Team"),
+    ("device-owner", "Only its owner updates a device"),
+    ("active-member", "A device can be controlled while its owner is in the Team"),
+    ("own-tunnel", "Members change and delete the tunnels that they created"),
+    ("own-device", "Members control their own devices"),
+    ("webhooks", "Owners and admins change the Team's webhooks"),
+    ("unknown-action", "Members may do nothing that these rules do not name"),
+];
+
+/// The first rule that refuses. In a personal scope there are no roles, and nothing is refused.
+pub fn judge(ask: &Ask) -> Option<Denial> {
+    if ask.caller.scope == Scope::Personal {
+        return None;
+    }
+    if ask.action == "devices.update" {
+        return device_owner(ask);
+    }
+    match ask.caller.role {
+        Some(Role::Owner | Role::Admin) => active_member(ask),
+        Some(Role::Member) => member(ask),
+        None => Some(forbidden("membership", "You have no role in this Team.")),
+    }
+}
+
+fn device_owner(ask: &Ask) -> Option<Denial> {
+    let owned = ask.devices.iter().all(|device| device.owned_by_caller);
+    (!owned).then(|| Denial {
+        code: NOT_OWNER.into(),
+        detail: "Only the owner of a device may update it.".into(),
+        rule: "device-owner".into(),
+    })
+}
+
+fn active_member(ask: &Ask) -> Option<Denial> {
+    let active = ask.devices.iter().all(|device| device.owner_active || device.owned_by_caller);
+    (!active).then(|| forbidden("active-member", "The device's owner is no longer a member of this Team."))
+}
+
+fn member(ask: &Ask) -> Option<Denial> {
+    match ask.action.as_str() {
+        "tunnels.create" => None,
+        "tunnels.start" | "tunnels.stop" | "tunnels.restart" | "devices.stop_all" | "devices.restart_agent" => {
+            own_device(ask)
+        }
+        action if action.starts_with("tunnels.") => own_tunnel(ask),
+        action if action.starts_with("webhooks.") => {
+            Some(forbidden("webhooks", "Only owners and admins change the Team's webhooks."))
+        }
+        _ => Some(forbidden("unknown-action", "Members of the Team may not do this.")),
+    }
+}
+
+fn own_device(ask: &Ask) -> Option<Denial> {
+    let owned = ask.devices.iter().all(|device| device.owned_by_caller);
+    (!owned).then(|| forbidden("own-device", "Members of the Team control only their own devices."))
+}
+
+fn own_tunnel(ask: &Ask) -> Option<Denial> {
+    let created = ask.tunnel.as_ref().is_some_and(|tunnel| tunnel.created_by_caller);
+    (!created).then(|| forbidden("own-tunnel", "Members of the Team change only the tunnels that they created."))
+}
+
+fn forbidden(rule: &str, detail: &str) -> Denial {
+    Denial { code: FORBIDDEN.into(), detail: detail.into(), rule: rule.into() }
+}

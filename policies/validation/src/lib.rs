@@ -1,0 +1,74 @@
+//! The default validation policy: which request bodies are valid.
+
+mod auth;
+mod country;
+mod devices;
+mod findings;
+mod rules;
+mod text;
+mod traffic;
+mod tunnels;
+mod webhooks;
+
+use culvert::policy::types::{Description, Problem, Rule, Violation};
+use exports::culvert::policy::inputs::{Facts, Input};
+use findings::Findings;
+use serde::Deserialize;
+
+culvert_policy_sdk::policy!(Policy: "validation", wit: "../../wit");
+
+struct Policy {
+    settings: Settings,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    /// Subdomains that nobody is given; `ns*` stands for every name that begins with `ns`.
+    reserved_subdomains: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { reserved_subdomains: text::RESERVED_SUBDOMAINS.map(String::from).into() }
+    }
+}
+
+impl Policy {
+    fn describe() -> Description {
+        Description {
+            name: "validation".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            summary: "Lengths, formats and combinations of the fields of every request".into(),
+            rules: rules::RULES.map(|(id, summary)| Rule { id: id.into(), summary: summary.into() }).into(),
+            codes: Vec::new(),
+            settings_schema: include_str!("../settings.schema.json").into(),
+        }
+    }
+
+    fn configure(settings: Settings) -> Result<Self, Vec<Problem>> {
+        Ok(Self { settings })
+    }
+
+    fn validate(&self, input: &Input, facts: &Facts) -> Vec<Violation> {
+        let mut findings = Findings::new(&facts.faulted);
+        let current = facts.current.as_ref();
+        match input {
+            Input::TunnelCreate(tunnel) => {
+                tunnels::create(tunnel, &self.settings.reserved_subdomains, &mut findings);
+            }
+            Input::TunnelUpdate(change) => tunnels::update(change, current, &mut findings),
+            Input::DeviceBindings(bindings) => devices::bindings(bindings, &mut findings),
+            Input::TunnelStart(_) => {}
+            Input::ExtraPortCreate(port) => tunnels::extra_port_create(port, current, &mut findings),
+            Input::DomainAssign(name) | Input::DomainVerify(name) => traffic::domain(name, current, &mut findings),
+            Input::FirewallReplace(firewall) => traffic::firewall(firewall, &mut findings),
+            Input::GeoipReplace(geoip) => traffic::geoip(geoip, &mut findings),
+            Input::TunnelMove(target) => findings.require("node_id", target.node_id.as_ref()),
+            Input::DeviceUpdate(change) => devices::update(change, &mut findings),
+            Input::WebhookCreate(webhook) => webhooks::create(webhook, &mut findings),
+            Input::WebhookUpdate(change) => webhooks::update(change, &mut findings),
+        }
+        findings.into_violations()
+    }
+}
