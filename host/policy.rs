@@ -10,6 +10,7 @@ pub mod bindings;
 pub mod build;
 pub mod bundle;
 pub mod call;
+pub mod cases;
 pub mod component;
 pub mod convert;
 pub mod engine;

@@ -30,7 +30,7 @@ use std::ops::{Deref, DerefMut};
 use chrono::{DateTime, Utc};
 use culvert_agent::clock::Clock;
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
@@ -45,6 +45,7 @@ pub struct Store {
     secrets: Secrets,
     tasks: TaskTracker,
     wakes: mpsc::UnboundedSender<Wake>,
+    commits: watch::Sender<u64>,
 }
 
 /// Who has something new to look at, once it is committed. Losing one costs a second, not the
@@ -93,7 +94,7 @@ impl Store {
     /// The store, and the end at which wake-ups come out.
     pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Wake>) {
         let (wakes, woken) = mpsc::unbounded_channel();
-        (Self { db, clock, secrets, tasks, wakes }, woken)
+        (Self { db, clock, secrets, tasks, wakes, commits: watch::Sender::new(0) }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -102,6 +103,11 @@ impl Store {
 
     pub fn secrets(&self) -> &Secrets {
         &self.secrets
+    }
+
+    /// How many transactions were committed: changes with each, for whoever waits for an effect.
+    pub fn commits(&self) -> watch::Receiver<u64> {
+        self.commits.subscribe()
     }
 
     pub async fn close(&self) {
@@ -117,7 +123,8 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (db, clock, wakes) = (self.db.clone(), self.clock.clone(), self.wakes.clone());
+        let (db, clock, wakes, commits) =
+            (self.db.clone(), self.clock.clone(), self.wakes.clone(), self.commits.clone());
         let transaction = async move {
             let tx = db.begin().await?;
             let mut write = Write { tx, now: clock.now(), clock, wakes: Vec::new() };
@@ -125,6 +132,8 @@ impl Store {
                 Some(scope_id) => lock_scope(&mut write, scope_id).await,
                 None => Ok(()),
             };
+            // The time is that of the turn, not of the wait for it.
+            write.now = write.clock.now();
             let worked = match worked {
                 Ok(()) => work(&mut write).await,
                 Err(error) => Err(error),
@@ -133,6 +142,7 @@ impl Store {
             match worked {
                 Ok(value) => {
                     tx.commit().await?;
+                    commits.send_modify(|commits| *commits += 1);
                     // Nobody listens while the host stops.
                     for wake in to_wake {
                         let _ = wakes.send(wake);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
-use wasmtime::{Engine, component};
+use wasmtime::{Engine, Trap, component};
 
 use super::artefact::Artefacts;
 use super::bindings::types::{Description, Problem};
@@ -93,6 +93,10 @@ pub enum LoadError {
     Settings(Vec<Problem>),
     #[error("its configured state cannot be kept: {0}")]
     Snapshot(String),
+    #[error(
+        "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
+    )]
+    FullMemory,
     #[error("loading it panicked; please report this with the module: {0}")]
     Panic(String),
 }
@@ -112,6 +116,11 @@ fn problems(problems: &[Problem]) -> String {
 impl LoadError {
     pub(super) fn snapshot(error: wasmtime::Error) -> Self {
         LoadError::Snapshot(error.root_cause().to_string())
+    }
+
+    /// What reads a configured module traps in one case only: where there is no memory to read into.
+    pub(super) fn unreadable(error: wasmtime::Error) -> Self {
+        if error.is::<Trap>() { LoadError::FullMemory } else { Self::snapshot(error) }
     }
 
     pub(super) fn configure(store: &SandboxStore, error: &wasmtime::Error) -> Self {

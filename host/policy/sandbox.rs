@@ -74,7 +74,7 @@ pub fn failure(store: &SandboxStore, error: &wasmtime::Error) -> Failure {
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => Failure::Timeout,
         _ if store.data().refused_memory => Failure::Memory,
-        Some(trap) => Failure::Trap(trap.to_string()),
+        Some(trap) => Failure::Trap(trap.to_string().trim_start_matches("wasm trap: ").into()),
         None => Failure::Contract(error.root_cause().to_string()),
     }
 }

@@ -33,7 +33,7 @@ pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits
     // Nothing in it waits: `State` answers at once.
     let snapshot = wizer.snapshot_component(&context, &mut state).now_or_never();
     match (state.failed, snapshot) {
-        (Some(error), _) => Err(LoadError::snapshot(error)),
+        (Some(error), _) => Err(LoadError::unreadable(error)),
         (None, Some(snapshot)) => snapshot.map_err(LoadError::snapshot),
         (None, None) => Err(LoadError::snapshot(wasmtime::format_err!("the snapshot waits for something"))),
     }

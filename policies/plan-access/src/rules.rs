@@ -91,3 +91,68 @@ fn unavailable(rule: &str, feature: &str) -> Denial {
 fn reached(rule: &str, detail: String) -> Denial {
     Denial { code: LIMIT_REACHED.into(), detail, rule: rule.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::culvert::policy::types::{Caller, Scope};
+    use crate::exports::culvert::policy::plans::{Usage, Wants};
+    use crate::plan::Plans;
+
+    fn plans(json: &str) -> Plans {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn ask(action: &str, tunnels: u32) -> Ask {
+        Ask {
+            caller: Caller {
+                account_id: String::new(),
+                scope: Scope::Personal,
+                scope_id: String::new(),
+                role: None,
+                plan: String::new(),
+            },
+            action: action.into(),
+            usage: Usage { tunnels, webhook_endpoints: 0, extra_ports: u32::MAX, bytes_this_month: 0 },
+            wants: Wants { premium_network: false, extra_ports: 0 },
+            attributes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_plan_is_found_by_its_name_and_no_other() {
+        let names: Vec<String> = (0..200).map(|number| format!("plan-{number}")).collect();
+        let settings: Vec<String> =
+            names.iter().map(|name| format!(r#""{name}":{{"tunnel_limit":{}}}"#, name.len())).collect();
+        let plans = plans(&format!("{{{}}}", settings.join(",")));
+        for name in &names {
+            assert_eq!(plans.get(name).and_then(|plan| plan.tunnel_limit), Some(name.len() as u32));
+        }
+        assert!(plans.get("plan-").is_none() && plans.get("plan-200").is_none() && plans.get("").is_none());
+    }
+
+    #[test]
+    fn a_limit_counts_only_what_would_pass_it() {
+        let plans = plans(r#"{"p":{"api_access":true,"tunnel_limit":2,"extra_ports_per_tunnel":0}}"#);
+        let rule = |action, tunnels| judge(plans.get("p"), &ask(action, tunnels)).map(|denial| denial.rule);
+        assert_eq!(rule("tunnels.create", 1), None);
+        assert_eq!(rule("tunnels.create", 2).as_deref(), Some("tunnel-limit"));
+        assert_eq!(rule("tunnels.update", 2), None);
+    }
+
+    #[test]
+    fn an_extra_port_too_many_does_not_overflow() {
+        let plans = plans(r#"{"p":{"api_access":true,"extra_ports_per_tunnel":9}}"#);
+        let mut ask = ask("tunnels.create_extra_port", 0);
+        ask.wants.extra_ports = 1;
+        assert_eq!(judge(plans.get("p"), &ask).map(|denial| denial.rule).as_deref(), Some("extra-port-limit"));
+    }
+
+    #[test]
+    fn every_code_and_rule_that_is_used_is_declared() {
+        let source = include_str!("rules.rs");
+        for (rule, _) in RULES {
+            assert!(source.matches(&format!("\"{rule}\"")).count() >= 2, "{rule} is declared and never used");
+        }
+    }
+}

@@ -40,6 +40,10 @@ pub trait Settings: Sized {
 
 impl<T: DeserializeOwned> Settings for T {
     fn parse(json: &str) -> Result<Self, String> {
-        serde_json::from_str(json).map_err(|e| e.to_string())
+        serde_json::from_str(json).map_err(|error| {
+            // The host has written the JSON: where in it something stands means nothing to its reader.
+            let text = error.to_string();
+            text.split(" at line ").next().unwrap_or_default().into()
+        })
     }
 }

@@ -81,3 +81,80 @@ fn own_tunnel(ask: &Ask) -> Option<Denial> {
 fn forbidden(rule: &str, detail: &str) -> Denial {
     Denial { code: FORBIDDEN.into(), detail: detail.into(), rule: rule.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::culvert::policy::types::Caller;
+    use crate::exports::culvert::policy::roles::{Device, Part, Tunnel};
+
+    const ACTIONS: [&str; 10] = [
+        "tunnels.create",
+        "tunnels.update",
+        "tunnels.delete",
+        "tunnels.start",
+        "tunnels.stop",
+        "devices.update",
+        "devices.stop_all",
+        "devices.restart_agent",
+        "webhooks.create",
+        "moon.paint",
+    ];
+
+    fn ask(scope: Scope, role: Option<Role>, action: &str, created: bool, owned: bool, active: bool) -> Ask {
+        let caller = Caller { account_id: String::new(), scope, scope_id: String::new(), role, plan: String::new() };
+        let device = Device { id: String::new(), part: Part::Target, owned_by_caller: owned, owner_active: active };
+        Ask {
+            caller,
+            action: action.into(),
+            tunnel: Some(Tunnel { id: String::new(), created_by_caller: created }),
+            devices: vec![device],
+            attributes: Vec::new(),
+        }
+    }
+
+    /// Every action, role and ownership there is.
+    fn every_ask() -> Vec<Ask> {
+        let mut asks = Vec::new();
+        for action in ACTIONS {
+            for role in [None, Some(Role::Owner), Some(Role::Admin), Some(Role::Member)] {
+                for bits in 0..8 {
+                    asks.push(ask(Scope::Team, role, action, bits & 1 != 0, bits & 2 != 0, bits & 4 != 0));
+                }
+            }
+        }
+        asks
+    }
+
+    #[test]
+    fn nobody_but_its_owner_updates_a_device() {
+        for ask in every_ask().iter().filter(|ask| ask.action == "devices.update") {
+            assert_eq!(judge(ask).is_none(), ask.devices[0].owned_by_caller);
+        }
+    }
+
+    #[test]
+    fn a_member_is_never_allowed_what_an_admin_is_not() {
+        for member in every_ask().into_iter().filter(|ask| ask.caller.role == Some(Role::Member)) {
+            if member.devices[0].owner_active && judge(&member).is_none() {
+                let admin = Caller { role: Some(Role::Admin), ..member.caller.clone() };
+                assert!(judge(&Ask { caller: admin, ..member.clone() }).is_none(), "{}", member.action);
+            }
+        }
+    }
+
+    #[test]
+    fn one_without_a_role_is_refused_everything_but_their_own_device() {
+        for ask in every_ask().iter().filter(|ask| ask.caller.role.is_none()) {
+            let own_device = ask.action == "devices.update" && ask.devices[0].owned_by_caller;
+            assert_eq!(judge(ask).is_none(), own_device, "{}", ask.action);
+        }
+    }
+
+    #[test]
+    fn a_personal_scope_has_no_rules() {
+        for action in ACTIONS {
+            assert!(judge(&ask(Scope::Personal, None, action, false, false, false)).is_none());
+        }
+    }
+}

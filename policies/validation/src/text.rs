@@ -97,3 +97,35 @@ pub fn is_label(label: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names() {
+        let long = "a".repeat(64);
+        for good in ["localhost", "db.internal", "my_service", "a-b.c", "example.com.", "1and1.de"] {
+            assert!(is_host_name(good), "{good}");
+        }
+        for bad in ["", ".", "a..b", "-a", "a-", "a b", "a/b", "ä.de", "1.2.3", "127.1", long.as_str()] {
+            assert!(!is_host_name(bad), "{bad}");
+        }
+        assert!(is_host_name(&["a"; 126].join(".")) && !is_host_name(&["a"; 128].join(".")));
+    }
+
+    #[test]
+    fn lengths_are_counted_in_characters() {
+        assert!(is_text(&"ü".repeat(100), 1, 100) && !is_text(&"u".repeat(101), 1, 100));
+        assert!(!is_text("a\u{85}b", 1, 100) && !is_text("a\tb", 1, 100));
+    }
+
+    #[test]
+    fn a_star_reserves_all_that_begin_so() {
+        let reserved = RESERVED_SUBDOMAINS.map(String::from);
+        for taken in ["www", "ns", "ns1", "nsfw"] {
+            assert!(is_reserved(taken, &reserved), "{taken}");
+        }
+        assert!(!is_reserved("www2", &reserved) && !is_reserved("on", &reserved));
+    }
+}

@@ -104,3 +104,20 @@ pub fn geoip(geoip: &Geoip, findings: &mut Findings) {
         seen.push(code);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_compared_by_what_they_hold() {
+        assert_eq!(parse_cidr("10.9.8.7/8"), parse_cidr("10.0.0.0/8"));
+        assert_eq!(parse_cidr("0.0.0.1/0"), parse_cidr("255.0.0.0/0"));
+        assert_eq!(parse_cidr("::1/0"), parse_cidr("ffff::/0"));
+        assert_eq!(parse_cidr("10.0.0.1/32"), parse_cidr("10.0.0.1"));
+        assert_ne!(parse_cidr("10.0.0.0/8"), parse_cidr("10.0.0.0/9"));
+        for bad in ["", "/", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/-1", "::/129", "10.0.0/8", "10.0.0.0/8/8", "a/8"] {
+            assert_eq!(parse_cidr(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The shipped policies: built from these sources, and deciding as their cases say.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use culvert::policy::artefact::Artefacts;
+use culvert::policy::build;
+use culvert::policy::cases;
+use culvert::policy::component::Module;
+use culvert::policy::engine::Engines;
+use culvert::policy::sources::Sources;
+use culvert::policy::{self, PolicyConfig};
+
+use crate::support::artefacts;
+
+const SHIPPED: [&str; 3] = ["plan-access", "team-role", "validation"];
+
+fn engines() -> Engines {
+    Engines::new(1).unwrap()
+}
+
+fn dist(name: &str) -> PathBuf {
+    Path::new("policies/dist").join(format!("{name}.wasm"))
+}
+
+/// The modules as they are committed and, where `tests/run` has built them anew, as they come from
+/// the sources now.
+fn builds(name: &str) -> Vec<Vec<u8>> {
+    let rebuilt = std::env::var_os("REBUILT_POLICIES").map(|folder| Path::new(&folder).join(format!("{name}.wasm")));
+    std::iter::once(dist(name)).chain(rebuilt).map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn the_committed_modules_are_built_from_these_sources() {
+    for name in SHIPPED {
+        let now = Sources::of(&Path::new("policies").join(name)).unwrap().digest().unwrap();
+        let built = build::built_from(&std::fs::read(dist(name)).unwrap()).unwrap();
+        assert_eq!(
+            built, now,
+            "policies/{name} has changed; build it: culvert policy build policies/{name} --out policies/dist"
+        );
+    }
+}
+
+#[test]
+fn a_module_tells_nothing_of_the_machine_it_was_built_on() {
+    for name in SHIPPED {
+        let wasm = std::fs::read(dist(name)).unwrap();
+        for place in ["/home/", "/root/", "/usr/", "/work/", "crates.io"] {
+            assert!(!wasm.windows(place.len()).any(|bytes| bytes == place.as_bytes()), "{name} holds {place}");
+        }
+    }
+}
+
+/// Every case holds, and together they come by every rule that a module declares.
+#[test]
+fn every_case_holds_and_every_rule_has_one() {
+    let (engines, artefacts) = (engines(), artefacts());
+    for name in SHIPPED {
+        for wasm in builds(name) {
+            let module = Module::read(&engines, wasm.clone()).unwrap();
+            let declared: BTreeSet<String> = module.description.rules.iter().map(|rule| rule.id.clone()).collect();
+            let mut met = BTreeSet::new();
+            for file in std::fs::read_dir(format!("policies/{name}/cases")).unwrap() {
+                let path = file.unwrap().path();
+                for outcome in cases::run(&engines, &artefacts, &wasm, &path).unwrap() {
+                    assert!(
+                        outcome.differences.is_empty(),
+                        "{}: {}: {:?}",
+                        path.display(),
+                        outcome.name,
+                        outcome.differences
+                    );
+                    met.extend(outcome.rules);
+                }
+            }
+            assert_eq!(met, declared, "{name}: rules without a case");
+        }
+    }
+}
+
+/// What an operator got wrong is one line that names the entry, and nothing is loaded.
+#[test]
+fn a_wrong_chain_is_one_line() {
+    let engines = engines();
+    let load = |chain: &[PolicyConfig]| {
+        policy::load(&engines, &Artefacts::none(), chain, Path::new("."))
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_default()
+    };
+    let with = |change: fn(&mut PolicyConfig)| {
+        let mut chain = PolicyConfig::shipped();
+        change(&mut chain[0]);
+        load(&chain)
+    };
+    assert_eq!(
+        load(&PolicyConfig::shipped()[..2]),
+        "policy: no module of kind validation is named; add one, for instance `module = \"builtin:validation\"`"
+    );
+    assert_eq!(
+        with(|entry| entry.module = "builtin:magic".into()),
+        "policy[0].module: there is no `builtin:magic`; shipped are builtin:plan-access, builtin:team-role, builtin:validation"
+    );
+    assert_eq!(
+        with(|entry| entry.module = "builtin:team-role".into()),
+        "policy[0] (builtin:team-role): it is no plan-access policy: it exports no `culvert:policy/plans`; it is a team-role policy"
+    );
+    assert_eq!(
+        with(|entry| entry.module = "no/such.wasm".into()),
+        "policy[0].module: ./no/such.wasm: No such file or directory (os error 2)"
+    );
+    let missing = with(|entry| entry.module = "policies/dist/plan-access.wasm".into());
+    assert!(missing.starts_with("policy[0].sha256: is required for a module from a file; this one's is "), "{missing}");
+    let wrong = with(|entry| {
+        entry.module = "policies/dist/plan-access.wasm".into();
+        entry.sha256 = Some("00".into());
+    });
+    assert!(wrong.starts_with("policy[0].sha256: ./policies/dist/plan-access.wasm has the digest "), "{wrong}");
+    assert_eq!(with(|entry| entry.deadline_ms = 0), "policy[0].deadline_ms: must be between 1 and 10000");
+    assert_eq!(with(|entry| entry.memory_kib = 1), "policy[0].memory_kib: must be between 64 and 65536");
+    assert_eq!(
+        with(|entry| entry.memory_kib = 64),
+        "policy[0] (builtin:plan-access): it needs 128 KiB of memory before it starts; memory_kib gives it 64"
+    );
+    assert_eq!(
+        with(|entry| drop(
+            entry.settings.insert("plans".into(), serde_json::json!({"a": {"remote_actions": ["fly"]}}))
+        )),
+        "policy[0] (builtin:plan-access): its settings do not fit: plans.a: `fly` is none of start, stop, restart, stop_all, restart_agent"
+    );
+}

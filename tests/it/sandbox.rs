@@ -1,0 +1,245 @@
+//! Modules that mean harm, or do not know better: none of them lets anything through, takes the host
+//! with it, or takes longer than it is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert::policy::artefact::Artefacts;
+use culvert::policy::bindings::roles::Ask;
+use culvert::policy::bindings::types::{Caller, Scope, Verdict};
+use culvert::policy::component::{LoadError, Module as Policy};
+use culvert::policy::engine::Engines;
+use culvert::policy::live::Set;
+use culvert::policy::sandbox::Limits;
+
+use crate::support::hostile::{DENY, GOOD, Module};
+
+const LIMITS: Limits = Limits { deadline: Duration::from_millis(50), memory_bytes: 256 * 1024 };
+
+fn engines() -> Engines {
+    Engines::new(1).unwrap()
+}
+
+fn load(module: &Module) -> Result<Set, LoadError> {
+    load_wasm(module.component())
+}
+
+fn load_wasm(wasm: Vec<u8>) -> Result<Set, LoadError> {
+    let engines = engines();
+    let configured = Policy::read(&engines, wasm)?.configure(&engines, &Artefacts::none(), "{}", LIMITS)?;
+    Set::new(&engines, vec![Arc::new(configured)])
+}
+
+fn ask() -> Ask {
+    Ask {
+        caller: Caller {
+            account_id: "ada".into(),
+            scope: Scope::Personal,
+            scope_id: "ada".into(),
+            role: None,
+            plan: "free".into(),
+        },
+        action: "tunnels.create".into(),
+        tunnel: None,
+        devices: Vec::new(),
+        attributes: Vec::new(),
+    }
+}
+
+/// What a module's decision fails with.
+fn decision(check: &'static str) -> String {
+    decision_of(&Module { check, ..GOOD })
+}
+
+fn decision_of(module: &Module) -> String {
+    load(module).unwrap().team_role(&ask()).unwrap_err().to_string()
+}
+
+fn load_failure(module: &Module) -> String {
+    load(module).err().unwrap().to_string()
+}
+
+#[test]
+fn a_good_one_decides() {
+    assert_eq!(load(&GOOD).unwrap().team_role(&ask()).unwrap(), Verdict::Allow);
+    let denied = load(&Module { check: DENY, ..GOOD }).unwrap().team_role(&ask()).unwrap();
+    let Verdict::Deny(denial) = denied else { panic!("{denied:?}") };
+    assert_eq!((denial.code.as_str(), denial.rule.as_str()), ("test_denied", "test-rule"));
+}
+
+#[test]
+fn an_endless_loop_meets_its_deadline() {
+    let failed = decision("(loop $again (br $again)) unreachable");
+    assert_eq!(failed, "policy hostile failed: it took longer than its deadline");
+}
+
+#[test]
+fn a_memory_bomb_is_refused_the_memory() {
+    let bomb = "(loop $again (br_if $again (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable";
+    assert_eq!(decision(bomb), "policy hostile failed: it asked for more memory than it may use");
+}
+
+#[test]
+fn a_trap_is_a_failure() {
+    assert_eq!(decision("unreachable"), "policy hostile failed: it trapped: wasm `unreachable` instruction executed");
+}
+
+#[test]
+fn deep_recursion_ends_in_the_sandbox() {
+    let module = Module {
+        more: "(func $deep (param i32) (result i32) (call $deep (i32.add (local.get 0) (i32.const 1))))",
+        check: "(call $deep (i32.const 0))",
+        ..GOOD
+    };
+    assert_eq!(decision_of(&module), "policy hostile failed: it trapped: call stack exhausted");
+}
+
+#[test]
+fn a_wrong_answer_is_none() {
+    // A verdict that there is not.
+    let failed = decision("(i32.store8 (i32.const 600) (i32.const 7)) i32.const 600");
+    assert!(failed.starts_with("policy hostile failed: its answer breaks the contract:"), "{failed}");
+    // A denial out of memory's bounds.
+    let failed = decision("i32.const 0x7ffffff0");
+    assert!(failed.starts_with("policy hostile failed: its answer breaks the contract:"), "{failed}");
+    // A text that is no UTF-8.
+    let failed = decision("(i32.store8 (i32.const 2048) (i32.const 0xff)) i32.const 1200");
+    assert!(failed.starts_with("policy hostile failed: its answer breaks the contract:"), "{failed}");
+    // A code that it never declared.
+    let failed = decision("(i32.store8 (i32.const 2080) (i32.const 0x78)) i32.const 1200");
+    assert_eq!(
+        failed,
+        "policy hostile failed: its answer breaks the contract: it denies with the undeclared code \"xest_denied\""
+    );
+    // A rule that it never declared.
+    let failed = decision("(i32.store8 (i32.const 2064) (i32.const 0x78)) i32.const 1200");
+    assert_eq!(
+        failed,
+        "policy hostile failed: its answer breaks the contract: it decides by the undeclared rule \"xest-rule\""
+    );
+}
+
+#[test]
+fn an_oversized_answer_is_none() {
+    // The detail is 60,000 bytes long.
+    let failed = decision("(i32.store (i32.const 1216) (i32.const 60000)) i32.const 1200");
+    assert_eq!(
+        failed,
+        "policy hostile failed: its answer breaks the contract: a detail has 60000 bytes; 1 to 2000 are allowed"
+    );
+}
+
+#[test]
+fn nothing_passes_from_one_decision_to_the_next() {
+    // The first call in a sandbox allows and remembers; a second one would deny.
+    let module = Module {
+        more: "(global $called (mut i32) (i32.const 0))",
+        check: "(if (result i32) (global.get $called) (then (i32.const 1200))
+            (else (global.set $called (i32.const 1)) (i32.const 512)))",
+        ..GOOD
+    };
+    let set = load(&module).unwrap();
+    for _ in 0..3 {
+        assert_eq!(set.team_role(&ask()).unwrap(), Verdict::Allow);
+    }
+}
+
+#[test]
+fn what_configure_leaves_behind_is_there_for_every_decision() {
+    let module = Module {
+        more: "(global $configured (mut i32) (i32.const 0))",
+        configure: "(global.set $configured (i32.const 1)) i32.const 512",
+        check: "(if (result i32) (global.get $configured) (then (i32.const 1200)) (else (i32.const 512)))",
+        ..GOOD
+    };
+    let set = load(&module).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(set.team_role(&ask()).unwrap(), Verdict::Deny(_)));
+    }
+}
+
+#[test]
+fn a_bad_configure_is_not_loaded() {
+    let endless = Module { configure: "(loop $again (br $again)) unreachable", ..GOOD };
+    assert_eq!(load_failure(&endless), "its configure failed: it took longer than its deadline");
+    let trap = Module { configure: "unreachable", ..GOOD };
+    assert_eq!(load_failure(&trap), "its configure failed: it trapped: wasm `unreachable` instruction executed");
+    let bomb = Module {
+        configure: "(loop $again (br_if $again (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable",
+        ..GOOD
+    };
+    assert_eq!(load_failure(&bomb), "its configure failed: it asked for more memory than it may use");
+    // An error without a word about what is wrong.
+    let silent = Module { configure: "(i32.store8 (i32.const 600) (i32.const 1)) i32.const 600", ..GOOD };
+    assert_eq!(load_failure(&silent), "its settings do not fit: ");
+}
+
+#[test]
+fn a_bad_describe_is_not_loaded() {
+    let trap = Module { describe: "unreachable", ..GOOD };
+    assert_eq!(load_failure(&trap), "its describe failed: it trapped: wasm `unreachable` instruction executed");
+    let endless = Module { describe: "(loop $again (br $again)) unreachable", ..GOOD };
+    assert_eq!(load_failure(&endless), "its describe failed: it took longer than its deadline");
+    let code = Module { describe: "(i32.store8 (i32.const 2080) (i32.const 0x58)) i32.const 1024", ..GOOD };
+    assert_eq!(
+        load_failure(&code),
+        "its describe failed: its answer breaks the contract: `Xest_denied` is no code; a code is `^[a-z][a-z0-9_]{2,63}$`"
+    );
+}
+
+/// The snapshot reads the memory by way of growing it; one that cannot grow must not bring down the
+/// loader.
+#[test]
+fn a_memory_with_a_maximum_needs_room_to_be_read() {
+    let full = Module { memory: r#"(memory (export "memory") 1 2)"#, ..GOOD };
+    assert_eq!(
+        load_failure(&full),
+        "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
+    );
+    let roomy = Module { memory: r#"(memory (export "memory") 1 3)"#, ..GOOD };
+    assert_eq!(load(&roomy).unwrap().team_role(&ask()).unwrap(), Verdict::Allow);
+}
+
+#[test]
+fn a_stray_import_is_named() {
+    let wasm = wat::parse_str(
+        r#"(component
+            (import "wasi:clocks/wall-clock@0.2.0" (instance (export "now" (func (result u64)))))
+            (instance (export "culvert:policy/roles@1.0.0")))"#,
+    );
+    let error = load_wasm(wasm.unwrap()).err().unwrap().to_string();
+    assert_eq!(
+        error,
+        "it imports `wasi:clocks/wall-clock@0.2.0/now`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)"
+    );
+}
+
+#[test]
+fn what_is_no_policy_is_said_so() {
+    let error = |wasm: Vec<u8>| load_wasm(wasm).err().unwrap().to_string();
+    let core = wat::parse_str("(module)").unwrap();
+    assert_eq!(
+        error(core),
+        "it is a core WebAssembly module, not a component; `culvert policy build` makes components"
+    );
+    assert!(error(b"hello".into()).starts_with("it is no WebAssembly component: "));
+    assert!(error(Vec::new()).starts_with("it is no WebAssembly component: "));
+    let other = wat::parse_str(r#"(component (instance (export "culvert:policy/roles@1.3.0")))"#).unwrap();
+    assert_eq!(error(other), "it needs policy API 1.3.0, this host offers 1.0.0");
+    let foreign = wat::parse_str(r#"(component (instance (export "some:thing/else@1.0.0")))"#).unwrap();
+    assert_eq!(
+        error(foreign),
+        "it does not fit the contract in wit/: it exports neither plans, roles nor inputs of `culvert:policy`"
+    );
+    let hollow = wat::parse_str(r#"(component (instance (export "culvert:policy/roles@1.0.0")))"#).unwrap();
+    assert!(error(hollow).starts_with("its describe failed: its answer breaks the contract: "));
+}
+
+/// A module cut short at any place is a message, never a panic.
+#[test]
+fn a_torn_file_is_a_message() {
+    let whole = GOOD.component();
+    for length in (0..whole.len()).step_by(97) {
+        assert!(load_wasm(whole[..length].into()).is_err(), "{length}");
+    }
+}
