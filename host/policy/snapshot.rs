@@ -29,7 +29,7 @@ pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits
     configure(&mut store, &instance, settings)?;
 
     sandbox::extend_deadline(&mut store, limits);
-    let mut state = State { store, instance, failed: None };
+    let mut state = State { store, instance, memory_bytes: limits.memory_bytes, failed: None };
     // Nothing in it waits: `State` answers at once.
     let snapshot = wizer.snapshot_component(&context, &mut state).now_or_never();
     match (state.failed, snapshot) {
@@ -51,6 +51,7 @@ fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> R
 struct State {
     store: SandboxStore,
     instance: Instance,
+    memory_bytes: usize,
     failed: Option<wasmtime::Error>,
 }
 
@@ -78,7 +79,8 @@ impl ComponentInstanceState for State {
             Ok(list) => contents(list.as_le_slice(&self.store)),
             Err(error) => {
                 self.failed.get_or_insert(error);
-                contents(&[]);
+                // The reader looks into what it is given, and what comes of it is thrown away.
+                contents(&vec![0; self.memory_bytes]);
             }
         }
     }
