@@ -73,14 +73,6 @@ impl Gateway {
         }
     }
 
-    pub fn wake_all(&self) {
-        lock(&self.connected).values().for_each(|entry| entry.woken.notify_one());
-    }
-
-    pub fn is_connected(&self, device_id: Uuid) -> bool {
-        lock(&self.connected).contains_key(&device_id)
-    }
-
     fn note_seen(&self, connection: Connection, at: DateTime<Utc>) {
         lock(&self.seen).insert(connection.device_id, (connection, at));
     }

@@ -5,3 +5,4 @@
 mod policy;
 mod sandbox;
 mod support;
+mod tunnels;

@@ -1,6 +1,10 @@
-//! What tests stand on.
+//! What tests stand on: a real host on a real database, with a clock that is moved by hand.
 
+pub mod api;
+pub mod device;
 pub mod hostile;
+pub mod host;
+pub mod wire;
 
 use std::path::Path;
 
@@ -13,3 +17,29 @@ pub fn artefacts() -> Artefacts {
 
 /// Where they are.
 pub const ARTEFACTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-policies");
+
+/// Runs each test on SQLite and on PostgreSQL.
+macro_rules! on_both_engines {
+    ($($(#[$about:meta])* async fn $name:ident($engine:ident: Engine) $body:block)*) => {
+        $(
+            $(#[$about])*
+            mod $name {
+                use super::*;
+
+                async fn test($engine: $crate::support::host::Engine) $body
+
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn sqlite() {
+                    test($crate::support::host::Engine::Sqlite).await;
+                }
+
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn postgres() {
+                    test($crate::support::host::Engine::Postgres).await;
+                }
+            }
+        )*
+    };
+}
+
+pub(crate) use on_both_engines;

@@ -1,0 +1,241 @@
+//! One host for one test: its own folder, database, addresses and time.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use culvert::app::{App, Host, Pace};
+use culvert::config::Config;
+use culvert::domain::caller::Role;
+use culvert::domain::grant::Grants;
+use culvert::domain::key::{ApiKey, EnrolmentCode};
+use culvert::relay;
+use culvert_agent::clock::Clock;
+use sqlx::{Connection, Executor, PgConnection};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use super::ARTEFACTS;
+use super::api::Api;
+
+/// The database under a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Sqlite,
+    /// A server that `tests/run` has started, with a migrated template.
+    Postgres,
+}
+
+/// The environment variable that says where the PostgreSQL server is: `postgres://user@host:port`.
+pub const POSTGRES: &str = "TEST_POSTGRES";
+
+/// When every test begins.
+pub fn start_of_time() -> DateTime<Utc> {
+    "2026-01-15T12:00:00Z".parse().unwrap()
+}
+
+pub struct TestHost {
+    pub app: Arc<App>,
+    pub clock: Clock,
+    pub address: SocketAddr,
+    pub folder: TempDir,
+    config: Config,
+    host: Host,
+}
+
+/// An account with a key that may do everything.
+#[derive(Clone)]
+pub struct Person {
+    pub account_id: Uuid,
+    pub key: String,
+    pub key_id: Uuid,
+}
+
+impl TestHost {
+    pub async fn start(engine: Engine) -> Self {
+        Self::with(engine, |_| {}).await
+    }
+
+    pub async fn with(engine: Engine, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(folder.path(), engine).await;
+        change(&mut config);
+        Self::run(folder, config, Clock::manual(start_of_time())).await
+    }
+
+    async fn run(folder: TempDir, config: Config, clock: Clock) -> Self {
+        let host = Host::start(config.clone(), clock.clone(), Pace::ByHand).await.unwrap();
+        Self { app: host.app.clone(), clock, address: host.address, folder, config, host }
+    }
+
+    /// The same data and time, another process's worth of memory.
+    pub async fn restart(self) -> Self {
+        let Self { folder, config, clock, host, app, .. } = self;
+        drop(app);
+        host.stop().await;
+        Self::run(folder, config, clock).await
+    }
+
+    pub async fn stop(self) {
+        drop(self.app);
+        self.host.stop().await;
+    }
+
+    /// The configuration that this host was started with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn api(&self, key: &str) -> Api {
+        Api::new(&self.url(), key)
+    }
+
+    /// Lets time pass, and does what is due then.
+    pub async fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+        relay::tick(&self.app, 1).await;
+    }
+
+    /// Notes what went through the node.
+    pub async fn note_traffic(&self) {
+        relay::note_traffic(&self.app).await.unwrap();
+    }
+
+    /// Waits until something is true, looking again after every commit.
+    pub async fn until<T>(&self, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+        let mut commits = self.app.store.commits();
+        loop {
+            commits.borrow_and_update();
+            if let Some(found) = look().await {
+                return found;
+            }
+            commits.changed().await.unwrap();
+        }
+    }
+
+    pub async fn person(&self, name: &str) -> Person {
+        let (email, called) = (format!("{name}@example.test"), name.to_owned());
+        let plan = self.config.default_plan.clone();
+        let account = self
+            .app
+            .store
+            .write(None, move |write| Box::pin(async move { write.create_account(&email, &called, &plan).await }))
+            .await
+            .unwrap()
+            .unwrap();
+        self.key(account.id, account.id, "full_access").await
+    }
+
+    /// A new key of an account, for a scope.
+    pub async fn key(&self, account_id: Uuid, scope_id: Uuid, grants: &str) -> Person {
+        let key = ApiKey::generate(&self.clock);
+        let (made, grants) = (key.clone(), Grants::parse(grants).unwrap());
+        let key_id = self
+            .app
+            .store
+            .write(None, move |write| {
+                Box::pin(async move { write.create_key(&made, account_id, scope_id, grants, None).await })
+            })
+            .await
+            .unwrap();
+        Person { account_id, key: key.reveal().into(), key_id }
+    }
+
+    pub async fn revoke(&self, key_id: Uuid) {
+        let key = key_id.to_string();
+        self.app.store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await.unwrap();
+    }
+
+    pub async fn set_plan(&self, scope_id: Uuid, plan: &str) {
+        let plan = plan.to_owned();
+        self.app
+            .store
+            .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan).await }))
+            .await
+            .unwrap();
+    }
+
+    /// A Team, owned by somebody.
+    pub async fn team(&self, name: &str, owner: &Person) -> Uuid {
+        let (name, plan, owner) = (name.to_owned(), self.config.default_plan.clone(), owner.account_id);
+        let team = self
+            .app
+            .store
+            .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner).await }))
+            .await;
+        team.unwrap().id
+    }
+
+    pub async fn join(&self, team_id: Uuid, person: &Person, role: Role) {
+        let account_id = person.account_id;
+        self.app
+            .store
+            .write(Some(team_id), move |write| {
+                Box::pin(async move { write.set_role(team_id, account_id, role).await })
+            })
+            .await
+            .unwrap();
+    }
+
+    /// A code by which a machine enrols.
+    pub async fn device_code(&self, account_id: Uuid, scope_id: Uuid) -> String {
+        let code = EnrolmentCode::generate(&self.clock);
+        let hash = EnrolmentCode::hash(code.reveal());
+        self.app
+            .store
+            .write(None, move |write| {
+                Box::pin(async move {
+                    let expires_at = write.now + chrono::TimeDelta::minutes(10);
+                    write.create_device_code(&hash, account_id, scope_id, expires_at).await
+                })
+            })
+            .await
+            .unwrap();
+        code.reveal().into()
+    }
+}
+
+/// A configuration that shares nothing with any other test but compiled policies.
+async fn config(folder: &Path, engine: Engine) -> Config {
+    let data_dir = folder.join("data");
+    std::fs::create_dir_all(&data_dir).unwrap();
+    std::fs::create_dir_all(ARTEFACTS).unwrap();
+    std::os::unix::fs::symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
+    let own = own_address();
+    let any_port = SocketAddr::new(own, 0);
+    let mut config = Config { data_dir, listen: any_port, admin_listen: any_port, ..Config::default() };
+    config.node.hostname = own.to_string();
+    config.node.listen = any_port;
+    config.node.bind = own;
+    config.public_url = Some("https://api.example.test".into());
+    if engine == Engine::Postgres {
+        config.database_url = Some(new_database().await);
+    }
+    config
+}
+
+/// A loopback address that no other test uses, so that public ports are never taken.
+fn own_address() -> IpAddr {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = (std::process::id() << 6 | COUNT.fetch_add(1, Ordering::Relaxed) & 63) % 0x00ef_ffff;
+    let [_, a, b, c] = number.to_be_bytes();
+    IpAddr::V4(Ipv4Addr::new(127, 16 + a % 224, b, c.clamp(1, 254)))
+}
+
+/// A database of this test's own, made from the migrated template.
+pub async fn new_database() -> String {
+    let server = std::env::var(POSTGRES)
+        .unwrap_or_else(|_| panic!("{POSTGRES} is not set: `tests/run` starts a PostgreSQL server and sets it"));
+    let name = format!("test_{}", Uuid::from_bytes(Clock::system().random()).simple());
+    let mut connection = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
+    let create = format!("CREATE DATABASE {name} TEMPLATE culvert_template");
+    connection.execute(sqlx::AssertSqlSafe(create)).await.unwrap();
+    format!("{server}/{name}")
+}

@@ -1,0 +1,124 @@
+//! An agent's end of the control channel, held by hand: it says what a test has it say, when the
+//! test has it say it.
+
+use culvert_agent::device::Device;
+use culvert_agent::wire::{
+    CONNECT_PATH, Capability, Command, ConsentState, Hello, PROTOCOL, SignedConsent, ToAgent, ToHost, Welcome,
+    connect_statement, consent_statement,
+};
+use culvert_agent::wire::Blob;
+use futures_util::{SinkExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use uuid::Uuid;
+
+use super::host::{Person, TestHost};
+
+pub struct Wire {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    pub device_id: Uuid,
+    pub welcome: Welcome,
+}
+
+impl TestHost {
+    /// A device that consents to remote control and of which the test holds the wire.
+    pub async fn wired(&self, owner: &Person, scope_id: Uuid) -> (Device, Wire) {
+        self.wired_with(owner, scope_id, &Capability::ALL).await
+    }
+
+    pub async fn wired_with(&self, owner: &Person, scope_id: Uuid, capabilities: &[&str]) -> (Device, Wire) {
+        let device = self.enrol(owner, scope_id, capabilities).await;
+        let signed = signed_consent(&device, true, 0);
+        let change = |hello: &mut Hello| {
+            hello.signed_consent = Some(signed);
+            hello.capabilities = capabilities.iter().map(ToString::to_string).collect();
+        };
+        let wire = self.connect(&device, change).await.unwrap();
+        (device, wire)
+    }
+
+    /// Connects as a device; what the host answers instead of a welcome is the error.
+    pub async fn connect(&self, device: &Device, change: impl FnOnce(&mut Hello)) -> Result<Wire, ToAgent> {
+        let mut request = format!("ws://{}{CONNECT_PATH}", self.address).into_client_request().unwrap();
+        request.headers_mut().insert("sec-websocket-protocol", PROTOCOL.parse().unwrap());
+        let (mut socket, _) = connect_async(request).await.unwrap();
+        let ToAgent::Challenge { nonce } = next(&mut socket).await.unwrap() else { panic!("no challenge") };
+        let mut hello = Hello {
+            device_id: device.id,
+            signature: device.key.sign(&connect_statement(device.id, &nonce.0)),
+            boot_id: Uuid::from_u128(1),
+            version: "1".into(),
+            platform: "test".into(),
+            capabilities: Capability::ALL.map(String::from).into(),
+            consent: ConsentState { enabled: false, revision: 0 },
+            signed_consent: None,
+            lease_ids: Vec::new(),
+            operation_ids: Vec::new(),
+        };
+        change(&mut hello);
+        send(&mut socket, &ToHost::Hello(hello)).await;
+        match next(&mut socket).await {
+            Some(ToAgent::Welcome(welcome)) => Ok(Wire { socket, device_id: device.id, welcome }),
+            Some(other) => Err(other),
+            None => panic!("the host closed the connection"),
+        }
+    }
+}
+
+/// A decision about remote control, signed by the device.
+pub fn signed_consent(device: &Device, enabled: bool, revision: i64) -> SignedConsent {
+    let nonce = Blob(vec![7; 16]);
+    let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
+    SignedConsent { enabled, revision, nonce, signature }
+}
+
+impl Wire {
+    pub async fn send(&mut self, frame: ToHost) {
+        send(&mut self.socket, &frame).await;
+    }
+
+    /// The next frame; `None` where the host has closed the connection.
+    pub async fn next(&mut self) -> Option<ToAgent> {
+        next(&mut self.socket).await
+    }
+
+    /// The next command, whatever else is said before it.
+    pub async fn command(&mut self) -> Command {
+        loop {
+            if let ToAgent::Command(command) = self.next().await.unwrap() {
+                return command;
+            }
+        }
+    }
+
+    /// The next frame that is as wanted, whatever else is said before it.
+    pub async fn until<T>(&mut self, wanted: impl Fn(ToAgent) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = wanted(self.next().await.unwrap()) {
+                return found;
+            }
+        }
+    }
+
+    /// Ends without a word.
+    pub async fn hang_up(mut self) {
+        self.socket.close(None).await.unwrap();
+        while self.next().await.is_some() {}
+    }
+}
+
+async fn send(socket: &mut WebSocketStream<MaybeTlsStream<TcpStream>>, frame: &ToHost) {
+    socket.send(Message::text(serde_json::to_string(frame).unwrap())).await.unwrap();
+}
+
+async fn next(socket: &mut WebSocketStream<MaybeTlsStream<TcpStream>>) -> Option<ToAgent> {
+    loop {
+        match socket.next().await? {
+            Ok(Message::Text(text)) => return Some(serde_json::from_str(&text).unwrap()),
+            Ok(Message::Close(_)) | Err(_) => return None,
+            Ok(_) => {}
+        }
+    }
+}
