@@ -74,7 +74,7 @@ pub struct NewExtraPort {
 
 /// Tunnel update input: at least one field. Only supplied fields change.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
-#[schemars(rename = "TunnelUpdate", extend("minProperties" = 1, "additionalProperties" = false))]
+#[schemars(rename = "TunnelUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct TunnelPatch {
     #[schemars(with = "String", length(min = 1, max = 100))]
     pub name: Option<String>,
@@ -112,7 +112,7 @@ pub struct BindDevices {
 
 /// Start input
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
-#[schemars(rename = "TunnelStart", extend("additionalProperties" = false))]
+#[schemars(rename = "TunnelStart", extend("required" = [], "additionalProperties" = false))]
 pub struct StartTunnel {
     /// Required while the tunnel is not running.
     #[schemars(with = "Uuid")]
@@ -124,7 +124,7 @@ pub struct StartTunnel {
 
 /// Device update input: one field or both.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
-#[schemars(rename = "DeviceUpdate", extend("minProperties" = 1, "additionalProperties" = false))]
+#[schemars(rename = "DeviceUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct DevicePatch {
     #[schemars(with = "String", length(min = 1, max = 100))]
     pub name: Option<String>,

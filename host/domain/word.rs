@@ -35,7 +35,7 @@ macro_rules! words {
 
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str($crate::domain::word::Word::word(*self))
+                f.pad($crate::domain::word::Word::word(*self))
             }
         }
 

@@ -2,7 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
 
+mod account;
+mod idempotency;
+mod keys;
+mod limits;
+mod openapi;
+mod order;
+mod pages;
+mod parity;
 mod policy;
 mod sandbox;
 mod support;
+mod tidy;
 mod tunnels;

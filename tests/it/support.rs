@@ -1,9 +1,10 @@
 //! What tests stand on: a real host on a real database, with a clock that is moved by hand.
 
 pub mod api;
+pub mod database;
 pub mod device;
-pub mod hostile;
 pub mod host;
+pub mod hostile;
 pub mod wire;
 
 use std::path::Path;

@@ -177,9 +177,7 @@ impl TestHost {
         let account_id = person.account_id;
         self.app
             .store
-            .write(Some(team_id), move |write| {
-                Box::pin(async move { write.set_role(team_id, account_id, role).await })
-            })
+            .write(Some(team_id), move |write| Box::pin(async move { write.set_role(team_id, account_id, role).await }))
             .await
             .unwrap();
     }

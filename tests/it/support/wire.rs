@@ -2,11 +2,11 @@
 //! test has it say it.
 
 use culvert_agent::device::Device;
+use culvert_agent::wire::Blob;
 use culvert_agent::wire::{
     CONNECT_PATH, Capability, Command, ConsentState, Hello, PROTOCOL, SignedConsent, ToAgent, ToHost, Welcome,
     connect_statement, consent_statement,
 };
-use culvert_agent::wire::Blob;
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;

@@ -1,0 +1,217 @@
+//! The description of the API is that of what is served, and the documentation explains every code.
+
+use std::collections::BTreeSet;
+
+use culvert::domain::grant::Grant;
+use culvert::domain::word::Word;
+use culvert::error::Code;
+use culvert::http::openapi::{document, path_parameters};
+use culvert::http::routes::table;
+use insta::assert_snapshot;
+use serde_json::Value;
+
+use crate::support::host::{Engine, TestHost};
+
+fn served() -> Value {
+    document("https://api.example.test", "https://api.example.test/docs")
+}
+
+#[test]
+fn every_route_is_described_and_nothing_else() {
+    let document = served();
+    let mut described = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            described.insert(format!("{} {path}", method.to_uppercase()));
+            let named: Vec<_> = operation["parameters"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|parameter| parameter["in"] == "path")
+                .map(|parameter| parameter["name"].as_str().unwrap())
+                .collect();
+            assert_eq!(named, path_parameters(path).collect::<Vec<_>>(), "{path}");
+        }
+    }
+    let routed: BTreeSet<_> = table().iter().map(|row| format!("{} {}", row.method, row.path)).collect();
+    assert_eq!(described, routed);
+}
+
+/// The routes, for review: what they need, take and answer.
+#[test]
+fn the_table_of_routes() {
+    let line = |row: &culvert::http::routes::Row| {
+        let key = if row.idempotent { " key" } else { "" };
+        let paged = if row.paged { " paged" } else { "" };
+        format!("{:6} {:42} {} {:16} {:?}{key}{paged}", row.method.as_str(), row.path, row.status, row.action.grant(), row.takes)
+    };
+    assert_snapshot!(table().iter().map(line).collect::<Vec<_>>().join("\n"), @"
+    GET    /                                          200 account:read     Nothing
+    GET    /account                                   200 account:read     Nothing
+    GET    /account/usage                             200 account:read     Nothing
+    GET    /nodes                                     200 tunnels:read     Nothing
+    GET    /presets                                   200 tunnels:read     Nothing
+    GET    /domains                                   200 tunnels:read     Nothing
+    GET    /scope-presets                             200 account:read     Nothing
+    GET    /tunnels                                   200 tunnels:read     Nothing paged
+    POST   /tunnels                                   201 tunnels:write    Object key
+    GET    /tunnels/{tunnel_id}                       200 tunnels:read     Nothing
+    PATCH  /tunnels/{tunnel_id}                       200 tunnels:write    Object
+    DELETE /tunnels/{tunnel_id}                       200 tunnels:write    EmptyObject key
+    PUT    /tunnels/{tunnel_id}/devices               200 tunnels:write    Object key
+    POST   /tunnels/{tunnel_id}/actions/start         202 tunnels:control  Object key
+    POST   /tunnels/{tunnel_id}/actions/stop          202 tunnels:control  EmptyObject key
+    POST   /tunnels/{tunnel_id}/actions/restart       202 tunnels:control  EmptyObject key
+    GET    /tunnels/{tunnel_id}/usage                 200 tunnels:read     Nothing
+    GET    /tunnels/{tunnel_id}/sessions              200 tunnels:read     Nothing paged
+    GET    /devices                                   200 devices:read     Nothing paged
+    GET    /devices/{device_id}                       200 devices:read     Nothing
+    PATCH  /devices/{device_id}                       200 devices:write    Object
+    POST   /devices/{device_id}/actions/stop-all      202 devices:control  EmptyObject key
+    POST   /devices/{device_id}/actions/restart-agent 202 devices:control  EmptyObject key
+    GET    /operations                                200 operations:read  Nothing paged
+    GET    /operations/{operation_id}                 200 operations:read  Nothing
+    ");
+}
+
+/// Every reference leads somewhere, every schema is used, every name is a valid one.
+#[test]
+fn references_and_names_are_sound() {
+    let document = served();
+    let mut used = BTreeSet::new();
+    references(&document, &mut used);
+    for reference in &used {
+        assert!(document.pointer(reference).is_some(), "{reference} leads nowhere");
+    }
+    for kind in ["schemas", "responses", "headers"] {
+        for name in document["components"][kind].as_object().unwrap().keys() {
+            assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b)), "{name}");
+            let reference = format!("/components/{kind}/{name}");
+            assert!(used.contains(&reference), "{reference} is used by nobody");
+        }
+    }
+    let mut ids = BTreeSet::new();
+    for methods in document["paths"].as_object().unwrap().values() {
+        for operation in methods.as_object().unwrap().values() {
+            assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{}", operation["operationId"]);
+        }
+    }
+}
+
+fn references(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
+                found.insert(reference.trim_start_matches('#').into());
+            }
+            fields.values().for_each(|value| references(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        _ => {}
+    }
+}
+
+/// A change of any schema shows in review.
+#[test]
+fn the_request_bodies() {
+    let document = served();
+    let schemas = &document["components"]["schemas"];
+    let line = |(name, field): (&String, &Value)| format!("  {name}: {}", short(field));
+    let mut text = String::new();
+    for name in
+        ["TunnelCreate", "ExtraPortCreate", "TunnelUpdate", "DeviceBindingsInput", "TunnelStart", "DeviceUpdate"]
+    {
+        let schema = &schemas[name];
+        let fields: Vec<_> = schema["properties"].as_object().unwrap().iter().map(line).collect();
+        text += &format!("{name} required {}\n{}\n", schema["required"], fields.join("\n"));
+    }
+    assert_snapshot!(text, @r#"
+    TunnelCreate required ["local_port"]
+      country: {pattern:^[A-Za-z]{2}$,type:[string,null]}
+      device_ids: {items:{format:uuid,type:string},maxItems:100,type:array}
+      extra_ports: {items:{$ref:#/components/schemas/ExtraPortCreate},maxItems:10,type:array}
+      game_preset_id: {format:uuid,type:[string,null]}
+      http_basic_auth_enabled: {default:false,type:boolean}
+      http_basic_auth_password: {maxLength:128,minLength:8,type:[string,null],writeOnly:true}
+      http_basic_auth_username: {maxLength:64,minLength:1,type:[string,null]}
+      http_ssl_enabled: {default:true,type:boolean}
+      local_host: {default:127.0.0.1,maxLength:253,minLength:1,type:string}
+      local_port: {format:uint16,maximum:65535,minimum:1,type:integer}
+      name: {maxLength:100,minLength:1,type:string}
+      pro_network: {type:boolean}
+      protocol: {$ref:#/components/schemas/Protocol,default:tcp}
+      region: {pattern:^[a-z0-9-]{1,32}$,type:[string,null]}
+      subdomain: {maxLength:63,minLength:3,type:[string,null]}
+    ExtraPortCreate required ["local_port"]
+      label: {maxLength:255,type:[string,null]}
+      local_port: {format:uint16,maximum:65535,minimum:1,type:integer}
+      protocol: {$ref:#/components/schemas/Protocol}
+    TunnelUpdate required []
+      buffer_size: {format:uint32,maximum:1048576,minimum:1024,type:integer}
+      http_basic_auth_enabled: {type:boolean}
+      http_basic_auth_password: {maxLength:128,minLength:8,type:[string,null],writeOnly:true}
+      http_basic_auth_username: {maxLength:64,minLength:1,type:[string,null]}
+      http_ssl_enabled: {type:boolean}
+      idle_timeout: {format:uint32,maximum:3600,minimum:30,type:integer}
+      local_host: {maxLength:253,minLength:1,type:string}
+      local_port: {format:uint16,maximum:65535,minimum:1,type:integer}
+      name: {maxLength:100,minLength:1,type:string}
+      pro_network: {type:boolean}
+    DeviceBindingsInput required ["device_ids"]
+      device_ids: {items:{format:uuid,type:string},maxItems:100,type:array}
+    TunnelStart required []
+      device_id: {format:uuid,type:string}
+      handoff: {default:false,type:boolean}
+    DeviceUpdate required []
+      name: {maxLength:100,minLength:1,type:string}
+      remote_control_enabled: {const:false,type:boolean}
+    "#);
+}
+
+fn short(schema: &Value) -> String {
+    let mut schema = schema.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        fields.remove("description");
+    }
+    schema.to_string().replace('"', "")
+}
+
+#[tokio::test]
+async fn it_is_served_without_a_key_and_so_is_the_documentation() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let ada = host.person("ada").await;
+    let get = async |path: &str| {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let response = client.get(format!("{}{path}", host.url())).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 200, "{path}");
+        response.text().await.unwrap()
+    };
+    let document: Value = serde_json::from_str(&get("/v2/openapi.json").await).unwrap();
+    assert_eq!(document, served());
+    let reference = get("/docs").await;
+    for row in table() {
+        assert!(reference.contains(&format!("{} {}", row.method, row.path)), "{}", row.path);
+    }
+    assert_eq!(get("/").await, reference, "the root leads to the documentation");
+    let errors = get("/docs/errors").await;
+    for code in Code::ALL {
+        assert!(errors.contains(&format!("<section id=\"{}\">", code.as_str())), "{}", code.as_str());
+        assert!(!code.explanation().is_empty());
+    }
+    // What the loaded policies bring is there as well.
+    for code in ["team_role_forbidden", "not_device_owner"] {
+        assert!(errors.contains(&format!("<section id=\"{code}\">")), "{code}");
+    }
+    // And a problem's type leads there.
+    let problem = host.api(&ada.key).get("/nothing").await;
+    assert_eq!(problem.body["type"], "https://api.example.test/docs/errors#not_found");
+}
+
+#[test]
+fn every_scope_is_described() {
+    let document = served();
+    let text = document["components"]["securitySchemes"]["api_key"]["description"].as_str().unwrap();
+    for grant in Grant::ALL {
+        assert!(text.contains(grant.word()), "{grant}");
+    }
+}

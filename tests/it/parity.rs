@@ -1,0 +1,85 @@
+//! The two databases have the same tables and columns.
+
+use std::collections::BTreeMap;
+
+use sqlx::postgres::PgConnection;
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{Connection, Row};
+
+use crate::support::host::{Engine, TestHost};
+
+/// Every column, with whether it may be null; and every index, with its columns.
+type Schema = BTreeMap<String, String>;
+
+async fn sqlite(url: &str) -> Schema {
+    let mut connection = SqliteConnection::connect(url).await.unwrap();
+    let columns = "SELECT t.name || '.' || c.name AS name, c.\"notnull\" AS required \
+                   FROM sqlite_master t JOIN pragma_table_info(t.name) c \
+                   WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND t.name NOT LIKE '_sqlx_%'";
+    let rows = sqlx::query(columns).fetch_all(&mut connection).await.unwrap();
+    let mut schema: Schema = rows
+        .iter()
+        .map(|row| (row.get("name"), if row.get("required") { "required" } else { "optional" }.into()))
+        .collect();
+    let strict = "SELECT name FROM pragma_table_list WHERE type = 'table' AND strict = 0 \
+                  AND name NOT LIKE 'sqlite_%' AND name NOT LIKE '_sqlx_%'";
+    let loose: Vec<String> =
+        sqlx::query(strict).fetch_all(&mut connection).await.unwrap().iter().map(|row| row.get("name")).collect();
+    assert!(loose.is_empty(), "not STRICT: {loose:?}");
+    let indexes = "SELECT i.name, i.\"unique\" AS one, (SELECT group_concat(c.name) FROM pragma_index_info(i.name) c) AS columns \
+                   FROM sqlite_master t JOIN pragma_index_list(t.name) i WHERE t.type = 'table' AND i.origin = 'c'";
+    for row in sqlx::query(indexes).fetch_all(&mut connection).await.unwrap() {
+        let unique: bool = row.get("one");
+        schema.insert(
+            format!("index {}", row.get::<String, _>("name")),
+            format!("{} {unique}", row.get::<String, _>("columns")),
+        );
+    }
+    schema
+}
+
+async fn postgres(url: &str) -> Schema {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let columns = "SELECT table_name || '.' || column_name AS name, is_nullable = 'NO' AS required \
+                   FROM information_schema.columns WHERE table_schema = 'public' AND table_name NOT LIKE '\\_sqlx%'";
+    let rows = sqlx::query(columns).fetch_all(&mut connection).await.unwrap();
+    let mut schema: Schema = rows
+        .iter()
+        .map(|row| (row.get("name"), if row.get("required") { "required" } else { "optional" }.into()))
+        .collect();
+    let indexes = "SELECT c.relname::text AS name, i.indisunique AS one, \
+                          string_agg(a.attname, ',' ORDER BY array_position(i.indkey::int[], a.attnum::int)) AS columns \
+                   FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid \
+                   JOIN pg_namespace n ON n.oid = t.relnamespace \
+                   JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = ANY(i.indkey) \
+                   LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid \
+                   WHERE n.nspname = 'public' AND k.oid IS NULL AND t.relname NOT LIKE '\\_sqlx%' GROUP BY 1, 2";
+    for row in sqlx::query(indexes).fetch_all(&mut connection).await.unwrap() {
+        let unique: bool = row.get("one");
+        schema.insert(
+            format!("index {}", row.get::<String, _>("name")),
+            format!("{} {unique}", row.get::<String, _>("columns")),
+        );
+    }
+    schema
+}
+
+#[tokio::test]
+async fn tables_columns_and_indexes_are_the_same() {
+    let (one, other) = (TestHost::start(Engine::Sqlite).await, TestHost::start(Engine::Postgres).await);
+    let sqlite = sqlite(&one.config().database_url()).await;
+    let postgres = postgres(&other.config().database_url()).await;
+    assert!(sqlite.len() > 100);
+    assert_eq!(sqlite, postgres);
+}
+
+#[test]
+fn the_migrations_have_the_same_names() {
+    let names = |engine: &str| {
+        let folder = std::fs::read_dir(format!("migrations/{engine}")).unwrap();
+        let mut names: Vec<_> = folder.map(|file| file.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("sqlite"), names("postgres"));
+}

@@ -1,0 +1,21 @@
+//! A look into the database, past everything that guards it.
+
+use sqlx::postgres::PgConnection;
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{AssertSqlSafe, Connection, Row};
+
+use super::host::TestHost;
+
+/// The column `bytes` of a query.
+pub async fn bytes_of(host: &TestHost, sql: &'static str) -> Vec<Vec<u8>> {
+    let url = host.config().database_url();
+    if url.starts_with("sqlite:") {
+        let mut connection = SqliteConnection::connect(&url).await.unwrap();
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| row.get("bytes")).collect()
+    } else {
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| row.get("bytes")).collect()
+    }
+}
