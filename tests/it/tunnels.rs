@@ -177,11 +177,11 @@ on_both_engines! {
                 "local_port": 81,
                 "protocol": "http",
                 "public_address": {
-                  "hostname": "p81-wiki.127.37.13.1",
+                  "hostname": "p81-wiki.[host]",
                   "ipv4": "[host]",
                   "ipv6": null,
                   "port": 80,
-                  "url": "http://p81-wiki.127.37.13.1"
+                  "url": "http://p81-wiki.[host]"
                 },
                 "remote_port": 80
               },
@@ -191,7 +191,7 @@ on_both_engines! {
                 "local_port": 5432,
                 "protocol": "tcp",
                 "public_address": {
-                  "hostname": "wiki.127.37.13.1",
+                  "hostname": "wiki.[host]",
                   "ipv4": "[host]",
                   "ipv6": null,
                   "port": "[port]",
@@ -220,11 +220,11 @@ on_both_engines! {
             "pro_network": false,
             "protocol": "http",
             "public_address": {
-              "hostname": "wiki.127.37.13.1",
+              "hostname": "wiki.[host]",
               "ipv4": "[host]",
               "ipv6": null,
               "port": 80,
-              "url": "http://wiki.127.37.13.1"
+              "url": "http://wiki.[host]"
             },
             "region": "eu-central",
             "remote_port": 80,
