@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::consent::Consent;
 use crate::device::{Device, DeviceKey};
 use crate::local::{self, Answer, Request, Status};
+use crate::socket;
 use crate::state::StateDir;
 use crate::target::LinkLocal;
 use crate::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Failure};
@@ -240,6 +241,7 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, Prob
         .with_writer(io::stderr)
         .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
         .init();
+    socket::allow_many();
     let link_local = if allow_link_local { LinkLocal::Allowed } else { LinkLocal::Refused };
     let stop = CancellationToken::new();
     let signalled = stop.clone();

@@ -12,6 +12,14 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// Lets this process have as many sockets as the system allows it at all: every visitor takes two,
+/// and many systems begin with 1,024.
+pub fn allow_many() {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+}
+
 /// Sends at once, and notices a peer that is gone.
 ///
 /// # Errors

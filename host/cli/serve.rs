@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use culvert_agent::clock::Clock;
+use culvert_agent::socket;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -12,6 +13,7 @@ use crate::config::{Config, LogFormat};
 
 pub async fn run(config: Config) -> Result<(), Problem> {
     log(config.log.format, "info");
+    socket::allow_many();
     let host = Host::start(config, Clock::system(), Pace::ByItself).await?;
     stopped().await.map_err(refused)?;
     host.stop().await;

@@ -9,8 +9,8 @@ use crate::domain::operation::{Operation, OperationError, OperationErrorCode, Op
 use crate::domain::session::EndReason;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::Result;
+use crate::store::Write;
 use crate::store::change::actions::{Started, start_result};
-use crate::store::{Wake, Write};
 
 /// What an agent that is ready to begin is told.
 #[derive(Debug)]
@@ -132,6 +132,11 @@ pub async fn finish(
     }
 }
 
+async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
+    let Failure { code, detail } = failure;
+    write.abort_operation(operation, OperationError { code, detail }).await
+}
+
 async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, done: Done) -> Result<()> {
     operation.result = Some(match (operation.action, done) {
         (RemoteAction::Start | RemoteAction::Restart, Done::Start | Done::Restart) => {
@@ -195,33 +200,4 @@ async fn stop_all(write: &mut Write, device: &Device) -> Result<Vec<Uuid>> {
         stopped.push(lease.tunnel_id);
     }
     Ok(stopped)
-}
-
-/// Fails an operation. A start's lease ends; a handoff's tunnel is offered back to the device that
-/// ran it.
-pub async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
-    operation.error = Some(OperationError { code: failure.code, detail: failure.detail.clone() });
-    if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
-        end_failed_start(write, operation, &failure.detail).await?;
-    }
-    write.advance_operation(operation, OperationStatus::Failed).await?;
-    Ok(())
-}
-
-async fn end_failed_start(write: &mut Write, operation: &mut Operation, detail: &str) -> Result<()> {
-    let began = operation.session_id;
-    if let Some(session_id) = began {
-        write.end_session(session_id, EndReason::Error).await?;
-    }
-    let Some(tunnel) = tunnel(write, operation).await? else { return Ok(()) };
-    write.set_wanted(tunnel.id, None).await?;
-    write.set_start_error(tunnel.id, Some(detail)).await?;
-    let (Some(_), Some(yields_id)) = (began, operation.yields_id) else { return Ok(()) };
-    let Some(boot_id) = write.booted(yields_id).await? else { return Ok(()) };
-    let last = write.last_target(tunnel.id, yields_id).await?;
-    let (host, port) = last.unwrap_or((tunnel.local_host.clone(), tunnel.local_port));
-    let session_id = write.open_session(&tunnel, yields_id, boot_id, (&host, port)).await?;
-    operation.result = Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack));
-    write.wake(Wake::Device(yields_id));
-    Ok(())
 }

@@ -412,15 +412,15 @@ impl Life {
         let written = self.app.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 if !write.is_current(connection).await? {
-                    return Ok(None);
+                    return Ok(Err(End::Replaced));
                 }
                 match write.device(scope_id, connection.device_id).await? {
-                    Some(device) => work(write, &device).await.map(Some),
-                    None => Ok(None),
+                    Some(device) => work(write, &device).await.map(Ok),
+                    None => Ok(Err(End::Removed)),
                 }
             })
         });
-        written.await?.ok_or(End::Replaced)
+        written.await?
     }
 
     /// Notes that the connection has ended. An agent that said goodbye is gone at once; another may

@@ -2,4 +2,5 @@
 
 pub mod actions;
 pub mod devices;
+pub mod failure;
 pub mod tunnels;

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::db::args;
 use super::operations::overdue;
 use super::{Store, Write};
-use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use crate::domain::operation::{OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use crate::domain::session::EndReason;
 use crate::error::Result;
 
@@ -79,7 +79,7 @@ impl Write {
                 }
                 _ => continue,
             };
-            self.abort_operation(&mut operation, code, detail).await?;
+            self.abort_operation(&mut operation, OperationError::new(code, detail)).await?;
         }
         Ok(())
     }
@@ -95,28 +95,11 @@ impl Write {
             }
             Some(_) => {
                 let detail = "The device did not finish in time.";
-                self.abort_operation(&mut operation, OperationErrorCode::ExecutionTimeout, detail).await
+                let error = OperationError::new(OperationErrorCode::ExecutionTimeout, detail);
+                self.abort_operation(&mut operation, error).await
             }
             None => Ok(()),
         }
-    }
-
-    /// Fails an operation from this side, and takes back the lease that it had been given.
-    async fn abort_operation(
-        &mut self,
-        operation: &mut Operation,
-        code: OperationErrorCode,
-        detail: &str,
-    ) -> Result<()> {
-        self.wake(super::Wake::Device(operation.device_id));
-        if self.fail_operation(operation, OperationError::new(code, detail)).await?
-            && let (Some(session_id), Some(tunnel_id)) = (operation.session_id, operation.tunnel_id)
-            && operation.action != RemoteAction::Stop
-        {
-            self.end_session(session_id, EndReason::Error).await?;
-            self.set_start_error(tunnel_id, Some(detail)).await?;
-        }
-        Ok(())
     }
 
     async fn expire_lease(&mut self, session_id: Uuid) -> Result<()> {

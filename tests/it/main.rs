@@ -7,6 +7,7 @@ mod idempotency;
 mod keys;
 mod limits;
 mod openapi;
+mod operations;
 mod order;
 mod pages;
 mod parity;

@@ -43,7 +43,14 @@ fn the_table_of_routes() {
     let line = |row: &culvert::http::routes::Row| {
         let key = if row.idempotent { " key" } else { "" };
         let paged = if row.paged { " paged" } else { "" };
-        format!("{:6} {:42} {} {:16} {:?}{key}{paged}", row.method.as_str(), row.path, row.status, row.action.grant(), row.takes)
+        format!(
+            "{:6} {:42} {} {:16} {:?}{key}{paged}",
+            row.method.as_str(),
+            row.path,
+            row.status,
+            row.action.grant(),
+            row.takes
+        )
     };
     assert_snapshot!(table().iter().map(line).collect::<Vec<_>>().join("\n"), @"
     GET    /                                          200 account:read     Nothing

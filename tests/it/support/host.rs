@@ -14,6 +14,7 @@ use culvert::domain::grant::Grants;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
 use culvert::relay;
 use culvert_agent::clock::Clock;
+use serde_json::Value;
 use sqlx::{Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -118,6 +119,33 @@ impl TestHost {
             }
             commits.changed().await.unwrap();
         }
+    }
+
+    /// An operation, once it is in a state.
+    pub async fn until_operation(&self, api: &Api, id: Uuid, status: &str) -> Value {
+        self.until(async || {
+            let operation = api.get(&format!("/operations/{id}")).await.data().clone();
+            (operation["status"] == status).then_some(operation)
+        })
+        .await
+    }
+
+    /// An operation, once it has ended, however it did.
+    pub async fn until_ended(&self, api: &Api, id: Uuid) -> Value {
+        self.until(async || {
+            let operation = api.get(&format!("/operations/{id}")).await.data().clone();
+            (!operation["finished_at"].is_null()).then_some(operation)
+        })
+        .await
+    }
+
+    /// A tunnel, once it is in a state.
+    pub async fn until_tunnel(&self, api: &Api, id: Uuid, status: &str) -> Value {
+        self.until(async || {
+            let tunnel = api.get(&format!("/tunnels/{id}")).await.data().clone();
+            (tunnel["status"] == status).then_some(tunnel)
+        })
+        .await
     }
 
     pub async fn person(&self, name: &str) -> Person {

@@ -4,8 +4,8 @@
 use culvert_agent::device::Device;
 use culvert_agent::wire::Blob;
 use culvert_agent::wire::{
-    CONNECT_PATH, Capability, Command, ConsentState, Hello, PROTOCOL, SignedConsent, ToAgent, ToHost, Welcome,
-    connect_statement, consent_statement,
+    CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent, ToAgent,
+    ToHost, Welcome, connect_statement, consent_statement,
 };
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::TcpStream;
@@ -100,6 +100,42 @@ impl Wire {
                 return found;
             }
         }
+    }
+
+    /// A heartbeat; the leases that hold for another term.
+    pub async fn renew(&mut self, lease_ids: &[Uuid]) -> Vec<Uuid> {
+        self.send(ToHost::Renew { sequence: 1, lease_ids: lease_ids.into() }).await;
+        self.until(|frame| match frame {
+            ToAgent::Renewed { lease_ids, .. } => Some(lease_ids),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Claims a command and asks to begin; what the host grants for it.
+    pub async fn begin(&mut self, operation_id: Uuid) -> Option<Grant> {
+        self.send(ToHost::Claimed { operation_id }).await;
+        self.send(ToHost::Ready { operation_id }).await;
+        self.until(|frame| match frame {
+            ToAgent::Proceed { grant, .. } => Some(grant),
+            ToAgent::Abandon { .. } => panic!("abandoned"),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Reports an outcome, and waits until it is stored.
+    pub async fn finish(&mut self, operation_id: Uuid, outcome: Result<Done, Failure>) {
+        self.send(ToHost::Finished { operation_id, outcome }).await;
+        self.until(|frame| matches!(frame, ToAgent::Settled { .. }).then_some(())).await;
+    }
+
+    /// The next command, begun and done.
+    pub async fn obey(&mut self, done: Done) -> Option<Grant> {
+        let Command { operation_id, .. } = self.command().await;
+        let grant = self.begin(operation_id).await;
+        self.finish(operation_id, Ok(done)).await;
+        grant
     }
 
     /// Ends without a word.

@@ -1,0 +1,42 @@
+//! Undoing what an operation had begun when it failed (decisions §3).
+
+use super::actions::{Started, start_result};
+use crate::domain::operation::{Operation, OperationError, RemoteAction};
+use crate::domain::session::EndReason;
+use crate::error::Result;
+use crate::store::{Wake, Write};
+
+impl Write {
+    /// Fails an operation and undoes what it had begun. A start's lease ends; a handoff's tunnel is
+    /// offered back to the device that ran it.
+    pub async fn abort_operation(&mut self, operation: &mut Operation, error: OperationError) -> Result<()> {
+        self.wake(Wake::Device(operation.device_id));
+        if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
+            self.end_failed_start(operation, &error.detail).await?;
+        }
+        self.fail_operation(operation, error).await?;
+        Ok(())
+    }
+
+    async fn end_failed_start(&mut self, operation: &mut Operation, detail: &str) -> Result<()> {
+        let Some(tunnel_id) = operation.tunnel_id else { return Ok(()) };
+        self.set_start_error(tunnel_id, Some(detail)).await?;
+        // Before the lease was given, whatever ran went on.
+        let Some(session_id) = operation.session_id else { return Ok(()) };
+        self.stop_session(session_id, EndReason::Error).await?;
+        self.roll_back(operation).await
+    }
+
+    /// Gives a tunnel back to the device that a handoff took it from, if that one is still there.
+    async fn roll_back(&mut self, operation: &mut Operation) -> Result<()> {
+        let (Some(tunnel_id), Some(yields_id)) = (operation.tunnel_id, operation.yields_id) else { return Ok(()) };
+        let Some(tunnel) = self.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
+        let Some(boot_id) = self.booted(yields_id).await? else { return Ok(()) };
+        let last = self.last_target(tunnel.id, yields_id).await?;
+        let (host, port) = last.unwrap_or((tunnel.local_host.clone(), tunnel.local_port));
+        let session_id = self.open_session(&tunnel, yields_id, boot_id, (&host, port)).await?;
+        operation.result =
+            Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack));
+        Ok(())
+    }
+}
