@@ -159,7 +159,7 @@ impl Host {
         if let Some(relay) = self.relay.take() {
             let _ = relay.await;
         }
-        app.node.close();
+        app.node.close().await;
         if let Err(error) = relay::leave(&app).await {
             tracing::warn!(%error, "the host's end was not noted");
         }

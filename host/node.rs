@@ -114,6 +114,20 @@ impl Node {
         Ok(())
     }
 
+    /// Serves a lease no longer: its port is closed when this returns.
+    pub async fn end(&self, lease: &Lease) {
+        let _turn = self.turn.lock().await;
+        let tunnel = {
+            let mut tunnels = lock(&self.shared.tunnels);
+            let served = tunnels.get(&lease.tunnel_id).is_some_and(|tunnel| tunnel.run().lease().epoch == lease.epoch);
+            if served { tunnels.remove(&lease.tunnel_id) } else { None }
+        };
+        if let Some(tunnel) = tunnel {
+            let run = tunnel.close().await;
+            lock(&self.ending).push(run);
+        }
+    }
+
     /// Serves what the store says, and nothing else.
     pub async fn reconcile(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
@@ -125,7 +139,8 @@ impl Node {
             over.into_iter().filter_map(|id| tunnels.remove(&id)).collect()
         };
         for tunnel in over {
-            lock(&self.ending).push(tunnel.close());
+            let run = tunnel.close().await;
+            lock(&self.ending).push(run);
         }
         for lease in leases {
             if let Err(problem) = self.serve_now(&lease).await {
@@ -148,9 +163,12 @@ impl Node {
     }
 
     /// Ends everything that is served.
-    pub fn close(&self) {
+    pub async fn close(&self) {
         let tunnels: Vec<_> = lock(&self.shared.tunnels).drain().map(|(_, tunnel)| tunnel).collect();
-        lock(&self.ending).extend(tunnels.into_iter().map(Tunnel::close));
+        for tunnel in tunnels {
+            let run = tunnel.close().await;
+            lock(&self.ending).push(run);
+        }
     }
 }
 

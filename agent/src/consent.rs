@@ -17,7 +17,7 @@ pub struct Consent {
     record: Record,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct Record {
     enabled: bool,
     revision: i64,
@@ -61,15 +61,15 @@ impl Consent {
     }
 
     /// Takes over what the host knows: it has heard of everything that was pending, and a decision
-    /// on an older revision is void.
+    /// on an older revision is void. The host can turn remote control off; on, it cannot.
     ///
     /// # Errors
     ///
     /// Where the disk does not take it.
     pub fn settle(&mut self, known: ConsentState) -> io::Result<()> {
-        let settled = Record { enabled: known.enabled, revision: known.revision, pending: None };
-        let same = self.record.pending.is_none() && self.state() == known;
-        if same { Ok(()) } else { self.save(settled) }
+        let enabled = self.record.enabled && known.enabled;
+        let settled = Record { enabled, revision: known.revision, pending: None };
+        if settled == self.record { Ok(()) } else { self.save(settled) }
     }
 
     fn save(&mut self, record: Record) -> io::Result<()> {

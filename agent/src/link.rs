@@ -72,6 +72,8 @@ pub async fn run(server: String, clock: Clock, events: mpsc::Sender<Event>) {
         // Full jitter: a host that comes back is not met by all of its agents at once.
         let wait = match ended {
             Ended::Goodbye { reconnect_after, .. } => reconnect_after + clock.jitter(reconnect_after.max(RETRY_FIRST)),
+            // Somebody has to change something before it is let in again.
+            Ended::Refused(_) => RETRY_MOST / 2 + clock.jitter(RETRY_MOST / 2),
             _ => clock.jitter(retry),
         };
         tracing::warn!(reason = %ended, again_in_ms = wait.as_millis() as u64, "not connected to the host");

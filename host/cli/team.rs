@@ -130,13 +130,7 @@ async fn apply(store: &Store, team_id: uuid::Uuid, account_id: uuid::Uuid, what:
                     Membership::Added(role) | Membership::Changed(role) => {
                         write.set_role(team_id, account_id, role).await
                     }
-                    Membership::Removed => {
-                        write.remove_member(team_id, account_id).await?;
-                        for device_id in write.devices_of_owner(team_id, account_id).await? {
-                            write.release_device(device_id).await?;
-                        }
-                        Ok(())
-                    }
+                    Membership::Removed => write.remove_member(team_id, account_id).await,
                 }
             })
         })

@@ -1,28 +1,30 @@
 //! One connection of one device, from its first frame to its last.
 
-use std::collections::{HashMap, HashSet};
+mod link;
+mod told;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::wire::{
-    Action, Blob, Command, ConsentState, Done, Failure, Grant, Hello, SignedConsent, Target, ToAgent, ToHost, Welcome,
-};
+use culvert_agent::wire::{Blob, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
 use futures_util::future::BoxFuture;
-use salvo::websocket::{Message, WebSocket};
+use salvo::websocket::WebSocket;
 use tracing::Instrument;
 use uuid::Uuid;
 
 use super::arrival::{self, Arrived};
 use super::commands::{self, Go};
-use super::{Entry, grant, local};
+use super::{Entry, local};
 use crate::app::App;
 use crate::domain::device::{Device, OFFLINE_AFTER};
-use crate::domain::operation::{Operation, RemoteAction};
+use crate::domain::operation::RemoteAction;
 use crate::domain::session::{EndReason, LEASE};
 use crate::error::{Error, Result};
 use crate::store::Write;
 use crate::store::presence::Connection;
 use crate::store::sessions::Lease;
+use link::Link;
+use told::Told;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -42,6 +44,8 @@ enum End {
     Replaced,
     #[error("the device was removed")]
     Removed,
+    #[error("the device's owner has left its Team")]
+    NotAllowed,
     #[error("the host is stopping")]
     Stopping,
     #[error("the agent does not speak this host's language: {0}")]
@@ -79,14 +83,6 @@ async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>), End> {
     Ok((arrival::arrive(app, enrolled, hello).await?, public_key))
 }
 
-/// What the agent has been told on this connection.
-#[derive(Default)]
-struct Told {
-    leases: HashMap<Uuid, Target>,
-    commands: HashSet<Uuid>,
-    consent: Option<ConsentState>,
-}
-
 struct Life {
     app: Arc<App>,
     link: Link,
@@ -102,7 +98,7 @@ impl Life {
     fn new(app: Arc<App>, link: Link, arrived: Arrived, public_key: Vec<u8>) -> Self {
         let Arrived { connection, scope_id, boot_id, consent } = arrived;
         let entry = app.gateway.enter(connection);
-        let told = Told { consent: Some(consent), ..Told::default() };
+        let told = Told::of(consent);
         Self { app, link, entry, connection, scope_id, boot_id, public_key, told }
     }
 
@@ -119,7 +115,7 @@ impl Life {
             let _ = self.link.send(&ToAgent::Goodbye { reason, reconnect_after_ms }).await;
         }
         self.app.gateway.leave(self.connection);
-        if let Err(error) = self.depart(matches!(end, End::Goodbye)).await {
+        if let Err(error) = self.depart(matches!(end, End::Goodbye | End::NotAllowed)).await {
             tracing::warn!(%error, "the end of a connection was not noted");
         }
     }
@@ -249,8 +245,30 @@ impl Life {
     }
 
     async fn on_finished(&mut self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), End> {
+        if outcome.is_ok() {
+            self.close_ports(operation_id).await?;
+        }
         self.write(move |write, device| Box::pin(commands::finish(write, device, operation_id, outcome))).await?;
         self.link.send(&ToAgent::Settled { operation_id }).await
+    }
+
+    /// A stop has succeeded once the node has closed the port, so it does so before anybody can
+    /// read of it.
+    async fn close_ports(&mut self, operation_id: Uuid) -> Result<(), End> {
+        let device_id = self.connection.device_id;
+        let operations = self.app.store.active_operations(device_id).await?;
+        let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
+            return Ok(());
+        };
+        let stopped = |lease: &Lease| match operation.action {
+            RemoteAction::Stop => Some(lease.tunnel_id) == operation.tunnel_id,
+            RemoteAction::StopAll => true,
+            _ => false,
+        };
+        for lease in self.app.store.leases_of_device(device_id).await?.iter().filter(|lease| stopped(lease)) {
+            self.app.node.end(lease).await;
+        }
+        Ok(())
     }
 
     async fn on_serving(&mut self, lease_id: Uuid) -> Result<(), End> {
@@ -289,17 +307,6 @@ impl Life {
         }
     }
 
-    /// Has the node serve a lease, and only then makes the agent's grant of it.
-    async fn offer(&mut self, lease: &Lease) -> Result<Grant, String> {
-        let served = self.app.node.serve(lease).await;
-        if let Err(problem) = &served {
-            tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
-        }
-        served?;
-        self.told.leases.insert(lease.session_id, grant::target(lease));
-        Ok(grant::grant(lease, self.app.store.secrets()))
-    }
-
     async fn on_consent(&mut self, signed: SignedConsent) -> Result<(), End> {
         let public_key = self.public_key.clone();
         let state = self
@@ -314,92 +321,10 @@ impl Life {
         self.link.send(&ToAgent::Consent(state)).await
     }
 
-    /// Holds what is true against what the agent was told, and tells it the difference.
-    async fn catch_up(&mut self) -> Result<(), End> {
-        let device = self.device().await?;
-        let consent = ConsentState { enabled: device.remote_control, revision: device.consent_revision };
-        if self.told.consent != Some(consent) {
-            self.told.consent = Some(consent);
-            self.link.send(&ToAgent::Consent(consent)).await?;
-        }
-        self.tell_commands().await?;
-        self.tell_leases().await
-    }
-
-    async fn tell_commands(&mut self) -> Result<(), End> {
-        let operations = self.app.store.active_operations(self.connection.device_id).await?;
-        let active: HashSet<Uuid> = operations.iter().map(|operation| operation.id).collect();
-        let over: Vec<Uuid> = self.told.commands.difference(&active).copied().collect();
-        for operation_id in over {
-            self.told.commands.remove(&operation_id);
-            self.link.send(&ToAgent::Cancel { operation_id }).await?;
-        }
-        for operation in operations {
-            if self.told.commands.insert(operation.id) {
-                self.link.send(&ToAgent::Command(self.command(&operation))).await?;
-            }
-        }
-        Ok(())
-    }
-
-    fn command(&self, operation: &Operation) -> Command {
-        let left = (operation.expires_at - self.app.clock.now()).num_milliseconds();
-        Command {
-            operation_id: operation.id,
-            action: match operation.action {
-                RemoteAction::Start => Action::Start,
-                RemoteAction::Stop => Action::Stop,
-                RemoteAction::Restart => Action::Restart,
-                RemoteAction::StopAll => Action::StopAll,
-                RemoteAction::RestartAgent => Action::RestartAgent,
-            },
-            tunnel_id: operation.tunnel_id,
-            expires_in_ms: u64::try_from(left).unwrap_or_default(),
-        }
-    }
-
-    async fn tell_leases(&mut self) -> Result<(), End> {
-        let leases = self.app.store.leases_of_device(self.connection.device_id).await?;
-        let held: HashSet<Uuid> = leases.iter().map(|lease| lease.session_id).collect();
-        let over: Vec<Uuid> = self.told.leases.keys().filter(|id| !held.contains(id)).copied().collect();
-        for lease_id in over {
-            self.told.leases.remove(&lease_id);
-            let reason = self.app.store.end_reason(lease_id).await?;
-            let reason = reason.map(|reason| reason.to_string()).unwrap_or_else(|| "ended".into());
-            self.link.send(&ToAgent::Revoke { lease_id, reason }).await?;
-        }
-        for lease in self.own_leases().await? {
-            let (lease_id, target) = (lease.session_id, grant::target(&lease));
-            match self.told.leases.get(&lease_id) {
-                None => {
-                    if let Ok(grant) = self.offer(&lease).await {
-                        self.link.send(&ToAgent::Resume { grant }).await?;
-                    }
-                }
-                Some(told) if *told != target => {
-                    self.told.leases.insert(lease_id, target.clone());
-                    self.link.send(&ToAgent::Retarget { lease_id, target }).await?;
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The leases that this process of the agent holds or is to hold, but for those that an operation
-    /// is about to give it.
-    async fn own_leases(&mut self) -> Result<Vec<Lease>, End> {
-        let device_id = self.connection.device_id;
-        let operations = self.app.store.active_operations(device_id).await?;
-        let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
-        let leases = self.app.store.leases_of_device(device_id).await?;
-        let own = |lease: &Lease| lease.boot_id == self.boot_id && !given.contains(&lease.session_id);
-        Ok(leases.into_iter().filter(own).collect())
-    }
-
     async fn device(&mut self) -> Result<Device, End> {
         let device = self.app.store.device(self.scope_id, self.connection.device_id).await?;
-        device.ok_or(End::Removed)
+        let device = device.ok_or(End::Removed)?;
+        if device.owner_active { Ok(device) } else { Err(End::NotAllowed) }
     }
 
     /// Writes on behalf of the device, as long as this connection is the one that counts.
@@ -457,29 +382,4 @@ async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Resu
         }
     }
     Ok(renewed)
-}
-
-/// Frames over a WebSocket.
-struct Link {
-    socket: WebSocket,
-}
-
-impl Link {
-    async fn send(&mut self, frame: &ToAgent) -> Result<(), End> {
-        let text = serde_json::to_string(frame).map_err(|e| End::Protocol(e.to_string()))?;
-        self.socket.send(Message::text(text)).await.map_err(|_| End::Gone)
-    }
-
-    async fn receive(&mut self) -> Result<ToHost, End> {
-        loop {
-            let message = self.socket.recv().await.ok_or(End::Gone)?.map_err(|_| End::Gone)?;
-            if message.is_close() {
-                return Err(End::Gone);
-            }
-            if message.is_text() {
-                let text = message.as_str().map_err(|e| End::Protocol(e.to_string()))?;
-                return serde_json::from_str(text).map_err(|e| End::Protocol(e.to_string()));
-            }
-        }
-    }
 }

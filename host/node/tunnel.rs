@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpListener;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::run::Run;
 use super::{Shared, lock};
@@ -14,7 +15,8 @@ const EXHAUSTED: std::time::Duration = std::time::Duration::from_millis(100);
 
 pub struct Tunnel {
     run: Arc<Mutex<Arc<Run>>>,
-    _listening: DropGuard,
+    listening: JoinHandle<()>,
+    stop: CancellationToken,
 }
 
 impl Tunnel {
@@ -23,10 +25,10 @@ impl Tunnel {
         let stop = CancellationToken::new();
         let (runs, stopped) = (run.clone(), stop.clone());
         let tasks = shared.tasks.clone();
-        tasks.spawn(async move {
-            stopped.run_until_cancelled(listen(listener, runs, shared)).await;
+        let listening = tasks.spawn(async move {
+            stopped.run_until_cancelled_owned(listen(listener, runs, shared)).await;
         });
-        Self { run, _listening: stop.drop_guard() }
+        Self { run, listening, stop }
     }
 
     pub fn run(&self) -> Arc<Run> {
@@ -49,10 +51,14 @@ impl Tunnel {
         Some(former)
     }
 
-    /// Closes the port and ends the run.
-    pub fn close(self) -> Arc<Run> {
+    /// Ends the run and closes the port: when this returns, another can have it.
+    pub async fn close(self) -> Arc<Run> {
         let run = self.run();
         run.end();
+        self.stop.cancel();
+        if let Err(error) = self.listening.await {
+            tracing::warn!(%error, "the listener of a port has ended badly");
+        }
         run
     }
 }

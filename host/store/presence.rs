@@ -26,7 +26,8 @@ impl Store {
         Ok(ids.collect::<DbResult<_>>()?)
     }
 
-    /// Notes when connections were last heard of; older connections no longer count.
+    /// Notes when connections were last heard of. Older connections, and those that have ended since,
+    /// no longer count.
     pub async fn note_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
         if seen.is_empty() {
             return Ok(());
@@ -35,7 +36,7 @@ impl Store {
             Box::pin(async move {
                 for (Connection { device_id, epoch }, at) in seen {
                     let sql = "UPDATE device_presence SET last_seen_at = $3, online = TRUE \
-                               WHERE device_id = $1 AND epoch = $2";
+                               WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
                     write.execute(sql, args![device_id, epoch, at]).await?;
                 }
                 Ok(())

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
 
 mod account;
+mod agents;
 mod idempotency;
 mod keys;
 mod limits;

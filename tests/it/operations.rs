@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::api::Api;
-use crate::support::device::{Remote, echo_service};
+use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::on_both_engines;
+use crate::support::visitor::echo_service;
 use crate::support::wire::Wire;
 
 /// A tunnel, and a device that consents, of which the test holds the wire.

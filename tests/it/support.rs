@@ -1,10 +1,13 @@
 //! What tests stand on: a real host on a real database, with a clock that is moved by hand.
 
+pub mod agent_end;
 pub mod api;
+pub mod cable;
 pub mod database;
 pub mod device;
 pub mod host;
 pub mod hostile;
+pub mod visitor;
 pub mod wire;
 
 use std::path::Path;

@@ -19,6 +19,8 @@ impl Agent {
                 self.claim(operation_id).await
             }
             Some(Stage::Received) => self.claim(operation_id).await,
+            // A restart is reported when what ran before runs again.
+            Some(Stage::Completed(_)) if action == Action::RestartAgent => self.report_restarted().await,
             Some(Stage::Completed(outcome)) => {
                 self.say(ToHost::Finished { operation_id, outcome }).await;
                 Ok(())
@@ -127,21 +129,29 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports what is done and was not heard of. A restart is done when what ran before runs again.
+    /// Reports again what is done, as long as the host has not settled it.
     pub(super) async fn report_finished(&mut self) -> io::Result<()> {
-        let resumed = self.leases.all_serving();
-        let mut finished = Vec::new();
-        for entry in self.journal.unsettled() {
-            if let Stage::Completed(outcome) = &entry.stage
-                && (resumed || entry.action != Action::RestartAgent)
-            {
-                finished.push((entry.operation_id, outcome.clone()));
-            }
-        }
-        for (operation_id, outcome) in finished {
-            self.say(ToHost::Finished { operation_id, outcome }).await;
+        self.report(|action| action != Action::RestartAgent).await;
+        self.report_restarted().await
+    }
+
+    /// Reports a restart of the agent, which is done when what ran before runs again.
+    pub(super) async fn report_restarted(&mut self) -> io::Result<()> {
+        if self.leases.all_serving() {
+            self.report(|action| action == Action::RestartAgent).await;
         }
         Ok(())
+    }
+
+    async fn report(&mut self, which: fn(Action) -> bool) {
+        let finished =
+            self.journal.unsettled().filter(|entry| which(entry.action)).filter_map(|entry| match &entry.stage {
+                Stage::Completed(outcome) => Some((entry.operation_id, outcome.clone())),
+                _ => None,
+            });
+        for (operation_id, outcome) in finished.collect::<Vec<_>>() {
+            self.say(ToHost::Finished { operation_id, outcome }).await;
+        }
     }
 
     /// Writes a step of a command and waits until it is on disk. A moment's pause of this task is

@@ -181,7 +181,7 @@ impl Agent {
         if let Some(reply) = self.waiting.starts.remove(&lease_id) {
             answer(reply, Ok(Answer::Started(status)));
         }
-        self.report_finished().await
+        self.report_restarted().await
     }
 
     /// What runs by remote control was consented to, and may be resumed when that is turned off.
@@ -203,7 +203,7 @@ impl Agent {
         if let Some(reply) = self.waiting.starts.remove(&lease_id) {
             answer(reply, Err(failure));
         }
-        self.report_finished().await
+        self.report_restarted().await
     }
 
     /// Ends what runs under a lease, and says which tunnel that was.

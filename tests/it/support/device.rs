@@ -1,24 +1,22 @@
 //! Devices: the real agent, in this process.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use culvert_agent::agent::{Agent, Exit, Setup};
 use culvert_agent::clock::Clock;
 use culvert_agent::consent::Consent;
 use culvert_agent::device::{Device, DeviceKey};
-use culvert_agent::local::{self, Answer, Request};
+use culvert_agent::local::{self, Answer, Request, Status};
 use culvert_agent::state::StateDir;
 use culvert_agent::target::LinkLocal;
 use culvert_agent::wire::{Capability, ENROL_PATH, Enrol, Enrolled};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::host::{Person, TestHost};
+use super::cable::Cable;
+use super::host::{Person, TestHost, start_of_time};
 
 /// A device whose agent runs.
 pub struct TestDevice {
@@ -40,21 +38,35 @@ pub enum Remote {
 impl TestHost {
     /// A new device of somebody, connected.
     pub async fn device(&self, owner: &Person, scope_id: Uuid, remote: Remote) -> TestDevice {
-        let folder = Arc::new(tempfile::tempdir().unwrap());
-        let state = StateDir::open(folder.path()).unwrap();
-        let device = self.enrol(owner, scope_id, &Capability::ALL).await;
-        device.save(&state).unwrap();
-        if remote == Remote::Enabled {
-            Consent::load(&state).unwrap().decide(true, &device, &self.clock).unwrap();
-        }
-        self.run_device(folder, state).await
+        self.device_at(&self.url(), self.clock.clone(), (owner, scope_id), remote).await
+    }
+
+    /// A new device with a time of its own, at the end of a cable.
+    pub async fn device_over(&self, cable: &Cable, owner: &Person, remote: Remote) -> TestDevice {
+        let clock = Clock::manual(start_of_time());
+        self.device_at(&cable.url, clock, (owner, owner.account_id), remote).await
+    }
+
+    async fn device_at(&self, server: &str, clock: Clock, whose: (&Person, Uuid), remote: Remote) -> TestDevice {
+        let device = Device { server: server.into(), ..self.enrol(whose.0, whose.1, &Capability::ALL).await };
+        let device = TestDevice::start(device, remote, clock);
+        device.until_connected().await;
+        device
     }
 
     /// A device that has enrolled and does not run.
     pub async fn enrol(&self, owner: &Person, scope_id: Uuid, capabilities: &[&str]) -> Device {
         let key = DeviceKey::generate(&self.clock);
+        let code = self.device_code(owner.account_id, scope_id).await;
+        let response = self.redeem(&code, &key, capabilities).await;
+        let Enrolled { device_id, name } = response.json().await.unwrap();
+        Device { id: device_id, name, server: self.url(), key }
+    }
+
+    /// Uses an enrolment code.
+    pub async fn redeem(&self, code: &str, key: &DeviceKey, capabilities: &[&str]) -> reqwest::Response {
         let enrol = Enrol {
-            code: self.device_code(owner.account_id, scope_id).await,
+            code: code.into(),
             name: Some("machine".into()),
             platform: "test".into(),
             version: "1".into(),
@@ -62,39 +74,56 @@ impl TestHost {
             public_key: key.public(),
         };
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let response = client.post(format!("{}{ENROL_PATH}", self.url())).json(&enrol).send().await.unwrap();
-        let Enrolled { device_id, name } = response.json().await.unwrap();
-        Device { id: device_id, name, server: self.url(), key }
-    }
-
-    /// Runs the agent of a state folder, and waits until it is connected.
-    pub async fn run_device(&self, folder: Arc<TempDir>, state: StateDir) -> TestDevice {
-        let device = Device::load(&state).unwrap().unwrap();
-        let (id, stop, clock) = (device.id, CancellationToken::new(), self.clock.clone());
-        let setup = Setup { state: state.clone(), device, clock: clock.clone(), link_local: LinkLocal::Refused };
-        let running = tokio::spawn(Agent::run(setup, stop.clone()));
-        self.until_online(id).await;
-        TestDevice { id, clock, state, folder, stop, running }
-    }
-}
-
-impl TestHost {
-    pub async fn until_online(&self, device_id: Uuid) {
-        let online = async || {
-            let device = self.app.store.enrolled_device(device_id).await.unwrap();
-            device.filter(|enrolled| enrolled.device.online).map(drop)
-        };
-        self.until(online).await;
+        client.post(format!("{}{ENROL_PATH}", self.url())).json(&enrol).send().await.unwrap()
     }
 }
 
 impl TestDevice {
+    /// The agent of a device that has enrolled.
+    pub fn start(device: Device, remote: Remote, clock: Clock) -> Self {
+        let folder = Arc::new(tempfile::tempdir().unwrap());
+        let state = StateDir::open(folder.path()).unwrap();
+        device.save(&state).unwrap();
+        if remote == Remote::Enabled {
+            Consent::load(&state).unwrap().decide(true, &device, &clock).unwrap();
+        }
+        Self::start_again(folder, state, clock)
+    }
+
+    /// A new process of the agent of a state folder.
+    pub fn start_again(folder: Arc<TempDir>, state: StateDir, clock: Clock) -> Self {
+        let device = Device::load(&state).unwrap().unwrap();
+        let (id, stop) = (device.id, CancellationToken::new());
+        let setup = Setup { state: state.clone(), device, clock: clock.clone(), link_local: LinkLocal::Refused };
+        let running = tokio::spawn(Agent::run(setup, stop.clone()));
+        Self { id, clock, state, folder, stop, running }
+    }
+
+    /// A device of whoever answers at a URL, enrolled nowhere.
+    pub fn of(server: &str, remote: Remote) -> Self {
+        let clock = Clock::manual(start_of_time());
+        let device = Device { id: clock.id(), name: None, server: server.into(), key: DeviceKey::generate(&clock) };
+        Self::start(device, remote, clock)
+    }
+
+    /// A new process of such a device's agent.
+    pub fn again(folder: Arc<TempDir>, state: StateDir) -> Self {
+        Self::start_again(folder, state, Clock::manual(start_of_time()))
+    }
+
+    /// What comes of a second process on the same state folder.
+    pub async fn second_process(&self) -> std::io::Result<Exit> {
+        let (state, clock) = (self.state.clone(), self.clock.clone());
+        let device = Device::load(&state).unwrap().unwrap();
+        Agent::run(Setup { state, device, clock, link_local: LinkLocal::Refused }, CancellationToken::new()).await
+    }
+
     /// Asks the agent, as its command line does.
     pub async fn ask(&self, request: Request) -> local::Reply {
         local::ask(&self.state, &request).await.unwrap().unwrap()
     }
 
-    pub async fn start(&self, tunnel: &str) -> local::Reply {
+    pub async fn start_tunnel(&self, tunnel: &str) -> local::Reply {
         self.ask(Request::Start { tunnel: tunnel.into() }).await
     }
 
@@ -102,12 +131,38 @@ impl TestDevice {
         self.ask(Request::Stop { tunnel: tunnel.into() }).await
     }
 
-    /// The tunnels that run on it, as it sees it.
-    pub async fn tunnels(&self) -> Vec<Uuid> {
+    pub async fn status(&self) -> Status {
         match self.ask(Request::Status).await {
-            Ok(Answer::Status(status)) => status.tunnels.iter().map(|tunnel| tunnel.tunnel_id).collect(),
+            Ok(Answer::Status(status)) => status,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The tunnels that run on it, as it sees it.
+    pub async fn tunnels(&self) -> Vec<Uuid> {
+        self.status().await.tunnels.iter().map(|tunnel| tunnel.tunnel_id).collect()
+    }
+
+    /// Waits until its agent runs and the host has welcomed it.
+    pub async fn until_connected(&self) {
+        loop {
+            match local::ask(&self.state, &Request::Status).await.unwrap() {
+                Some(Ok(Answer::Status(Status { connected: true, .. }))) => return,
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    /// What a tunnel on it leads to.
+    pub async fn target(&self, tunnel: Uuid) -> String {
+        let status = self.status().await;
+        status.tunnels.into_iter().find(|running| running.tunnel_id == tunnel).unwrap().local_target
+    }
+
+    /// Looks until something is true. Every look is a question to the agent's one task, so each sees
+    /// what that task has done since.
+    pub async fn until(&self, mut look: impl AsyncFnMut() -> bool) {
+        while !look().await {}
     }
 
     /// Ends the agent, which says goodbye; what it keeps on disk stays.
@@ -128,35 +183,4 @@ impl TestDevice {
     pub async fn ended(self) -> (Exit, Arc<TempDir>, StateDir) {
         (self.running.await.unwrap().unwrap(), self.folder, self.state)
     }
-}
-
-/// A service on the device that sends back what it gets.
-pub async fn echo_service() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let (mut reader, mut writer) = stream.split();
-                let _ = tokio::io::copy(&mut reader, &mut writer).await;
-                let _ = writer.shutdown().await;
-            });
-        }
-    });
-    address
-}
-
-/// Sends bytes, ends its own direction, and reads until the other ends.
-pub async fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(address).await?;
-    let (mut reader, mut writer) = stream.split();
-    let mut answer = Vec::new();
-    let send = async {
-        writer.write_all(bytes).await?;
-        writer.shutdown().await
-    };
-    let receive = reader.read_to_end(&mut answer);
-    let (sent, received) = tokio::join!(send, receive);
-    sent.and(received)?;
-    Ok(answer)
 }

@@ -13,9 +13,10 @@ use culvert::domain::caller::Role;
 use culvert::domain::grant::Grants;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
 use culvert::relay;
+use culvert::store::presence::Connection;
 use culvert_agent::clock::Clock;
 use serde_json::Value;
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{Connection as _, Executor, PgConnection};
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -32,6 +33,9 @@ pub enum Engine {
 
 /// The environment variable that says where the PostgreSQL server is: `postgres://user@host:port`.
 pub const POSTGRES: &str = "TEST_POSTGRES";
+
+/// The environment variable that has a test write its log: `TEST_LOG=debug`.
+const LOG: &str = "TEST_LOG";
 
 /// When every test begins.
 pub fn start_of_time() -> DateTime<Utc> {
@@ -68,14 +72,18 @@ impl TestHost {
     }
 
     async fn run(folder: TempDir, config: Config, clock: Clock) -> Self {
+        if let Ok(filter) = std::env::var(LOG) {
+            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        }
         let host = Host::start(config.clone(), clock.clone(), Pace::ByHand).await.unwrap();
         Self { app: host.app.clone(), clock, address: host.address, folder, config, host }
     }
 
-    /// The same data and time, another process's worth of memory.
+    /// The same data, time and address, another process's worth of memory.
     pub async fn restart(self) -> Self {
-        let Self { folder, config, clock, host, app, .. } = self;
+        let Self { folder, mut config, clock, host, app, address } = self;
         drop(app);
+        config.listen = address;
         host.stop().await;
         Self::run(folder, config, clock).await
     }
@@ -148,6 +156,16 @@ impl TestHost {
         .await
     }
 
+    /// Waits until a device has connected for the nth time.
+    pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
+        let newest = Connection { device_id, epoch };
+        let look = async || {
+            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
+            read.await.unwrap().then_some(())
+        };
+        self.until(look).await;
+    }
+
     pub async fn person(&self, name: &str) -> Person {
         let (email, called) = (format!("{name}@example.test"), name.to_owned());
         let plan = self.config.default_plan.clone();
@@ -206,6 +224,15 @@ impl TestHost {
         self.app
             .store
             .write(Some(team_id), move |write| Box::pin(async move { write.set_role(team_id, account_id, role).await }))
+            .await
+            .unwrap();
+    }
+
+    pub async fn leave(&self, team_id: Uuid, person: &Person) {
+        let account_id = person.account_id;
+        self.app
+            .store
+            .write(Some(team_id), move |write| Box::pin(async move { write.remove_member(team_id, account_id).await }))
             .await
             .unwrap();
     }

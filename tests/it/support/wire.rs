@@ -1,14 +1,21 @@
 //! An agent's end of the control channel, held by hand: it says what a test has it say, when the
 //! test has it say it.
 
+use std::net::SocketAddr;
+
 use culvert_agent::device::Device;
+use culvert_agent::tls;
 use culvert_agent::wire::Blob;
+use culvert_agent::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
 use culvert_agent::wire::{
     CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent, ToAgent,
     ToHost, Welcome, connect_statement, consent_statement,
 };
 use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
@@ -136,6 +143,30 @@ impl Wire {
         let grant = self.begin(operation_id).await;
         self.finish(operation_id, Ok(done)).await;
         grant
+    }
+
+    /// Brings the node a connection under a lease; `None` where the lease does not hold.
+    pub async fn attach(&self, grant: &Grant) -> Option<TlsStream<TcpStream>> {
+        let node = &self.welcome.node;
+        let tcp = TcpStream::connect((node.host.as_str(), node.port)).await.unwrap();
+        let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone()).unwrap());
+        let mut connection = tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap();
+        let attach = Attach { tunnel_id: grant.tunnel_id, epoch: grant.epoch, token: grant.token.clone() };
+        write_frame(&mut connection, &attach).await.unwrap();
+        match connection.read_u8().await.unwrap() {
+            ATTACHED => Some(connection),
+            FENCED => None,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Serves one visitor under a lease.
+    pub async fn serve(&self, grant: &Grant, service: SocketAddr) {
+        let mut connection = self.attach(grant).await.unwrap();
+        read_frame::<Visit>(&mut connection).await.unwrap();
+        let mut target = TcpStream::connect(service).await.unwrap();
+        connection.write_all(&[ACCEPTED]).await.unwrap();
+        tokio::io::copy_bidirectional(&mut connection, &mut target).await.unwrap();
     }
 
     /// Ends without a word.
