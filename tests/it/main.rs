@@ -16,4 +16,5 @@ mod policy;
 mod sandbox;
 mod support;
 mod tidy;
+mod traffic;
 mod tunnels;

@@ -12,6 +12,7 @@ use culvert::config::Config;
 use culvert::domain::caller::Role;
 use culvert::domain::grant::Grants;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
+use culvert::domain::session::LEASE;
 use culvert::relay;
 use culvert::store::presence::Connection;
 use culvert_agent::clock::Clock;
@@ -164,6 +165,15 @@ impl TestHost {
             read.await.unwrap().then_some(())
         };
         self.until(look).await;
+    }
+
+    /// Waits until a tunnel's lease has been renewed at this moment.
+    pub async fn until_renewed(&self, tunnel: Uuid) {
+        let renewed = async || {
+            let lease = self.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
+            (lease.lease_until == self.clock.now() + LEASE).then_some(())
+        };
+        self.until(renewed).await;
     }
 
     pub async fn person(&self, name: &str) -> Person {
