@@ -4,6 +4,7 @@
 
 mod account;
 mod agents;
+mod authorization;
 mod idempotency;
 mod keys;
 mod limits;

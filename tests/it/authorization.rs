@@ -1,0 +1,364 @@
+//! Who may do what to whose: every route, for every role, on one's own, another member's, a
+//! stranger's and nobody's. The table is for review: a change in it is a change of the rules.
+
+use culvert::domain::caller::Role;
+use culvert::http::routes::{Row, table};
+use insta::{allow_duplicates, assert_snapshot};
+use reqwest::Method;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::api::Api;
+use crate::support::device::{Remote, TestDevice};
+use crate::support::host::{Person, TestHost};
+use crate::support::on_both_engines;
+
+/// Somebody in a scope, with a device on which one of their tunnels runs.
+struct Member {
+    api: Api,
+    device: TestDevice,
+    running: Uuid,
+    operation: Uuid,
+}
+
+impl Member {
+    async fn new(host: &TestHost, person: &Person, scope: Uuid) -> Self {
+        let api = host.api(&host.key(person.account_id, scope, "full_access").await.key);
+        let device = host.device(person, scope, Remote::Enabled).await;
+        let running = api.post("/tunnels", json!({"local_port": 1})).await.id();
+        device.start_tunnel(&running.to_string()).await.unwrap();
+        host.until(async || {
+            (api.get(&format!("/tunnels/{running}")).await.data()["runtime"]["running"] == true).then_some(())
+        })
+        .await;
+        // What may be done is refused for a reason that only comes after the permission.
+        let operation =
+            api.post(&format!("/tunnels/{running}/actions/start"), json!({"device_id": device.id})).await.id();
+        api.patch(&format!("/devices/{}", device.id), json!({"remote_control_enabled": false})).await.data();
+        Self { api, device, running, operation }
+    }
+
+    /// A request to a route, about this member's things.
+    async fn target(&self, row: &Row) -> (String, Value) {
+        let acts_on_running = row.path.ends_with("/stop") || row.path.ends_with("/restart");
+        let tunnel = match row.path.contains("{tunnel_id}") {
+            true if acts_on_running => self.running,
+            true => self.api.post("/tunnels", json!({"local_port": 80})).await.id(),
+            false => Uuid::nil(),
+        };
+        (path(row, tunnel, self.device.id, self.operation), body(row, self.device.id))
+    }
+}
+
+fn path(row: &Row, tunnel: Uuid, device: Uuid, operation: Uuid) -> String {
+    row.path
+        .replace("{tunnel_id}", &tunnel.to_string())
+        .replace("{device_id}", &device.to_string())
+        .replace("{operation_id}", &operation.to_string())
+}
+
+fn body(row: &Row, device: Uuid) -> Value {
+    match (row.method.as_str(), row.path) {
+        ("POST", "/tunnels") => json!({"local_port": 80}),
+        ("PATCH", _) => json!({"name": "changed"}),
+        ("PUT", _) => json!({"device_ids": []}),
+        (_, path) if path.ends_with("/start") => json!({"device_id": device}),
+        _ => json!({}),
+    }
+}
+
+async fn ask(api: &Api, row: &Row, (path, body): (String, Value)) -> String {
+    let request = match row.method {
+        Method::GET => api.request(Method::GET, &path),
+        ref method => api
+            .request(method.clone(), &path)
+            .json(&body)
+            .header("idempotency-key", Uuid::from_bytes(culvert_agent::clock::Clock::system().random()).to_string()),
+    };
+    api.send(request).await.outcome()
+}
+
+on_both_engines! {
+    async fn who_may_do_what(engine: Engine) {
+        let host = TestHost::with(engine, |config| config.rate_limit.per_minute = 10_000).await;
+        let people = [host.person("ada").await, host.person("bea").await, host.person("cem").await, host.person("dan").await];
+        let [ada, bea, cem, dan] = &people;
+        let team = host.team("Engines", ada).await;
+        host.join(team, bea, Role::Admin).await;
+        host.join(team, cem, Role::Member).await;
+        let (owner, admin, member) = (Member::new(&host, ada, team).await, Member::new(&host, bea, team).await, Member::new(&host, cem, team).await);
+        let alone = Member::new(&host, dan, dan.account_id).await;
+        let nobodys = Uuid::from_u128(7);
+
+        let mut text = String::new();
+        for row in table() {
+            let mut line = format!("{} {}\n", row.method, row.path);
+            let columns: &[(&str, &Member, &Member)] = if row.path.contains('{') {
+                &[
+                    ("alone, own", &alone, &alone),
+                    ("alone, a stranger's", &alone, &member),
+                    ("owner, own", &owner, &owner),
+                    ("owner, a member's", &owner, &member),
+                    ("admin, the owner's", &admin, &owner),
+                    ("admin, a member's", &admin, &member),
+                    ("member, own", &member, &member),
+                    ("member, the owner's", &member, &owner),
+                    ("owner, a stranger's", &owner, &alone),
+                ]
+            } else {
+                &[("alone", &alone, &alone), ("owner", &owner, &owner), ("admin", &admin, &admin), ("member", &member, &member)]
+            };
+            for (who, caller, whose) in columns {
+                line += &format!("  {who:20} {}\n", ask(&caller.api, &row, whose.target(&row).await).await);
+            }
+            if row.path.contains('{') {
+                let target = (path(&row, nobodys, nobodys, nobodys), body(&row, owner.device.id));
+                line += &format!("  {:20} {}\n", "owner, nobody's", ask(&owner.api, &row, target).await);
+            }
+            text += &line;
+        }
+        allow_duplicates! { assert_snapshot!(text, @"
+        GET /
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /account
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /account/usage
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /nodes
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /presets
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /domains
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /scope-presets
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /tunnels
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        POST /tunnels
+          alone                201
+          owner                201
+          admin                201
+          member               201
+        GET /tunnels/{tunnel_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        PATCH /tunnels/{tunnel_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        DELETE /tunnels/{tunnel_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        PUT /tunnels/{tunnel_id}/devices
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /tunnels/{tunnel_id}/actions/start
+          alone, own           409 remote_control_disabled
+          alone, a stranger's  404 not_found
+          owner, own           409 remote_control_disabled
+          owner, a member's    409 remote_control_disabled
+          admin, the owner's   409 remote_control_disabled
+          admin, a member's    409 remote_control_disabled
+          member, own          409 remote_control_disabled
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /tunnels/{tunnel_id}/actions/stop
+          alone, own           409 remote_control_disabled
+          alone, a stranger's  404 not_found
+          owner, own           409 remote_control_disabled
+          owner, a member's    409 remote_control_disabled
+          admin, the owner's   409 remote_control_disabled
+          admin, a member's    409 remote_control_disabled
+          member, own          409 remote_control_disabled
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /tunnels/{tunnel_id}/actions/restart
+          alone, own           409 remote_control_disabled
+          alone, a stranger's  404 not_found
+          owner, own           409 remote_control_disabled
+          owner, a member's    409 remote_control_disabled
+          admin, the owner's   409 remote_control_disabled
+          admin, a member's    409 remote_control_disabled
+          member, own          409 remote_control_disabled
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        GET /tunnels/{tunnel_id}/usage
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        GET /tunnels/{tunnel_id}/sessions
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        GET /devices
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /devices/{device_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        PATCH /devices/{device_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    403 not_device_owner
+          admin, the owner's   403 not_device_owner
+          admin, a member's    403 not_device_owner
+          member, own          200
+          member, the owner's  403 not_device_owner
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /devices/{device_id}/actions/stop-all
+          alone, own           409 remote_control_disabled
+          alone, a stranger's  404 not_found
+          owner, own           409 remote_control_disabled
+          owner, a member's    409 remote_control_disabled
+          admin, the owner's   409 remote_control_disabled
+          admin, a member's    409 remote_control_disabled
+          member, own          409 remote_control_disabled
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /devices/{device_id}/actions/restart-agent
+          alone, own           409 remote_control_disabled
+          alone, a stranger's  404 not_found
+          owner, own           409 remote_control_disabled
+          owner, a member's    409 remote_control_disabled
+          admin, the owner's   409 remote_control_disabled
+          admin, a member's    409 remote_control_disabled
+          member, own          409 remote_control_disabled
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        GET /operations
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        GET /operations/{operation_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        ") }
+    }
+
+    /// Without a key, or with one that does not count, nothing is told, not even whether a thing is
+    /// there; without the scope, which one is missing.
+    async fn a_key_comes_first(engine: Engine) {
+        let host = TestHost::with(engine, |config| config.rate_limit.failed_auth_per_minute = 10_000).await;
+        let ada = host.person("ada").await;
+        let revoked = host.key(ada.account_id, ada.account_id, "full_access").await;
+        host.revoke(revoked.key_id).await;
+        host.pass(std::time::Duration::from_secs(1)).await;
+        let narrow = host.key(ada.account_id, ada.account_id, "webhooks:read").await;
+        let (nobodys, api) = (Uuid::from_u128(7), host.api(&ada.key));
+        for row in table() {
+            let target = || (path(&row, nobodys, nobodys, nobodys), body(&row, nobodys));
+            assert_eq!(ask(&api.without_key(), &row, target()).await, "401 missing_api_key", "{}", row.path);
+            for bad in ["ctk_nothing", &revoked.key] {
+                assert_eq!(ask(&api.with_key(bad), &row, target()).await, "401 invalid_api_key", "{}", row.path);
+            }
+            assert_eq!(ask(&api.with_key(&narrow.key), &row, target()).await, "403 insufficient_scope", "{}", row.path);
+        }
+    }
+
+    /// A plan without API access lets nobody past it.
+    async fn a_plan_without_access_has_none(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let poor = host.person("poor").await;
+        host.set_plan(poor.account_id, "none").await;
+        let (nobodys, api) = (Uuid::from_u128(7), host.api(&poor.key));
+        for row in table() {
+            let target = (path(&row, nobodys, nobodys, nobodys), body(&row, nobodys));
+            assert_eq!(ask(&api, &row, target).await, "403 feature_not_available", "{}", row.path);
+        }
+    }
+}
