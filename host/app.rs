@@ -198,7 +198,13 @@ fn load_policies(config: &Config) -> std::result::Result<Set, ConfigError> {
     let cache = config.data_dir.join("policies");
     let artefacts = Artefacts::in_folder(&cache).map_err(|e| ConfigError::new("data_dir", e))?;
     let folder = std::path::Path::new(".");
-    policy::load(&engines, &artefacts, &config.policy, folder).map_err(|e| ConfigError::new("policy", e))
+    let set = policy::load(&engines, &artefacts, &config.policy, folder).map_err(|e| ConfigError::new("policy", e))?;
+    let plan = &config.default_plan;
+    match set.known_entitlement(plan) {
+        Ok(Some(_)) => Ok(set),
+        Ok(None) => Err(ConfigError::new("default_plan", format!("no policy knows a plan `{plan}`"))),
+        Err(failed) => Err(ConfigError::new("policy", format!("{}: {}", failed.module, failed.failure))),
+    }
 }
 
 /// Makes the host's own node and its domain known, and gives running tunnels time to be found again.

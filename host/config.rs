@@ -195,7 +195,9 @@ fn one_line(error: &figment::Error) -> String {
     let mut setting = error.path.join(".");
     let problem = match &error.kind {
         figment::error::Kind::UnknownField(field, known) => {
-            setting = error.path.iter().map(String::as_str).chain([field.as_str()]).collect::<Vec<_>>().join(".");
+            if error.path.last() != Some(field) {
+                setting = error.path.iter().chain([field]).map(String::as_str).collect::<Vec<_>>().join(".");
+            }
             format!("there is no such setting; there are {}", known.join(", "))
         }
         kind => kind.to_string(),
@@ -205,5 +207,5 @@ fn one_line(error: &figment::Error) -> String {
         None => format!(" (in {})", metadata.name),
     });
     let subject = if setting.is_empty() { "configuration".to_owned() } else { setting };
-    format!("{subject}: {}{}", problem.replace('\n', " "), source.unwrap_or_default())
+    format!("{subject}: {}{}", problem.replace('\n', " ").replace("``", "`"), source.unwrap_or_default())
 }

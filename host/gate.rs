@@ -166,7 +166,12 @@ impl Gate {
 
         let ask = convert::plan_ask(caller, action, facts.counters, draft.wants());
         allowed(policies.plan_access(&ask))?;
-        let devices = self.involved(caller, action, &facts, &draft).await?;
+        // Where the device that a body names is none, the tunnel alone is judged.
+        let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
+        let devices = match names_none {
+            true => Vec::new(),
+            false => self.involved(caller, action, &facts, &draft).await?,
+        };
         let ask = convert::role_ask(caller, action, &facts, &devices);
         allowed(policies.team_role(&ask))?;
 
@@ -192,11 +197,10 @@ impl Gate {
     }
 
     /// Decides once more, on facts that have changed.
-    pub async fn admit_again<D: Draft>(&self, permit: &Permit, body: Body<D>) -> Result<Permit> {
+    pub async fn admit_again<D: Draft>(&self, permit: &Permit, body: Body<D>) -> Result<(Permit, D::Valid)> {
         let owner = self.store.caller_of_key(permit.caller.key_id).await?;
         let caller = owner.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
-        let (permit, _) = self.admit(&caller, permit.action, permit.subject, body).await?;
-        Ok(permit)
+        self.admit(&caller, permit.action, permit.subject, body).await
     }
 
     /// The devices that an action concerns. One that the scope does not have is left out here: the
@@ -225,11 +229,16 @@ impl Gate {
     }
 }
 
-/// A field that is known to be wrong is not named twice.
+/// A field that is known to be wrong is not named twice, nor is what lies in it. That a body says
+/// nothing is no news where something in it is wrong.
 fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
     let known = faults.len();
+    let lies_in = |field: &str, known: &str| {
+        field.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
     for fault in more {
-        if !faults[..known].iter().any(|known| known.field == fault.field) {
+        let covered = |known: &Fault| lies_in(&fault.field, &known.field) || fault.field == "body";
+        if !faults[..known].iter().any(covered) {
             faults.push(fault);
         }
     }

@@ -1,8 +1,8 @@
 //! The agents' side of the host: who enrols, who is connected, and what becomes of commands.
 //!
 //! Every connected device has one task ([`life`]), which holds what the database says against what
-//! it has told the agent, whenever it is woken. Being woken is a matter of speed: it also looks by
-//! itself, once a second.
+//! it has told the agent, whenever it is woken. Being woken is a matter of speed: it also looks at
+//! every sign of life of the agent.
 
 mod arrival;
 mod commands;

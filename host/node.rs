@@ -99,8 +99,9 @@ impl Node {
         if lease.protocol != Protocol::Tcp {
             return Err(format!("This version's nodes carry tcp, not {}.", lease.protocol));
         }
-        if let Some(tunnel) = lock(&self.shared.tunnels).get(&lease.tunnel_id) {
-            let former = tunnel.turn_to(lease, &self.shared);
+        // One lock at a time: who counts the traffic takes both, in the other order.
+        let turned = lock(&self.shared.tunnels).get(&lease.tunnel_id).map(|tunnel| tunnel.turn_to(lease, &self.shared));
+        if let Some(former) = turned {
             lock(&self.ending).extend(former);
             return Ok(());
         }
@@ -155,11 +156,21 @@ impl Node {
     pub fn take_traffic(&self) -> Vec<Counted> {
         let mut ending = lock(&self.ending);
         let mut runs: Vec<Arc<Run>> = lock(&self.shared.tunnels).values().map(Tunnel::run).collect();
-        // What has ended before it is counted is counted whole.
+        // What has ended before it is counted is counted whole, and let go if that can be noted.
         let (over, rest): (Vec<_>, Vec<_>) = ending.drain(..).partition(|run| run.is_over());
         runs.extend(over.into_iter().chain(rest.iter().cloned()));
         *ending = rest;
         runs.into_iter().filter_map(Counted::take).collect()
+    }
+
+    /// Counts again, the next time, what could not be noted.
+    pub fn give_back(&self, counted: Counted) {
+        let Counted { run, traffic } = counted;
+        run.give_back(traffic);
+        let mut ending = lock(&self.ending);
+        if run.is_over() && !ending.iter().any(|other| Arc::ptr_eq(other, &run)) {
+            ending.push(run);
+        }
     }
 
     /// Ends everything that is served.
@@ -186,11 +197,6 @@ impl Counted {
 
     pub fn lease(&self) -> &Lease {
         self.run.lease()
-    }
-
-    /// Counts it again the next time: it could not be noted.
-    pub fn give_back(self) {
-        self.run.give_back(self.traffic);
     }
 }
 

@@ -90,13 +90,14 @@ pub async fn note_traffic(app: &App) -> Result<()> {
     for counted in app.node.take_traffic() {
         by_scope.entry(counted.lease().scope_id).or_default().push(counted);
     }
+    let mut result = Ok(());
     for (scope_id, counted) in by_scope {
         if let Err(error) = note_scope(app, scope_id, &counted).await {
-            counted.into_iter().for_each(Counted::give_back);
-            return Err(error);
+            counted.into_iter().for_each(|counted| app.node.give_back(counted));
+            result = Err(error);
         }
     }
-    Ok(())
+    result
 }
 
 async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()> {
@@ -126,8 +127,8 @@ async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()
 
 /// Notes what there is to note of a host that ends: its node serves nobody any longer.
 pub async fn leave(app: &App) -> Result<()> {
-    note_traffic(app).await?;
-    app.limits.save(&app.store, app.clock.now()).await?;
+    note("traffic could not be noted", note_traffic(app).await);
+    note("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
     let node_id = app.node.id();
     app.store
         .write(None, move |write| {

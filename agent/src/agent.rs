@@ -23,11 +23,15 @@ use crate::journal::{Journal, Stage};
 use crate::link::{self, Event};
 use crate::local::{self, Incoming};
 use crate::state::StateDir;
+use crate::stopped::Stopped;
 use crate::target::LinkLocal;
 use crate::tls;
 use crate::tunnel::{Node, Report, Surroundings};
 use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
+
+/// How long the host is waited for when the agent ends.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -61,10 +65,13 @@ pub struct Agent {
     consent: Consent,
     agreed: Agreed,
     journal: Journal,
+    stopped: Stopped,
     leases: Leases,
     host: Option<Host>,
     /// The decision about remote control that the host was last told of in a hello.
     told: Option<SignedConsent>,
+    /// The local stops that the host was last told of in a hello.
+    told_stopped: Vec<Uuid>,
     waiting: requests::Waiting,
     /// Set when the process is to be replaced.
     replace: bool,
@@ -98,9 +105,11 @@ impl Agent {
             consent: Consent::load(&state)?,
             agreed: Agreed::load(&state)?,
             journal: Journal::load(&state, clock.now())?,
+            stopped: Stopped::load(&state)?,
             leases: Leases::new(Surroundings { clock: clock.clone(), link_local, reports }),
             host: None,
             told: None,
+            told_stopped: Vec::new(),
             waiting: requests::Waiting::default(),
             replace: false,
             device,
@@ -112,7 +121,7 @@ impl Agent {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {
-                    agent.say(ToHost::Goodbye).await;
+                    agent.leave(happened).await;
                     return Ok(Exit::Stopped);
                 }
                 Some(event) = happened.recv() => agent.on_link(event).await?,
@@ -122,6 +131,20 @@ impl Agent {
             }
         }
         Ok(Exit::Replace(agent.program))
+    }
+
+    /// Says goodbye, and waits until it is on its way.
+    async fn leave(mut self, mut happened: mpsc::Receiver<Event>) {
+        if self.host.is_none() {
+            return;
+        }
+        self.say(ToHost::Goodbye).await;
+        // The link ends when it has sent everything and nobody can say more.
+        self.host = None;
+        let ended = async { while happened.recv().await.is_some_and(|event| !matches!(event, Event::Down)) {} };
+        if self.clock.timeout(FAREWELL, ended).await.is_err() {
+            tracing::warn!("the host could not be told goodbye");
+        }
     }
 
     async fn on_link(&mut self, event: Event) -> io::Result<()> {
@@ -141,6 +164,7 @@ impl Agent {
     fn introduce(&mut self, nonce: &[u8], hello: oneshot::Sender<Hello>) {
         let device_id = self.device.id;
         self.told = self.consent.pending();
+        self.told_stopped = self.stopped.leases();
         // The link may have given up meanwhile; it will ask again.
         let _ = hello.send(Hello {
             device_id,
@@ -153,6 +177,7 @@ impl Agent {
             signed_consent: self.told.clone(),
             lease_ids: self.leases.ids(),
             operation_ids: self.journal.unsettled().map(|entry| entry.operation_id).collect(),
+            stopped: self.told_stopped.clone(),
         });
     }
 
@@ -206,9 +231,13 @@ impl Agent {
         for lease_id in self.leases.ids().into_iter().filter(|id| !kept.contains(id)) {
             self.end_lease(lease_id, "lease_expired").await?;
         }
+        self.stopped.confirm(&std::mem::take(&mut self.told_stopped))?;
         self.renew().await;
         for grant in welcome.grants {
             self.resume(grant).await?;
+        }
+        for lease_id in kept {
+            self.say_how_it_is(lease_id).await;
         }
         self.report_finished().await
     }

@@ -3,7 +3,7 @@
 //! Shared: the [`wire`] between them, the [`clock`], the [`pipe`] that carries visitors' bytes, and
 //! [`tls`]. The agent itself is [`agent`]: one task that listens to the host ([`link`]), to people at
 //! the device ([`local`]) and to its tunnels ([`tunnel`]). What must survive a crash is on disk
-//! before anything is done about it ([`state`], [`journal`], [`consent`], [`agreed`]).
+//! before anything is done about it ([`state`], [`journal`], [`consent`], [`agreed`], [`stopped`]).
 
 pub mod agent;
 pub mod agreed;
@@ -17,6 +17,7 @@ pub mod local;
 pub mod pipe;
 pub mod socket;
 pub mod state;
+pub mod stopped;
 pub mod target;
 pub mod tls;
 pub mod tunnel;

@@ -276,15 +276,16 @@ impl Shared {
         }
     }
 
-    async fn carry(&self, connection: &mut TlsStream<TcpStream>, mut target: TcpStream) -> io::Result<()> {
+    async fn carry(&self, connection: &mut TlsStream<TcpStream>, target: TcpStream) -> io::Result<()> {
+        let mut target = Served { stream: target, complete: false };
         connection.write_all(&[ACCEPTED]).await?;
         let Target { idle_timeout, buffer_size, .. } = lock(&self.target).clone();
         let limits =
             pipe::Limits { buffer_size: buffer_size as usize, idle_timeout: Duration::from_secs(idle_timeout.into()) };
         let counters = pipe::Counters::default();
-        let ended = pipe::run(connection, &mut target, limits, &counters, &self.around.clock).await;
+        let ended = pipe::run(connection, &mut target.stream, limits, &counters, &self.around.clock).await;
+        target.complete = ended.is_ok();
         if ended.is_err() {
-            socket::reset(&target);
             socket::reset(connection.get_ref().0);
         }
         ended
@@ -311,6 +312,21 @@ impl Shared {
     async fn report(&self, report: Report) {
         // Nobody listens when the agent ends, and then it does not matter.
         let _ = self.around.reports.send((self.grant.lease_id, report)).await;
+    }
+}
+
+/// A connection to the local target. Until it is complete, its end is a reset, also where the tunnel
+/// stops in the middle of it: what was cut short must not look complete.
+struct Served {
+    stream: TcpStream,
+    complete: bool,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if !self.complete {
+            socket::reset(&self.stream);
+        }
     }
 }
 

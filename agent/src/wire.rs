@@ -171,6 +171,11 @@ pub enum ToHost {
         request_id: Uuid,
         lease_id: Uuid,
     },
+    /// A tunnel that was to be resumed never came to stand ready. It may be resumed again.
+    NotResumed {
+        lease_id: Uuid,
+        detail: String,
+    },
     Consent(SignedConsent),
     /// The agent ends, and its tunnels with it.
     Goodbye,
@@ -195,6 +200,9 @@ pub struct Hello {
     pub lease_ids: Vec<Uuid>,
     /// The commands that this device has in its journal and that are not settled.
     pub operation_ids: Vec<Uuid>,
+    /// The leases of tunnels that people at the device stopped while it was not connected.
+    #[serde(default)]
+    pub stopped: Vec<Uuid>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

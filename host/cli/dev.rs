@@ -113,6 +113,8 @@ fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
     let auth = format!("-H 'Authorization: Bearer {key}'");
     let documentation = api.trim_end_matches("/v2");
     let id = tunnel["id"].as_str().unwrap_or_default();
+    // Another one every time: with the same, tomorrow's stop would be answered with today's.
+    let stop_key = client.clock.id();
     format!(
         "Culvert is running, with one tunnel:\n\n    \
          http://{public}  →  this machine, {target}\n\n    \
@@ -123,7 +125,7 @@ fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
          Try:\n\n    \
          curl http://{public}\n    \
          curl {auth} {api}/tunnels/{id}\n    \
-         curl {auth} -X POST {api}/tunnels/{id}/actions/stop -H 'Idempotency-Key: my-first-stop'\n\n\
+         curl {auth} -X POST {api}/tunnels/{id}/actions/stop -H 'Idempotency-Key: {stop_key}'\n\n\
          Ctrl-C ends it; the next start finds everything again.",
         folder.display(),
     )
@@ -231,10 +233,13 @@ impl ApiClient {
     async fn start(&self, tunnel_id: Uuid, device_id: Uuid, port: u16) -> Result<Value, Problem> {
         let path = format!("tunnels/{tunnel_id}");
         self.send(Method::PATCH, &path, Some(json!({"local_port": port}))).await?;
+        // What a former run was asked for in its last moment is done first.
+        let ended = |operation: &Value| !operation["finished_at"].is_null();
+        self.wait("operations", |all| all.as_array().is_none_or(|all| all.iter().all(ended))).await?;
         let start = format!("{path}/actions/start");
         let operation = self.send(Method::POST, &start, Some(json!({"device_id": device_id}))).await?;
         let operation = format!("operations/{}", operation["id"].as_str().unwrap_or_default());
-        let ended = self.wait(&operation, |operation| !operation["finished_at"].is_null()).await?;
+        let ended = self.wait(&operation, ended).await?;
         if ended["status"] != "succeeded" {
             return Err(refused(format!(
                 "the tunnel did not start: {}",

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::{Problem, operator, print, refused, table};
 use crate::config::Config;
 use crate::domain::key::EnrolmentCode;
+use crate::error::{Code, Error};
 
 /// How long an enrolment code can be used.
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
@@ -95,7 +96,18 @@ async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), Problem> {
     let store = operator::store(config).await?;
     let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
     let scope_id = device.device.scope_id;
-    store.write(Some(scope_id), move |write| Box::pin(async move { write.remove_device(id).await })).await?;
+    let removed = store.write(Some(scope_id), move |write| {
+        Box::pin(async move {
+            let alone = write.tunnels_of_device_alone(id).await?;
+            if alone.is_empty() {
+                return write.remove_device(id).await;
+            }
+            // Without it, their allowlists would be empty, and anybody's device could run them.
+            let detail = format!("only this device may run {}; change their devices first", alone.join(", "));
+            Err(Error::new(Code::ValidationFailed, detail))
+        })
+    });
+    removed.await.map_err(|error| refused(error.detail))?;
     print(json, &json!({"id": id, "removed": true}), || format!("removed {id}"));
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! A tunnel, what it is doing, and where it is reached.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -99,6 +101,9 @@ pub struct PublicAddress {
     pub hostname: String,
     pub port: u16,
     pub url: Option<String>,
+    /// Where the node is known by an address instead of a name.
+    pub ipv4: Option<Ipv4Addr>,
+    pub ipv6: Option<Ipv6Addr>,
 }
 
 impl Tunnel {
@@ -150,7 +155,8 @@ fn address(protocol: Protocol, port: u16, https: bool, name: Option<String>, nod
     let hostname = name.unwrap_or_else(|| node.hostname.clone());
     let scheme = if https { "https" } else { "http" };
     let url = (protocol == Protocol::Http).then(|| format!("{scheme}://{hostname}"));
-    PublicAddress { hostname, port, url }
+    let (ipv4, ipv6) = (node.hostname.parse().ok(), node.hostname.parse().ok());
+    PublicAddress { hostname, port, url, ipv4, ipv6 }
 }
 
 /// The public port of an http tunnel, which shares it with all others of its node.

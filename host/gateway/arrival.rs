@@ -4,6 +4,7 @@ use culvert_agent::device::verify;
 use culvert_agent::wire::{ConsentState, Hello, SignedConsent, connect_statement, consent_statement};
 use uuid::Uuid;
 
+use super::local;
 use crate::app::App;
 use crate::domain::device::Device;
 use crate::domain::session::EndReason;
@@ -19,6 +20,8 @@ pub struct Arrived {
     pub scope_id: Uuid,
     pub boot_id: Uuid,
     pub consent: ConsentState,
+    /// The leases that this process of the agent holds.
+    pub held: Vec<Uuid>,
 }
 
 /// The device of a hello, if its signature over the nonce is by the device's key.
@@ -39,7 +42,7 @@ pub async fn identify(app: &App, hello: &Hello, nonce: &[u8]) -> Result<Enrolled
 pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result<Arrived> {
     let host_id = app.host_id;
     let scope_id = enrolled.device.scope_id;
-    let boot_id = hello.boot_id;
+    let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
     let (connection, consent) = app
         .store
         .write(Some(scope_id), move |write| {
@@ -50,13 +53,16 @@ pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result
                 if let Some(signed) = &hello.signed_consent {
                     decide(write, &device, &public_key, signed).await?;
                 }
+                for session_id in &hello.stopped {
+                    local::stop(write, &device, *session_id).await?;
+                }
                 end_lost_leases(write, device.id, &hello).await?;
                 resume_wanted(write, &device, boot_id).await?;
                 Ok((connection, consent_of(write, &device).await?))
             })
         })
         .await?;
-    Ok(Arrived { connection, scope_id, boot_id, consent })
+    Ok(Arrived { connection, scope_id, boot_id, consent, held })
 }
 
 /// Takes a decision about remote control that the device has signed. Where it was made on an older

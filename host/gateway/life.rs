@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::domain::device::{Device, OFFLINE_AFTER};
 use crate::domain::operation::RemoteAction;
 use crate::domain::session::{EndReason, LEASE};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::store::Write;
 use crate::store::presence::Connection;
 use crate::store::sessions::Lease;
@@ -62,6 +62,11 @@ pub async fn live(app: Arc<App>, socket: WebSocket) {
             let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
             Life::new(app, link, arrived, public_key).run().instrument(span).await;
         }
+        Ok(Err(End::Store(error))) if !matches!(error.code, Code::NotFound | Code::DeviceNotAllowed) => {
+            tracing::warn!(%error, "an agent could not be let in");
+            let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
+            let _ = link.send(&ToAgent::Goodbye { reason: "the host is busy".into(), reconnect_after_ms }).await;
+        }
         Ok(Err(End::Store(error))) => {
             let (code, detail) = (error.code.as_str().to_owned(), error.detail.into_owned());
             let _ = link.send(&ToAgent::Refused { code, detail }).await;
@@ -90,16 +95,18 @@ struct Life {
     connection: Connection,
     scope_id: Uuid,
     boot_id: Uuid,
+    /// The leases that the agent held when it connected.
+    held: Vec<Uuid>,
     public_key: Vec<u8>,
     told: Told,
 }
 
 impl Life {
     fn new(app: Arc<App>, link: Link, arrived: Arrived, public_key: Vec<u8>) -> Self {
-        let Arrived { connection, scope_id, boot_id, consent } = arrived;
+        let Arrived { connection, scope_id, boot_id, consent, held } = arrived;
         let entry = app.gateway.enter(connection);
         let told = Told::of(consent);
-        Self { app, link, entry, connection, scope_id, boot_id, public_key, told }
+        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told }
     }
 
     async fn run(mut self) {
@@ -109,15 +116,15 @@ impl Life {
             Err(end) => end,
         };
         let reason = end.to_string();
-        tracing::info!(reason, "disconnected");
         if !matches!(end, End::Gone | End::Goodbye | End::Silent) {
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
-            let _ = self.link.send(&ToAgent::Goodbye { reason, reconnect_after_ms }).await;
+            let _ = self.link.send(&ToAgent::Goodbye { reason: reason.clone(), reconnect_after_ms }).await;
         }
         self.app.gateway.leave(self.connection);
         if let Err(error) = self.depart(matches!(end, End::Goodbye | End::NotAllowed)).await {
             tracing::warn!(%error, "the end of a connection was not noted");
         }
+        tracing::info!(reason, "disconnected");
     }
 
     async fn welcome(&mut self) -> Result<(), End> {
@@ -173,7 +180,7 @@ impl Life {
             }
             ToHost::Serving { lease_id } => self.on_serving(lease_id).await,
             ToHost::TargetState { lease_id, error } => {
-                let error = error.map(|error| error.chars().take(500).collect::<String>());
+                let error = error.map(|error| shortened(&error));
                 self.write(move |write, device| {
                     Box::pin(async move { write.set_target_error(lease_id, device.id, error.as_deref()).await })
                 })
@@ -185,6 +192,14 @@ impl Life {
                 self.write(move |write, device| Box::pin(local::stop(write, device, lease_id))).await?;
                 self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
             }
+            ToHost::NotResumed { lease_id, detail } => {
+                self.told.leases.remove(&lease_id);
+                let detail = shortened(&detail);
+                self.write(move |write, device| {
+                    Box::pin(async move { local::not_resumed(write, device, lease_id, &detail).await })
+                })
+                .await
+            }
             ToHost::Consent(signed) => self.on_consent(signed).await,
             ToHost::Goodbye => Err(End::Goodbye),
             ToHost::Hello(_) | ToHost::Unknown => Ok(()),
@@ -193,6 +208,9 @@ impl Life {
 
     /// A heartbeat: the device is there, and its leases hold for another term.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
+        if !self.app.store.counts(self.connection).await? {
+            return Err(End::Replaced);
+        }
         self.app.gateway.note_seen(self.connection, self.app.clock.now());
         let asked = lease_ids.clone();
         let renewed = if asked.is_empty() {
@@ -209,7 +227,8 @@ impl Life {
         if self.app.store.has_unserved_wishes(self.scope_id, self.connection.device_id).await? {
             self.write(move |write, device| Box::pin(arrival::resume_wanted(write, device, boot_id))).await?;
         }
-        Ok(())
+        // Others may have changed something, whom no wake-up comes from: the operator's commands.
+        self.catch_up().await
     }
 
     async fn on_claimed(&mut self, operation_id: Uuid) -> Result<(), End> {
@@ -336,7 +355,7 @@ impl Life {
         let (connection, scope_id) = (self.connection, self.scope_id);
         let written = self.app.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
-                if !write.is_current(connection).await? {
+                if !write.counts(connection).await? {
                     return Ok(Err(End::Replaced));
                 }
                 match write.device(scope_id, connection.device_id).await? {
@@ -356,7 +375,7 @@ impl Life {
             .store
             .write(Some(self.scope_id), move |write| {
                 Box::pin(async move {
-                    if !write.is_current(connection).await? {
+                    if !write.counts(connection).await? {
                         return Ok(());
                     }
                     write.disconnect_device(connection).await?;
@@ -372,6 +391,11 @@ impl Life {
             })
             .await
     }
+}
+
+/// As much of an agent's words as is kept.
+fn shortened(text: &str) -> String {
+    text.chars().take(500).collect()
 }
 
 async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {

@@ -67,11 +67,22 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
     }
 }
 
+/// A tunnel that was to be resumed did not come to stand ready; with the device's next sign of life
+/// it is tried again.
+pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, detail: &str) -> Result<()> {
+    if let Some(lease) = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id) {
+        write.end_session(session_id, EndReason::Error).await?;
+        write.set_start_error(lease.tunnel_id, Some(detail)).await?;
+    }
+    Ok(())
+}
+
 /// Ends what somebody at the device stopped.
 pub async fn stop(write: &mut Write, device: &Device, session_id: Uuid) -> Result<()> {
-    let lease = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id);
-    if lease.is_some() {
-        write.stop_session(session_id, EndReason::StoppedLocal).await?;
+    // The lease may have ended meanwhile; what was wanted of it ends as well.
+    write.forget_wish(session_id, device.id).await?;
+    if write.lease(session_id).await?.is_some_and(|lease| lease.device_id == device.id) {
+        write.end_session(session_id, EndReason::StoppedLocal).await?;
     }
     Ok(())
 }

@@ -13,6 +13,9 @@ use crate::domain::word::Word;
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Body, NoBody};
 
+/// Objects in one list, at most: more than any list of them may hold.
+const MOST_OBJECTS: usize = 100;
+
 /// JSON (RFC 8259), but for objects with a key that stands twice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tree {
@@ -183,6 +186,11 @@ impl<'t> Fields<'t> {
     /// places.
     fn objects<T>(&mut self, name: &str, read: impl Fn(&mut Fields<'t>) -> T) -> Option<Vec<T>> {
         let items = self.read(name, list)?;
+        if items.len() > MOST_OBJECTS {
+            // Not one by one: the answer would be longer than the request.
+            self.fault(name, format!("must have at most {MOST_OBJECTS} items"));
+            return None;
+        }
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let path = format!("{name}[{index}]");

@@ -34,15 +34,11 @@ pub struct Call {
 }
 
 /// A request that may be carried out, and what it would take to decide on it again.
-pub struct Admitted<D> {
+pub struct Admitted<D: Draft> {
     permit: Permit,
+    /// The body, as it was found to be valid.
+    pub valid: D::Valid,
     body: Body<D>,
-}
-
-impl<D> Admitted<D> {
-    pub fn permit(&self) -> &Permit {
-        &self.permit
-    }
 }
 
 impl Call {
@@ -74,17 +70,18 @@ impl Call {
     }
 
     /// Decides on a request that changes something (decisions §1, steps 9 to 12).
-    pub async fn admit<D: Draft>(&self, subject: Subject, body: Body<D>) -> Result<(Admitted<D>, D::Valid)> {
+    pub async fn admit<D: Draft>(&self, subject: Subject, body: Body<D>) -> Result<Admitted<D>> {
         let (permit, valid) = self.app.gate.admit(&self.caller, self.action, subject, body.clone()).await?;
-        Ok((Admitted { permit, body }, valid))
+        Ok(Admitted { permit, valid, body })
     }
 
-    /// Carries out what was admitted. Requests of one scope take turns here, so that a decision that
-    /// has to be made again is not overtaken a second time.
+    /// Carries out what was admitted: the change that `change` makes of it, anew for every decision.
+    /// Requests of one scope take turns here, so that a decision that has to be made again is not
+    /// overtaken a second time.
     pub async fn commit<D, C, S>(
         self,
         admitted: Admitted<D>,
-        change: C,
+        change: impl Fn(D::Valid) -> C,
         answer: impl Fn(C::Done) -> S + Clone + Send + Sync + 'static,
     ) -> Answer<S>
     where
@@ -92,17 +89,16 @@ impl Call {
         C: Change,
         S: Shape,
     {
-        let Admitted { mut permit, body } = admitted;
+        let Admitted { mut permit, mut valid, body } = admitted;
         let _turn = self.app.scopes.lock(self.caller.scope.id).await;
-        let change = Arc::new(change);
         for _ in 0..DECISIONS {
             let (answer, request_id) = (answer.clone(), self.request_id.clone());
             let render = move |done| answer(done).render(&request_id);
-            let shared = Arc::new(permit);
-            match self.app.store.commit(shared.clone(), change.clone(), self.claim.clone(), render).await? {
+            let (shared, change) = (Arc::new(permit), Arc::new(change(valid)));
+            match self.app.store.commit(shared.clone(), change, self.claim.clone(), render).await? {
                 Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
                 Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
-                Committed::Stale => permit = self.app.gate.admit_again(&shared, body.clone()).await?,
+                Committed::Stale => (permit, valid) = self.app.gate.admit_again(&shared, body.clone()).await?,
             }
         }
         Err(Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.")

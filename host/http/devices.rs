@@ -67,8 +67,8 @@ pub async fn read(call: Call, (): ()) -> Answer<Found<DeviceOut>> {
 
 pub async fn update(call: Call, body: Body<DevicePatch>) -> Answer<Found<DeviceOut>> {
     let device_id = call.id()?;
-    let (admitted, patch) = call.admit(Subject::Device(device_id), body).await?;
-    call.commit(admitted, UpdateDevice { device_id, patch }, |device| Found(device.into())).await
+    let admitted = call.admit(Subject::Device(device_id), body).await?;
+    call.commit(admitted, |patch| UpdateDevice { device_id, patch }, |device| Found(device.into())).await
 }
 
 pub async fn stop_all(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
@@ -81,6 +81,6 @@ pub async fn restart_agent(call: Call, body: Body<NoBody>) -> Answer<Accepted<Op
 
 async fn act(call: Call, body: Body<NoBody>, action: RemoteAction) -> Answer<Accepted<OperationOut>> {
     let device_id = call.id()?;
-    let (admitted, ()) = call.admit(Subject::Device(device_id), body).await?;
-    call.commit(admitted, ActOnDevice { device_id, action }, |operation| Accepted(operation.into())).await
+    let admitted = call.admit(Subject::Device(device_id), body).await?;
+    call.commit(admitted, |()| ActOnDevice { device_id, action }, |operation| Accepted(operation.into())).await
 }

@@ -1,7 +1,5 @@
 //! Tunnels.
 
-use std::net::IpAddr;
-
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -150,7 +148,7 @@ impl From<Tunnel> for TunnelOut {
         let device_id = tunnel.running_on();
         let Node { id, name, region, country, region_flag, status: node_status, .. } = tunnel.node.clone();
         Self {
-            public_address: AddressOut::new(tunnel.public_address(), &tunnel.node),
+            public_address: tunnel.public_address().into(),
             id: tunnel.id,
             name: tunnel.name,
             protocol: tunnel.protocol,
@@ -185,18 +183,16 @@ impl From<Vec<Uuid>> for BindingsOut {
     }
 }
 
-impl AddressOut {
-    fn new(address: PublicAddress, node: &Node) -> Self {
-        let ip = node.hostname.parse::<IpAddr>().ok().map(|ip| ip.to_string());
-        let (ipv4, ipv6) = if node.hostname.contains(':') { (None, ip) } else { (ip, None) };
-        let PublicAddress { hostname, port, url } = address;
-        Self { hostname, port, url, ipv4, ipv6 }
+impl From<PublicAddress> for AddressOut {
+    fn from(address: PublicAddress) -> Self {
+        let PublicAddress { hostname, port, url, ipv4, ipv6 } = address;
+        Self { hostname, port, url, ipv4: ipv4.map(|ip| ip.to_string()), ipv6: ipv6.map(|ip| ip.to_string()) }
     }
 }
 
 impl ExtraPortOut {
     fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
-        let public_address = AddressOut::new(tunnel.extra_address(&port), &tunnel.node);
+        let public_address = tunnel.extra_address(&port).into();
         let ExtraPort { id, local_port, remote_port, protocol, label } = port;
         Self { id, local_port, remote_port, protocol, label, public_address }
     }
@@ -215,9 +211,9 @@ pub async fn list(call: Call, (): ()) -> Answer<Listed<TunnelOut>> {
 }
 
 pub async fn create(call: Call, body: Body<NewTunnel>) -> Answer<Created<TunnelOut>> {
-    let (admitted, definition) = call.admit(Subject::Scope, body).await?;
-    let password_hash = call.app.hash_password(definition.basic_auth_password.clone()).await?;
-    let change = CreateTunnel { definition, password_hash };
+    let admitted = call.admit(Subject::Scope, body).await?;
+    let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone()).await?;
+    let change = |definition| CreateTunnel { definition, password_hash: hash.clone() };
     call.commit(admitted, change, |tunnel| Created(TunnelOut::from(tunnel))).await
 }
 
@@ -243,9 +239,9 @@ pub async fn read(call: Call, (): ()) -> Answer<Found<TunnelDetailOut>> {
 
 pub async fn update(call: Call, body: Body<TunnelPatch>) -> Answer<Found<TunnelOut>> {
     let tunnel_id = call.id()?;
-    let (admitted, change) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    let password_hash = call.app.hash_password(change.basic_auth_password.clone().flatten()).await?;
-    let change = UpdateTunnel { tunnel_id, change, password_hash };
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone().flatten()).await?;
+    let change = |change| UpdateTunnel { tunnel_id, change, password_hash: hash.clone() };
     call.commit(admitted, change, |tunnel| Found(TunnelOut::from(tunnel))).await
 }
 
@@ -260,8 +256,8 @@ pub struct DeletedOut {
 
 pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
     let tunnel_id = call.id()?;
-    let (admitted, ()) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    call.commit(admitted, DeleteTunnel { tunnel_id }, |id| Found(DeletedOut { id, deleted: true })).await
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, |()| DeleteTunnel { tunnel_id }, |id| Found(DeletedOut { id, deleted: true })).await
 }
 
 /// Device bindings after a replacement
@@ -276,18 +272,22 @@ pub struct BoundOut {
 
 pub async fn bind(call: Call, body: Body<BindDevices>) -> Answer<Found<BoundOut>> {
     let tunnel_id = call.id()?;
-    let (admitted, device_ids) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    call.commit(admitted, BindTunnel { tunnel_id, device_ids }, |bound| {
-        let Bound { device_ids, stopped_device_id } = bound;
-        Found(BoundOut { bindings: device_ids.into(), stopped_device_id })
-    })
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(
+        admitted,
+        |device_ids| BindTunnel { tunnel_id, device_ids },
+        |bound| {
+            let Bound { device_ids, stopped_device_id } = bound;
+            Found(BoundOut { bindings: device_ids.into(), stopped_device_id })
+        },
+    )
     .await
 }
 
 pub async fn start(call: Call, body: Body<StartTunnel>) -> Answer<Accepted<OperationOut>> {
     let tunnel_id = call.id()?;
-    let (admitted, choice) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    call.commit(admitted, Start { tunnel_id, choice }, |operation| Accepted(operation.into())).await
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, |choice| Start { tunnel_id, choice }, |operation| Accepted(operation.into())).await
 }
 
 pub async fn stop(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
@@ -300,8 +300,8 @@ pub async fn restart(call: Call, body: Body<NoBody>) -> Answer<Accepted<Operatio
 
 async fn act_on_running(call: Call, body: Body<NoBody>, action: RemoteAction) -> Answer<Accepted<OperationOut>> {
     let tunnel_id = call.id()?;
-    let (admitted, ()) = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    call.commit(admitted, ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    call.commit(admitted, |()| ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
 }
 
 /// Tunnel usage

@@ -30,6 +30,9 @@ const VISITOR_WAIT: Duration = Duration::from_secs(10);
 /// How long the agent has to reach its local target.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
 
+/// Connections that wait for visitors, at most: twice what an agent dials ahead when many come.
+const MOST_WAITING: usize = 128;
+
 type Connection = TlsStream<TcpStream>;
 
 pub struct Run {
@@ -87,6 +90,8 @@ impl Run {
         let mut waiting = lock(&self.waiting);
         waiting.retain_mut(|connection| !is_stale(connection));
         waiting.push(connection);
+        let surplus = waiting.len().saturating_sub(MOST_WAITING);
+        waiting.drain(..surplus);
         drop(waiting);
         self.parked.notify_one();
     }

@@ -44,8 +44,13 @@ impl Failure {
     }
 }
 
+/// Bytes of one answer, at most: more than any that the contract allows.
+const ANSWER_BYTES: usize = 4 * 1024 * 1024;
+
 pub struct Sandbox {
+    /// What its memories may have together, and what they have.
     memory_bytes: usize,
+    used_bytes: usize,
     refused_memory: bool,
 }
 
@@ -57,8 +62,10 @@ pub fn linker(engine: &Engine) -> Linker<Sandbox> {
 }
 
 pub fn store(engine: &Engine, limits: Limits) -> SandboxStore {
-    let mut store = Store::new(engine, Sandbox { memory_bytes: limits.memory_bytes, refused_memory: false });
+    let mut store =
+        Store::new(engine, Sandbox { memory_bytes: limits.memory_bytes, used_bytes: 0, refused_memory: false });
     store.limiter(|sandbox| sandbox);
+    store.set_hostcall_fuel(ANSWER_BYTES);
     extend_deadline(&mut store, limits);
     store
 }
@@ -80,8 +87,12 @@ pub fn failure(store: &SandboxStore, error: &wasmtime::Error) -> Failure {
 }
 
 impl ResourceLimiter for Sandbox {
-    fn memory_growing(&mut self, _: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
-        let allowed = desired <= self.memory_bytes;
+    fn memory_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        let used = self.used_bytes.saturating_add(desired.saturating_sub(current));
+        let allowed = used <= self.memory_bytes;
+        if allowed {
+            self.used_bytes = used;
+        }
         self.refused_memory |= !allowed || maximum.is_some_and(|maximum| desired > maximum);
         Ok(allowed)
     }

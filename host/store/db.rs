@@ -11,7 +11,10 @@ use chrono::{DateTime, Utc};
 use sqlx::migrate::{Migrate, Migrator};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
-use sqlx::{ColumnIndex, Decode, PgPool, Postgres, Row as _, Sqlite, SqlitePool, Transaction, Type};
+use sqlx::{
+    ColumnIndex, Connection as _, Decode, PgConnection, PgPool, Postgres, Row as _, Sqlite, SqlitePool, Transaction,
+    Type,
+};
 use uuid::Uuid;
 
 use crate::domain::word::Word;
@@ -111,6 +114,8 @@ impl Db {
         let options = sqlx::postgres::PgConnectOptions::from_str(url)?
             .application_name("culvert")
             .options([("lock_timeout", format!("{}ms", LOCK_WAIT.as_millis()))]);
+        // A pool that cannot connect says only that it took too long.
+        PgConnection::connect_with(&options).await?.close().await?;
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(POOL_WAIT);
         Ok(Self::Postgres(pool.connect_with(options).await?))
     }

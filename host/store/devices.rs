@@ -144,9 +144,19 @@ impl Write {
         Ok(())
     }
 
+    /// The tunnels, by name, that nobody may run but this device.
+    pub async fn tunnels_of_device_alone(&mut self, id: Uuid) -> Result<Vec<String>> {
+        let sql = "SELECT t.name FROM tunnels t JOIN tunnel_devices b ON b.tunnel_id = t.id AND b.device_id = $1 \
+                   WHERE NOT EXISTS (SELECT 1 FROM tunnel_devices o WHERE o.tunnel_id = t.id AND o.device_id <> $1) \
+                   ORDER BY t.name";
+        let rows = self.all(sql, args![id]).await?;
+        Ok(rows.iter().map(|row| row.text("name")).collect::<DbResult<_>>()?)
+    }
+
     /// Removes a device, and what it ran or was to run.
     pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
         self.release_device(id).await?;
+        self.fail_operations_of_lost_device(id).await?;
         self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
         self.wake(Wake::Device(id));
         Ok(())

@@ -1,5 +1,6 @@
 //! What a decision is made from: read before it, and read again when it is carried out.
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, args};
@@ -35,6 +36,8 @@ pub struct Basis {
     extra_ports: u32,
     /// The open session of the tunnel.
     session_id: Option<Uuid>,
+    /// The tunnel's last change.
+    updated_at: Option<DateTime<Utc>>,
 }
 
 impl Basis {
@@ -42,7 +45,8 @@ impl Basis {
         let Counters { tunnels, extra_ports, .. } = facts.counters;
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let session_id = run.map(|run| run.session_id);
-        Self { plan: caller.scope.plan.clone(), role: caller.role, tunnels, extra_ports, session_id }
+        let updated_at = facts.tunnel.as_ref().map(|tunnel| tunnel.updated_at);
+        Self { plan: caller.scope.plan.clone(), role: caller.role, tunnels, extra_ports, session_id, updated_at }
     }
 }
 
@@ -93,14 +97,17 @@ impl Write {
             ScopeKind::Team => row.optional_word("role")?,
         };
         let Counters { tunnels, extra_ports, .. } = counters(&mut **self, scope_id, subject).await?;
-        let session_id = match subject {
+        let tunnel = match subject {
             Subject::Tunnel(id) => {
-                let sql = "SELECT id FROM sessions WHERE tunnel_id = $1 AND ended_at IS NULL";
-                self.optional(sql, args![id]).await?.map(|row| row.id("id")).transpose()?
+                let sql = "SELECT t.updated_at, s.id FROM tunnels t \
+                           LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL WHERE t.id = $1";
+                self.optional(sql, args![id]).await?
             }
             Subject::Scope | Subject::Device(_) => None,
         };
-        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, session_id })
+        let session_id = tunnel.as_ref().map(|row| row.optional_id("id")).transpose()?.flatten();
+        let updated_at = tunnel.as_ref().map(|row| row.time("updated_at")).transpose()?;
+        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, session_id, updated_at })
     }
 }
 

@@ -118,7 +118,7 @@ impl Write {
 
     /// An operation on a tunnel is in the way of others on it; one on a whole device, of all that
     /// involve the device. The scope is locked, so nobody queues another one meanwhile.
-    async fn check_no_other(&mut self, new: NewOperation) -> Result<()> {
+    pub async fn check_no_other(&mut self, new: NewOperation) -> Result<()> {
         let sql = if new.action.is_of_device() {
             "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
                  AND (device_id = $1 OR yields_id = $1 OR tunnel_id = $2) LIMIT 1"
@@ -205,6 +205,15 @@ impl Write {
         let sql =
             "UPDATE operations SET status = 'canceled', finished_at = $2 WHERE device_id = $1 AND status = 'queued'";
         self.execute(sql, args![device_id, now]).await?;
+        Ok(())
+    }
+
+    /// Cancels what somebody who has lost access has asked for, and what no device has claimed yet.
+    pub async fn cancel_queued_by(&mut self, scope_id: Uuid, account_id: Uuid) -> Result<()> {
+        let now = self.now;
+        let sql = "UPDATE operations SET status = 'canceled', finished_at = $3 \
+                   WHERE scope_id = $1 AND account_id = $2 AND status = 'queued'";
+        self.execute(sql, args![scope_id, account_id, now]).await?;
         Ok(())
     }
 

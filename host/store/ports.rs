@@ -62,12 +62,15 @@ impl Write {
 
     /// Takes one number on all of these transports, or on none.
     async fn take_port(&mut self, node_id: Uuid, port: u16, transports: &[Transport], tunnel_id: Uuid) -> Result<bool> {
-        for transport in transports {
+        for (index, transport) in transports.iter().enumerate() {
             let sql = "INSERT INTO node_ports (node_id, port, transport, tunnel_id) VALUES ($1, $2, $3, $4) \
                        ON CONFLICT DO NOTHING";
             if self.execute(sql, args![node_id, port, WordArg(*transport), tunnel_id]).await? == 0 {
-                let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND tunnel_id = $3";
-                self.execute(sql, args![node_id, port, tunnel_id]).await?;
+                // What was taken just now, and not what the tunnel has had before.
+                for taken in &transports[..index] {
+                    let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3";
+                    self.execute(sql, args![node_id, port, WordArg(*taken)]).await?;
+                }
                 return Ok(false);
             }
         }
@@ -89,6 +92,13 @@ impl Write {
         let args = args![id, tunnel_id, local_port, remote_port, WordArg(protocol), label.as_deref(), now];
         self.execute(sql, args).await?;
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
+    }
+
+    /// All http ports of a tunnel are the node's shared one.
+    pub async fn set_http_port_of_extra_ports(&mut self, tunnel_id: Uuid, port: u16) -> Result<()> {
+        let sql = "UPDATE extra_ports SET remote_port = $2 WHERE tunnel_id = $1 AND protocol = 'http'";
+        self.execute(sql, args![tunnel_id, port]).await?;
+        Ok(())
     }
 }
 

@@ -46,6 +46,15 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Whether this is the device's newest connection, and has not been given up.
+    pub async fn counts(&self, connection: Connection) -> Result<bool> {
+        Ok((&self.db).optional(COUNTS, args![connection.device_id, connection.epoch]).await?.is_some())
+    }
+}
+
+const COUNTS: &str = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
+
 impl Write {
     /// A device has connected: its former connection counts no longer.
     pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
@@ -66,10 +75,9 @@ impl Write {
         Ok(())
     }
 
-    /// Whether this is the device's newest connection.
-    pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
-        let sql = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2";
-        Ok(self.optional(sql, args![connection.device_id, connection.epoch]).await?.is_some())
+    /// As [`Store::counts`].
+    pub async fn counts(&mut self, connection: Connection) -> Result<bool> {
+        Ok(self.optional(COUNTS, args![connection.device_id, connection.epoch]).await?.is_some())
     }
 
     /// The agent's process at the other end of the device's connection, if it is online.

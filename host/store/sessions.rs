@@ -155,6 +155,14 @@ impl Write {
         self.end_session(session_id, reason).await
     }
 
+    /// Whatever became of a device's session, its tunnel is not to be resumed there.
+    pub async fn forget_wish(&mut self, session_id: Uuid, device_id: Uuid) -> Result<()> {
+        let sql = "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
+                       AND id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND device_id = $2)";
+        self.execute(sql, args![session_id, device_id]).await?;
+        Ok(())
+    }
+
     /// Ends everything that runs in a scope; what was to run is resumed when it can be.
     pub async fn end_sessions_of_scope(&mut self, scope_id: Uuid, reason: EndReason) -> Result<()> {
         let rows =

@@ -374,6 +374,8 @@ on_both_engines! {
               "previous_device_id": "[uuid]",
               "public_address": {
                 "hostname": "[host]",
+                "ipv4": "[host]",
+                "ipv6": null,
                 "port": "[port]",
                 "url": null
               },
@@ -449,6 +451,81 @@ on_both_engines! {
         let device = TestDevice::start_again(folder, state, host.clock.clone());
         device.until_connected().await;
         assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
+    }
+
+    /// What is decided while the other side cannot hear of it holds when it can.
+    async fn what_happened_meanwhile_is_told(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let cable = host.cable().await;
+        let device = host.device_over(&cable, &ada, Remote::Enabled).await;
+        let (one, two) = (named_service("one").await, named_service("two").await);
+        let (moved, stopped) = (tunnel_to(&api, one.port()).await, tunnel_to(&api, one.port()).await);
+        for tunnel in [moved, stopped] {
+            device.start_tunnel(&tunnel.to_string()).await.unwrap();
+        }
+        cable.cut();
+        device.clock.advance(Duration::from_secs(26));
+        device.until(async || !device.status().await.connected).await;
+        api.patch(&format!("/tunnels/{moved}"), json!({"local_port": two.port()})).await.data();
+        device.stop_tunnel(&stopped.to_string()).await.unwrap();
+        cable.mend();
+        host.until_connections(device.id, 2).await;
+        device.until(async || device.target(moved).await.ends_with(&two.port().to_string())).await;
+        assert_eq!(visit(&host, &api, moved, b"").await.unwrap(), b"two");
+        assert_eq!(device.tunnels().await, [moved], "a stop is a stop");
+        assert_eq!(sessions(&api, stopped).await[0]["end_reason"], "stopped_local");
+        assert_eq!(sessions(&api, moved).await.len(), 1);
+    }
+
+    /// A start that the loss of the connection interrupted goes on when the connection is back.
+    async fn a_start_outlives_its_connection(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+        let tunnel = tunnel_to(&api, 80).await;
+        let asked = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        let lease = wire.begin(asked).await.unwrap().lease_id;
+        wire.hang_up().await;
+        let mut wire = host.connect(&device, |hello| hello.lease_ids = vec![lease]).await.unwrap();
+        assert_eq!(wire.welcome.grants.iter().map(|grant| grant.lease_id).collect::<Vec<_>>(), [lease]);
+        wire.finish(asked, Ok(Done::Start)).await;
+        assert_eq!(api.get(&format!("/tunnels/{tunnel}")).await.data()["status"], "running");
+    }
+
+    /// A tunnel that could not be resumed is tried again.
+    async fn a_resume_that_failed_is_tried_again(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+        let tunnel = tunnel_to(&api, 80).await;
+        api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        wire.obey(Done::Start).await.unwrap();
+        wire.hang_up().await;
+        let mut wire = host.connect(&device, |hello| hello.boot_id = Uuid::from_u128(2)).await.unwrap();
+        let lease_id = wire.welcome.grants[0].lease_id;
+        wire.send(ToHost::NotResumed { lease_id, detail: "The node could not be reached.".into() }).await;
+        host.until_tunnel(&api, tunnel, "error").await;
+        wire.renew(&[]).await;
+        let again = wire.until(|frame| match frame { ToAgent::Resume { grant } => Some(grant), _ => None }).await;
+        wire.send(ToHost::Serving { lease_id: again.lease_id }).await;
+        host.until_tunnel(&api, tunnel, "running").await;
+    }
+
+    /// Turned off twice is turned off: a consent that was given in between, and has not arrived yet,
+    /// is void.
+    async fn an_api_turn_off_voids_what_is_on_its_way(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
+        let consent = signed_consent(&device, true, 0);
+        api.patch(&format!("/devices/{}", device.id), json!({"remote_control_enabled": false})).await.data();
+        let wire = host.connect(&device, |hello| hello.signed_consent = Some(consent)).await.unwrap();
+        assert_eq!(wire.welcome.consent, ConsentState { enabled: false, revision: 1 });
     }
 
     async fn a_host_that_is_back_goes_on(engine: Engine) {

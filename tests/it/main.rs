@@ -5,9 +5,12 @@
 mod account;
 mod agents;
 mod authorization;
+mod cli;
+mod crash;
 mod idempotency;
 mod keys;
 mod limits;
+mod newcomer;
 mod openapi;
 mod operations;
 mod order;

@@ -148,6 +148,8 @@ on_both_engines! {
               "previous_device_id": null,
               "public_address": {
                 "hostname": "[host]",
+                "ipv4": "[host]",
+                "ipv6": null,
                 "port": "[port]",
                 "url": null
               },

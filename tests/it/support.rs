@@ -7,6 +7,7 @@ pub mod database;
 pub mod device;
 pub mod host;
 pub mod hostile;
+pub mod program;
 pub mod visitor;
 pub mod wire;
 

@@ -414,6 +414,47 @@ on_both_engines! {
         assert_eq!(ports.len(), 64);
     }
 
+    /// Two ports for two: no guess that fails gives away what the tunnel has already.
+    async fn every_port_is_one_tunnels(engine: Engine) {
+        let host = TestHost::with(engine, |config| config.node.ports = "20000-20001".parse().unwrap()).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        for _ in 0..12 {
+            let extra = json!([{"local_port": 81, "protocol": "both"}]);
+            let tunnel = api.post("/tunnels", json!({"local_port": 80, "extra_ports": extra})).await.id();
+            let read = api.get(&format!("/tunnels/{tunnel}")).await;
+            assert_ne!(read.data()["remote_port"], read.data()["extra_ports"][0]["remote_port"]);
+            let full = api.post("/tunnels", json!({"local_port": 80})).await;
+            assert_eq!(full.outcome(), "409 no_port_available");
+            api.delete(&format!("/tunnels/{tunnel}")).await.data();
+        }
+    }
+
+    /// A plan that changed a moment ago decides, on what the request did not say as well.
+    async fn a_decision_made_anew_is_made_wholly(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        api.get("/account").await.data();
+        host.set_plan(ada.account_id, "free").await;
+        assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], false);
+    }
+
+    /// One fault a field, and none that follows from another.
+    async fn what_is_malformed_is_not_missing(engine: Engine) {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let path = format!("/tunnels/{}", api.post("/tunnels", json!({"local_port": 80})).await.id());
+        assert_eq!(api.patch(&path, json!({"local_port": "80"})).await.fields(), ["local_port"]);
+        assert_eq!(api.patch(&path, json!({})).await.fields(), ["body"]);
+        assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": [7]})).await.fields(), ["extra_ports[0]"]);
+        let many = json!(vec![json!({}); 1001]);
+        assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": many})).await.fields(), ["extra_ports"]);
+        let start = api.post(&format!("{path}/actions/start"), json!({"device_id": "nonsense", "handoff": true})).await;
+        assert_eq!(start.fields(), ["device_id"]);
+    }
+
     async fn ports_and_nodes_run_out(engine: Engine) {
         let host = TestHost::with(engine, |config| config.node.ports = "20000-20002".parse().unwrap()).await;
         let ada = host.person("ada").await;

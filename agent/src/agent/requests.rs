@@ -23,10 +23,14 @@ pub struct Waiting {
     /// People who wait for a tunnel to stand ready, by lease.
     starts: HashMap<Uuid, oneshot::Sender<Reply>>,
     consents: Vec<oneshot::Sender<Reply>>,
+    /// Leases that were stopped here and that the host has yet to confirm, by request.
+    stops: HashMap<Uuid, Uuid>,
 }
 
 impl Waiting {
     pub fn fail_all(&mut self, detail: &str) {
+        // What was not confirmed is in the next hello.
+        self.stops.clear();
         let waiting = self.answers.drain().map(|(_, reply)| reply).chain(self.consents.drain(..));
         for reply in waiting {
             answer(reply, Err(Failure::new("not_connected", detail)));
@@ -55,8 +59,9 @@ pub(super) async fn take(agent: &mut Agent, request: Request, reply: oneshot::Se
         }
         Request::Stop { tunnel } => match agent.leases.find(&tunnel) {
             Some(lease_id) => {
+                agent.stopped.add(lease_id)?;
                 let tunnel_id = agent.end_lease(lease_id, "stopped_local").await?;
-                agent.say(ToHost::Stop { request_id: agent.clock.id(), lease_id }).await;
+                agent.tell_stopped(lease_id).await;
                 answer(reply, tunnel_id.map(|tunnel_id| Answer::Stopped { tunnel_id }).ok_or_else(not_running));
             }
             None => answer(reply, Err(not_running())),
@@ -103,11 +108,32 @@ impl Agent {
         self.say(frame).await;
     }
 
+    async fn tell_stopped(&mut self, lease_id: Uuid) {
+        let request_id = self.clock.id();
+        if self.host.is_some() {
+            self.waiting.stops.insert(request_id, lease_id);
+        }
+        self.say(ToHost::Stop { request_id, lease_id }).await;
+    }
+
+    /// Says of a lease that was kept through a reconnect what the host may have missed.
+    pub(super) async fn say_how_it_is(&mut self, lease_id: Uuid) {
+        if !self.leases.is_serving(lease_id) {
+            return;
+        }
+        let error = self.leases.status(lease_id).and_then(|status| status.target_error);
+        self.say(ToHost::Serving { lease_id }).await;
+        self.say(ToHost::TargetState { lease_id, error }).await;
+    }
+
     pub(super) async fn on_answer(
         &mut self,
         request_id: Uuid,
         outcome: Result<Option<Grant>, Failure>,
     ) -> io::Result<()> {
+        if let Some(lease_id) = self.waiting.stops.remove(&request_id) {
+            return self.stopped.confirm(&[lease_id]);
+        }
         let Some(reply) = self.waiting.answers.remove(&request_id) else { return Ok(()) };
         let grant = match outcome {
             Ok(Some(grant)) => grant,
@@ -139,11 +165,11 @@ impl Agent {
     /// Runs again what ran before, where it leads where it led before.
     pub(super) async fn resume(&mut self, grant: Grant) -> io::Result<()> {
         if self.leases.holds(grant.lease_id) {
-            return Ok(());
+            return self.retarget(grant.lease_id, grant.target);
         }
         if !self.may_lead_to(grant.tunnel_id, &grant.target) {
             tracing::warn!(tunnel = %grant.name, "not resumed: nobody at this device agreed to its target");
-            self.say(ToHost::Stop { request_id: self.clock.id(), lease_id: grant.lease_id }).await;
+            self.tell_stopped(grant.lease_id).await;
             return Ok(());
         }
         let Some(host) = &self.host else { return Ok(()) };
@@ -197,11 +223,11 @@ impl Agent {
         tracing::warn!(tunnel = %grant.name, reason = %failure.detail, "the tunnel did not start");
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(failure.clone())).await?;
-        } else {
-            self.say(ToHost::Stop { request_id: self.clock.id(), lease_id }).await;
-        }
-        if let Some(reply) = self.waiting.starts.remove(&lease_id) {
+        } else if let Some(reply) = self.waiting.starts.remove(&lease_id) {
+            self.tell_stopped(lease_id).await;
             answer(reply, Err(failure));
+        } else {
+            self.say(ToHost::NotResumed { lease_id, detail: failure.detail }).await;
         }
         self.report_restarted().await
     }

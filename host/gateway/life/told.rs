@@ -105,7 +105,8 @@ impl Life {
         let operations = self.app.store.active_operations(device_id).await?;
         let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
         let leases = self.app.store.leases_of_device(device_id).await?;
-        let own = |lease: &Lease| lease.boot_id == self.boot_id && !given.contains(&lease.session_id);
+        let begun = |id: &Uuid| !given.contains(id) || self.held.contains(id);
+        let own = |lease: &Lease| lease.boot_id == self.boot_id && begun(&lease.session_id);
         Ok(leases.into_iter().filter(own).collect())
     }
 

@@ -142,12 +142,12 @@ impl RateLimits {
                     counts.adopt(counted, sum);
                 }
             }),
-            Err(_) => kept.into_iter().for_each(|(key_id, counted, _)| {
-                if let Some(counts) = keys.get_mut(&key_id) {
-                    counts.unsaved.minute.count += counted.minute.count;
-                    counts.unsaved.day.count += counted.day.count;
+            Err(error) => {
+                for (key_id, counted, _) in kept {
+                    keys.get_mut(&key_id).into_iter().for_each(|counts| counts.take_back(counted));
                 }
-            }),
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -163,6 +163,8 @@ impl RateLimits {
             }
             unsaved.push((*key_id, std::mem::replace(&mut counts.unsaved, counts.windows.emptied()), used_at));
         }
+        // Hosts that share a database write in one order, so that none waits for the other in a circle.
+        unsaved.sort_unstable_by_key(|(key_id, ..)| *key_id);
         unsaved
     }
 
@@ -213,6 +215,18 @@ impl Counts {
             windows.minute.count += 1;
             windows.day.count += 1;
         }
+    }
+
+    /// Counts again, the next time, what could not be saved; unless the window is another one by now.
+    fn take_back(&mut self, counted: Windows) {
+        let add = |window: &mut Window, counted: Window| {
+            if window.start == counted.start {
+                window.count += counted.count;
+            }
+        };
+        add(&mut self.unsaved.minute, counted.minute);
+        add(&mut self.unsaved.day, counted.day);
+        self.use_saved_at = None;
     }
 
     /// Takes over the store's sum, and what was counted here since it was asked; unless the window

@@ -57,6 +57,7 @@ impl Change for Start {
 
 /// Nothing is to be done, and that is a success.
 async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, run: &Run) -> Result<Operation> {
+    write.check_no_other(new).await?;
     let now = write.now;
     let operation = Operation {
         id: write.clock.id(),
@@ -103,7 +104,13 @@ pub fn start_result(
         "session_id": session_id,
         "device_id": device_id,
         "previous_device_id": previous_device_id,
-        "public_address": {"hostname": address.hostname, "port": address.port, "url": address.url},
+        "public_address": {
+            "hostname": address.hostname,
+            "port": address.port,
+            "url": address.url,
+            "ipv4": address.ipv4,
+            "ipv6": address.ipv6,
+        },
         "already_running": started == Started::Already,
         "rolled_back": started == Started::RolledBack,
     })

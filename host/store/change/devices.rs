@@ -23,8 +23,9 @@ impl Change for UpdateDevice {
         if let Some(name) = &self.patch.name {
             write.rename_device(device.id, name).await?;
         }
-        // Turned off holds at once, online or not; off already, there is nothing to void.
-        if self.patch.remote_control_enabled == Some(false) && device.remote_control {
+        // Turned off holds at once, online or not. Off already, it is turned off again: an agent that is
+        // away may have a consent in hand, and that is void from now on.
+        if self.patch.remote_control_enabled == Some(false) {
             write.turn_remote_control_off(device.id).await?;
         }
         write.device(scope_id, device.id).await?.ok_or_else(Error::not_found)

@@ -133,6 +133,7 @@ impl Change for UpdateTunnel {
         change.pro_network.into_iter().for_each(|premium| tunnel.pro_network = premium);
         if tunnel.protocol == Protocol::Http {
             tunnel.remote_port = http_port(tunnel.https);
+            write.set_http_port_of_extra_ports(tunnel.id, tunnel.remote_port).await?;
         }
         write.update_tunnel(&tunnel).await?;
         if change.basic_auth_password.is_some() {

@@ -89,11 +89,6 @@ impl TestHost {
         Self::run(folder, config, clock).await
     }
 
-    pub async fn stop(self) {
-        drop(self.app);
-        self.host.stop().await;
-    }
-
     /// The configuration that this host was started with.
     pub fn config(&self) -> &Config {
         &self.config
@@ -161,7 +156,7 @@ impl TestHost {
     pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
         let newest = Connection { device_id, epoch };
         let look = async || {
-            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
+            let read = self.app.store.write(None, move |write| Box::pin(async move { write.counts(newest).await }));
             read.await.unwrap().then_some(())
         };
         self.until(look).await;
@@ -285,7 +280,7 @@ async fn config(folder: &Path, engine: Engine) -> Config {
 }
 
 /// A loopback address that no other test uses, so that public ports are never taken.
-fn own_address() -> IpAddr {
+pub fn own_address() -> IpAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = (std::process::id() << 6 | COUNT.fetch_add(1, Ordering::Relaxed) & 63) % 0x00ef_ffff;
     let [_, a, b, c] = number.to_be_bytes();

@@ -67,9 +67,9 @@ pub async fn exchange(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> 
 }
 
 /// A service that does the same with every connection.
-pub async fn service<F: Future<Output = ()> + Send>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+pub async fn service<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
-    F: 'static,
+    F: Future<Output = ()> + Send + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -25,7 +25,6 @@ use super::host::{Person, TestHost};
 
 pub struct Wire {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
-    pub device_id: Uuid,
     pub welcome: Welcome,
 }
 
@@ -63,11 +62,12 @@ impl TestHost {
             signed_consent: None,
             lease_ids: Vec::new(),
             operation_ids: Vec::new(),
+            stopped: Vec::new(),
         };
         change(&mut hello);
         send(&mut socket, &ToHost::Hello(hello)).await;
         match next(&mut socket).await {
-            Some(ToAgent::Welcome(welcome)) => Ok(Wire { socket, device_id: device.id, welcome }),
+            Some(ToAgent::Welcome(welcome)) => Ok(Wire { socket, welcome }),
             Some(other) => Err(other),
             None => panic!("the host closed the connection"),
         }

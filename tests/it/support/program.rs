@@ -1,0 +1,166 @@
+//! The real programs, in processes of their own.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use super::ARTEFACTS;
+use super::host::{Engine, new_database, own_address};
+
+/// A folder to work in, an address to listen on, and what the programs are told of both by their
+/// environment.
+pub struct Place {
+    pub folder: TempDir,
+    pub address: IpAddr,
+    environment: Vec<(String, String)>,
+}
+
+/// A program that goes on running. Dropped, it is killed.
+pub struct Program {
+    child: Child,
+    /// What it says; read at once, so that it is never held up by what nobody waits for.
+    lines: mpsc::UnboundedReceiver<String>,
+}
+
+/// One of the programs, as `cargo build --workspace --bins` leaves them beside each other.
+fn binary(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_culvert")).with_file_name(name);
+    assert!(path.exists(), "{} is not there; build it: cargo build --workspace --bins", path.display());
+    path
+}
+
+impl Place {
+    pub async fn new(engine: Engine) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let address = own_address();
+        let mut environment = vec![
+            ("CULVERT_LISTEN".into(), format!("{address}:8080")),
+            ("CULVERT_ADMIN_LISTEN".into(), format!("{address}:9180")),
+            ("CULVERT_NODE__LISTEN".into(), format!("{address}:7835")),
+            ("CULVERT_NODE__BIND".into(), address.to_string()),
+            ("CULVERT_NODE__HOSTNAME".into(), address.to_string()),
+        ];
+        if engine == Engine::Postgres {
+            environment.push(("CULVERT_DATABASE_URL".into(), new_database().await));
+        }
+        let place = Self { folder, address, environment };
+        for data_dir in ["culvert-data", "culvert-dev"] {
+            let data_dir = place.folder.path().join(data_dir);
+            std::fs::create_dir_all(&data_dir).unwrap();
+            std::fs::create_dir_all(ARTEFACTS).unwrap();
+            std::os::unix::fs::symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
+        }
+        place
+    }
+
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}:8080", self.address)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(binary(program));
+        command.current_dir(self.folder.path()).env_clear().env("HOME", self.folder.path());
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.envs(self.environment.iter().cloned()).stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs a command line, as `culvert key list`, to its end.
+    pub async fn run(&self, line: &str) -> Output {
+        let mut words = line.split_whitespace();
+        let program = words.next().unwrap();
+        self.command(program).args(words).output().await.unwrap()
+    }
+
+    /// What a command line prints with `--json`.
+    pub async fn json(&self, line: &str) -> Value {
+        let output = self.run(&format!("{line} --json")).await;
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Runs a line in a shell, as a person would paste it; what it prints.
+    pub async fn shell(&self, line: &str) -> String {
+        let mut shell = Command::new("sh");
+        let output = shell.arg("-c").arg(line).current_dir(self.folder.path()).output().await.unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Starts a program, and reads what it prints for people.
+    pub fn start(&self, line: &str) -> Program {
+        let mut words = line.split_whitespace();
+        let mut command = self.command(words.next().unwrap());
+        let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = read(child.stdout.take().unwrap());
+        Program { child, lines }
+    }
+
+    /// Starts a program, and reads its log.
+    pub fn start_logged(&self, line: &str) -> Program {
+        let mut words = line.split_whitespace();
+        let mut command = self.command(words.next().unwrap());
+        let mut child = command.args(words).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = read(child.stderr.take().unwrap());
+        Program { child, lines }
+    }
+
+    /// Starts the host, and waits until it takes requests.
+    pub async fn serve(&self) -> Program {
+        let mut host = self.start_logged("culvert serve");
+        host.until("ready address").await;
+        host
+    }
+}
+
+fn read(output: impl AsyncRead + Send + Unpin + 'static) -> mpsc::UnboundedReceiver<String> {
+    let (sender, lines) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut output = BufReader::new(output).lines();
+        while let Ok(Some(line)) = output.next_line().await {
+            let _ = sender.send(line);
+        }
+    });
+    lines
+}
+
+impl Program {
+    /// The next line that holds a text.
+    pub async fn until(&mut self, text: &str) -> String {
+        let mut before = String::new();
+        loop {
+            match self.lines.recv().await {
+                Some(line) if line.contains(text) => return line,
+                Some(line) => before += &format!("{line}\n"),
+                None => panic!("it ended without saying `{text}`:\n{before}"),
+            }
+        }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    /// Ends it as a power cut would.
+    pub async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Ends it as Ctrl-C does; the exit code.
+    pub async fn interrupt(mut self) -> Option<i32> {
+        let sent = Command::new("kill").args(["-INT", &self.id().to_string()]).status().await.unwrap();
+        assert!(sent.success());
+        self.child.wait().await.unwrap().code()
+    }
+}
