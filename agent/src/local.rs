@@ -113,23 +113,27 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Incoming>) -> io:
     stream.write_all(&text).await
 }
 
-/// Asks the running agent; `None`, where none runs.
+/// Asks the running agent; `None`, where none runs, or it ended before it answered.
 ///
 /// # Errors
 ///
 /// Where it runs but does not answer.
 pub async fn ask(state: &StateDir, request: &Request) -> io::Result<Option<Reply>> {
-    let mut stream = match UnixStream::connect(state.path(SOCKET)).await {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+    match exchange(state, request).await {
+        Ok(line) if line.is_empty() => Ok(None),
+        Ok(line) => Ok(Some(serde_json::from_str(&line)?)),
+        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused | ConnectionReset | BrokenPipe) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn exchange(state: &StateDir, request: &Request) -> io::Result<String> {
+    let mut stream = UnixStream::connect(state.path(SOCKET)).await?;
     let mut text = serde_json::to_vec(request)?;
     text.push(b'\n');
     stream.write_all(&text).await?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).await?;
-    Ok(Some(serde_json::from_str(&line)?))
+    Ok(line)
 }

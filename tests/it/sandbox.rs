@@ -79,6 +79,14 @@ fn a_memory_bomb_is_refused_the_memory() {
     assert_eq!(decision(bomb), "policy hostile failed: it asked for more memory than it may use");
 }
 
+/// What a module may use is for all of its memories together.
+#[test]
+fn several_memories_are_no_way_around_it() {
+    let module = Module { memory: r#"(memory (export "memory") 1) (memory 4)"#, ..GOOD };
+    let failed = load_failure(&module);
+    assert!(failed.contains("memory"), "{failed}");
+}
+
 #[test]
 fn a_trap_is_a_failure() {
     assert_eq!(decision("unreachable"), "policy hostile failed: it trapped: wasm `unreachable` instruction executed");

@@ -1,0 +1,254 @@
+//! What a decision costs: the shipped plan-access rules in a fresh sandbox, beside the same rules in
+//! Rego (regorus) and in Cedar, which run natively and isolate nothing.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
+#![allow(clippy::disallowed_methods, reason = "this is what measures time")]
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cedar_policy::{
+    Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
+};
+use culvert::domain::action::Action;
+use culvert::domain::caller::{Caller, Role, Scope, ScopeKind};
+use culvert::domain::grant::Grants;
+use culvert::domain::usage::Counters;
+use culvert::gate::Wants;
+use culvert::policy::artefact::Artefacts;
+use culvert::policy::bindings::types::Verdict;
+use culvert::policy::engine::Engines;
+use culvert::policy::live::Set;
+use culvert::policy::{self, PolicyConfig, convert};
+use culvert_bench::{median, race, verdict};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+const PLANS: &str = include_str!("../../../policies/plan-access/plans.json");
+
+fn main() {
+    let plans: Value = serde_json::from_str(PLANS).unwrap();
+    beside_others(&plans);
+    with_many_plans(&plans);
+    on_two_cores(&plans);
+}
+
+fn beside_others(plans: &Value) {
+    let (set, rego, cedar) = (loaded(plans, 2), Rego::new(plans), Cedar::new(plans));
+    assert!(ours(&set, "pro", 3) && !ours(&set, "free", 3));
+    assert!(rego.clone().allows("pro", 3) && !rego.clone().allows("free", 3));
+    assert!(cedar.allows("pro", 3) && !cedar.allows("free", 3));
+    let mut rego = rego;
+    let times = race(vec![
+        ("culvert, in a fresh sandbox", Box::new(|| assert!(black_box(ours(&set, "pro", 3))))),
+        ("regorus", Box::new(|| assert!(black_box(rego.allows("pro", 3))))),
+        ("cedar-policy, with its request built", Box::new(|| assert!(black_box(cedar.allows("pro", 3))))),
+    ]);
+    println!("one decision of plan-access, the median of 31 rounds in turns");
+    for (name, time) in &times {
+        println!("  {name:<58} {:>6.2} µs", micros(*time));
+    }
+    let ratio = |other: usize| micros(times[0].1) / micros(times[other].1);
+    verdict("culvert to regorus", ratio(1), "<= 1.0", ratio(1) <= 1.0);
+    verdict("culvert to cedar-policy", ratio(2), "<= 0.3", ratio(2) <= 0.3);
+}
+
+fn with_many_plans(plans: &Value) {
+    let with = |count: usize| {
+        let mut plans = plans.clone();
+        for number in 0..count {
+            plans[format!("plan-{number:04}")] = plans["pro"].clone();
+        }
+        loaded(&plans, 2)
+    };
+    let (few, hundred, thousand) = (loaded(plans, 2), with(100), with(1000));
+    let times = race(vec![
+        ("5", Box::new(|| assert!(black_box(ours(&few, "pro", 3))))),
+        ("100", Box::new(|| assert!(black_box(ours(&hundred, "plan-0050", 3))))),
+        ("1,000", Box::new(|| assert!(black_box(ours(&thousand, "plan-0500", 3))))),
+    ]);
+    println!("the same, by the number of plans in the settings");
+    for (name, time) in &times {
+        println!("  {name:<58} {:>6.2} µs", micros(*time));
+    }
+    let ratio = |other: usize| micros(times[other].1) / micros(times[0].1);
+    verdict("100 plans to 5", ratio(1), "<= 1.1", ratio(1) <= 1.1);
+    verdict("1,000 plans to 5", ratio(2), "<= 2.0", ratio(2) <= 2.0);
+}
+
+fn on_two_cores(plans: &Value) {
+    const ROUNDS: usize = 15;
+    let set = loaded(plans, 2);
+    let ratios = (0..ROUNDS).map(|_| decided(&set, 2) as f64 / decided(&set, 1) as f64);
+    let ratio = median(ratios.collect());
+    println!("decisions of two threads to those of one, the median of {ROUNDS} rounds");
+    verdict("two to one", ratio, ">= 1.7", ratio >= 1.7);
+}
+
+/// How many decisions some threads make in a while.
+fn decided(set: &Set, threads: usize) -> u64 {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let decide = || {
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                assert!(black_box(ours(set, "pro", 3)));
+                count += 1;
+            }
+            count
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(decide)).collect();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    })
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1000.0
+}
+
+fn loaded(plans: &Value, lanes: usize) -> Set {
+    let engines = Engines::new(lanes).unwrap();
+    let mut chain = PolicyConfig::shipped();
+    chain[0].settings.insert("plans".into(), plans.clone());
+    policy::load(&engines, &Artefacts::none(), &chain, Path::new(".")).unwrap()
+}
+
+/// As the gate asks: the question is made of what the host knows, and the answer taken apart.
+fn ours(set: &Set, plan: &str, tunnels: u32) -> bool {
+    let caller = Caller {
+        key_id: Uuid::nil(),
+        account_id: Uuid::nil(),
+        scope: Scope { id: Uuid::nil(), kind: ScopeKind::Team, name: "Engines".into(), plan: plan.into() },
+        role: Some(Role::Member),
+        grants: Grants::default(),
+    };
+    let counters = Counters { tunnels, extra_ports: 0, bytes_this_month: 1_000_000 };
+    let wants = Wants { premium_network: false, extra_ports: 0 };
+    let ask = convert::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
+    matches!(set.plan_access(&ask), Ok(Verdict::Allow))
+}
+
+/// The same rules in Rego.
+const REGO: &str = r#"
+package access
+import rego.v1
+
+remote := {"tunnels.start": "start", "tunnels.stop": "stop", "tunnels.restart": "restart",
+    "devices.stop_all": "stop_all", "devices.restart_agent": "restart_agent"}
+plan := data.plans[input.plan]
+
+default allow := false
+allow if { plan.api_access; not denied }
+
+denied if { action := remote[input.action]; not action in plan.remote_actions }
+denied if { input.action == "tunnels.create"; input.usage.tunnels >= plan.tunnel_limit }
+denied if { input.wants.premium_network; not plan.premium_network }
+denied if { input.action in {"tunnels.assign_domain", "tunnels.verify_domain"}; not plan.custom_domains }
+denied if {
+    input.wants.extra_ports > 0
+    input.usage.extra_ports + input.wants.extra_ports > plan.extra_ports_per_tunnel
+}
+denied if { input.action == "webhooks.create"; input.usage.webhook_endpoints >= plan.webhook_endpoints }
+"#;
+
+#[derive(Clone)]
+struct Rego(regorus::Engine);
+
+impl Rego {
+    fn new(plans: &Value) -> Self {
+        let mut engine = regorus::Engine::new();
+        engine.add_policy("access.rego".into(), REGO.into()).unwrap();
+        engine.add_data(regorus::Value::from(json!({"plans": plans}))).unwrap();
+        Self(engine)
+    }
+
+    fn allows(&mut self, plan: &str, tunnels: u32) -> bool {
+        let input = json!({
+            "action": "tunnels.create",
+            "plan": plan,
+            "usage": {"tunnels": tunnels, "extra_ports": 0, "webhook_endpoints": 0, "bytes_this_month": 1_000_000},
+            "wants": {"premium_network": false, "extra_ports": 0},
+        });
+        self.0.set_input(regorus::Value::from(input));
+        self.0.eval_rule("data.access.allow".into()).unwrap() == regorus::Value::from(true)
+    }
+}
+
+/// The same rules in Cedar; plans are entities, made once.
+const CEDAR: &str = r#"
+permit(principal, action, resource) when { resource.api_access };
+forbid(principal, action, resource) when { context has remote && !resource.remote_actions.contains(context.remote) };
+forbid(principal, action == Action::"tunnels.create", resource)
+    when { resource has tunnel_limit && context.tunnels >= resource.tunnel_limit };
+forbid(principal, action, resource) when { context.wants_premium_network && !resource.premium_network };
+forbid(principal, action in [Action::"tunnels.assign_domain", Action::"tunnels.verify_domain"], resource)
+    when { !resource.custom_domains };
+forbid(principal, action, resource) when {
+    context.wants_extra_ports > 0 && resource has extra_ports_per_tunnel &&
+    context.extra_ports + context.wants_extra_ports > resource.extra_ports_per_tunnel
+};
+forbid(principal, action == Action::"webhooks.create", resource)
+    when { resource has webhook_endpoints && context.webhook_endpoints >= resource.webhook_endpoints };
+"#;
+
+struct Cedar {
+    policies: PolicySet,
+    plans: Entities,
+    authorizer: Authorizer,
+    principal: EntityUid,
+    action: EntityUid,
+}
+
+impl Cedar {
+    fn new(plans: &Value) -> Self {
+        let entity = |(name, plan): (&String, &Value)| {
+            let attributes = plan.as_object().unwrap().iter().map(|(name, value)| (name.clone(), expression(value)));
+            Entity::new(uid("Plan", name), attributes.collect(), [].into()).unwrap()
+        };
+        let plans = plans.as_object().unwrap().iter().map(entity);
+        Self {
+            policies: CEDAR.parse().unwrap(),
+            plans: Entities::from_entities(plans, None).unwrap(),
+            authorizer: Authorizer::new(),
+            principal: uid("Account", "ada"),
+            action: uid("Action", "tunnels.create"),
+        }
+    }
+
+    fn allows(&self, plan: &str, tunnels: u32) -> bool {
+        let number = |number: u32| RestrictedExpression::new_long(number.into());
+        let context = [
+            ("tunnels", number(tunnels)),
+            ("extra_ports", number(0)),
+            ("webhook_endpoints", number(0)),
+            ("bytes_this_month", number(1_000_000)),
+            ("wants_premium_network", RestrictedExpression::new_bool(false)),
+            ("wants_extra_ports", number(0)),
+        ];
+        let context = Context::from_pairs(context.map(|(name, value)| (name.to_owned(), value))).unwrap();
+        let request =
+            Request::new(self.principal.clone(), self.action.clone(), uid("Plan", plan), context, None).unwrap();
+        self.authorizer.is_authorized(&request, &self.policies, &self.plans).decision() == Decision::Allow
+    }
+}
+
+fn uid(kind: &str, id: &str) -> EntityUid {
+    EntityUid::from_type_name_and_id(kind.parse().unwrap(), id.parse().unwrap())
+}
+
+fn expression(value: &Value) -> RestrictedExpression {
+    match value {
+        Value::Bool(flag) => RestrictedExpression::new_bool(*flag),
+        Value::Number(number) => RestrictedExpression::new_long(number.as_i64().unwrap()),
+        Value::String(text) => RestrictedExpression::new_string(text.clone()),
+        Value::Array(items) => RestrictedExpression::new_set(items.iter().map(expression)),
+        other => panic!("{other}"),
+    }
+}

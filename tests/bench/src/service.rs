@@ -1,0 +1,137 @@
+//! The real programs, as a newcomer starts them, built for release.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use reqwest::Client;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+pub const ADDRESS: &str = "127.0.77.1";
+
+/// A host and an agent, which is connected and lets itself be controlled from afar.
+pub struct Service {
+    folder: TempDir,
+    key: String,
+    device_id: String,
+    http: Client,
+    host: Killed,
+    agent: Killed,
+}
+
+/// A process that does not outlive its owner.
+pub struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Killed {
+    pub fn spawn(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Resident memory in MiB.
+    pub fn resident(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
+    }
+}
+
+impl Service {
+    pub async fn start() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--release", "--workspace", "--bins"]).current_dir(&root);
+        assert!(build.status().unwrap().success());
+        let programs = root.join("target/release").canonicalize().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let host = Killed::spawn(command(&programs, &folder, "culvert").arg("serve"));
+        let http = Client::builder().no_proxy().build().unwrap();
+        let ready = format!("http://{ADDRESS}:9180/readyz");
+        until(async || http.get(&ready).send().await.is_ok_and(|answer| answer.status().is_success())).await;
+        let run = |program: &str, line: &str| {
+            let output = command(&programs, &folder, program).args(line.split_whitespace()).output().unwrap();
+            assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        run("culvert", "account create --email bench@example.com --name Bench --json");
+        let key = run("culvert", "key create --account bench@example.com --scopes full_access --json");
+        let code = run("culvert", "device code --account bench@example.com --json");
+        let code = code["code"].as_str().unwrap();
+        let device = run("culvert-agent", &format!("enroll --server http://{ADDRESS}:8080 --code {code} --json"));
+        run("culvert-agent", "remote-control enable --json");
+        let agent = Killed::spawn(command(&programs, &folder, "culvert-agent").arg("run"));
+        let service = Self {
+            key: key["key"].as_str().unwrap().into(),
+            device_id: device["device_id"].as_str().unwrap().into(),
+            folder,
+            http,
+            host,
+            agent,
+        };
+        let path = format!("devices/{}", service.device_id);
+        until(async || service.get(&path).await["remote_control_enabled"] == true).await;
+        service
+    }
+
+    /// Starts a tunnel to a port at [`ADDRESS`]; its public port.
+    pub async fn tunnel(&self, port: u16) -> u16 {
+        let tunnel = self.post("tunnels", json!({"local_host": ADDRESS, "local_port": port})).await;
+        let id = tunnel["id"].as_str().unwrap();
+        self.post(&format!("tunnels/{id}/actions/start"), json!({"device_id": self.device_id})).await;
+        until(async || self.get(&format!("tunnels/{id}")).await["status"] == "running").await;
+        u16::try_from(tunnel["remote_port"].as_u64().unwrap()).unwrap()
+    }
+
+    pub fn host(&self) -> &Killed {
+        &self.host
+    }
+
+    pub fn agent(&self) -> &Killed {
+        &self.agent
+    }
+
+    /// What else is to be run beside it, in its folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let request = self.http.get(format!("http://{ADDRESS}:8080/v2/{path}")).bearer_auth(&self.key);
+        request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let request = self.http.post(format!("http://{ADDRESS}:8080/v2/{path}")).bearer_auth(&self.key);
+        let request = request.header("idempotency-key", Uuid::new_v4().to_string()).json(&body);
+        request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
+    }
+}
+
+fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
+    let mut command = Command::new(programs.join(program));
+    command.current_dir(folder.path()).env("HOME", folder.path());
+    for (name, value) in [
+        ("CULVERT_LISTEN", format!("{ADDRESS}:8080")),
+        ("CULVERT_ADMIN_LISTEN", format!("{ADDRESS}:9180")),
+        ("CULVERT_NODE__LISTEN", format!("{ADDRESS}:7835")),
+        ("CULVERT_NODE__BIND", ADDRESS.into()),
+        ("CULVERT_NODE__HOSTNAME", ADDRESS.into()),
+    ] {
+        command.env(name, value);
+    }
+    command
+}
+
+pub async fn until(mut look: impl AsyncFnMut() -> bool) {
+    while !look().await {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
