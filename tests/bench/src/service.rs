@@ -48,7 +48,7 @@ impl Service {
     pub async fn start() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--release", "--workspace", "--bins"]).current_dir(&root);
+        build.args(["build", "--release", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
         assert!(build.status().unwrap().success());
         let programs = root.join("target/release").canonicalize().unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -28,10 +28,10 @@ pub struct Program {
     lines: mpsc::UnboundedReceiver<String>,
 }
 
-/// One of the programs, as `cargo build --workspace --bins` leaves them beside each other.
+/// One of the programs, as `cargo build -p culvert -p culvert-agent` leaves them beside each other.
 fn binary(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_culvert")).with_file_name(name);
-    assert!(path.exists(), "{} is not there; build it: cargo build --workspace --bins", path.display());
+    assert!(path.exists(), "{} is not there; build it: cargo build -p culvert -p culvert-agent", path.display());
     path
 }
 
