@@ -194,6 +194,8 @@ async fn a_silent_connection_ends() {
         stage.host.clock.advance(Duration::from_secs(10));
         seconds += 10;
         stage.host.until_renewed(stage.tunnel).await;
+        // The device must know of it as well, before its own count of the term runs out.
+        stage.device.until_told().await;
         assert_eq!(lively.echo(b"still here").await.unwrap(), b"still here");
     }
     assert!(silent.await.unwrap());

@@ -1,6 +1,6 @@
 //! What runs on this device, and until when it may.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -15,8 +15,9 @@ pub struct Leases {
     /// How long a lease holds, from when its renewal was sent.
     term: Duration,
     held: HashMap<Uuid, Held>,
-    /// The renewal that was sent last, and when.
-    renewal: (u64, Option<Moment>),
+    /// The renewals that were sent and not answered yet, and when.
+    renewals: VecDeque<(u64, Moment)>,
+    sequence: u64,
 }
 
 struct Held {
@@ -27,7 +28,7 @@ struct Held {
 
 impl Leases {
     pub fn new(around: Surroundings) -> Self {
-        Self { around, term: Duration::ZERO, held: HashMap::new(), renewal: (0, None) }
+        Self { around, term: Duration::ZERO, held: HashMap::new(), renewals: VecDeque::new(), sequence: 0 }
     }
 
     pub fn set_term(&mut self, term: Duration) {
@@ -115,17 +116,19 @@ impl Leases {
 
     /// A renewal to be sent now.
     pub fn renewal(&mut self, now: Moment) -> (u64, Vec<Uuid>) {
-        self.renewal = (self.renewal.0 + 1, Some(now));
-        (self.renewal.0, self.ids())
+        self.sequence += 1;
+        self.renewals.retain(|(_, sent)| now.since(*sent) < self.term);
+        self.renewals.push_back((self.sequence, now));
+        (self.sequence, self.ids())
     }
 
     /// The host has renewed leases. Their term counts from when they were asked for: the host's own
-    /// count began later, so this device stops before the host gives a tunnel to another.
+    /// count began later, so this device stops before the host gives a tunnel to another. An answer
+    /// that took longer than a heartbeat is good for what is left of its term.
     pub fn renewed(&mut self, sequence: u64, lease_ids: &[Uuid]) {
-        let (last, Some(sent)) = self.renewal else { return };
-        if sequence != last {
-            return;
-        }
+        let sent = self.renewals.iter().find(|(sent, _)| *sent == sequence).map(|(_, at)| *at);
+        self.renewals.retain(|(sent, _)| *sent > sequence);
+        let Some(sent) = sent else { return };
         let until = sent.plus(self.term);
         for lease_id in lease_ids {
             if let Some(held) = self.held.get_mut(lease_id) {
@@ -144,5 +147,58 @@ impl Leases {
 
     pub fn probe_again(&self) {
         self.held.values().for_each(|held| held.running.probe_again());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::target::LinkLocal;
+    use crate::tls;
+    use crate::wire::{Blob, NodeAddress};
+
+    fn grant() -> Grant {
+        let target = Target { host: "127.0.0.1".into(), port: 1, idle_timeout: 60, buffer_size: 1024 };
+        Grant {
+            lease_id: Uuid::from_u128(1),
+            tunnel_id: Uuid::from_u128(2),
+            name: "tunnel".into(),
+            epoch: 1,
+            token: Blob(Vec::new()),
+            public_address: "node:20000".into(),
+            target,
+        }
+    }
+
+    /// A connection slower than the heartbeat is slow, and not a reason to stop.
+    #[tokio::test]
+    async fn a_late_answer_renews_for_the_rest_of_its_term() {
+        let clock = Clock::manual(DateTime::UNIX_EPOCH);
+        let (reports, _reported) = mpsc::channel(1);
+        let around = Surroundings { clock: clock.clone(), link_local: LinkLocal::Refused, reports };
+        let mut leases = Leases::new(around);
+        leases.set_term(Duration::from_secs(30));
+        let address = NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) };
+        let id = grant().lease_id;
+        leases.begin(grant(), Node { address, tls: tls::client(vec![0; 32]).unwrap() }, Probe::Skipped);
+
+        clock.advance(Duration::from_secs(10));
+        let (first, asked) = leases.renewal(clock.moment());
+        assert_eq!(asked, [id]);
+        clock.advance(Duration::from_secs(10));
+        let (second, _) = leases.renewal(clock.moment());
+        leases.renewed(first, &asked);
+        clock.advance(Duration::from_secs(15));
+        assert!(leases.expired(clock.moment()).is_empty(), "renewed at 10 s, it holds until 40 s");
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(leases.expired(clock.moment()), [id]);
+        leases.renewed(second, &asked);
+        assert!(leases.expired(clock.moment()).is_empty(), "the second answer holds until 50 s");
+        leases.renewed(first, &asked);
+        assert_eq!(leases.next_expiry(), Some(clock.moment().plus(Duration::from_secs(10))));
     }
 }

@@ -153,6 +153,12 @@ impl TestDevice {
         }
     }
 
+    /// Waits until it has taken in everything that the host has said so far: an answer comes behind it
+    /// on the same connection.
+    pub async fn until_told(&self) {
+        assert!(self.start_tunnel("there is no such tunnel").await.is_err());
+    }
+
     /// What a tunnel on it leads to.
     pub async fn target(&self, tunnel: Uuid) -> String {
         let status = self.status().await;
