@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::config::{Config, ConfigError};
+use crate::dns::Dns;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
@@ -32,6 +33,9 @@ use crate::secret::Secrets;
 use crate::store::db::Db;
 use crate::store::{Store, Wake};
 use crate::turn::Turns;
+use crate::webhook::client::Client;
+use crate::webhook::courier::{self, Courier};
+use crate::webhook::network::{Guard, Networks};
 use crate::{admin, http, policy, relay};
 
 /// How long requests and agents have to end when the host does.
@@ -56,6 +60,7 @@ pub struct App {
     pub scopes: Turns<Uuid>,
     pub gateway: Gateway,
     pub node: Node,
+    pub courier: Courier,
     /// Everything that must come to its end before the host does.
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
@@ -82,7 +87,8 @@ pub struct Host {
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     servers: Vec<(ServerHandle, JoinHandle<io::Result<()>>)>,
-    relay: Option<JoinHandle<()>>,
+    /// The relay and the courier.
+    workers: Vec<JoinHandle<()>>,
     _lock: File,
 }
 
@@ -112,17 +118,19 @@ impl Host {
         let identity = Identity::open(&config.data_dir.join("node"), &clock);
         let identity = identity.map_err(|e| ConfigError::new("data_dir", e))?;
         enter(&store, &config, identity.id).await.map_err(|e| ConfigError::new("database_url", e))?;
+        let (guard, courier) = open_courier(&config, &clock)?;
         let node = Node::open(identity, &config, store.clone(), tasks.clone(), stop.clone()).await;
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
-            gate: Gate::new(policies, store.clone()),
+            gate: Gate::new(policies, store.clone(), guard),
             keys: KeyCache::new(clock.clone()),
             limits: RateLimits::new(&config.rate_limit),
             strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
             twins: Turns::new(),
             scopes: Turns::new(),
             gateway: Gateway::default(),
+            courier,
             node: node.map_err(|e| ConfigError::new("node.listen", format!("{}: {e}", config.node.listen)))?,
             tasks,
             stop,
@@ -143,9 +151,9 @@ impl Host {
         app.node.reconcile().await.map_err(|e| ConfigError::new("database_url", e))?;
         let (address, api) = serve("listen", app.config.listen, http::service(&app)).await?;
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin::service(&app)).await?;
-        let relay = Some(tokio::spawn(relay::run(app.clone(), wakes, pace)));
+        let workers = vec![tokio::spawn(relay::run(app.clone(), wakes, pace)), tokio::spawn(courier::run(app.clone()))];
         tracing::info!(%address, %admin_address, node = %app.node.id(), "ready");
-        Ok(Self { app, address, admin_address, servers: vec![api, admin], relay, _lock: lock })
+        Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
 
     /// Ends what runs: agents are told to come back, requests end, what was counted is kept.
@@ -156,8 +164,8 @@ impl Host {
         for (_, server) in self.servers.drain(..) {
             let _ = server.await;
         }
-        if let Some(relay) = self.relay.take() {
-            let _ = relay.await;
+        for worker in self.workers.drain(..) {
+            let _ = worker.await;
         }
         app.node.close().await;
         if let Err(error) = relay::leave(&app).await {
@@ -190,6 +198,17 @@ async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> 
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
     db.migrate().await.map_err(|e| fail(&e))?;
     Ok(db)
+}
+
+/// What looks up names, and what sends events to them.
+fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, Courier), ConfigError> {
+    let dns = Dns::new(config.dns.resolver).map_err(|e| ConfigError::new("dns.resolver", e))?;
+    let webhooks = &config.webhooks;
+    let networks = Networks { allow: webhooks.allow_networks.clone(), deny: webhooks.deny_networks.clone() };
+    let guard = Arc::new(Guard::new(dns, networks, clock.clone()));
+    let client = Client::new(guard.clone(), clock.clone(), webhooks.extra_root_certificates.as_deref());
+    let client = client.map_err(|e| ConfigError::new("webhooks.extra_root_certificates", e))?;
+    Ok((guard, Courier::new(client)))
 }
 
 fn load_policies(config: &Config) -> std::result::Result<Set, ConfigError> {

@@ -39,6 +39,8 @@ pub struct Config {
     /// Peers whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub node: NodeConfig,
+    pub dns: DnsConfig,
+    pub webhooks: WebhookConfig,
     pub log: LogConfig,
     pub policy: Vec<PolicyConfig>,
 }
@@ -64,6 +66,24 @@ pub struct NodeConfig {
     /// The address that public ports are bound to.
     pub bind: IpAddr,
     pub ports: PortRange,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DnsConfig {
+    /// The resolver to ask, `<address>:<port>` [default: those of the operating system].
+    pub resolver: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookConfig {
+    /// Networks that endpoints may be in although they are not public.
+    pub allow_networks: Vec<IpNet>,
+    /// Networks that no endpoint may be in; they win over `allow_networks`.
+    pub deny_networks: Vec<IpNet>,
+    /// A PEM file of authorities that are trusted beside those of the operating system.
+    pub extra_root_certificates: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -98,6 +118,12 @@ impl Default for Config {
                 listen: loopback(7835),
                 bind: Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first: 20_000, last: 29_999 },
+            },
+            dns: DnsConfig { resolver: None },
+            webhooks: WebhookConfig {
+                allow_networks: Vec::new(),
+                deny_networks: Vec::new(),
+                extra_root_certificates: None,
             },
             log: LogConfig { format: LogFormat::Text },
             policy: PolicyConfig::shipped(),

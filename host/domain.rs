@@ -3,6 +3,7 @@
 pub mod action;
 pub mod caller;
 pub mod device;
+pub mod event;
 pub mod grant;
 pub mod input;
 pub mod key;
@@ -14,4 +15,5 @@ pub mod preset;
 pub mod session;
 pub mod tunnel;
 pub mod usage;
+pub mod webhook;
 pub mod word;

@@ -5,6 +5,7 @@
 
 mod devices;
 mod tunnels;
+mod webhooks;
 
 use std::sync::Arc;
 
@@ -23,12 +24,15 @@ use crate::policy::convert;
 use crate::policy::live::Set;
 use crate::store::Store;
 use crate::store::facts::{Basis, Facts, Subject};
+use crate::webhook::network::Guard;
 
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
+pub use webhooks::{WebhookChange, WebhookDefinition};
 
 pub struct Gate {
     policies: Arc<ArcSwap<Set>>,
     store: Arc<Store>,
+    guard: Arc<Guard>,
 }
 
 /// The right to do one thing, and what it was decided on.
@@ -88,6 +92,12 @@ pub trait Draft: Clone + Send + Sync + 'static {
     /// Looks up what the body refers to. What is not there is a fault of the field.
     fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send;
 
+    /// Looks at what the body refers to and the store does not know: names in the DNS.
+    fn look_outside(&self, guard: &Guard) -> impl Future<Output = Vec<Fault>> + Send {
+        let _ = guard;
+        async { Vec::new() }
+    }
+
     /// What the validation policy is asked about.
     fn input(&self) -> Option<Input<'_>>;
 
@@ -133,8 +143,8 @@ impl Draft for NoBody {
 }
 
 impl Gate {
-    pub fn new(policies: Arc<ArcSwap<Set>>, store: Arc<Store>) -> Self {
-        Self { policies, store }
+    pub fn new(policies: Arc<ArcSwap<Set>>, store: Arc<Store>, guard: Arc<Guard>) -> Self {
+        Self { policies, store, guard }
     }
 
     pub fn policies(&self) -> Arc<Set> {
@@ -182,6 +192,7 @@ impl Gate {
             merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
         }
         merge(&mut faults, unresolved);
+        merge(&mut faults, draft.look_outside(&self.guard).await);
         let basis = Basis::of(caller, &facts);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() => {

@@ -15,6 +15,7 @@ pub mod problem;
 pub mod reply;
 pub mod routes;
 pub mod tunnels;
+pub mod webhooks;
 
 use std::sync::Arc;
 

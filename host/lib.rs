@@ -5,13 +5,14 @@
 //!
 //! A row of [`http::routes`] → trace → key → rate limit ([`http::hoop`]) → scope, body, repeated or
 //! not ([`http::endpoint`]) → the handler → [`gate`]: facts, then three [`policy`] decisions, then a
-//! permit → [`store`]: one transaction with the change and the stored answer → [`relay`]: the
-//! [`gateway`] to the agents, the [`node`] for the visitors.
+//! permit → [`store`]: one transaction with the change, its events and the stored answer → [`relay`]:
+//! the [`gateway`] to the agents, the [`node`] for the visitors, [`webhook`] for the events.
 
 pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod dns;
 pub mod domain;
 pub mod error;
 pub mod gate;
@@ -19,7 +20,9 @@ pub mod gateway;
 pub mod http;
 pub mod node;
 pub mod policy;
+pub mod record;
 pub mod relay;
 pub mod secret;
 pub mod store;
 pub mod turn;
+pub mod webhook;

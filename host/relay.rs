@@ -49,6 +49,7 @@ async fn pass_on(app: &App, first: Wake, wakes: &mut mpsc::UnboundedReceiver<Wak
         match next {
             Wake::Device(device_id) => app.gateway.wake(device_id),
             Wake::Tunnel(_) => tunnels = true,
+            Wake::Courier => app.courier.wake(),
         }
         wake = wakes.try_recv().ok();
     }
@@ -63,6 +64,8 @@ pub async fn tick(app: &App, ticks: u64) {
     note("presence could not be noted", app.store.note_seen(app.gateway.take_seen()).await);
     note("request counts could not be kept", app.limits.save(&app.store, now).await);
     note("what is due could not be done", app.store.sweep().await);
+    // Another host may have written what is due now.
+    app.courier.wake();
     note("queued operations could not be looked for", wake_queued(app).await);
     note("the node could not be brought up to date", app.node.reconcile().await);
     if ticks.is_multiple_of(TRAFFIC_EVERY) {
@@ -129,10 +132,12 @@ async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()
 pub async fn leave(app: &App) -> Result<()> {
     note("traffic could not be noted", note_traffic(app).await);
     note("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
-    let node_id = app.node.id();
-    app.store
-        .write(None, move |write| {
-            Box::pin(async move { write.end_sessions_on_node(node_id, EndReason::NodeShutdown).await })
-        })
-        .await
+    let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
+    for lease in app.store.leases_on_node(app.node.id()).await? {
+        by_scope.entry(lease.scope_id).or_default().push(lease.session_id);
+    }
+    for (scope_id, session_ids) in by_scope {
+        app.store.end_sessions(scope_id, session_ids, EndReason::NodeShutdown).await?;
+    }
+    Ok(())
 }

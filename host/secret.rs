@@ -29,6 +29,8 @@ pub enum Purpose {
     Cursors,
     /// The tokens by which agents prove their leases to nodes.
     Leases,
+    /// What webhook deliveries are signed with.
+    Webhooks,
 }
 
 impl Purpose {
@@ -38,6 +40,7 @@ impl Purpose {
             Purpose::Fingerprints => b"fingerprints",
             Purpose::Cursors => b"cursors",
             Purpose::Leases => b"leases",
+            Purpose::Webhooks => b"webhooks",
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod facts;
 pub mod idempotency;
 pub mod keys;
 pub mod operations;
+pub mod outbox;
 pub mod page;
 pub mod ports;
 pub mod presence;
@@ -24,6 +25,7 @@ pub mod sessions;
 pub mod sweep;
 pub mod tunnels;
 pub mod usage;
+pub mod webhooks;
 
 use std::ops::{Deref, DerefMut};
 
@@ -56,6 +58,8 @@ pub enum Wake {
     Device(Uuid),
     /// The node that a tunnel is placed on.
     Tunnel(Uuid),
+    /// Whoever delivers to webhooks.
+    Courier,
 }
 
 /// A transaction at work.

@@ -129,6 +129,14 @@ impl Clock {
         bytes
     }
 
+    /// A duration, a tenth shorter or longer as chance has it; with a manual clock the duration itself.
+    pub fn about(&self, duration: Duration) -> Duration {
+        if matches!(self.0.source, Source::Manual { .. }) {
+            return duration;
+        }
+        duration.mul_f64(0.9) + self.jitter(duration.mul_f64(0.2))
+    }
+
     /// A random duration below a bound; with a manual clock none at all, for chance stands still as
     /// well.
     pub fn jitter(&self, bound: Duration) -> Duration {

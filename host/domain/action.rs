@@ -32,6 +32,13 @@ words! {
         DevicesRestartAgent "devices.restart_agent",
         OperationsList "operations.list",
         OperationsRead "operations.read",
+        WebhooksList "webhooks.list",
+        WebhooksCreate "webhooks.create",
+        WebhooksRead "webhooks.read",
+        WebhooksUpdate "webhooks.update",
+        WebhooksDelete "webhooks.delete",
+        WebhooksTest "webhooks.test",
+        WebhooksListDeliveries "webhooks.list_deliveries",
     }
 }
 
@@ -61,6 +68,10 @@ impl Action {
             Action::DevicesUpdate => Grant::DevicesWrite,
             Action::DevicesStopAll | Action::DevicesRestartAgent => Grant::DevicesControl,
             Action::OperationsList | Action::OperationsRead => Grant::OperationsRead,
+            Action::WebhooksList | Action::WebhooksRead | Action::WebhooksListDeliveries => Grant::WebhooksRead,
+            Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
+                Grant::WebhooksWrite
+            }
         }
     }
 

@@ -6,7 +6,9 @@
 use schemars::JsonSchema;
 use uuid::Uuid;
 
+use super::event::EventKind;
 use super::tunnel::Protocol;
+use super::webhook::WebhookStatus;
 
 /// A field that a change may also clear: absent, null, or a value.
 pub type Nullable<T> = Option<Option<T>>;
@@ -133,6 +135,35 @@ pub struct DevicePatch {
     pub remote_control_enabled: Option<bool>,
 }
 
+/// Webhook create input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "WebhookCreate", extend("required" = ["url", "events"], "additionalProperties" = false))]
+pub struct NewWebhook {
+    /// Where events are sent to: https, on a public address, without user information or fragment.
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = "^https://"))]
+    pub url: Option<String>,
+    /// What it is to hear of.
+    #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
+    pub events: Option<Vec<String>>,
+    #[schemars(length(max = 255))]
+    pub description: Option<String>,
+}
+
+/// Webhook update input: at least one field. Only supplied fields change.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "WebhookUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
+pub struct WebhookPatch {
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = "^https://"))]
+    pub url: Option<String>,
+    #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
+    pub events: Option<Vec<String>>,
+    #[schemars(with = "Option<String>", length(max = 255))]
+    pub description: Nullable<String>,
+    /// What waits for an endpoint that is disabled is canceled, and not sent later.
+    #[schemars(with = "WebhookStatus")]
+    pub status: Option<WebhookStatus>,
+}
+
 /// One request body, as the validation policy is asked about it.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
@@ -141,4 +172,6 @@ pub enum Input<'a> {
     DeviceBindings(&'a BindDevices),
     TunnelStart(&'a StartTunnel),
     DeviceUpdate(&'a DevicePatch),
+    WebhookCreate(&'a NewWebhook),
+    WebhookUpdate(&'a WebhookPatch),
 }

@@ -109,10 +109,11 @@ pub struct Operation {
 impl Operation {
     /// Takes the operation to a state, with a time for every state on the way.
     ///
-    /// Returns the states passed; none where it cannot go there, and then nothing changes.
-    pub fn advance(&mut self, to: OperationStatus, now: DateTime<Utc>) -> &'static [OperationStatus] {
+    /// Returns it as it was in every state passed; none where it cannot go there, and then nothing
+    /// changes.
+    pub fn advance(&mut self, to: OperationStatus, now: DateTime<Utc>) -> Vec<Operation> {
         let way = self.status.way_to(to).unwrap_or_default();
-        for status in way {
+        let pass = |status: &OperationStatus| {
             self.status = *status;
             match status {
                 OperationStatus::Queued => {}
@@ -120,8 +121,15 @@ impl Operation {
                 OperationStatus::Running => self.started_at = Some(now),
                 _ => self.finished_at = Some(now),
             }
-        }
-        way
+            self.as_passed()
+        };
+        way.iter().map(pass).collect()
+    }
+
+    /// What comes of it is there when it has ended, and not before.
+    fn as_passed(&self) -> Operation {
+        let passed = self.clone();
+        if self.status.is_terminal() { passed } else { Operation { result: None, error: None, ..passed } }
     }
 }
 

@@ -26,6 +26,7 @@ pub struct Bandwidth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub tunnels: u32,
+    pub webhook_endpoints: u32,
     /// Extra ports of the tunnel that is asked about.
     pub extra_ports: u32,
     /// Payload bytes since the month began.

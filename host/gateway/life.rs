@@ -17,6 +17,7 @@ use super::commands::{self, Go};
 use super::{Entry, local};
 use crate::app::App;
 use crate::domain::device::{Device, OFFLINE_AFTER};
+use crate::domain::event::OfflineReason;
 use crate::domain::operation::RemoteAction;
 use crate::domain::session::{EndReason, LEASE};
 use crate::error::{Code, Error, Result};
@@ -121,7 +122,12 @@ impl Life {
             let _ = self.link.send(&ToAgent::Goodbye { reason: reason.clone(), reconnect_after_ms }).await;
         }
         self.app.gateway.leave(self.connection);
-        if let Err(error) = self.depart(matches!(end, End::Goodbye | End::NotAllowed)).await {
+        let for_good = match end {
+            End::Goodbye => Some(OfflineReason::Shutdown),
+            End::NotAllowed => Some(OfflineReason::NotAllowed),
+            _ => None,
+        };
+        if let Err(error) = self.depart(for_good).await {
             tracing::warn!(%error, "the end of a connection was not noted");
         }
         tracing::info!(reason, "disconnected");
@@ -369,7 +375,7 @@ impl Life {
 
     /// Notes that the connection has ended. An agent that said goodbye is gone at once; another may
     /// be back before its leases end.
-    async fn depart(&mut self, for_good: bool) -> Result<()> {
+    async fn depart(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
         self.app
             .store
@@ -379,11 +385,11 @@ impl Life {
                         return Ok(());
                     }
                     write.disconnect_device(connection).await?;
-                    if for_good {
+                    if let Some(reason) = for_good {
                         for lease in write.leases_of_device(connection.device_id).await? {
                             write.end_session(lease.session_id, EndReason::DeviceDisconnected).await?;
                         }
-                        write.set_offline(connection.device_id).await?;
+                        write.set_offline(connection.device_id, reason).await?;
                         write.fail_operations_of_lost_device(connection.device_id).await?;
                     }
                     Ok(())

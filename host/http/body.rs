@@ -8,7 +8,9 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use uuid::Uuid;
 
-use crate::domain::input::{BindDevices, DevicePatch, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch};
+use crate::domain::input::{
+    BindDevices, DevicePatch, NewExtraPort, NewTunnel, NewWebhook, Nullable, StartTunnel, TunnelPatch, WebhookPatch,
+};
 use crate::domain::word::Word;
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Body, NoBody};
@@ -371,6 +373,29 @@ impl Readable for DevicePatch {
     fn read(fields: &mut Fields<'_>) -> Self {
         fields.ignore(&["id", "owner_id", "platform", "version", "online", "capabilities", "last_seen_at"]);
         Self { name: fields.read("name", text), remote_control_enabled: fields.read("remote_control_enabled", flag) }
+    }
+}
+
+impl Readable for NewWebhook {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["id", "last_delivery", "created_at", "updated_at"]);
+        Self {
+            url: fields.read("url", text),
+            events: fields.list("events", text),
+            description: fields.read_or_null("description", text),
+        }
+    }
+}
+
+impl Readable for WebhookPatch {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["id", "last_delivery", "created_at", "updated_at"]);
+        Self {
+            url: fields.read("url", text),
+            events: fields.list("events", text),
+            description: fields.read_or_clear("description", text),
+            status: fields.read("status", word),
+        }
     }
 }
 

@@ -1,59 +1,16 @@
 //! Devices.
 
-use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
-use serde::Serialize;
-use uuid::Uuid;
-
 use super::call::Call;
-use super::operations::OperationOut;
 use super::reply::{Accepted, Answer, Found, Listed};
-use crate::domain::device::Device;
 use crate::domain::input::DevicePatch;
 use crate::domain::operation::RemoteAction;
 use crate::error::Error;
 use crate::gate::{Body, NoBody};
+use crate::record::device::DeviceOut;
+use crate::record::operation::OperationOut;
 use crate::store::change::actions::ActOnDevice;
 use crate::store::change::devices::UpdateDevice;
 use crate::store::facts::Subject;
-
-/// Device
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Device")]
-pub struct DeviceOut {
-    id: Uuid,
-    /// The account that enrolled it.
-    owner_id: Uuid,
-    name: Option<String>,
-    platform: Option<String>,
-    /// The agent's version.
-    version: Option<String>,
-    online: bool,
-    /// Turned on at the device only.
-    remote_control_enabled: bool,
-    /// An open list: new values may come.
-    capabilities: Vec<String>,
-    last_seen_at: Option<DateTime<Utc>>,
-}
-
-impl From<Device> for DeviceOut {
-    fn from(device: Device) -> Self {
-        let Device {
-            id, owner_id, name, platform, version, online, remote_control, capabilities, last_seen_at, ..
-        } = device;
-        Self {
-            id,
-            owner_id,
-            name,
-            platform,
-            version,
-            online,
-            remote_control_enabled: remote_control,
-            capabilities,
-            last_seen_at,
-        }
-    }
-}
 
 pub async fn list(call: Call, (): ()) -> Answer<Listed<DeviceOut>> {
     let devices = call.app.store.devices(call.caller.scope.id, call.page()?).await?;

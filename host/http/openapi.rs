@@ -99,6 +99,7 @@ fn tag(row: &Row) -> &'static str {
         Some("tunnels") => "Tunnels",
         Some("devices") => "Devices",
         Some("operations") => "Operations",
+        Some("webhooks") => "Webhooks",
         _ => "Account and catalog",
     }
 }

@@ -65,7 +65,9 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::RemoteControlDisabled
         | Code::UpgradeRequired
         | Code::TunnelAlreadyRunning
-        | Code::OperationInProgress => StatusCode::CONFLICT,
+        | Code::OperationInProgress
+        | Code::WebhookLimitReached
+        | Code::WebhookDisabled => StatusCode::CONFLICT,
         Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
         Code::ServiceUnavailable | Code::PolicyUnavailable => StatusCode::SERVICE_UNAVAILABLE,
     }

@@ -12,7 +12,7 @@ use super::body::{self, Readable, Tree};
 use super::call::Call;
 use super::endpoint::Endpoint;
 use super::reply::{Reply, Shape};
-use super::{account, catalog, devices, operations, tunnels};
+use super::{account, catalog, devices, operations, tunnels, webhooks};
 use crate::app::App;
 use crate::domain::action::Action;
 use crate::error::Result;
@@ -62,6 +62,18 @@ pub fn table() -> Vec<Row> {
         .idempotent(),
         get("/operations", A::OperationsList, "List operations", operations::list),
         get("/operations/{operation_id}", A::OperationsRead, "Read an operation", operations::read),
+        get("/webhooks", A::WebhooksList, "List webhook endpoints", webhooks::list),
+        post("/webhooks", A::WebhooksCreate, "Create a webhook endpoint", webhooks::create).idempotent(),
+        get("/webhooks/{webhook_id}", A::WebhooksRead, "Read a webhook endpoint", webhooks::read),
+        patch("/webhooks/{webhook_id}", A::WebhooksUpdate, "Change a webhook endpoint", webhooks::update),
+        delete("/webhooks/{webhook_id}", A::WebhooksDelete, "Delete a webhook endpoint", webhooks::delete).idempotent(),
+        post("/webhooks/{webhook_id}/test", A::WebhooksTest, "Send a test event", webhooks::test).idempotent(),
+        get(
+            "/webhooks/{webhook_id}/deliveries",
+            A::WebhooksListDeliveries,
+            "List delivery attempts",
+            webhooks::deliveries,
+        ),
     ]
 }
 

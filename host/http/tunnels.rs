@@ -7,7 +7,6 @@ use uuid::Uuid;
 
 use super::account::BandwidthOut;
 use super::call::Call;
-use super::operations::OperationOut;
 use super::reply::{Accepted, Answer, Created, Found, Listed};
 use crate::domain::device::Device;
 use crate::domain::input::{BindDevices, NewTunnel, StartTunnel, TunnelPatch};
@@ -15,9 +14,11 @@ use crate::domain::node::{Node, NodeStatus};
 use crate::domain::operation::RemoteAction;
 use crate::domain::port::ExtraPort;
 use crate::domain::session::{EndReason, Session};
-use crate::domain::tunnel::{Protocol, PublicAddress, Tunnel, TunnelStatus};
+use crate::domain::tunnel::{Protocol, Tunnel, TunnelStatus};
 use crate::error::{Error, Result};
 use crate::gate::{Body, NoBody};
+use crate::record::address::AddressOut;
+use crate::record::operation::OperationOut;
 use crate::store::change::actions::{ActOnRunning, Start};
 use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
 use crate::store::facts::Subject;
@@ -84,18 +85,6 @@ pub struct TunnelNodeOut {
     country: String,
     region_flag: Option<String>,
     status: NodeStatus,
-}
-
-/// Where visitors reach it.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "PublicAddress")]
-pub struct AddressOut {
-    hostname: String,
-    port: u16,
-    /// For http tunnels.
-    url: Option<String>,
-    ipv4: Option<String>,
-    ipv6: Option<String>,
 }
 
 /// Tunnel with what a single read adds
@@ -180,13 +169,6 @@ impl From<Tunnel> for TunnelOut {
 impl From<Vec<Uuid>> for BindingsOut {
     fn from(device_ids: Vec<Uuid>) -> Self {
         Self { unrestricted: device_ids.is_empty(), device_ids }
-    }
-}
-
-impl From<PublicAddress> for AddressOut {
-    fn from(address: PublicAddress) -> Self {
-        let PublicAddress { hostname, port, url, ipv4, ipv6 } = address;
-        Self { hostname, port, url, ipv4: ipv4.map(|ip| ip.to_string()), ipv6: ipv6.map(|ip| ip.to_string()) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! From the host's values to the records of the contract, and back.
 
-use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, NullableText};
+use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
 use super::bindings::{plans, roles, types};
 use super::call::Failed;
 use super::live::Set;
@@ -8,11 +8,13 @@ use crate::domain::action::Action;
 use crate::domain::caller::{Caller, Role, ScopeKind};
 use crate::domain::device::Device;
 use crate::domain::input::{
-    BindDevices, DevicePatch, Input, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
+    BindDevices, DevicePatch, Input, NewExtraPort, NewTunnel, NewWebhook, Nullable, StartTunnel, TunnelPatch,
+    WebhookPatch,
 };
 use crate::domain::plan::Entitlement;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::domain::usage::Counters;
+use crate::domain::webhook::{Webhook, WebhookStatus};
 use crate::error::Fault;
 use crate::gate::{Part, Wants};
 use crate::store::facts::Facts;
@@ -43,7 +45,7 @@ pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: Want
         action: action.name().into(),
         usage: plans::Usage {
             tunnels: counters.tunnels,
-            webhook_endpoints: 0,
+            webhook_endpoints: counters.webhook_endpoints,
             extra_ports: counters.extra_ports,
             bytes_this_month: counters.bytes_this_month,
         },
@@ -95,14 +97,12 @@ fn caller(caller: &Caller) -> types::Caller {
 }
 
 pub fn input_facts(caller: &Caller, facts: &Facts, faults: &[Fault]) -> inputs::Facts {
-    let current = match (&facts.tunnel, &facts.device) {
-        (Some(tunnel), _) => Some(Current::Tunnel(current_tunnel(tunnel))),
-        (None, Some(device)) => Some(Current::Device(CurrentDevice {
-            name: device.name.clone(),
-            remote_control_enabled: device.remote_control,
-        })),
-        (None, None) => None,
-    };
+    let tunnel = facts.tunnel.as_ref().map(|tunnel| Current::Tunnel(current_tunnel(tunnel)));
+    let device = facts.device.as_ref().map(|device| {
+        Current::Device(CurrentDevice { name: device.name.clone(), remote_control_enabled: device.remote_control })
+    });
+    let webhook = facts.webhook.as_ref().map(|webhook| Current::Webhook(current_webhook(webhook)));
+    let current = tunnel.or(device).or(webhook);
     inputs::Facts {
         caller: self::caller(caller),
         current,
@@ -126,6 +126,15 @@ fn current_tunnel(tunnel: &Tunnel) -> CurrentTunnel {
     }
 }
 
+fn current_webhook(webhook: &Webhook) -> CurrentWebhook {
+    CurrentWebhook {
+        url: webhook.url.clone(),
+        events: webhook.events.iter().map(ToString::to_string).collect(),
+        description: webhook.description.clone(),
+        status: webhook_status(webhook.status),
+    }
+}
+
 pub fn input(input: Input<'_>) -> inputs::Input {
     match input {
         Input::TunnelCreate(new) => inputs::Input::TunnelCreate(tunnel_create(new)),
@@ -141,6 +150,21 @@ pub fn input(input: Input<'_>) -> inputs::Input {
             inputs::Input::DeviceUpdate(inputs::DeviceUpdate {
                 name: name.clone(),
                 remote_control_enabled: *remote_control_enabled,
+            })
+        }
+        Input::WebhookCreate(NewWebhook { url, events, description }) => {
+            inputs::Input::WebhookCreate(inputs::WebhookCreate {
+                url: url.clone(),
+                events: events.clone(),
+                description: description.clone(),
+            })
+        }
+        Input::WebhookUpdate(WebhookPatch { url, events, description, status }) => {
+            inputs::Input::WebhookUpdate(inputs::WebhookUpdate {
+                url: url.clone(),
+                events: events.clone(),
+                description: nullable(description),
+                status: status.map(webhook_status),
             })
         }
     }
@@ -195,6 +219,13 @@ fn protocol(protocol: Protocol) -> inputs::Protocol {
         Protocol::Udp => inputs::Protocol::Udp,
         Protocol::Both => inputs::Protocol::Both,
         Protocol::Http => inputs::Protocol::Http,
+    }
+}
+
+fn webhook_status(status: WebhookStatus) -> inputs::WebhookStatus {
+    match status {
+        WebhookStatus::Enabled => inputs::WebhookStatus::Enabled,
+        WebhookStatus::Disabled => inputs::WebhookStatus::Disabled,
     }
 }
 

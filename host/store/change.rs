@@ -4,3 +4,4 @@ pub mod actions;
 pub mod devices;
 pub mod failure;
 pub mod tunnels;
+pub mod webhooks;

@@ -77,6 +77,20 @@ macro_rules! args {
 }
 pub(super) use args;
 
+/// A statement that locks the rows it reads, where an engine locks rows: those that somebody else
+/// has locked are left out.
+pub struct SkipLocked {
+    pub sqlite: &'static str,
+    pub postgres: &'static str,
+}
+
+macro_rules! skip_locked {
+    ($sql:literal) => {
+        $crate::store::db::SkipLocked { sqlite: $sql, postgres: concat!($sql, " FOR UPDATE SKIP LOCKED") }
+    };
+}
+pub(super) use skip_locked;
+
 /// A query of either engine with its values bound.
 macro_rules! query {
     ($sql:expr, $args:expr) => {{
@@ -232,6 +246,11 @@ impl Tx {
             Tx::Sqlite(_) => Ok(()),
             Tx::Postgres(_) => self.all(sql, args).await.map(drop),
         }
+    }
+
+    pub async fn all_skip_locked(&mut self, sql: SkipLocked, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+        let sql = if matches!(self, Tx::Sqlite(_)) { sql.sqlite } else { sql.postgres };
+        self.all(sql, args).await
     }
 
     pub async fn commit(self) -> DbResult<()> {

@@ -6,6 +6,7 @@ use super::db::{DbResult, Read, Row, args};
 use super::page::{Page, Place, Rows};
 use super::{Store, Wake, Write};
 use crate::domain::device::Device;
+use crate::domain::event::OfflineReason;
 use crate::error::Result;
 
 macro_rules! select_device {
@@ -91,6 +92,12 @@ impl Write {
         find(&mut **self, scope_id, id).await
     }
 
+    /// Whoever it belongs to.
+    pub(super) async fn any_device(&mut self, id: Uuid) -> Result<Option<Device>> {
+        let row = self.optional(select_device!("WHERE d.id = $1"), args![id]).await?;
+        Ok(row.as_ref().map(device).transpose()?)
+    }
+
     /// The devices that an account enrolled in a scope.
     pub async fn devices_of_owner(&mut self, scope_id: Uuid, owner_id: Uuid) -> Result<Vec<Uuid>> {
         let sql = "SELECT id FROM devices WHERE scope_id = $1 AND owner_id = $2";
@@ -157,6 +164,7 @@ impl Write {
     pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
         self.release_device(id).await?;
         self.fail_operations_of_lost_device(id).await?;
+        self.set_offline(id, OfflineReason::Removed).await?;
         self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
         self.wake(Wake::Device(id));
         Ok(())

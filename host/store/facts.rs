@@ -4,11 +4,12 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, args};
-use super::{Store, Write, devices, tunnels, usage};
+use super::{Store, Write, devices, tunnels, usage, webhooks};
 use crate::domain::caller::{Caller, Role, ScopeKind};
 use crate::domain::device::Device;
 use crate::domain::tunnel::Tunnel;
 use crate::domain::usage::Counters;
+use crate::domain::webhook::Webhook;
 use crate::error::{Error, Result};
 
 /// The resource in a request's path.
@@ -18,6 +19,7 @@ pub enum Subject {
     Scope,
     Tunnel(Uuid),
     Device(Uuid),
+    Webhook(Uuid),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -25,6 +27,7 @@ pub struct Facts {
     pub counters: Counters,
     pub tunnel: Option<Tunnel>,
     pub device: Option<Device>,
+    pub webhook: Option<Webhook>,
 }
 
 /// The part of the facts that a decision depends on and that others can change.
@@ -34,6 +37,7 @@ pub struct Basis {
     role: Option<Role>,
     tunnels: u32,
     extra_ports: u32,
+    webhook_endpoints: u32,
     /// The open session of the tunnel.
     session_id: Option<Uuid>,
     /// The tunnel's last change.
@@ -42,11 +46,12 @@ pub struct Basis {
 
 impl Basis {
     pub fn of(caller: &Caller, facts: &Facts) -> Self {
-        let Counters { tunnels, extra_ports, .. } = facts.counters;
+        let Counters { tunnels, extra_ports, webhook_endpoints, .. } = facts.counters;
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let session_id = run.map(|run| run.session_id);
         let updated_at = facts.tunnel.as_ref().map(|tunnel| tunnel.updated_at);
-        Self { plan: caller.scope.plan.clone(), role: caller.role, tunnels, extra_ports, session_id, updated_at }
+        let plan = caller.scope.plan.clone();
+        Self { plan, role: caller.role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at }
     }
 }
 
@@ -79,6 +84,10 @@ impl Store {
                 let device = devices::find(db, scope_id, id).await?;
                 facts.device = Some(device.ok_or_else(Error::not_found)?);
             }
+            Subject::Webhook(id) => {
+                let webhook = webhooks::find(db, scope_id, id).await?;
+                facts.webhook = Some(webhook.ok_or_else(Error::not_found)?);
+            }
         }
         facts.counters.bytes_this_month = usage::scope_bandwidth(db, scope_id, now).await?.month.total();
         Ok(facts)
@@ -96,28 +105,34 @@ impl Write {
             ScopeKind::Personal => None,
             ScopeKind::Team => row.optional_word("role")?,
         };
-        let Counters { tunnels, extra_ports, .. } = counters(&mut **self, scope_id, subject).await?;
+        let Counters { tunnels, extra_ports, webhook_endpoints, .. } = counters(&mut **self, scope_id, subject).await?;
         let tunnel = match subject {
             Subject::Tunnel(id) => {
                 let sql = "SELECT t.updated_at, s.id FROM tunnels t \
                            LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL WHERE t.id = $1";
                 self.optional(sql, args![id]).await?
             }
-            Subject::Scope | Subject::Device(_) => None,
+            _ => None,
         };
         let session_id = tunnel.as_ref().map(|row| row.optional_id("id")).transpose()?.flatten();
         let updated_at = tunnel.as_ref().map(|row| row.time("updated_at")).transpose()?;
-        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, session_id, updated_at })
+        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at })
     }
 }
 
 async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Subject) -> DbResult<Counters> {
     let tunnel_id = match subject {
         Subject::Tunnel(id) => Some(id),
-        Subject::Scope | Subject::Device(_) => None,
+        _ => None,
     };
     let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS tunnels, \
+                      (SELECT COUNT(*) FROM webhooks WHERE scope_id = $1) AS webhook_endpoints, \
                       (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $2) AS extra_ports";
     let row = db.one(sql, args![scope_id, tunnel_id]).await?;
-    Ok(Counters { tunnels: row.number("tunnels")?, extra_ports: row.number("extra_ports")?, bytes_this_month: 0 })
+    Ok(Counters {
+        tunnels: row.number("tunnels")?,
+        webhook_endpoints: row.number("webhook_endpoints")?,
+        extra_ports: row.number("extra_ports")?,
+        bytes_this_month: 0,
+    })
 }

@@ -112,6 +112,7 @@ impl Write {
             expires_at: now + CLAIM_WITHIN,
         };
         self.insert_operation(&operation).await?;
+        self.tell_of_operation(operation.clone()).await?;
         self.wake(Wake::Device(new.device_id));
         Ok(operation)
     }
@@ -173,7 +174,8 @@ impl Write {
     pub async fn advance_operation(&mut self, operation: &mut Operation, to: OperationStatus) -> Result<bool> {
         let before = operation.status;
         let now = self.now;
-        if operation.advance(to, now).is_empty() {
+        let passed = operation.advance(to, now);
+        if passed.is_empty() {
             return Ok(false);
         }
         let sql = "UPDATE operations SET status = $3, session_id = $4, result = $5, error = $6, claimed_at = $7, \
@@ -191,7 +193,13 @@ impl Write {
             operation.started_at,
             operation.finished_at,
         ];
-        Ok(self.execute(sql, args).await? == 1)
+        if self.execute(sql, args).await? == 0 {
+            return Ok(false);
+        }
+        for operation in passed {
+            self.tell_of_operation(operation).await?;
+        }
+        Ok(true)
     }
 
     pub async fn fail_operation(&mut self, operation: &mut Operation, error: OperationError) -> Result<bool> {
@@ -201,19 +209,21 @@ impl Write {
 
     /// Cancels what a device has not claimed yet.
     pub async fn cancel_queued(&mut self, device_id: Uuid) -> Result<()> {
-        let now = self.now;
-        let sql =
-            "UPDATE operations SET status = 'canceled', finished_at = $2 WHERE device_id = $1 AND status = 'queued'";
-        self.execute(sql, args![device_id, now]).await?;
-        Ok(())
+        let rows = self.all(select_operation!("WHERE device_id = $1 AND status = 'queued'"), args![device_id]).await?;
+        self.cancel(&rows).await
     }
 
     /// Cancels what somebody who has lost access has asked for, and what no device has claimed yet.
     pub async fn cancel_queued_by(&mut self, scope_id: Uuid, account_id: Uuid) -> Result<()> {
-        let now = self.now;
-        let sql = "UPDATE operations SET status = 'canceled', finished_at = $3 \
-                   WHERE scope_id = $1 AND account_id = $2 AND status = 'queued'";
-        self.execute(sql, args![scope_id, account_id, now]).await?;
+        let sql = select_operation!("WHERE scope_id = $1 AND account_id = $2 AND status = 'queued'");
+        let rows = self.all(sql, args![scope_id, account_id]).await?;
+        self.cancel(&rows).await
+    }
+
+    async fn cancel(&mut self, rows: &[Row]) -> Result<()> {
+        for mut operation in rows.iter().map(operation).collect::<DbResult<Vec<_>>>()? {
+            self.advance_operation(&mut operation, OperationStatus::Canceled).await?;
+        }
         Ok(())
     }
 

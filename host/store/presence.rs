@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, args};
 use super::{Store, Write};
 use crate::domain::device::OFFLINE_AFTER;
+use crate::domain::event::OfflineReason;
 use crate::error::Result;
 
 /// One connection of a device.
@@ -59,12 +60,16 @@ impl Write {
     /// A device has connected: its former connection counts no longer.
     pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
         let now = self.now;
+        let was_online = self.booted(device_id).await?.is_some();
         let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at) \
                    VALUES ($1, 1, $2, $3, TRUE, $4) \
                    ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
                        boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at \
                    RETURNING epoch";
         let epoch = self.one(sql, args![device_id, host_id, boot_id, now]).await?.int("epoch")?;
+        if !was_online && let Some(device) = self.any_device(device_id).await? {
+            self.tell_of_device(device, None).await?;
+        }
         Ok(Connection { device_id, epoch })
     }
 
@@ -93,9 +98,13 @@ impl Write {
         Ok(self.optional(sql, args![device_id]).await?.is_none())
     }
 
-    /// The device counts as offline from now on. Whether it counted as online before.
-    pub async fn set_offline(&mut self, device_id: Uuid) -> Result<bool> {
+    /// The device counts as offline from now on.
+    pub async fn set_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<()> {
         let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL WHERE device_id = $1 AND online = TRUE";
-        Ok(self.execute(sql, args![device_id]).await? == 1)
+        let was_online = self.execute(sql, args![device_id]).await? == 1;
+        match self.any_device(device_id).await? {
+            Some(device) if was_online => self.tell_of_device(device, Some(reason)).await,
+            _ => Ok(()),
+        }
     }
 }

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, WordArg, args};
+use super::outbox::RunRef;
 use super::page::{Page, Place, Rows};
 use super::{Store, Wake, Write};
 use crate::domain::session::{EndReason, LEASE, Session};
@@ -89,6 +90,19 @@ impl Store {
         Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
     }
 
+    /// Ends sessions of one scope.
+    pub async fn end_sessions(&self, scope_id: Uuid, session_ids: Vec<Uuid>, reason: EndReason) -> Result<()> {
+        self.write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                for session_id in session_ids {
+                    write.end_session(session_id, reason).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
     /// Leases that were not renewed in time, with their scopes.
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
@@ -139,11 +153,14 @@ impl Write {
     pub async fn end_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
         let now = self.now;
         let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
-                   RETURNING tunnel_id, device_id";
+                   RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
         let Some(row) = self.optional(sql, args![session_id, now, WordArg(reason)]).await? else { return Ok(false) };
-        let (tunnel_id, device_id) = (row.id("tunnel_id")?, row.id("device_id")?);
-        self.wake(Wake::Tunnel(tunnel_id));
-        self.wake(Wake::Device(device_id));
+        let run = run(&row)?;
+        self.wake(Wake::Tunnel(run.tunnel_id));
+        self.wake(Wake::Device(run.device_id));
+        if row.flag("ready")? {
+            self.tell_of_run(run, Some(reason)).await?;
+        }
         Ok(true)
     }
 
@@ -173,20 +190,15 @@ impl Write {
         Ok(())
     }
 
-    /// Ends everything that a node serves.
-    pub async fn end_sessions_on_node(&mut self, node_id: Uuid, reason: EndReason) -> Result<()> {
-        let now = self.now;
-        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE node_id = $1 AND ended_at IS NULL";
-        self.execute(sql, args![node_id, now, WordArg(reason)]).await?;
-        Ok(())
-    }
-
     /// The agent stands ready for visitors under this lease.
     pub async fn set_ready(&mut self, session_id: Uuid) -> Result<()> {
         let now = self.now;
-        let sql = "UPDATE sessions SET ready_at = COALESCE(ready_at, $2) WHERE id = $1 AND ended_at IS NULL";
-        self.execute(sql, args![session_id, now]).await?;
-        Ok(())
+        let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
+                   RETURNING id, scope_id, tunnel_id, device_id, node_id";
+        match self.optional(sql, args![session_id, now]).await? {
+            Some(row) => self.tell_of_run(run(&row)?, None).await,
+            None => Ok(()),
+        }
     }
 
     pub async fn set_target_error(&mut self, session_id: Uuid, device_id: Uuid, error: Option<&str>) -> Result<()> {
@@ -225,6 +237,16 @@ impl Write {
         let row = self.optional(sql, args![tunnel_id, device_id]).await?;
         Ok(row.map(|row| Ok::<_, sqlx::Error>((row.text("local_host")?, row.number("local_port")?))).transpose()?)
     }
+}
+
+fn run(row: &Row) -> DbResult<RunRef> {
+    Ok(RunRef {
+        session_id: row.id("id")?,
+        scope_id: row.id("scope_id")?,
+        tunnel_id: row.id("tunnel_id")?,
+        device_id: row.id("device_id")?,
+        node_id: row.id("node_id")?,
+    })
 }
 
 fn session(row: &Row) -> DbResult<Session> {

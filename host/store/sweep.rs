@@ -7,12 +7,14 @@ use uuid::Uuid;
 use super::db::args;
 use super::operations::overdue;
 use super::{Store, Write};
+use crate::domain::event::OfflineReason;
 use crate::domain::operation::{OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use crate::domain::session::EndReason;
 use crate::error::Result;
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
+const KEEP_DELIVERIES: TimeDelta = TimeDelta::days(30);
 
 impl Store {
     /// Everything that is due now.
@@ -41,6 +43,11 @@ impl Store {
                 write.execute(sql, args![now - KEEP_OPERATIONS]).await?;
                 let sql = "DELETE FROM sessions WHERE ended_at IS NOT NULL AND ended_at <= $1";
                 write.execute(sql, args![now - KEEP_SESSIONS]).await?;
+                let sql = "DELETE FROM deliveries WHERE finished_at IS NOT NULL AND finished_at <= $1";
+                write.execute(sql, args![now - KEEP_DELIVERIES]).await?;
+                let sql = "DELETE FROM events WHERE created_at <= $1 \
+                           AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)";
+                write.execute(sql, args![now - KEEP_DELIVERIES]).await?;
                 Ok(())
             })
         })
@@ -62,7 +69,7 @@ impl Write {
         if super::db::Read::optional(&mut **self, silent, args![device_id, limit]).await?.is_none() {
             return Ok(());
         }
-        self.set_offline(device_id).await?;
+        self.set_offline(device_id, OfflineReason::Timeout).await?;
         self.fail_operations_of_lost_device(device_id).await
     }
 

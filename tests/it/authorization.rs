@@ -1,7 +1,11 @@
 //! Who may do what to whose: every route, for every role, on one's own, another member's, a
 //! stranger's and nobody's. The table is for review: a change in it is a change of the rules.
 
+use std::collections::HashMap;
+
 use culvert::domain::caller::Role;
+use culvert::domain::grant::Grant;
+use culvert::domain::word::Word;
 use culvert::http::routes::{Row, table};
 use insta::{allow_duplicates, assert_snapshot};
 use reqwest::Method;
@@ -19,6 +23,7 @@ struct Member {
     device: TestDevice,
     running: Uuid,
     operation: Uuid,
+    scope: Uuid,
 }
 
 impl Member {
@@ -35,31 +40,53 @@ impl Member {
         let operation =
             api.post(&format!("/tunnels/{running}/actions/start"), json!({"device_id": device.id})).await.id();
         api.patch(&format!("/devices/{}", device.id), json!({"remote_control_enabled": false})).await.data();
-        Self { api, device, running, operation }
+        Self { api, device, running, operation, scope }
     }
 
     /// A request to a route, about this member's things.
-    async fn target(&self, row: &Row) -> (String, Value) {
+    async fn target(&self, host: &TestHost, row: &Row) -> (String, Value) {
         let acts_on_running = row.path.ends_with("/stop") || row.path.ends_with("/restart");
         let tunnel = match row.path.contains("{tunnel_id}") {
             true if acts_on_running => self.running,
             true => self.api.post("/tunnels", json!({"local_port": 80})).await.id(),
             false => Uuid::nil(),
         };
-        (path(row, tunnel, self.device.id, self.operation), body(row, self.device.id))
+        let webhook = match row.path.contains("{webhook_id}") {
+            true => host.webhook(self.scope).await,
+            false => Uuid::nil(),
+        };
+        let ids = Ids { tunnel, webhook, device: self.device.id, operation: self.operation };
+        (ids.fill(row), body(row, self.device.id))
     }
 }
 
-fn path(row: &Row, tunnel: Uuid, device: Uuid, operation: Uuid) -> String {
-    row.path
-        .replace("{tunnel_id}", &tunnel.to_string())
-        .replace("{device_id}", &device.to_string())
-        .replace("{operation_id}", &operation.to_string())
+/// What the path of a route leads to.
+struct Ids {
+    tunnel: Uuid,
+    webhook: Uuid,
+    device: Uuid,
+    operation: Uuid,
+}
+
+impl Ids {
+    fn all(id: Uuid) -> Self {
+        Self { tunnel: id, webhook: id, device: id, operation: id }
+    }
+
+    fn fill(&self, row: &Row) -> String {
+        row.path
+            .replace("{tunnel_id}", &self.tunnel.to_string())
+            .replace("{webhook_id}", &self.webhook.to_string())
+            .replace("{device_id}", &self.device.to_string())
+            .replace("{operation_id}", &self.operation.to_string())
+    }
 }
 
 fn body(row: &Row, device: Uuid) -> Value {
     match (row.method.as_str(), row.path) {
         ("POST", "/tunnels") => json!({"local_port": 80}),
+        ("POST", "/webhooks") => json!({"url": "https://8.8.8.8/", "events": ["device.online"]}),
+        ("PATCH", "/webhooks/{webhook_id}") => json!({"description": "changed"}),
         ("PATCH", _) => json!({"name": "changed"}),
         ("PUT", _) => json!({"device_ids": []}),
         (_, path) if path.ends_with("/start") => json!({"device_id": device}),
@@ -109,10 +136,10 @@ on_both_engines! {
                 &[("alone", &alone, &alone), ("owner", &owner, &owner), ("admin", &admin, &admin), ("member", &member, &member)]
             };
             for (who, caller, whose) in columns {
-                line += &format!("  {who:20} {}\n", ask(&caller.api, &row, whose.target(&row).await).await);
+                line += &format!("  {who:20} {}\n", ask(&caller.api, &row, whose.target(&host, &row).await).await);
             }
             if row.path.contains('{') {
-                let target = (path(&row, nobodys, nobodys, nobodys), body(&row, owner.device.id));
+                let target = (Ids::all(nobodys).fill(&row), body(&row, owner.device.id));
                 line += &format!("  {:20} {}\n", "owner, nobody's", ask(&owner.api, &row, target).await);
             }
             text += &line;
@@ -327,6 +354,71 @@ on_both_engines! {
           member, the owner's  200
           owner, a stranger's  404 not_found
           owner, nobody's      404 not_found
+        GET /webhooks
+          alone                200
+          owner                200
+          admin                200
+          member               200
+        POST /webhooks
+          alone                201
+          owner                201
+          admin                201
+          member               403 team_role_forbidden
+        GET /webhooks/{webhook_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        PATCH /webhooks/{webhook_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          403 team_role_forbidden
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        DELETE /webhooks/{webhook_id}
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          403 team_role_forbidden
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        POST /webhooks/{webhook_id}/test
+          alone, own           202
+          alone, a stranger's  404 not_found
+          owner, own           202
+          owner, a member's    202
+          admin, the owner's   202
+          admin, a member's    202
+          member, own          403 team_role_forbidden
+          member, the owner's  403 team_role_forbidden
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
+        GET /webhooks/{webhook_id}/deliveries
+          alone, own           200
+          alone, a stranger's  404 not_found
+          owner, own           200
+          owner, a member's    200
+          admin, the owner's   200
+          admin, a member's    200
+          member, own          200
+          member, the owner's  200
+          owner, a stranger's  404 not_found
+          owner, nobody's      404 not_found
         ") }
     }
 
@@ -338,15 +430,20 @@ on_both_engines! {
         let revoked = host.key(ada.account_id, ada.account_id, "full_access").await;
         host.revoke(revoked.key_id).await;
         host.pass(std::time::Duration::from_secs(1)).await;
-        let narrow = host.key(ada.account_id, ada.account_id, "webhooks:read").await;
+        // For every scope, a key that has all the others.
+        let mut narrow = HashMap::new();
+        for lacking in Grant::ALL {
+            let others: Vec<_> = Grant::ALL.iter().filter(|grant| *grant != lacking).map(|grant| grant.word()).collect();
+            narrow.insert(*lacking, host.key(ada.account_id, ada.account_id, &others.join(" ")).await.key);
+        }
         let (nobodys, api) = (Uuid::from_u128(7), host.api(&ada.key));
         for row in table() {
-            let target = || (path(&row, nobodys, nobodys, nobodys), body(&row, nobodys));
+            let target = || (Ids::all(nobodys).fill(&row), body(&row, nobodys));
             assert_eq!(ask(&api.without_key(), &row, target()).await, "401 missing_api_key", "{}", row.path);
             for bad in ["ctk_nothing", &revoked.key] {
                 assert_eq!(ask(&api.with_key(bad), &row, target()).await, "401 invalid_api_key", "{}", row.path);
             }
-            assert_eq!(ask(&api.with_key(&narrow.key), &row, target()).await, "403 insufficient_scope", "{}", row.path);
+            assert_eq!(ask(&api.with_key(&narrow[&row.action.grant()]), &row, target()).await, "403 insufficient_scope", "{}", row.path);
         }
     }
 
@@ -357,7 +454,7 @@ on_both_engines! {
         host.set_plan(poor.account_id, "none").await;
         let (nobodys, api) = (Uuid::from_u128(7), host.api(&poor.key));
         for row in table() {
-            let target = (path(&row, nobodys, nobodys, nobodys), body(&row, nobodys));
+            let target = (Ids::all(nobodys).fill(&row), body(&row, nobodys));
             assert_eq!(ask(&api, &row, target).await, "403 feature_not_available", "{}", row.path);
         }
     }

@@ -78,6 +78,13 @@ fn the_table_of_routes() {
     POST   /devices/{device_id}/actions/restart-agent 202 devices:control  EmptyObject key
     GET    /operations                                200 operations:read  Nothing paged
     GET    /operations/{operation_id}                 200 operations:read  Nothing
+    GET    /webhooks                                  200 webhooks:read    Nothing paged
+    POST   /webhooks                                  201 webhooks:write   Object key
+    GET    /webhooks/{webhook_id}                     200 webhooks:read    Nothing
+    PATCH  /webhooks/{webhook_id}                     200 webhooks:write   Object
+    DELETE /webhooks/{webhook_id}                     200 webhooks:write   EmptyObject key
+    POST   /webhooks/{webhook_id}/test                202 webhooks:write   EmptyObject key
+    GET    /webhooks/{webhook_id}/deliveries          200 webhooks:read    Nothing paged
     ");
 }
 

@@ -556,9 +556,10 @@ proptest! {
             let now = DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(second as i64 + 1);
             let before = operation.clone();
             let mut at = before.status;
-            for state in operation.advance(to, now) {
-                prop_assert!(STEPS.contains(&(at, *state)), "{at:?} to {state:?}");
-                at = *state;
+            for passed in operation.advance(to, now) {
+                let state = passed.status;
+                prop_assert!(STEPS.contains(&(at, state)), "{at:?} to {state:?}");
+                at = state;
             }
             prop_assert_eq!(at, operation.status);
             if before.status.is_terminal() {

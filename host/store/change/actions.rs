@@ -8,6 +8,7 @@ use crate::domain::operation::{Operation, OperationStatus, RemoteAction};
 use crate::domain::tunnel::{Run, Tunnel};
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, StartChoice};
+use crate::record::address::AddressOut;
 use crate::store::Write;
 use crate::store::commit::Change;
 use crate::store::operations::NewOperation;
@@ -78,6 +79,7 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
         expires_at: now,
     };
     write.insert_operation(&operation).await?;
+    write.tell_of_success(&operation).await?;
     Ok(operation)
 }
 
@@ -98,19 +100,12 @@ pub fn start_result(
     previous_device_id: Option<Uuid>,
     started: Started,
 ) -> serde_json::Value {
-    let address = tunnel.public_address();
     serde_json::json!({
         "tunnel_id": tunnel.id,
         "session_id": session_id,
         "device_id": device_id,
         "previous_device_id": previous_device_id,
-        "public_address": {
-            "hostname": address.hostname,
-            "port": address.port,
-            "url": address.url,
-            "ipv4": address.ipv4,
-            "ipv6": address.ipv6,
-        },
+        "public_address": AddressOut::from(tunnel.public_address()),
         "already_running": started == Started::Already,
         "rolled_back": started == Started::RolledBack,
     })

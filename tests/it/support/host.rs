@@ -10,10 +10,13 @@ use chrono::{DateTime, Utc};
 use culvert::app::{App, Host, Pace};
 use culvert::config::Config;
 use culvert::domain::caller::Role;
+use culvert::domain::event::EventKind;
 use culvert::domain::grant::Grants;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
 use culvert::domain::session::LEASE;
+use culvert::domain::webhook::{Webhook, WebhookStatus};
 use culvert::relay;
+use culvert::secret::Purpose;
 use culvert::store::presence::Connection;
 use culvert_agent::clock::Clock;
 use serde_json::Value;
@@ -240,6 +243,29 @@ impl TestHost {
             .write(Some(team_id), move |write| Box::pin(async move { write.remove_member(team_id, account_id).await }))
             .await
             .unwrap();
+    }
+
+    /// A webhook endpoint of a scope, at an address that nobody is asked for.
+    pub async fn webhook(&self, scope_id: Uuid) -> Uuid {
+        let (id, now) = (self.clock.id(), self.clock.now());
+        let secret = self.app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+        let webhook = Webhook {
+            id,
+            scope_id,
+            url: "https://8.8.8.8/".into(),
+            events: vec![EventKind::DeviceOnline],
+            description: None,
+            status: WebhookStatus::Enabled,
+            last_delivery: None,
+            created_at: now,
+            updated_at: now,
+        };
+        self.app
+            .store
+            .write(Some(scope_id), move |write| Box::pin(async move { write.insert_webhook(&webhook, &secret).await }))
+            .await
+            .unwrap();
+        id
     }
 
     /// A code by which a machine enrols.

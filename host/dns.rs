@@ -1,0 +1,99 @@
+//! Names: the addresses of webhook endpoints, and the CNAMEs of custom domains.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use hickory_resolver::config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::{Resolver, TokioResolver};
+
+/// How long one question waits for its answer; it is asked twice.
+const ANSWER_WITHIN: Duration = Duration::from_millis(1200);
+/// An address is looked up anew after this time, whatever the name's owner says.
+const KEEP: Duration = Duration::from_secs(60);
+
+#[derive(Clone)]
+pub struct Dns(TokioResolver);
+
+/// Why a name led nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DnsError {
+    #[error("there is no such name")]
+    NoSuchName,
+    #[error("the name could not be looked up")]
+    Unavailable,
+}
+
+impl Dns {
+    /// Asks this resolver, or those of the operating system.
+    ///
+    /// # Errors
+    ///
+    /// Where the operating system's configuration cannot be read.
+    pub fn new(resolver: Option<SocketAddr>) -> Result<Self, String> {
+        let builder = match resolver {
+            Some(address) => {
+                let connection = |mut connection: ConnectionConfig| {
+                    connection.port = address.port();
+                    connection
+                };
+                let connections = vec![connection(ConnectionConfig::udp()), connection(ConnectionConfig::tcp())];
+                let server = NameServerConfig::new(address.ip(), true, connections);
+                let config = ResolverConfig::from_name_servers(vec![server]);
+                Resolver::builder_with_config(config, TokioRuntimeProvider::default())
+            }
+            None => Resolver::builder_tokio().map_err(|e| e.to_string())?,
+        };
+        let mut builder = builder;
+        set_up(builder.options_mut());
+        builder.build().map(Self).map_err(|e| e.to_string())
+    }
+
+    /// Every address of a name, of both families.
+    ///
+    /// # Errors
+    ///
+    /// [`DnsError`], also where the name has no address.
+    pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
+        let found = self.0.lookup_ip(absolute(name)?).await.map_err(|e| failure(&e))?;
+        let addresses: Vec<IpAddr> = found.iter().collect();
+        if addresses.is_empty() { Err(DnsError::NoSuchName) } else { Ok(addresses) }
+    }
+
+    /// The name that a name is an alias for, in lower case and without the dot at its end.
+    ///
+    /// # Errors
+    ///
+    /// [`DnsError`], also where the name is no alias.
+    pub async fn cname(&self, name: &str) -> Result<String, DnsError> {
+        let found = self.0.lookup(absolute(name)?, RecordType::CNAME).await.map_err(|e| failure(&e))?;
+        let alias = found.answers().iter().find_map(|record| match &record.data {
+            RData::CNAME(target) => Some(target.0.to_ascii().trim_end_matches('.').to_ascii_lowercase()),
+            _ => None,
+        });
+        alias.ok_or(DnsError::NoSuchName)
+    }
+}
+
+fn set_up(options: &mut ResolverOpts) {
+    options.timeout = ANSWER_WITHIN;
+    options.attempts = 1;
+    // Who looks at what they have just changed in the DNS must see it.
+    options.negative_max_ttl = Some(Duration::ZERO);
+    options.positive_max_ttl = Some(KEEP);
+    // All addresses of a name are judged, not the first family that answers.
+    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+}
+
+/// No search domain is to be appended.
+fn absolute(name: &str) -> Result<Name, DnsError> {
+    let mut name = Name::from_ascii(name).map_err(|_| DnsError::NoSuchName)?;
+    name.set_fqdn(true);
+    Ok(name)
+}
+
+fn failure(error: &NetError) -> DnsError {
+    if error.is_no_records_found() || error.is_nx_domain() { DnsError::NoSuchName } else { DnsError::Unavailable }
+}

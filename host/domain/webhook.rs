@@ -1,0 +1,106 @@
+//! Webhook endpoints, and the attempts to send them events.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::event::EventKind;
+use super::word::words;
+
+/// Endpoints of one scope, whatever its plan says (specification, "Limits").
+pub const ENDPOINTS_PER_SCOPE: u32 = 20;
+
+/// Attempts that a list of deliveries shows (specification, "Limits").
+pub const ATTEMPTS_SHOWN: u32 = 100;
+
+/// About how long after a failed attempt the next one is made (specification, "Events", rule 4).
+pub const RETRIES: [Duration; 5] = [
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 60 * 60),
+    Duration::from_secs(12 * 60 * 60),
+];
+
+words! {
+    WebhookStatus {
+        Enabled "enabled",
+        Disabled "disabled",
+    }
+}
+
+words! {
+    AttemptStatus {
+        /// It is still to be made, or under way.
+        Pending "pending",
+        Succeeded "succeeded",
+        Failed "failed",
+        /// The endpoint was disabled before it was made.
+        Canceled "canceled",
+    }
+}
+
+words! {
+    /// Why an attempt failed.
+    AttemptError {
+        DnsFailed "dns_failed",
+        /// The name leads to an address that is not public.
+        AddressBlocked "address_blocked",
+        ConnectFailed "connect_failed",
+        TlsError "tls_error",
+        /// No complete answer within 15 seconds.
+        Timeout "timeout",
+        /// An answer other than 2xx.
+        HttpStatus "http_status",
+        /// An answer of more than 16 KiB.
+        TooLarge "too_large",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Webhook {
+    pub id: Uuid,
+    pub scope_id: Uuid,
+    pub url: String,
+    pub events: Vec<EventKind>,
+    pub description: Option<String>,
+    pub status: WebhookStatus,
+    pub last_delivery: Option<LastDelivery>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+}
+
+/// How the attempt that ended last came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastDelivery {
+    pub status: AttemptStatus,
+    pub at: DateTime<Utc>,
+}
+
+/// One attempt to send one event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub id: Uuid,
+    pub event_id: Uuid,
+    /// The event's kind, or `webhook.test`.
+    pub event: String,
+    /// From 1.
+    pub number: u32,
+    pub status: AttemptStatus,
+    pub status_code: Option<u16>,
+    pub error: Option<AttemptError>,
+    pub duration_ms: Option<u64>,
+    pub created_at: DateTime<Utc>,
+    /// When this attempt is due, while it is pending; when the next one is, once it has failed.
+    pub next_attempt_at: Option<DateTime<Utc>>,
+}
+
+/// How an attempt came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub status_code: Option<u16>,
+    /// None for a success.
+    pub error: Option<AttemptError>,
+    pub duration: Duration,
+}

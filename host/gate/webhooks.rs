@@ -1,0 +1,120 @@
+//! What requests about webhook endpoints must be to be admitted, and what they are then.
+
+use super::Draft;
+use crate::domain::caller::Caller;
+use crate::domain::event::EventKind;
+use crate::domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
+use crate::domain::plan::Entitlement;
+use crate::domain::webhook::WebhookStatus;
+use crate::domain::word::Word;
+use crate::error::{Fault, Result};
+use crate::store::Store;
+use crate::store::facts::Facts;
+use crate::webhook::network::Guard;
+
+/// A webhook endpoint that may be created.
+#[derive(Clone, Debug)]
+pub struct WebhookDefinition {
+    pub url: String,
+    pub events: Vec<EventKind>,
+    pub description: Option<String>,
+}
+
+impl Draft for NewWebhook {
+    type Valid = WebhookDefinition;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    async fn look_outside(&self, guard: &Guard) -> Vec<Fault> {
+        leads_outside(self.url.as_deref(), guard).await
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::WebhookCreate(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<WebhookDefinition, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let url = self.url.unwrap_or_default();
+        check_url(&url, &mut faults);
+        let events = events(self.events.unwrap_or_default(), &mut faults);
+        let definition = WebhookDefinition { url, events, description: self.description };
+        if faults.is_empty() { Ok(definition) } else { Err(faults) }
+    }
+}
+
+/// What is to change of a webhook endpoint: absent fields stay.
+#[derive(Clone, Debug)]
+pub struct WebhookChange {
+    pub url: Option<String>,
+    pub events: Option<Vec<EventKind>>,
+    pub description: Nullable<String>,
+    pub status: Option<WebhookStatus>,
+}
+
+impl Draft for WebhookPatch {
+    type Valid = WebhookChange;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    async fn look_outside(&self, guard: &Guard) -> Vec<Fault> {
+        leads_outside(self.url.as_deref(), guard).await
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::WebhookUpdate(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<WebhookChange, Vec<Fault>> {
+        let mut faults = Vec::new();
+        if self == Self::default() {
+            faults.push(Fault::new("body", "at least one field is required"));
+        }
+        self.url.iter().for_each(|url| check_url(url, &mut faults));
+        let events = self.events.map(|words| events(words, &mut faults));
+        let change = WebhookChange { url: self.url, events, description: self.description, status: self.status };
+        if faults.is_empty() { Ok(change) } else { Err(faults) }
+    }
+}
+
+fn check_url(url: &str, faults: &mut Vec<Fault>) {
+    let fits = reqwest::Url::parse(url).is_ok_and(|url| {
+        url.scheme() == "https" && url.has_host() && url.username().is_empty() && url.password().is_none()
+    });
+    if !fits || url.len() > 2048 {
+        faults.push(Fault::new("url", "must be an https:// URL of at most 2048 characters"));
+    }
+}
+
+fn events(words: Vec<String>, faults: &mut Vec<Fault>) -> Vec<EventKind> {
+    if words.is_empty() {
+        faults.push(Fault::new("events", "must hold at least one event"));
+    }
+    let mut events = Vec::new();
+    for (index, word) in words.iter().enumerate() {
+        match EventKind::parse(word) {
+            Some(event) if !events.contains(&event) => events.push(event),
+            _ => {
+                let message = format!("must be one of {}, each once", EventKind::list());
+                faults.push(Fault::new(format!("events[{index}]"), message));
+            }
+        }
+    }
+    events
+}
+
+/// Whether a webhook's host is there, and whether it is public.
+async fn leads_outside(url: Option<&str>, guard: &Guard) -> Vec<Fault> {
+    let Some(url) = url.and_then(|url| reqwest::Url::parse(url).ok()).filter(|url| url.scheme() == "https") else {
+        // That it is no URL is said elsewhere.
+        return Vec::new();
+    };
+    match guard.addresses_of(&url).await {
+        Ok(_) => Vec::new(),
+        Err(refused) => vec![Fault::new("url", refused.to_string())],
+    }
+}

@@ -1,0 +1,178 @@
+//! Webhook endpoints, their tests and deliveries.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::call::Call;
+use super::reply::{Accepted, Answer, Created, Found, Listed};
+use crate::domain::event::{EventKind, TEST_EVENT};
+use crate::domain::input::{NewWebhook, WebhookPatch};
+use crate::domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook, WebhookStatus};
+use crate::error::Error;
+use crate::gate::{Body, NoBody};
+use crate::secret::Purpose;
+use crate::store::change::webhooks::{CreateWebhook, DeleteWebhook, TestWebhook, UpdateWebhook};
+use crate::store::facts::Subject;
+
+/// Webhook endpoint
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Webhook")]
+pub struct WebhookOut {
+    id: Uuid,
+    url: String,
+    events: Vec<EventKind>,
+    description: Option<String>,
+    status: WebhookStatus,
+    /// How the attempt that ended last came out.
+    last_delivery: Option<LastDeliveryOut>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+}
+
+/// An attempt that has ended.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "LastDelivery")]
+pub struct LastDeliveryOut {
+    status: AttemptStatus,
+    at: DateTime<Utc>,
+}
+
+/// Webhook endpoint with its secret, which is shown this once
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "NewWebhook")]
+pub struct NewWebhookOut {
+    #[serde(flatten)]
+    webhook: WebhookOut,
+    /// Deliveries are signed with it: HMAC-SHA256, keyed with the UTF-8 bytes of the whole string.
+    secret: String,
+}
+
+impl From<Webhook> for WebhookOut {
+    fn from(webhook: Webhook) -> Self {
+        let Webhook { id, url, events, description, status, last_delivery, created_at, updated_at, .. } = webhook;
+        let last_delivery = last_delivery.map(|last| LastDeliveryOut { status: last.status, at: last.at });
+        Self { id, url, events, description, status, last_delivery, created_at, updated_at }
+    }
+}
+
+pub async fn list(call: Call, (): ()) -> Answer<Listed<WebhookOut>> {
+    let webhooks = call.app.store.webhooks(call.caller.scope.id, call.page()?).await?;
+    call.listed(webhooks, WebhookOut::from)
+}
+
+pub async fn create(call: Call, body: Body<NewWebhook>) -> Answer<Created<NewWebhookOut>> {
+    let admitted = call.admit(Subject::Scope, body).await?;
+    let id = call.app.clock.id();
+    let secret = format!("whsec_{}", STANDARD.encode(call.app.clock.random::<32>()));
+    let sealed = call.app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
+    let change = |definition| CreateWebhook { id, definition, secret: sealed.clone() };
+    call.commit(admitted, change, move |webhook| {
+        Created(NewWebhookOut { webhook: webhook.into(), secret: secret.clone() })
+    })
+    .await
+}
+
+pub async fn read(call: Call, (): ()) -> Answer<Found<WebhookOut>> {
+    let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
+    call.reply(Found(webhook.ok_or_else(Error::not_found)?.into()))
+}
+
+pub async fn update(call: Call, body: Body<WebhookPatch>) -> Answer<Found<WebhookOut>> {
+    let webhook_id = call.id()?;
+    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
+    call.commit(admitted, |change| UpdateWebhook { webhook_id, change }, |webhook| Found(webhook.into())).await
+}
+
+/// A webhook endpoint that is gone
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeletedWebhook")]
+pub struct DeletedOut {
+    id: Uuid,
+    /// Always true.
+    deleted: bool,
+}
+
+pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+    let webhook_id = call.id()?;
+    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
+    call.commit(admitted, |()| DeleteWebhook { webhook_id }, |id| Found(DeletedOut { id, deleted: true })).await
+}
+
+/// A test event on its way
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TestEvent")]
+pub struct TestEventOut {
+    /// The delivery's `Service-Webhook-Id`.
+    event_id: Uuid,
+    webhook_id: Uuid,
+    /// `webhook.test`
+    r#type: &'static str,
+}
+
+pub async fn test(call: Call, body: Body<NoBody>) -> Answer<Accepted<TestEventOut>> {
+    let webhook_id = call.id()?;
+    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
+    let answer = move |event_id| Accepted(TestEventOut { event_id, webhook_id, r#type: TEST_EVENT });
+    call.commit(admitted, |()| TestWebhook { webhook_id }, answer).await
+}
+
+/// Delivery attempt
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Delivery")]
+pub struct DeliveryOut {
+    id: Uuid,
+    /// The same for every attempt to send the event.
+    event_id: Uuid,
+    /// The event's kind, or `webhook.test`.
+    event: String,
+    /// 1 to 6.
+    attempt: u32,
+    status: AttemptStatus,
+    /// Of the answer, if there was one.
+    status_code: Option<u16>,
+    error: Option<AttemptError>,
+    duration_ms: Option<u64>,
+    created_at: DateTime<Utc>,
+    /// When this attempt is due, or when the next one is.
+    next_attempt_at: Option<DateTime<Utc>>,
+}
+
+impl From<Attempt> for DeliveryOut {
+    fn from(attempt: Attempt) -> Self {
+        let Attempt {
+            id,
+            event_id,
+            event,
+            number,
+            status,
+            status_code,
+            error,
+            duration_ms,
+            created_at,
+            next_attempt_at,
+        } = attempt;
+        Self {
+            id,
+            event_id,
+            event,
+            attempt: number,
+            status,
+            status_code,
+            error,
+            duration_ms,
+            created_at,
+            next_attempt_at,
+        }
+    }
+}
+
+pub async fn deliveries(call: Call, (): ()) -> Answer<Listed<DeliveryOut>> {
+    let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
+    let webhook = webhook.ok_or_else(Error::not_found)?;
+    let attempts = call.app.store.attempts(webhook.id, call.page()?).await?;
+    call.listed(attempts, DeliveryOut::from)
+}

@@ -1,0 +1,91 @@
+//! Events, as webhook endpoints receive them (decisions §10).
+
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::address::AddressOut;
+use super::device::DeviceOut;
+use super::operation::OperationOut;
+use crate::domain::caller::ScopeKind;
+use crate::domain::event::OfflineReason;
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::{Protocol, Tunnel};
+
+/// The body of a delivery.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "{D}Event")]
+pub struct EventOut<D> {
+    /// The same on every attempt, and in the header `Service-Webhook-Id`.
+    pub id: Uuid,
+    /// The event's kind.
+    pub r#type: String,
+    pub created_at: DateTime<Utc>,
+    /// `v2`
+    pub api_version: &'static str,
+    pub scope: EventScopeOut,
+    pub data: D,
+}
+
+/// Whose event it is.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "EventScope")]
+pub struct EventScopeOut {
+    pub r#type: ScopeKind,
+    pub team_id: Option<Uuid>,
+}
+
+/// `data` of `command.*`
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Command")]
+pub struct CommandOut {
+    /// As it was when it came to that state.
+    pub operation: OperationOut,
+}
+
+/// `data` of `tunnel.*`
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TunnelRun")]
+pub struct TunnelRunOut {
+    pub tunnel: EventTunnelOut,
+    pub device_id: Uuid,
+    pub session_id: Uuid,
+    pub node_id: Uuid,
+    pub public_address: AddressOut,
+    /// The operation that brought it about, if one did.
+    pub operation_id: Option<Uuid>,
+    /// Why the session ended; an open list: new values may come.
+    pub reason: Option<EndReason>,
+}
+
+/// The tunnel that an event is about.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "EventTunnel")]
+pub struct EventTunnelOut {
+    pub id: Uuid,
+    pub name: String,
+    pub protocol: Protocol,
+}
+
+impl From<&Tunnel> for EventTunnelOut {
+    fn from(tunnel: &Tunnel) -> Self {
+        Self { id: tunnel.id, name: tunnel.name.clone(), protocol: tunnel.protocol }
+    }
+}
+
+/// `data` of `device.*`
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DevicePresence")]
+pub struct DevicePresenceOut {
+    pub device: DeviceOut,
+    /// Why it is offline; an open list: new values may come.
+    pub reason: Option<OfflineReason>,
+}
+
+/// `data` of `webhook.test`
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "WebhookTest")]
+pub struct WebhookTestOut {
+    pub webhook_id: Uuid,
+}

@@ -1,0 +1,100 @@
+//! Creating, changing, testing and deleting webhook endpoints.
+
+use uuid::Uuid;
+
+use crate::domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
+use crate::error::{Code, Error, Result};
+use crate::gate::{Permit, WebhookChange, WebhookDefinition};
+use crate::store::Write;
+use crate::store::commit::Change;
+
+pub struct CreateWebhook {
+    pub id: Uuid,
+    pub definition: WebhookDefinition,
+    /// What deliveries are signed with, sealed for the row.
+    pub secret: Vec<u8>,
+}
+
+impl Change for CreateWebhook {
+    type Done = Webhook;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Webhook> {
+        // Counted where nobody else creates anything in the scope: the permit holds the number.
+        let count = permit.facts().counters.webhook_endpoints;
+        if count >= ENDPOINTS_PER_SCOPE {
+            let detail = format!("{count} webhook endpoints exist; a scope can have {ENDPOINTS_PER_SCOPE}.");
+            return Err(Error::new(Code::WebhookLimitReached, detail));
+        }
+        let WebhookDefinition { url, events, description } = self.definition.clone();
+        let webhook = Webhook {
+            id: self.id,
+            scope_id: permit.caller().scope.id,
+            url,
+            events,
+            description,
+            status: WebhookStatus::Enabled,
+            last_delivery: None,
+            created_at: write.now,
+            updated_at: write.now,
+        };
+        write.insert_webhook(&webhook, &self.secret).await?;
+        Ok(webhook)
+    }
+}
+
+pub struct UpdateWebhook {
+    pub webhook_id: Uuid,
+    pub change: WebhookChange,
+}
+
+impl Change for UpdateWebhook {
+    type Done = Webhook;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Webhook> {
+        let scope_id = permit.caller().scope.id;
+        let mut webhook = write.webhook(scope_id, self.webhook_id).await?.ok_or_else(Error::not_found)?;
+        let WebhookChange { url, events, description, status } = self.change.clone();
+        url.into_iter().for_each(|url| webhook.url = url);
+        events.into_iter().for_each(|events| webhook.events = events);
+        description.into_iter().for_each(|description| webhook.description = description);
+        status.into_iter().for_each(|status| webhook.status = status);
+        write.update_webhook(&webhook).await?;
+        if webhook.status == WebhookStatus::Disabled {
+            write.cancel_deliveries(webhook.id).await?;
+        }
+        write.webhook(scope_id, webhook.id).await?.ok_or_else(Error::not_found)
+    }
+}
+
+pub struct DeleteWebhook {
+    pub webhook_id: Uuid,
+}
+
+impl Change for DeleteWebhook {
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let webhook = write.webhook(permit.caller().scope.id, self.webhook_id).await?;
+        let webhook = webhook.ok_or_else(Error::not_found)?;
+        write.delete_webhook(webhook.id).await?;
+        Ok(webhook.id)
+    }
+}
+
+pub struct TestWebhook {
+    pub webhook_id: Uuid,
+}
+
+impl Change for TestWebhook {
+    /// The event's id.
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let scope_id = permit.caller().scope.id;
+        let webhook = write.webhook(scope_id, self.webhook_id).await?.ok_or_else(Error::not_found)?;
+        if webhook.status == WebhookStatus::Disabled {
+            return Err(Error::of(Code::WebhookDisabled));
+        }
+        write.test_event(scope_id, webhook.id).await
+    }
+}

@@ -1,0 +1,122 @@
+//! Webhook endpoints, and the attempts that their lists show.
+
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::page::{Page, Place, Rows};
+use super::{Store, Write};
+use crate::domain::event::EventKind;
+use crate::domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
+use crate::domain::word::Word;
+use crate::error::Result;
+
+macro_rules! select_webhook {
+    ($rest:literal) => {
+        concat!(
+            "SELECT id, scope_id, url, events, description, status, last_status, last_at, created_at, updated_at \
+             FROM webhooks ",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    pub async fn webhook(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Webhook>> {
+        find(&mut &self.db, scope_id, id).await
+    }
+
+    pub async fn webhooks(&self, scope_id: Uuid, page: Page) -> Result<Rows<Webhook>> {
+        let sql = select_webhook!(
+            "WHERE scope_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
+        );
+        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let rows = (&self.db).all(sql, args).await?;
+        let webhooks = rows.iter().map(webhook).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.cut(webhooks, |webhook| Place { at: webhook.created_at, id: webhook.id }))
+    }
+
+    /// The newest attempts, as many as are shown at all.
+    pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<Rows<Attempt>> {
+        let sql = "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
+                       d.created_at, d.next_attempt_at \
+                   FROM deliveries d JOIN events e ON e.id = d.event_id \
+                   WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
+                       ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
+                   ORDER BY d.created_at DESC, d.id DESC LIMIT $5";
+        let args = args![webhook_id, ATTEMPTS_SHOWN, page.after.micros(), page.after.id, page.fetch()];
+        let rows = (&self.db).all(sql, args).await?;
+        let attempts = rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.cut(attempts, |attempt| Place { at: attempt.created_at, id: attempt.id }))
+    }
+}
+
+pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid) -> Result<Option<Webhook>> {
+    let row = db.optional(select_webhook!("WHERE scope_id = $1 AND id = $2"), args![scope_id, id]).await?;
+    Ok(row.as_ref().map(webhook).transpose()?)
+}
+
+impl Write {
+    pub async fn webhook(&mut self, scope_id: Uuid, id: Uuid) -> Result<Option<Webhook>> {
+        find(&mut **self, scope_id, id).await
+    }
+
+    /// With the secret sealed for the row.
+    pub async fn insert_webhook(&mut self, new: &Webhook, secret: &[u8]) -> Result<()> {
+        let sql = "INSERT INTO webhooks (id, scope_id, url, events, description, status, secret, created_at, updated_at) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)";
+        let (events, description) = (words(&new.events), new.description.as_deref());
+        let args =
+            args![new.id, new.scope_id, &new.url, &events, description, WordArg(new.status), secret, new.created_at];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    pub async fn update_webhook(&mut self, webhook: &Webhook) -> Result<()> {
+        let now = self.now;
+        let sql =
+            "UPDATE webhooks SET url = $2, events = $3, description = $4, status = $5, updated_at = $6 WHERE id = $1";
+        let (events, description) = (words(&webhook.events), webhook.description.as_deref());
+        self.execute(sql, args![webhook.id, &webhook.url, &events, description, WordArg(webhook.status), now]).await?;
+        Ok(())
+    }
+
+    pub async fn delete_webhook(&mut self, id: Uuid) -> Result<()> {
+        self.execute("DELETE FROM webhooks WHERE id = $1", args![id]).await?;
+        Ok(())
+    }
+}
+
+fn words(events: &[EventKind]) -> String {
+    events.iter().map(|event| event.word()).collect::<Vec<_>>().join(" ")
+}
+
+fn webhook(row: &Row) -> DbResult<Webhook> {
+    let last_status = row.optional_word("last_status")?;
+    let last_at = row.optional_time("last_at")?;
+    Ok(Webhook {
+        id: row.id("id")?,
+        scope_id: row.id("scope_id")?,
+        url: row.text("url")?,
+        events: row.text("events")?.split(' ').filter_map(EventKind::parse).collect(),
+        description: row.optional_text("description")?,
+        status: row.word("status")?,
+        last_delivery: last_status.zip(last_at).map(|(status, at)| LastDelivery { status, at }),
+        created_at: row.time("created_at")?,
+        updated_at: row.time("updated_at")?,
+    })
+}
+
+fn attempt(row: &Row) -> DbResult<Attempt> {
+    Ok(Attempt {
+        id: row.id("id")?,
+        event_id: row.id("event_id")?,
+        event: row.text("kind")?,
+        number: row.number("attempt")?,
+        status: row.word("status")?,
+        status_code: row.optional_number("status_code")?,
+        error: row.optional_word("error")?,
+        duration_ms: row.optional_number("duration_ms")?,
+        created_at: row.time("created_at")?,
+        next_attempt_at: row.optional_time("next_attempt_at")?,
+    })
+}

@@ -1,0 +1,6 @@
+//! Webhook deliveries: claimed from the outbox, signed, sent to public addresses only, settled.
+
+pub mod client;
+pub mod courier;
+pub mod network;
+pub mod sign;

@@ -1,0 +1,142 @@
+//! One delivery: a POST to an address that was judged, with 15 seconds for all of it.
+
+use std::error::Error as StdError;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_agent::clock::Clock;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::header::{CONTENT_TYPE, USER_AGENT};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Response, Url};
+
+use super::network::{Guard, Refused};
+use super::sign::{self, signature};
+use crate::domain::webhook::{AttemptError, Outcome};
+use crate::store::outbox::Delivery;
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// From the name to the answer's last byte.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+/// Of an answer's body.
+const MOST_READ: usize = 16 * 1024;
+
+pub struct Client {
+    http: reqwest::Client,
+    guard: Arc<Guard>,
+    clock: Clock,
+}
+
+impl Client {
+    /// Certificates are checked always; the operator can add authorities, from a PEM file.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be read, or holds no certificate.
+    pub fn new(guard: Arc<Guard>, clock: Clock, extra_roots: Option<&Path>) -> Result<Self, String> {
+        let http = reqwest::Client::builder()
+            .redirect(Policy::none())
+            .no_proxy()
+            .https_only(true)
+            .referer(false)
+            .retry(reqwest::retry::never())
+            .connect_timeout(CONNECT_WITHIN)
+            .dns_resolver(Resolver(guard.clone()))
+            .tls_certs_merge(extra_roots.map(read_roots).transpose()?.unwrap_or_default())
+            .build();
+        Ok(Self { http: http.map_err(|e| e.to_string())?, guard, clock })
+    }
+
+    pub async fn deliver(&self, delivery: &Delivery) -> Outcome {
+        let start = self.clock.moment();
+        let answered = self.clock.timeout(ANSWER_WITHIN, self.send(delivery)).await;
+        let (status_code, error) = match answered {
+            Ok(answered) => answered,
+            Err(_) => (None, Some(AttemptError::Timeout)),
+        };
+        Outcome { status_code, error, duration: self.clock.moment().since(start) }
+    }
+
+    async fn send(&self, delivery: &Delivery) -> (Option<u16>, Option<AttemptError>) {
+        let Ok(url) = Url::parse(&delivery.url) else { return (None, Some(AttemptError::ConnectFailed)) };
+        if self.guard.check_literal(&url).is_err() {
+            return (None, Some(AttemptError::AddressBlocked));
+        }
+        let timestamp = self.clock.now().timestamp();
+        let signature = signature(&delivery.secret, delivery.event_id, timestamp, &delivery.body);
+        let request = self
+            .http
+            .post(url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(USER_AGENT, concat!("Culvert-Webhooks/", env!("CARGO_PKG_VERSION")))
+            .header(sign::ID, delivery.event_id.to_string())
+            .header(sign::TIMESTAMP, timestamp)
+            .header(sign::SIGNATURE, signature)
+            .body(delivery.body.clone());
+        match request.send().await {
+            Ok(response) if response.status().is_success() => {
+                let status = response.status().as_u16();
+                (Some(status), read(response).await.err())
+            }
+            Ok(response) => (Some(response.status().as_u16()), Some(AttemptError::HttpStatus)),
+            Err(error) => (None, Some(classify(&error))),
+        }
+    }
+}
+
+/// An answer counts when all of it has come, and it is short.
+async fn read(mut response: Response) -> Result<(), AttemptError> {
+    let mut read = 0;
+    while let Some(chunk) = response.chunk().await.map_err(|error| classify(&error))? {
+        read += chunk.len();
+        if read > MOST_READ {
+            return Err(AttemptError::TooLarge);
+        }
+    }
+    Ok(())
+}
+
+fn read_roots(file: &Path) -> Result<Vec<Certificate>, String> {
+    let pem = std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    match Certificate::from_pem_bundle(&pem) {
+        Ok(roots) if !roots.is_empty() => Ok(roots),
+        _ => Err(format!("{}: there is no certificate in it (PEM)", file.display())),
+    }
+}
+
+/// What went wrong, by what is found among its causes.
+fn classify(error: &reqwest::Error) -> AttemptError {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(found) = cause {
+        if let Some(refused) = found.downcast_ref::<Refused>() {
+            return match refused {
+                Refused::Unresolved => AttemptError::DnsFailed,
+                Refused::NotPublic => AttemptError::AddressBlocked,
+            };
+        }
+        let inner = found.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if found.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
+            return AttemptError::TlsError;
+        }
+        cause = found.source();
+    }
+    if error.is_timeout() { AttemptError::Timeout } else { AttemptError::ConnectFailed }
+}
+
+/// The client dials what it says, and nothing else.
+struct Resolver(Arc<Guard>);
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let guard = self.0.clone();
+        Box::pin(async move {
+            let addresses = guard.resolve(name.as_str()).await?;
+            // Port 0 stands for the URL's.
+            let addresses: Addrs = Box::new(addresses.into_iter().map(|address| SocketAddr::new(address, 0)));
+            Ok(addresses)
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! The courier: takes up what is due, has it delivered, notes what came of it, and waits for more.
+//!
+//! No transaction is open while a delivery is under way. One that is never settled, because the
+//! host went down, comes due again by itself.
+
+use std::sync::Arc;
+
+use tokio::sync::{Notify, Semaphore};
+
+use super::client::Client;
+use crate::app::App;
+use crate::error::Result;
+use crate::store::outbox::Delivery;
+
+/// Deliveries that are under way at the same time.
+const UNDER_WAY: usize = 64;
+
+pub struct Courier {
+    client: Client,
+    woken: Notify,
+    slots: Arc<Semaphore>,
+}
+
+impl Courier {
+    pub fn new(client: Client) -> Self {
+        Self { client, woken: Notify::new(), slots: Arc::new(Semaphore::new(UNDER_WAY)) }
+    }
+
+    /// Has the courier look at what is due.
+    pub fn wake(&self) {
+        self.woken.notify_one();
+    }
+}
+
+/// Runs until the host stops.
+pub async fn run(app: Arc<App>) {
+    loop {
+        let looked = send_due(&app).await;
+        let next = match looked {
+            Ok(()) => app.store.next_delivery().await,
+            Err(error) => Err(error),
+        };
+        let next = next.unwrap_or_else(|error| {
+            tracing::warn!(%error, "deliveries could not be looked for");
+            None
+        });
+        let wait = async {
+            match next {
+                Some(at) => {
+                    let left = (at - app.clock.now()).to_std().unwrap_or_default();
+                    app.clock.sleep(left).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = app.stop.cancelled() => return,
+            () = app.courier.woken.notified() => {}
+            () = wait => {}
+        }
+    }
+}
+
+/// Sends what is due, as much as there are free hands for. Whoever comes back wakes the courier.
+async fn send_due(app: &Arc<App>) -> Result<()> {
+    let free = app.courier.slots.available_permits();
+    if free == 0 {
+        return Ok(());
+    }
+    for delivery in app.store.claim_deliveries(free).await? {
+        let slot = app.courier.slots.clone().acquire_owned().await;
+        let app = app.clone();
+        app.tasks.clone().spawn(async move {
+            let stop = app.stop.clone();
+            // What the host's end interrupts is made again when it is back.
+            stop.run_until_cancelled(deliver(&app, delivery)).await;
+            drop(slot);
+            app.courier.wake();
+        });
+    }
+    Ok(())
+}
+
+async fn deliver(app: &App, delivery: Delivery) {
+    let outcome = app.courier.client.deliver(&delivery).await;
+    tracing::debug!(
+        event_id = %delivery.event_id, webhook_id = %delivery.webhook_id, attempt = delivery.attempt,
+        status = outcome.status_code, error = outcome.error.map(tracing::field::display), "delivered"
+    );
+    if let Err(error) = app.store.settle_delivery(delivery, outcome).await {
+        tracing::warn!(%error, "how a delivery came out could not be noted; it will be made again");
+    }
+}

@@ -1,0 +1,203 @@
+//! Which addresses webhooks may lead to: public ones, and those that the operator allows.
+//!
+//! What was judged is what is dialled: the HTTP client asks the [`Guard`] for its addresses, so a
+//! name that leads somewhere else a moment later gains nothing.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use culvert_agent::clock::Clock;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use reqwest::Url;
+
+use crate::dns::{Dns, DnsError};
+
+/// How long a name may take to resolve.
+const RESOLVE_WITHIN: Duration = Duration::from_secs(3);
+
+const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(std::net::Ipv4Addr::new(a, b, c, d), prefix)
+}
+
+/// Not public (IANA IPv4 Special-Purpose Address Registry, RFC 6890), and the address at which a
+/// large cloud serves its machines.
+const NOT_PUBLIC_V4: [Ipv4Net; 19] = [
+    v4(0, 0, 0, 0, 8),
+    v4(10, 0, 0, 0, 8),
+    v4(100, 64, 0, 0, 10),
+    v4(127, 0, 0, 0, 8),
+    v4(168, 63, 129, 16, 32),
+    v4(169, 254, 0, 0, 16),
+    v4(172, 16, 0, 0, 12),
+    v4(192, 0, 0, 0, 24),
+    v4(192, 0, 2, 0, 24),
+    v4(192, 31, 196, 0, 24),
+    v4(192, 52, 193, 0, 24),
+    v4(192, 88, 99, 0, 24),
+    v4(192, 168, 0, 0, 16),
+    v4(192, 175, 48, 0, 24),
+    v4(198, 18, 0, 0, 15),
+    v4(198, 51, 100, 0, 24),
+    v4(203, 0, 113, 0, 24),
+    v4(224, 0, 0, 0, 4),
+    v4(240, 0, 0, 0, 4),
+];
+
+const fn v6(a: u16, b: u16, c: u16, prefix: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), prefix)
+}
+
+/// What of IPv6 is global unicast at all (RFC 4291, section 2.4).
+const GLOBAL_V6: Ipv6Net = v6(0x2000, 0, 0, 3);
+
+/// And of that, what is not public (IANA IPv6 Special-Purpose Address Registry).
+const NOT_PUBLIC_V6: [Ipv6Net; 5] = [
+    v6(0x2001, 0, 0, 23),
+    v6(0x2001, 0xdb8, 0, 32),
+    v6(0x2002, 0, 0, 16),
+    v6(0x2620, 0x4f, 0x8000, 48),
+    v6(0x3fff, 0, 0, 20),
+];
+
+/// Whether an address can be reached by everybody, and belongs to nobody's inside.
+pub fn is_public(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => !NOT_PUBLIC_V4.iter().any(|net| net.contains(&address)),
+        IpAddr::V6(address) => GLOBAL_V6.contains(&address) && !NOT_PUBLIC_V6.iter().any(|net| net.contains(&address)),
+    }
+}
+
+/// Which addresses may be dialled.
+#[derive(Clone, Debug, Default)]
+pub struct Networks {
+    /// Not public, and allowed all the same.
+    pub allow: Vec<IpNet>,
+    /// Public, and refused all the same.
+    pub deny: Vec<IpNet>,
+}
+
+impl Networks {
+    pub fn admit(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let lies_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&address));
+        !lies_in(&self.deny) && (lies_in(&self.allow) || is_public(address))
+    }
+}
+
+/// Why nothing is sent to a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("must have a host name that resolves")]
+    Unresolved,
+    #[error("must lead to public addresses only")]
+    NotPublic,
+}
+
+/// Looks up names, and lets through what may be dialled.
+pub struct Guard {
+    dns: Dns,
+    networks: Networks,
+    clock: Clock,
+}
+
+impl Guard {
+    pub fn new(dns: Dns, networks: Networks, clock: Clock) -> Self {
+        Self { dns, networks, clock }
+    }
+
+    /// The addresses of a name. One that may not be dialled refuses them all.
+    pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Refused> {
+        let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.addresses(name)).await;
+        let addresses = found.map_err(|_| Refused::Unresolved)?.map_err(|_: DnsError| Refused::Unresolved)?;
+        addresses.iter().try_for_each(|address| self.judge(*address))?;
+        Ok(addresses)
+    }
+
+    /// The addresses that a URL leads to: those of its name, or the one that it spells out.
+    pub async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, Refused> {
+        match literal(url) {
+            Some(address) => self.judge(address).map(|()| vec![address]),
+            None => self.resolve(url.host_str().unwrap_or_default()).await,
+        }
+    }
+
+    /// A URL that spells out its address is dialled without anybody being asked for one.
+    pub fn check_literal(&self, url: &Url) -> Result<(), Refused> {
+        literal(url).map_or(Ok(()), |address| self.judge(address))
+    }
+
+    fn judge(&self, address: IpAddr) -> Result<(), Refused> {
+        if self.networks.admit(address) { Ok(()) } else { Err(Refused::NotPublic) }
+    }
+}
+
+/// The address in a URL, which has been brought to its canonical spelling when the URL was parsed.
+fn literal(url: &Url) -> Option<IpAddr> {
+    url.host_str()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_public_addresses_are_public() {
+        for private in [
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "127.0.0.1",
+            "127.255.255.254",
+            "168.63.129.16",
+            "169.254.169.254",
+            "172.31.255.255",
+            "192.168.0.1",
+            "198.19.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "fc00::1",
+            "fe80::1",
+            "ff02::1",
+            "2001:db8::1",
+            "2001::1",
+            "2002:7f00:1::",
+            "3fff:fff::1",
+            "5f00::1",
+        ] {
+            assert!(!is_public(private.parse().unwrap()), "{private}");
+        }
+        for public in ["1.1.1.1", "100.63.255.255", "172.32.0.1", "8.8.8.8", "::ffff:8.8.8.8", "2606:4700::1111"] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+    }
+
+    #[test]
+    fn every_spelling_of_an_address_is_that_address() {
+        for url in [
+            "https://2130706433/",
+            "https://0x7f.1/",
+            "https://0177.0.0.1/",
+            "https://127.1/",
+            "https://[::ffff:127.0.0.1]/",
+            "https://[::ffff:7f00:1]:8443/",
+            "https://127。0。0。1/",
+        ] {
+            let address = literal(&Url::parse(url).unwrap()).unwrap();
+            assert_eq!(address.to_canonical(), IpAddr::from([127, 0, 0, 1]), "{url}");
+        }
+    }
+
+    #[test]
+    fn the_operator_decides_and_denial_wins() {
+        let networks =
+            Networks { allow: vec!["10.0.0.0/8".parse().unwrap()], deny: vec!["10.9.0.0/16".parse().unwrap()] };
+        let admitted = |address: &str| networks.admit(address.parse().unwrap());
+        assert!(admitted("10.1.1.1") && admitted("::ffff:10.1.1.1") && admitted("1.1.1.1"));
+        assert!(!admitted("10.9.1.1") && !admitted("192.168.0.1"));
+    }
+}

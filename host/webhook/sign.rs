@@ -1,0 +1,21 @@
+//! Signatures of deliveries (specification, "Events", rules 1 and 2).
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use uuid::Uuid;
+
+/// The event's id, the same on every attempt.
+pub const ID: &str = "service-webhook-id";
+/// Unix seconds, of this attempt.
+pub const TIMESTAMP: &str = "service-webhook-timestamp";
+/// `v1=` and the signature.
+pub const SIGNATURE: &str = "service-webhook-signature";
+
+/// HMAC-SHA256 over `<id>.<timestamp>.<raw_body>`, keyed with the UTF-8 bytes of the whole secret,
+/// in hexadecimal behind `v1=`.
+pub fn signature(secret: &str, event_id: Uuid, timestamp: i64, body: &[u8]) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes keys of any length");
+    mac.update(format!("{event_id}.{timestamp}.").as_bytes());
+    mac.update(body);
+    format!("v1={}", hex::encode(mac.finalize().into_bytes()))
+}
