@@ -18,25 +18,28 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, NodeConfig};
 use crate::dns::Dns;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::hoop::auth::{KeyCache, Strangers};
 use crate::http::hoop::rate_limit::RateLimits;
-use crate::node::{Identity, Node};
+use crate::node::countries::Countries;
+use crate::node::embedded::{self, Nodes};
+use crate::node::{Node, Surroundings};
 use crate::policy::artefact::Artefacts;
 use crate::policy::engine::Engines;
 use crate::policy::live::Set;
 use crate::secret::Secrets;
+use crate::store::catalog::EnteredNode;
 use crate::store::db::Db;
 use crate::store::{Store, Wake};
 use crate::turn::Turns;
 use crate::webhook::client::Client;
 use crate::webhook::courier::{self, Courier};
 use crate::webhook::network::{Guard, Networks};
-use crate::{admin, http, policy, relay};
+use crate::{admin, http, names, policy, relay};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
@@ -59,8 +62,10 @@ pub struct App {
     /// Requests that change the same scope.
     pub scopes: Turns<Uuid>,
     pub gateway: Gateway,
-    pub node: Node,
+    pub nodes: Nodes,
     pub courier: Courier,
+    /// Looks up names.
+    pub guard: Arc<Guard>,
     /// Everything that must come to its end before the host does.
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
@@ -87,7 +92,7 @@ pub struct Host {
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     servers: Vec<(ServerHandle, JoinHandle<io::Result<()>>)>,
-    /// The relay and the courier.
+    /// The relay, the courier, and what looks after custom domains.
     workers: Vec<JoinHandle<()>>,
     _lock: File,
 }
@@ -115,15 +120,13 @@ impl Host {
         let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
         let policies = Arc::new(ArcSwap::from_pointee(load_policies(&config)?));
-        let identity = Identity::open(&config.data_dir.join("node"), &clock);
-        let identity = identity.map_err(|e| ConfigError::new("data_dir", e))?;
-        enter(&store, &config, identity.id).await.map_err(|e| ConfigError::new("database_url", e))?;
         let (guard, courier) = open_courier(&config, &clock)?;
-        let node = Node::open(identity, &config, store.clone(), tasks.clone(), stop.clone()).await;
+        let nodes = open_nodes(&config, &store, &tasks, &stop).await?;
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
-            gate: Gate::new(policies, store.clone(), guard),
+            gate: Gate::new(policies, store.clone(), guard.clone()),
+            guard,
             keys: KeyCache::new(clock.clone()),
             limits: RateLimits::new(&config.rate_limit),
             strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
@@ -131,7 +134,7 @@ impl Host {
             scopes: Turns::new(),
             gateway: Gateway::default(),
             courier,
-            node: node.map_err(|e| ConfigError::new("node.listen", format!("{}: {e}", config.node.listen)))?,
+            nodes,
             tasks,
             stop,
             hashers: Semaphore::new(HASHERS),
@@ -148,11 +151,15 @@ impl Host {
         pace: Pace,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
-        app.node.reconcile().await.map_err(|e| ConfigError::new("database_url", e))?;
+        app.nodes.reconcile().await.map_err(|e| ConfigError::new("database_url", e))?;
         let (address, api) = serve("listen", app.config.listen, http::service(&app)).await?;
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin::service(&app)).await?;
-        let workers = vec![tokio::spawn(relay::run(app.clone(), wakes, pace)), tokio::spawn(courier::run(app.clone()))];
-        tracing::info!(%address, %admin_address, node = %app.node.id(), "ready");
+        let workers = vec![
+            tokio::spawn(relay::run(app.clone(), wakes, pace)),
+            tokio::spawn(courier::run(app.clone())),
+            tokio::spawn(names::run(app.clone())),
+        ];
+        tracing::info!(%address, %admin_address, nodes = app.nodes.ids().count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
 
@@ -167,7 +174,7 @@ impl Host {
         for worker in self.workers.drain(..) {
             let _ = worker.await;
         }
-        app.node.close().await;
+        app.nodes.close().await;
         if let Err(error) = relay::leave(&app).await {
             tracing::warn!(%error, "the host's end was not noted");
         }
@@ -226,16 +233,45 @@ fn load_policies(config: &Config) -> std::result::Result<Set, ConfigError> {
     }
 }
 
-/// Makes the host's own node and its domain known, and gives running tunnels time to be found again.
-async fn enter(store: &Store, config: &Config, node_id: Uuid) -> Result<()> {
-    let (hostname, ports) = (config.node.hostname.clone(), config.node.ports);
-    let name = format!("node-{}", &node_id.simple().to_string()[24..]);
+/// The nodes in this process, known to everybody from now on.
+async fn open_nodes(
+    config: &Config,
+    store: &Arc<Store>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> std::result::Result<Nodes, ConfigError> {
+    let countries = Countries::open(config.geoip.database.as_deref());
+    let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
+    let around = Surroundings { countries: countries.clone(), tasks: tasks.clone(), stop: stop.clone() };
+    let configs = config.nodes();
+    let identities = embedded::identities(&config.data_dir, configs.len(), store.clock());
+    let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
+    let mut nodes = Vec::new();
+    for (identity, (setting, config)) in identities.into_iter().zip(configs) {
+        let entered = enter(store, config, identity.id, countries.are_known()).await;
+        entered.map_err(|e| ConfigError::new("database_url", e))?;
+        let node = Node::open(identity, config, store.clone(), around.clone()).await;
+        nodes
+            .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
+    }
+    Ok(Nodes::new(nodes, countries))
+}
+
+/// Makes a node and its domain known, and gives running tunnels time to be found again.
+async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bool) -> Result<()> {
+    let node = EnteredNode {
+        id,
+        name: format!("node-{}", &id.simple().to_string()[24..]),
+        hostname: config.hostname.clone(),
+        ports: config.ports,
+        knows_countries,
+    };
     store
         .write(None, move |write| {
             Box::pin(async move {
-                write.enter_node(node_id, &name, &hostname, ports).await?;
-                write.enter_domain(&hostname).await?;
-                write.extend_leases(node_id).await
+                write.enter_node(&node).await?;
+                write.enter_domain(&node.hostname).await?;
+                write.extend_leases(node.id).await
             })
         })
         .await

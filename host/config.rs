@@ -39,6 +39,9 @@ pub struct Config {
     /// Peers whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub node: NodeConfig,
+    /// More nodes in the same process: for machines with several public addresses.
+    pub extra_node: Vec<NodeConfig>,
+    pub geoip: GeoipConfig,
     pub dns: DnsConfig,
     pub webhooks: WebhookConfig,
     pub log: LogConfig,
@@ -66,6 +69,13 @@ pub struct NodeConfig {
     /// The address that public ports are bound to.
     pub bind: IpAddr,
     pub ports: PortRange,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GeoipConfig {
+    /// A MaxMind database with countries (`.mmdb`); it is read again when it changes.
+    pub database: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -119,6 +129,8 @@ impl Default for Config {
                 bind: Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first: 20_000, last: 29_999 },
             },
+            extra_node: Vec::new(),
+            geoip: GeoipConfig { database: None },
             dns: DnsConfig { resolver: None },
             webhooks: WebhookConfig {
                 allow_networks: Vec::new(),
@@ -188,10 +200,29 @@ impl Config {
                 return Err(ConfigError::new(setting, "must be at least 1"));
             }
         }
-        if self.node.hostname.is_empty() || self.node.hostname.contains(['/', ':', ' ']) {
-            return Err(ConfigError::new("node.hostname", "must be a host name or an IPv4 address"));
+        self.check_nodes()
+    }
+
+    fn check_nodes(&self) -> Result<(), ConfigError> {
+        let nodes = self.nodes();
+        for (index, (setting, node)) in nodes.iter().enumerate() {
+            if node.hostname.is_empty() || node.hostname.contains(['/', ':', ' ']) {
+                let setting = format!("{setting}.hostname");
+                return Err(ConfigError::new(&setting, "must be a host name or an IPv4 address"));
+            }
+            let clashes = |other: &NodeConfig| other.bind == node.bind && other.ports.overlaps(node.ports);
+            if let Some((other, _)) = nodes[..index].iter().find(|(_, other)| clashes(other)) {
+                let problem = format!("must not overlap with {other}.ports, for both bind {}", node.bind);
+                return Err(ConfigError::new(&format!("{setting}.ports"), problem));
+            }
         }
         Ok(())
+    }
+
+    /// Every node of this host, with the setting that describes it.
+    pub fn nodes(&self) -> Vec<(String, &NodeConfig)> {
+        let extra = self.extra_node.iter().enumerate().map(|(index, node)| (format!("extra_node.{index}"), node));
+        std::iter::once(("node".to_owned(), &self.node)).chain(extra).collect()
     }
 
     /// Without a slash at its end.

@@ -1,7 +1,9 @@
 //! What the service is about, as plain values and pure functions: no HTTP, no SQL, no WebAssembly.
 
+pub mod access;
 pub mod action;
 pub mod caller;
+pub mod custom_domain;
 pub mod device;
 pub mod event;
 pub mod grant;

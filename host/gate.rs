@@ -3,7 +3,9 @@
 //! Only this file makes a [`Permit`], and nothing is written on behalf of a caller without one.
 //! The order of the questions is that of decisions §1, steps 9 to 12.
 
+mod access;
 mod devices;
+mod domains;
 mod tunnels;
 mod webhooks;
 

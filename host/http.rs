@@ -1,16 +1,19 @@
 //! The HTTP service: what every request passes, in order, and where it goes.
 
+pub mod access;
 pub mod account;
 pub mod body;
 pub mod call;
 pub mod catalog;
 pub mod devices;
 pub mod docs;
+pub mod domains;
 pub mod endpoint;
 pub mod hoop;
 pub mod openapi;
 pub mod operations;
 pub mod page;
+pub mod ports;
 pub mod problem;
 pub mod reply;
 pub mod routes;

@@ -3,13 +3,16 @@
 //! What a node serves is what the store says: the open sessions placed on it. [`Node::reconcile`]
 //! makes it so, whenever somebody says that something changed, and once a second.
 
+mod access;
+pub mod countries;
 mod door;
+pub mod embedded;
 mod identity;
 mod run;
 mod tunnel;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use culvert_agent::clock::Clock;
@@ -19,16 +22,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::config::Config;
+use crate::config::NodeConfig;
+use crate::domain::access::AccessRules;
 use crate::domain::tunnel::Protocol;
 use crate::domain::usage::Traffic;
 use crate::error::Result;
 use crate::secret::Secrets;
 use crate::store::Store;
 use crate::store::sessions::Lease;
+use access::Access;
+use countries::Countries;
 pub use identity::{Identity, IdentityError};
 use run::Run;
-use tunnel::Tunnel;
+use tunnel::{Tunnel, Wanted};
 
 pub struct Node {
     shared: Arc<Shared>,
@@ -41,6 +47,14 @@ pub struct Node {
     id: Uuid,
 }
 
+/// What a node shares with its host.
+#[derive(Clone)]
+pub struct Surroundings {
+    pub countries: Arc<Countries>,
+    pub tasks: TaskTracker,
+    pub stop: CancellationToken,
+}
+
 /// What the parts of a node have in common.
 struct Shared {
     bind: IpAddr,
@@ -48,6 +62,7 @@ struct Shared {
     secrets: Secrets,
     tasks: TaskTracker,
     stop: CancellationToken,
+    countries: Arc<Countries>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
 }
 
@@ -55,23 +70,24 @@ impl Node {
     /// Opens the door for the agents.
     pub async fn open(
         identity: Identity,
-        config: &Config,
+        config: &NodeConfig,
         store: Arc<Store>,
-        tasks: TaskTracker,
-        stop: CancellationToken,
+        around: Surroundings,
     ) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(config.node.listen).await?;
+        let Surroundings { countries, tasks, stop } = around;
+        let listener = TcpListener::bind(config.listen).await?;
         let address = NodeAddress {
-            host: config.node.hostname.clone(),
+            host: config.hostname.clone(),
             port: listener.local_addr()?.port(),
             fingerprint: Blob(identity.fingerprint().into()),
         };
         let shared = Arc::new(Shared {
-            bind: config.node.bind,
+            bind: config.bind,
             clock: store.clock().clone(),
             secrets: store.secrets().clone(),
             tasks,
             stop,
+            countries,
             tunnels: Mutex::default(),
         });
         let id = identity.id;
@@ -99,20 +115,63 @@ impl Node {
         if lease.protocol != Protocol::Tcp {
             return Err(format!("This version's nodes carry tcp, not {}.", lease.protocol));
         }
-        // One lock at a time: who counts the traffic takes both, in the other order.
-        let turned = lock(&self.shared.tunnels).get(&lease.tunnel_id).map(|tunnel| tunnel.turn_to(lease, &self.shared));
-        if let Some(former) = turned {
-            lock(&self.ending).extend(former);
-            return Ok(());
+        let known = self.with(lease.tunnel_id, |tunnel| (tunnel.turn_to(lease, &self.shared), tunnel.access.clone()));
+        match known {
+            Some((former, access)) => {
+                // One lock at a time: who counts the traffic takes both, in the other order.
+                lock(&self.ending).extend(former);
+                if access.version() != lease.rules_version {
+                    access.replace(lease.rules_version, self.rules(lease).await?);
+                }
+            }
+            None => self.open_tunnel(lease).await?,
         }
-        let address = SocketAddr::new(self.shared.bind, lease.remote_port);
-        let listener = TcpListener::bind(address).await;
-        let listener =
-            listener.map_err(|error| format!("The node cannot open port {}: {error}.", lease.remote_port))?;
-        let tunnel = Tunnel::open(lease, listener, self.shared.clone());
-        lock(&self.shared.tunnels).insert(lease.tunnel_id, tunnel);
-        tracing::info!(tunnel = lease.name, %address, epoch = lease.epoch, "serving");
+        self.open_ports(lease).await;
         Ok(())
+    }
+
+    /// Opens a tunnel's own port. Nobody comes in before its rules are known.
+    async fn open_tunnel(&self, lease: &Lease) -> Result<(), String> {
+        let access = Access::new(self.shared.countries.clone(), lease.rules_version, self.rules(lease).await?);
+        let own = Wanted { port: lease.remote_port, id: None };
+        let listener = tunnel::open(own, &self.shared).await;
+        let listener = listener.map_err(|error| format!("The node cannot open port {}: {error}.", own.port))?;
+        let mut tunnel = Tunnel::new(lease, access, &self.shared);
+        tunnel.listen(own, listener, self.shared.clone());
+        lock(&self.shared.tunnels).insert(lease.tunnel_id, tunnel);
+        tracing::info!(tunnel = lease.name, port = own.port, epoch = lease.epoch, "serving");
+        Ok(())
+    }
+
+    /// Opens and closes ports until they are those of the lease.
+    async fn open_ports(&self, lease: &Lease) {
+        let wanted = Wanted::of(lease);
+        let closing = self.with(lease.tunnel_id, |tunnel| tunnel.surplus(&wanted));
+        if let Some(closing) = closing {
+            closing.close().await;
+        }
+        for port in self.with(lease.tunnel_id, |tunnel| tunnel.missing(&wanted)).unwrap_or_default() {
+            match tunnel::open(port, &self.shared).await {
+                Ok(listener) => {
+                    self.with(lease.tunnel_id, |tunnel| tunnel.listen(port, listener, self.shared.clone()));
+                }
+                Err(error) => tracing::warn!(%error, port = port.port, tunnel = lease.name, "a port cannot be opened"),
+            }
+        }
+    }
+
+    fn with<T>(&self, tunnel_id: Uuid, look: impl FnOnce(&mut Tunnel) -> T) -> Option<T> {
+        lock(&self.shared.tunnels).get_mut(&tunnel_id).map(look)
+    }
+
+    async fn rules(&self, lease: &Lease) -> Result<AccessRules, String> {
+        let rules = self.store.access_rules(lease.tunnel_id).await;
+        rules.map_err(|_| "The tunnel's rules could not be read.".into())
+    }
+
+    /// The country database has changed: whoever is inside is judged by it.
+    pub fn judge_again(&self) {
+        lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.judge_again());
     }
 
     /// Serves a lease no longer: its port is closed when this returns.

@@ -54,7 +54,7 @@ async fn pass_on(app: &App, first: Wake, wakes: &mut mpsc::UnboundedReceiver<Wak
         wake = wakes.try_recv().ok();
     }
     if tunnels {
-        note("the node could not be brought up to date", app.node.reconcile().await);
+        note("the nodes could not be brought up to date", app.nodes.reconcile().await);
     }
 }
 
@@ -67,7 +67,8 @@ pub async fn tick(app: &App, ticks: u64) {
     // Another host may have written what is due now.
     app.courier.wake();
     note("queued operations could not be looked for", wake_queued(app).await);
-    note("the node could not be brought up to date", app.node.reconcile().await);
+    note("the nodes could not be brought up to date", app.nodes.reconcile().await);
+    app.nodes.refresh_countries();
     if ticks.is_multiple_of(TRAFFIC_EVERY) {
         note("traffic could not be noted", note_traffic(app).await);
     }
@@ -90,13 +91,13 @@ async fn wake_queued(app: &App) -> Result<()> {
 /// Writes down what went through the node, scope by scope, and ends what has used up its month.
 pub async fn note_traffic(app: &App) -> Result<()> {
     let mut by_scope: HashMap<Uuid, Vec<Counted>> = HashMap::new();
-    for counted in app.node.take_traffic() {
+    for counted in app.nodes.take_traffic() {
         by_scope.entry(counted.lease().scope_id).or_default().push(counted);
     }
     let mut result = Ok(());
     for (scope_id, counted) in by_scope {
         if let Err(error) = note_scope(app, scope_id, &counted).await {
-            counted.into_iter().for_each(|counted| app.node.give_back(counted));
+            counted.into_iter().for_each(|counted| app.nodes.give_back(counted));
             result = Err(error);
         }
     }
@@ -133,8 +134,10 @@ pub async fn leave(app: &App) -> Result<()> {
     note("traffic could not be noted", note_traffic(app).await);
     note("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
     let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
-    for lease in app.store.leases_on_node(app.node.id()).await? {
-        by_scope.entry(lease.scope_id).or_default().push(lease.session_id);
+    for node_id in app.nodes.ids() {
+        for lease in app.store.leases_on_node(node_id).await? {
+            by_scope.entry(lease.scope_id).or_default().push(lease.session_id);
+        }
     }
     for (scope_id, session_ids) in by_scope {
         app.store.end_sessions(scope_id, session_ids, EndReason::NodeShutdown).await?;

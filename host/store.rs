@@ -6,11 +6,13 @@
 //! them never wait for each other crosswise, and runs in a task of its own, so a client that goes
 //! away leaves nothing half done.
 
+pub mod access;
 pub mod catalog;
 pub mod change;
 pub mod commit;
 pub mod db;
 pub mod devices;
+pub mod domains;
 pub mod facts;
 pub mod idempotency;
 pub mod keys;

@@ -25,8 +25,7 @@ use crate::local::{self, Incoming};
 use crate::state::StateDir;
 use crate::stopped::Stopped;
 use crate::target::LinkLocal;
-use crate::tls;
-use crate::tunnel::{Node, Report, Surroundings};
+use crate::tunnel::{Report, Surroundings};
 use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
 
@@ -80,7 +79,6 @@ pub struct Agent {
 /// The host, while it is connected.
 struct Host {
     outbox: mpsc::Sender<ToHost>,
-    node: Node,
     heartbeat: Duration,
     next_beat: Moment,
 }
@@ -212,14 +210,8 @@ impl Agent {
 
     async fn on_welcome(&mut self, welcome: Welcome) -> io::Result<()> {
         let Some(outbox) = self.waiting.outbox.take() else { return Ok(()) };
-        let tls = tls::client(welcome.node.fingerprint.0.clone()).map_err(io::Error::other)?;
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms);
-        self.host = Some(Host {
-            outbox,
-            node: Node { address: welcome.node, tls },
-            heartbeat,
-            next_beat: self.clock.moment().plus(heartbeat),
-        });
+        self.host = Some(Host { outbox, heartbeat, next_beat: self.clock.moment().plus(heartbeat) });
         tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
         match self.consent.pending() {
             // Decided since the hello: the host has yet to hear of it.

@@ -26,9 +26,13 @@ impl Agreed {
         Ok(Self { state: state.clone(), targets: state.read(FILE)?.unwrap_or_default() })
     }
 
-    /// Whether the tunnel was last run with this host and port.
+    /// Whether the tunnel was last run with this host and these ports.
     pub fn includes(&self, tunnel_id: Uuid, target: &Target) -> bool {
-        self.targets.get(&tunnel_id).is_some_and(|agreed| agreed.host == target.host && agreed.port == target.port)
+        self.targets.get(&tunnel_id).is_some_and(|agreed| {
+            agreed.host == target.host
+                && agreed.port == target.port
+                && target.extra.iter().all(|extra| agreed.extra.contains(extra))
+        })
     }
 
     /// # Errors

@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::pipe;
 use crate::socket;
 use crate::target::{self, LinkLocal};
+use crate::tls;
 use crate::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
 use crate::wire::{Failure, Grant, NodeAddress, Target};
 
@@ -65,13 +66,6 @@ pub struct Surroundings {
     pub reports: mpsc::Sender<(Uuid, Report)>,
 }
 
-/// A node, and how to know it.
-#[derive(Clone)]
-pub struct Node {
-    pub address: NodeAddress,
-    pub tls: Arc<ClientConfig>,
-}
-
 /// A tunnel that runs; dropped, it stops.
 pub struct Running {
     pub grant: Grant,
@@ -83,7 +77,8 @@ struct Shared {
     grant: Grant,
     target: Mutex<Target>,
     target_error: Mutex<Option<String>>,
-    node: Node,
+    /// How the node of the grant is known.
+    tls: Arc<ClientConfig>,
     around: Surroundings,
     /// Connections that wait or are being dialled.
     ahead: AtomicUsize,
@@ -94,13 +89,17 @@ struct Shared {
 }
 
 impl Running {
-    pub fn start(grant: Grant, node: Node, probe: Probe, around: Surroundings) -> Self {
+    /// # Errors
+    ///
+    /// Where TLS 1.3 is not to be had.
+    pub fn start(grant: Grant, probe: Probe, around: Surroundings) -> Result<Self, rustls::Error> {
+        let tls = tls::client(grant.node.fingerprint.0.clone())?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             target: Mutex::new(grant.target.clone()),
             target_error: Mutex::default(),
             grant: grant.clone(),
-            node,
+            tls,
             around,
             ahead: AtomicUsize::new(0),
             taken: Notify::new(),
@@ -108,7 +107,7 @@ impl Running {
         });
         let (task, stopped) = (shared.clone(), stop.clone());
         tokio::spawn(async move { stopped.run_until_cancelled(task.run(probe, stopped.clone())).await });
-        Self { grant, shared, _stop: stop.drop_guard() }
+        Ok(Self { grant, shared, _stop: stop.drop_guard() })
     }
 
     /// Stops it.
@@ -134,7 +133,7 @@ impl Running {
         if self.target_error().is_some() {
             let shared = self.shared.clone();
             tokio::spawn(async move {
-                let answer = shared.dial_target().await;
+                let answer = shared.dial_target(None).await;
                 shared.note_target(answer.err()).await;
             });
         }
@@ -144,7 +143,7 @@ impl Running {
 impl Shared {
     async fn run(self: Arc<Self>, probe: Probe, stop: CancellationToken) {
         if probe == Probe::Required
-            && let Err(failure) = self.dial_target().await
+            && let Err(failure) = self.dial_target(None).await
         {
             return self.report(Report::Failed(failure)).await;
         }
@@ -171,7 +170,7 @@ impl Shared {
                     return Err(Failure::new("lease_conflict", "The node does not take this lease."));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, node = %self.node.address.host, "the node did not answer");
+                    tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
                     self.around.clock.sleep(retry).await;
                     retry = (retry * 2).min(RETRY_MOST);
                 }
@@ -200,7 +199,7 @@ impl Shared {
                 Ok(Attached::Waiting(connection)) => return self.wait_on(*connection, &stop),
                 Ok(Attached::Fenced) => return self.report(Report::Fenced).await,
                 Err(error) => {
-                    tracing::debug!(%error, node = %self.node.address.host, "the node did not answer");
+                    tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
                     self.around.clock.sleep(retry + self.around.clock.jitter(retry)).await;
                     retry = (retry * 2).min(RETRY_MOST);
                 }
@@ -210,11 +209,11 @@ impl Shared {
 
     async fn attach(&self) -> io::Result<Attached> {
         let attach = async {
-            let NodeAddress { host, port, .. } = &self.node.address;
+            let NodeAddress { host, port, .. } = &self.grant.node;
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let mut tls = TlsConnector::from(self.node.tls.clone()).connect(name, tcp).await?;
+            let mut tls = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
             let Grant { tunnel_id, epoch, token, .. } = &self.grant;
             write_frame(&mut tls, &Attach { tunnel_id: *tunnel_id, epoch: *epoch, token: token.clone() }).await?;
             match tls.read_u8().await? {
@@ -259,16 +258,15 @@ impl Shared {
     }
 
     async fn serve(&self, mut connection: TlsStream<TcpStream>, visit: &Visit) {
-        let target = match self.dial_target().await {
-            Ok(target) => {
-                self.note_target(None).await;
-                target
-            }
-            Err(failure) => {
-                let _ = connection.write_all(&[REFUSED]).await;
-                let _ = connection.shutdown().await;
-                return self.note_target(Some(failure)).await;
-            }
+        let dialled = self.dial_target(visit.port_id).await;
+        if visit.port_id.is_none() {
+            // An extra port's service may come and go without the tunnel being called degraded.
+            self.note_target(dialled.as_ref().err().cloned()).await;
+        }
+        let Ok(target) = dialled else {
+            let _ = connection.write_all(&[REFUSED]).await;
+            let _ = connection.shutdown().await;
+            return;
         };
         let ended = self.carry(&mut connection, target).await;
         if let Err(error) = ended {
@@ -291,8 +289,14 @@ impl Shared {
         ended
     }
 
-    async fn dial_target(&self) -> Result<TcpStream, Failure> {
-        let target = lock(&self.target).clone();
+    /// Connects to what the tunnel's own port leads to, or one of its extra ports.
+    async fn dial_target(&self, port_id: Option<Uuid>) -> Result<TcpStream, Failure> {
+        let mut target = lock(&self.target).clone();
+        if let Some(port_id) = port_id {
+            let extra = target.extra.iter().find(|extra| extra.port_id == port_id);
+            let unknown = || Failure::new("agent_rejected", "Nobody at this device agreed to the extra port.");
+            target.port = extra.ok_or_else(unknown)?.port;
+        }
         target::dial(&target, self.around.link_local, &self.around.clock).await
     }
 

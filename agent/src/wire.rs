@@ -212,7 +212,6 @@ pub struct Welcome {
     /// How often the agent renews, whether it holds leases or not.
     pub heartbeat_ms: u64,
     pub lease_ms: u64,
-    pub node: NodeAddress,
     pub consent: ConsentState,
     /// What the device is to run on: leases that it still holds, and new ones for what it ran
     /// before. Others that it holds are over.
@@ -258,6 +257,8 @@ pub struct Grant {
     /// Proves the lease to the node.
     pub token: Blob,
     pub public_address: String,
+    /// Where its visitors come from: the node that it is placed on.
+    pub node: NodeAddress,
     pub target: Target,
 }
 
@@ -270,6 +271,16 @@ pub struct Target {
     pub idle_timeout: u32,
     /// Bytes.
     pub buffer_size: u32,
+    /// What its extra ports lead to, on the same host.
+    #[serde(default)]
+    pub extra: Vec<ExtraTarget>,
+}
+
+/// What one extra port of a tunnel leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtraTarget {
+    pub port_id: Uuid,
+    pub port: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,6 +25,18 @@ words! {
         TunnelsRestart "tunnels.restart",
         TunnelsReadUsage "tunnels.read_usage",
         TunnelsListSessions "tunnels.list_sessions",
+        TunnelsListExtraPorts "tunnels.list_extra_ports",
+        TunnelsCreateExtraPort "tunnels.create_extra_port",
+        TunnelsDeleteExtraPort "tunnels.delete_extra_port",
+        TunnelsReadDomain "tunnels.read_domain",
+        TunnelsAssignDomain "tunnels.assign_domain",
+        TunnelsRemoveDomain "tunnels.remove_domain",
+        TunnelsVerifyDomain "tunnels.verify_domain",
+        TunnelsReadFirewall "tunnels.read_firewall",
+        TunnelsReplaceFirewall "tunnels.replace_firewall",
+        TunnelsReadGeoip "tunnels.read_geoip",
+        TunnelsReplaceGeoip "tunnels.replace_geoip",
+        TunnelsMove "tunnels.move",
         DevicesList "devices.list",
         DevicesRead "devices.read",
         DevicesUpdate "devices.update",
@@ -58,11 +70,24 @@ impl Action {
             | Action::DomainsList
             | Action::TunnelsList
             | Action::TunnelsRead
+            | Action::TunnelsListExtraPorts
+            | Action::TunnelsReadDomain
+            | Action::TunnelsReadFirewall
+            | Action::TunnelsReadGeoip
             | Action::TunnelsReadUsage
             | Action::TunnelsListSessions => Grant::TunnelsRead,
-            Action::TunnelsCreate | Action::TunnelsUpdate | Action::TunnelsDelete | Action::TunnelsBindDevices => {
-                Grant::TunnelsWrite
-            }
+            Action::TunnelsCreate
+            | Action::TunnelsUpdate
+            | Action::TunnelsDelete
+            | Action::TunnelsBindDevices
+            | Action::TunnelsCreateExtraPort
+            | Action::TunnelsDeleteExtraPort
+            | Action::TunnelsAssignDomain
+            | Action::TunnelsRemoveDomain
+            | Action::TunnelsVerifyDomain
+            | Action::TunnelsReplaceFirewall
+            | Action::TunnelsReplaceGeoip
+            | Action::TunnelsMove => Grant::TunnelsWrite,
             Action::TunnelsStart | Action::TunnelsStop | Action::TunnelsRestart => Grant::TunnelsControl,
             Action::DevicesList | Action::DevicesRead => Grant::DevicesRead,
             Action::DevicesUpdate => Grant::DevicesWrite,

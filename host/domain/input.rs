@@ -6,6 +6,7 @@
 use schemars::JsonSchema;
 use uuid::Uuid;
 
+use super::access::{CountryAction, RuleType};
 use super::event::EventKind;
 use super::tunnel::Protocol;
 use super::webhook::WebhookStatus;
@@ -135,6 +136,78 @@ pub struct DevicePatch {
     pub remote_control_enabled: Option<bool>,
 }
 
+/// Custom domain to verify
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "DomainVerify", extend("required" = ["domain"], "additionalProperties" = false))]
+pub struct VerifyDomain {
+    /// A host name of at least two labels whose CNAME is the tunnel's `cname_target`.
+    #[schemars(with = "String", length(max = 253), extend("format" = "hostname"))]
+    pub domain: Option<String>,
+}
+
+/// Custom domain to assign
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "DomainAssign", extend("required" = ["domain"], "additionalProperties" = false))]
+pub struct AssignDomain {
+    /// A domain that was verified.
+    #[schemars(with = "String", length(max = 253), extend("format" = "hostname"))]
+    pub domain: Option<String>,
+}
+
+/// Firewall rules input: replaces every rule.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "FirewallInput", extend("required" = ["rules"], "additionalProperties" = false))]
+pub struct ReplaceFirewall {
+    #[schemars(with = "Vec<NewFirewallRule>", length(max = 200))]
+    pub rules: Option<Vec<NewFirewallRule>>,
+}
+
+/// Firewall rule input: exactly one of `ip_address` and `ip_cidr`.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(
+    rename = "FirewallRuleInput",
+    extend("required" = ["rule_type"], "additionalProperties" = false)
+)]
+pub struct NewFirewallRule {
+    #[schemars(with = "RuleType")]
+    pub rule_type: Option<RuleType>,
+    /// One IPv4 or IPv6 address.
+    pub ip_address: Option<String>,
+    /// An IPv4 or IPv6 address or CIDR range.
+    pub ip_cidr: Option<String>,
+    #[schemars(length(max = 255))]
+    pub description: Option<String>,
+}
+
+/// GeoIP rules input: replaces every rule.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "GeoipInput", extend("required" = ["rules"], "additionalProperties" = false))]
+pub struct ReplaceGeoip {
+    #[schemars(with = "Vec<NewGeoipRule>", length(max = 249))]
+    pub rules: Option<Vec<NewGeoipRule>>,
+}
+
+/// GeoIP rule input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "GeoipRuleInput", extend("required" = ["country_code"], "additionalProperties" = false))]
+pub struct NewGeoipRule {
+    /// ISO 3166-1 alpha-2, in either case.
+    #[schemars(with = "String", regex(pattern = r"^[A-Za-z]{2}$"))]
+    pub country_code: Option<String>,
+    /// block where none is given.
+    #[schemars(with = "CountryAction", extend("default" = "block"))]
+    pub action: Option<CountryAction>,
+}
+
+/// Move input
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
+#[schemars(rename = "TunnelMove", extend("required" = ["node_id"], "additionalProperties" = false))]
+pub struct MoveTunnel {
+    /// A node of `GET /nodes`.
+    #[schemars(with = "Uuid")]
+    pub node_id: Option<Uuid>,
+}
+
 /// Webhook create input
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(rename = "WebhookCreate", extend("required" = ["url", "events"], "additionalProperties" = false))]
@@ -171,6 +244,12 @@ pub enum Input<'a> {
     TunnelUpdate(&'a TunnelPatch),
     DeviceBindings(&'a BindDevices),
     TunnelStart(&'a StartTunnel),
+    ExtraPortCreate(&'a NewExtraPort),
+    DomainAssign(&'a AssignDomain),
+    DomainVerify(&'a VerifyDomain),
+    FirewallReplace(&'a ReplaceFirewall),
+    GeoipReplace(&'a ReplaceGeoip),
+    TunnelMove(&'a MoveTunnel),
     DeviceUpdate(&'a DevicePatch),
     WebhookCreate(&'a NewWebhook),
     WebhookUpdate(&'a WebhookPatch),

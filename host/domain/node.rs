@@ -28,6 +28,8 @@ pub struct Node {
     pub region_flag: Option<String>,
     pub status: NodeStatus,
     pub pro_only: bool,
+    /// Whether it knows which country a visitor comes from.
+    pub knows_countries: bool,
     /// The public ports that it gives away.
     pub ports: PortRange,
 }

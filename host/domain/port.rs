@@ -45,6 +45,12 @@ pub struct ExtraPort {
     pub label: Option<String>,
 }
 
+impl ExtraPort {
+    pub fn carries_tcp(&self) -> bool {
+        self.protocol.transports().contains(&Transport::Tcp)
+    }
+}
+
 /// An extra port as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewExtraPort {
@@ -64,6 +70,10 @@ pub struct PortRange {
 impl PortRange {
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
+    }
+
+    pub fn overlaps(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
     }
 
     pub fn count(self) -> u32 {

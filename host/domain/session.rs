@@ -30,6 +30,15 @@ words! {
     }
 }
 
+/// What the device of a session agreed to lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub host: String,
+    pub port: u16,
+    /// Extra ports that carry TCP, by their ids.
+    pub extra: Vec<(Uuid, u16)>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     pub id: Uuid,

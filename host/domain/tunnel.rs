@@ -70,6 +70,10 @@ pub struct Tunnel {
     pub wanted_on: Option<Uuid>,
     pub start_error: Option<String>,
     pub suspended: bool,
+    /// On its way to another node.
+    pub moving: bool,
+    /// The name of its owner's own that is assigned to it.
+    pub custom_domain: Option<String>,
     pub run: Option<Run>,
     pub operation: Option<ActiveOperation>,
     pub created_at: DateTime<Utc>,
@@ -112,6 +116,7 @@ impl Tunnel {
         match &self.run {
             _ if self.suspended => TunnelStatus::Suspended,
             Some(_) if action == Some(RemoteAction::Stop) => TunnelStatus::Stopping,
+            Some(run) if !run.ready && self.moving => TunnelStatus::Moving,
             Some(run) if !run.ready => TunnelStatus::Starting,
             Some(run) if !run.agent_connected || run.target_error.is_some() => TunnelStatus::Degraded,
             Some(_) => TunnelStatus::Running,
@@ -144,6 +149,12 @@ impl Tunnel {
             _ => name,
         };
         address(port.protocol, port.remote_port, self.https, name, &self.node)
+    }
+
+    /// What a custom domain must be an alias of. It is the tunnel's alone, else an alias would prove
+    /// nothing; `cname` is nobody's subdomain.
+    pub fn cname_target(&self) -> String {
+        format!("{}.cname.{}", self.id.simple(), self.domain)
     }
 
     fn name_in_domain(&self) -> Option<String> {

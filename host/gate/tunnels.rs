@@ -4,7 +4,9 @@ use uuid::Uuid;
 
 use super::{Draft, Part, Wants};
 use crate::domain::caller::Caller;
-use crate::domain::input::{BindDevices, Input, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch};
+use crate::domain::input::{
+    BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
+};
 use crate::domain::plan::Entitlement;
 use crate::domain::port::{self, valid};
 use crate::domain::tunnel::Protocol;
@@ -77,7 +79,8 @@ impl Draft for NewTunnel {
             faults.push(Fault::new("subdomain", "must be a DNS label"));
         }
         let extra = self.extra_ports.unwrap_or_default().into_iter().enumerate();
-        let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, index, &mut faults)).collect();
+        let path = |index| format!("extra_ports[{index}].");
+        let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, &path(index), &mut faults)).collect();
         let definition = TunnelDefinition {
             name: self.name.unwrap_or_else(|| format!("{protocol}-{local_port}")),
             protocol,
@@ -99,16 +102,58 @@ impl Draft for NewTunnel {
     }
 }
 
-fn extra_port(port: NewExtraPort, tunnel: Protocol, index: usize, faults: &mut Vec<Fault>) -> port::NewExtraPort {
+fn extra_port(port: NewExtraPort, tunnel: Protocol, path: &str, faults: &mut Vec<Fault>) -> port::NewExtraPort {
     let NewExtraPort { local_port, label, protocol } = port;
     // An extra port of an http tunnel is plain TCP unless it says otherwise.
     let own = if tunnel == Protocol::Http { Protocol::Tcp } else { tunnel };
     let protocol = protocol.unwrap_or(own);
     if protocol == Protocol::Http && tunnel != Protocol::Http {
-        faults.push(Fault::new(format!("extra_ports[{index}].protocol"), "http ports are for http tunnels only"));
+        faults.push(Fault::new(format!("{path}protocol"), "http ports are for http tunnels only"));
     }
-    let local_port = required_port(local_port, &format!("extra_ports[{index}].local_port"), faults);
+    let local_port = required_port(local_port, &format!("{path}local_port"), faults);
     port::NewExtraPort { local_port, protocol, label }
+}
+
+impl Draft for NewExtraPort {
+    type Valid = port::NewExtraPort;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::ExtraPortCreate(self))
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { extra_ports: 1, ..Wants::default() }
+    }
+
+    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let tunnel = facts.tunnel.as_ref().map_or(Protocol::Tcp, |tunnel| tunnel.protocol);
+        let port = extra_port(self, tunnel, "", &mut faults);
+        if faults.is_empty() { Ok(port) } else { Err(faults) }
+    }
+}
+
+impl Draft for MoveTunnel {
+    /// The node's id.
+    type Valid = Uuid;
+
+    async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        let Some(node_id) = self.node_id else { return Ok(Vec::new()) };
+        let known = store.nodes().await?.iter().any(|node| node.id == node_id);
+        Ok(if known { Vec::new() } else { vec![Fault::new("node_id", "is no node; `GET /nodes` lists them")] })
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::TunnelMove(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Uuid, Vec<Fault>> {
+        self.node_id.ok_or_else(|| vec![Fault::new("node_id", "is required")])
+    }
 }
 
 /// What is to change of a tunnel: absent fields stay.

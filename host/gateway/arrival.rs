@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::local;
 use crate::app::App;
 use crate::domain::device::Device;
-use crate::domain::session::EndReason;
+use crate::domain::session::{EndReason, Target};
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::{Code, Error, Result};
 use crate::store::Write;
@@ -107,15 +107,15 @@ pub async fn resume_wanted(write: &mut Write, device: &Device, boot_id: Uuid) ->
         if tunnel.suspended || !tunnel.allows(device.id) || tunnel.protocol != Protocol::Tcp {
             continue;
         }
-        let (host, port) = target(write, device, &tunnel).await?;
-        write.open_session(&tunnel, device.id, boot_id, (&host, port)).await?;
+        let target = target(write, device, &tunnel).await?;
+        write.open_session(&tunnel, device.id, boot_id, &target).await?;
     }
     Ok(())
 }
 
 /// Without remote control, a tunnel leads where somebody at the device last agreed to.
-async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<(String, u16)> {
-    let now = (tunnel.local_host.clone(), tunnel.local_port);
+async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<Target> {
+    let now = write.target_now(tunnel).await?;
     let device = write.device(device.scope_id, device.id).await?;
     if device.is_some_and(|device| device.remote_control) {
         return Ok(now);

@@ -73,8 +73,8 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
         let reason = if handoff { EndReason::Handoff } else { EndReason::Restarted };
         write.end_session(run.session_id, reason).await?;
     }
-    let target = (tunnel.local_host.as_str(), tunnel.local_port);
-    let session_id = write.open_session(&tunnel, device.id, boot_id, target).await?;
+    let target = write.target_now(&tunnel).await?;
+    let session_id = write.open_session(&tunnel, device.id, boot_id, &target).await?;
     operation.session_id = Some(session_id);
     write.advance_operation(&mut operation, OperationStatus::Running).await?;
     Ok(Go::Proceed { session_id: Some(session_id) })

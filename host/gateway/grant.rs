@@ -1,6 +1,6 @@
 //! What an agent is told of a lease.
 
-use culvert_agent::wire::{Blob, Grant, Target};
+use culvert_agent::wire::{Blob, ExtraTarget, Grant, NodeAddress, Target};
 
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
@@ -19,10 +19,11 @@ pub fn target(lease: &Lease) -> Target {
         port: lease.local_port,
         idle_timeout: lease.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         buffer_size: lease.buffer_size,
+        extra: lease.ports.iter().map(|port| ExtraTarget { port_id: port.id, port: port.local_port }).collect(),
     }
 }
 
-pub fn grant(lease: &Lease, secrets: &Secrets) -> Grant {
+pub fn grant(lease: &Lease, node: NodeAddress, secrets: &Secrets) -> Grant {
     Grant {
         lease_id: lease.session_id,
         tunnel_id: lease.tunnel_id,
@@ -30,6 +31,7 @@ pub fn grant(lease: &Lease, secrets: &Secrets) -> Grant {
         epoch: lease.epoch,
         token: Blob(secrets.tag(Purpose::Leases, &vouched(lease))),
         public_address: format!("{}:{}", lease.hostname, lease.remote_port),
+        node,
         target: target(lease),
     }
 }

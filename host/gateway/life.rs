@@ -142,7 +142,6 @@ impl Life {
             connection_epoch: self.connection.epoch,
             heartbeat_ms: HEARTBEAT.as_millis() as u64,
             lease_ms: LEASE.as_millis() as u64,
-            node: self.app.node.address(),
             consent: self.told.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
             grants,
         };
@@ -291,7 +290,7 @@ impl Life {
             _ => false,
         };
         for lease in self.app.store.leases_of_device(device_id).await?.iter().filter(|lease| stopped(lease)) {
-            self.app.node.end(lease).await;
+            self.app.nodes.end(lease).await;
         }
         Ok(())
     }

@@ -61,8 +61,8 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
         Some(run) if run.device_id == device.id => Ok(Ok(run.session_id)),
         Some(run) => refuse("tunnel_already_running", format!("The device {} runs the tunnel.", run.device_id)),
         None => {
-            let target = (tunnel.local_host.as_str(), tunnel.local_port);
-            Ok(Ok(write.open_session(tunnel, device.id, boot_id, target).await?))
+            let target = write.target_now(tunnel).await?;
+            Ok(Ok(write.open_session(tunnel, device.id, boot_id, &target).await?))
         }
     }
 }

@@ -9,14 +9,15 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use uuid::Uuid;
 
 use crate::domain::input::{
-    BindDevices, DevicePatch, NewExtraPort, NewTunnel, NewWebhook, Nullable, StartTunnel, TunnelPatch, WebhookPatch,
+    AssignDomain, BindDevices, DevicePatch, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
+    NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
 use crate::domain::word::Word;
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Body, NoBody};
 
 /// Objects in one list, at most: more than any list of them may hold.
-const MOST_OBJECTS: usize = 100;
+const MOST_OBJECTS: usize = 250;
 
 /// JSON (RFC 8259), but for objects with a key that stands twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -373,6 +374,56 @@ impl Readable for DevicePatch {
     fn read(fields: &mut Fields<'_>) -> Self {
         fields.ignore(&["id", "owner_id", "platform", "version", "online", "capabilities", "last_seen_at"]);
         Self { name: fields.read("name", text), remote_control_enabled: fields.read("remote_control_enabled", flag) }
+    }
+}
+
+impl Readable for VerifyDomain {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self { domain: fields.read("domain", text) }
+    }
+}
+
+impl Readable for AssignDomain {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["status", "cname_target", "verified_at", "last_checked_at", "error", "certificate"]);
+        Self { domain: fields.read("domain", text) }
+    }
+}
+
+impl Readable for ReplaceFirewall {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self { rules: fields.objects("rules", NewFirewallRule::read) }
+    }
+}
+
+impl Readable for NewFirewallRule {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["id", "created_at"]);
+        Self {
+            rule_type: fields.read("rule_type", word),
+            ip_address: fields.read_or_null("ip_address", text),
+            ip_cidr: fields.read_or_null("ip_cidr", text),
+            description: fields.read_or_null("description", text),
+        }
+    }
+}
+
+impl Readable for ReplaceGeoip {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&["enforced"]);
+        Self { rules: fields.objects("rules", NewGeoipRule::read) }
+    }
+}
+
+impl Readable for NewGeoipRule {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self { country_code: fields.read("country_code", text), action: fields.read("action", word) }
+    }
+}
+
+impl Readable for MoveTunnel {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self { node_id: fields.read("node_id", id) }
     }
 }
 

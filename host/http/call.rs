@@ -42,9 +42,14 @@ pub struct Admitted<D: Draft> {
 }
 
 impl Call {
-    /// The id in the path. What is no UUID is the id of nothing.
+    /// The first id in the path.
     pub fn id(&self) -> Result<Uuid> {
-        let id = self.ids.first().filter(|id| id.len() == 36).and_then(|id| Uuid::parse_str(id).ok());
+        self.id_at(0)
+    }
+
+    /// One of the ids in the path. What is no UUID is the id of nothing.
+    pub fn id_at(&self, place: usize) -> Result<Uuid> {
+        let id = self.ids.get(place).filter(|id| id.len() == 36).and_then(|id| Uuid::parse_str(id).ok());
         id.ok_or_else(Error::not_found)
     }
 

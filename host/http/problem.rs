@@ -51,7 +51,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::InvalidJsonObject
         | Code::IdempotencyKeyRequired
         | Code::InvalidIdempotencyKey => StatusCode::BAD_REQUEST,
-        Code::ValidationFailed => StatusCode::UNPROCESSABLE_ENTITY,
+        Code::ValidationFailed | Code::DomainNotVerified => StatusCode::UNPROCESSABLE_ENTITY,
         Code::IdempotencyConflict
         | Code::IdempotencyInProgress
         | Code::SubdomainUnavailable
@@ -66,6 +66,8 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::UpgradeRequired
         | Code::TunnelAlreadyRunning
         | Code::OperationInProgress
+        | Code::DomainInUse
+        | Code::AlreadyOnNode
         | Code::WebhookLimitReached
         | Code::WebhookDisabled => StatusCode::CONFLICT,
         Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,

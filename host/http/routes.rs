@@ -12,7 +12,7 @@ use super::body::{self, Readable, Tree};
 use super::call::Call;
 use super::endpoint::Endpoint;
 use super::reply::{Reply, Shape};
-use super::{account, catalog, devices, operations, tunnels, webhooks};
+use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
 use crate::app::App;
 use crate::domain::action::Action;
 use crate::error::Result;
@@ -40,6 +40,41 @@ pub fn table() -> Vec<Row> {
         post("/tunnels/{tunnel_id}/actions/start", A::TunnelsStart, "Start a tunnel", tunnels::start).idempotent(),
         post("/tunnels/{tunnel_id}/actions/stop", A::TunnelsStop, "Stop a tunnel", tunnels::stop).idempotent(),
         post("/tunnels/{tunnel_id}/actions/restart", A::TunnelsRestart, "Restart a tunnel", tunnels::restart)
+            .idempotent(),
+        get("/tunnels/{tunnel_id}/extra-ports", A::TunnelsListExtraPorts, "List extra ports", ports::list),
+        post("/tunnels/{tunnel_id}/extra-ports", A::TunnelsCreateExtraPort, "Add an extra port", ports::create)
+            .idempotent(),
+        delete(
+            "/tunnels/{tunnel_id}/extra-ports/{port_id}",
+            A::TunnelsDeleteExtraPort,
+            "Remove an extra port",
+            ports::delete,
+        )
+        .idempotent(),
+        get("/tunnels/{tunnel_id}/domain", A::TunnelsReadDomain, "Read the custom domain", domains::read),
+        put("/tunnels/{tunnel_id}/domain", A::TunnelsAssignDomain, "Assign a verified domain", domains::assign)
+            .idempotent(),
+        delete("/tunnels/{tunnel_id}/domain", A::TunnelsRemoveDomain, "Remove the custom domain", domains::remove)
+            .idempotent(),
+        post(
+            "/tunnels/{tunnel_id}/domain/actions/verify",
+            A::TunnelsVerifyDomain,
+            "Look for a domain's CNAME",
+            domains::verify,
+        )
+        .idempotent(),
+        get("/tunnels/{tunnel_id}/firewall", A::TunnelsReadFirewall, "Read the firewall rules", access::firewall),
+        put(
+            "/tunnels/{tunnel_id}/firewall",
+            A::TunnelsReplaceFirewall,
+            "Replace the firewall rules",
+            access::replace_firewall,
+        )
+        .idempotent(),
+        get("/tunnels/{tunnel_id}/geoip", A::TunnelsReadGeoip, "Read the GeoIP rules", access::geoip),
+        put("/tunnels/{tunnel_id}/geoip", A::TunnelsReplaceGeoip, "Replace the GeoIP rules", access::replace_geoip)
+            .idempotent(),
+        post("/tunnels/{tunnel_id}/move", A::TunnelsMove, "Move a tunnel to another node", tunnels::move_to)
             .idempotent(),
         get("/tunnels/{tunnel_id}/usage", A::TunnelsReadUsage, "Read a tunnel's usage", tunnels::usage),
         get("/tunnels/{tunnel_id}/sessions", A::TunnelsListSessions, "List a tunnel's sessions", tunnels::sessions),

@@ -7,12 +7,12 @@ use uuid::Uuid;
 
 use super::account::BandwidthOut;
 use super::call::Call;
+use super::ports::ExtraPortOut;
 use super::reply::{Accepted, Answer, Created, Found, Listed};
 use crate::domain::device::Device;
-use crate::domain::input::{BindDevices, NewTunnel, StartTunnel, TunnelPatch};
+use crate::domain::input::{BindDevices, MoveTunnel as MoveTunnelInput, NewTunnel, StartTunnel, TunnelPatch};
 use crate::domain::node::{Node, NodeStatus};
 use crate::domain::operation::RemoteAction;
-use crate::domain::port::ExtraPort;
 use crate::domain::session::{EndReason, Session};
 use crate::domain::tunnel::{Protocol, Tunnel, TunnelStatus};
 use crate::error::{Error, Result};
@@ -20,6 +20,7 @@ use crate::gate::{Body, NoBody};
 use crate::record::address::AddressOut;
 use crate::record::operation::OperationOut;
 use crate::store::change::actions::{ActOnRunning, Start};
+use crate::store::change::moves::MoveTunnel;
 use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
 use crate::store::facts::Subject;
 
@@ -119,18 +120,6 @@ pub struct AuthorizedDeviceOut {
     remote_control_enabled: bool,
 }
 
-/// Extra port
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "ExtraPort")]
-pub struct ExtraPortOut {
-    id: Uuid,
-    local_port: u16,
-    remote_port: u16,
-    protocol: Protocol,
-    label: Option<String>,
-    public_address: AddressOut,
-}
-
 impl From<Tunnel> for TunnelOut {
     fn from(tunnel: Tunnel) -> Self {
         let status = tunnel.status();
@@ -155,7 +144,7 @@ impl From<Tunnel> for TunnelOut {
             http_ssl_enabled: tunnel.https,
             http_basic_auth_enabled: tunnel.basic_auth,
             http_basic_auth_username: tunnel.basic_auth_user,
-            custom_domain: None,
+            custom_domain: tunnel.custom_domain,
             idle_timeout: tunnel.idle_timeout,
             buffer_size: tunnel.buffer_size,
             pro_network: tunnel.pro_network,
@@ -169,14 +158,6 @@ impl From<Tunnel> for TunnelOut {
 impl From<Vec<Uuid>> for BindingsOut {
     fn from(device_ids: Vec<Uuid>) -> Self {
         Self { unrestricted: device_ids.is_empty(), device_ids }
-    }
-}
-
-impl ExtraPortOut {
-    fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
-        let public_address = tunnel.extra_address(&port).into();
-        let ExtraPort { id, local_port, remote_port, protocol, label } = port;
-        Self { id, local_port, remote_port, protocol, label, public_address }
     }
 }
 
@@ -201,7 +182,7 @@ pub async fn create(call: Call, body: Body<NewTunnel>) -> Answer<Created<TunnelO
 
 pub async fn read(call: Call, (): ()) -> Answer<Found<TunnelDetailOut>> {
     let (store, scope_id) = (&call.app.store, call.caller.scope.id);
-    let tunnel = store.tunnel(scope_id, call.id()?).await?.ok_or_else(Error::not_found)?;
+    let tunnel = of(&call).await?;
     let devices = store.authorized_devices(scope_id, tunnel.id).await?;
     let current_device = match tunnel.running_on() {
         Some(id) => store.device(scope_id, id).await?.map(|device| {
@@ -286,6 +267,24 @@ async fn act_on_running(call: Call, body: Body<NoBody>, action: RemoteAction) ->
     call.commit(admitted, |()| ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
 }
 
+/// A tunnel on its way to another node
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MovingTunnel")]
+pub struct MovingOut {
+    tunnel_id: Uuid,
+    node_id: Uuid,
+    /// Always `moving`.
+    status: TunnelStatus,
+}
+
+pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> Answer<Accepted<MovingOut>> {
+    let tunnel_id = call.id()?;
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let change = |node_id| MoveTunnel { tunnel_id, node_id };
+    let answer = move |node_id| Accepted(MovingOut { tunnel_id, node_id, status: TunnelStatus::Moving });
+    call.commit(admitted, change, answer).await
+}
+
 /// Tunnel usage
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TunnelUsage")]
@@ -344,6 +343,11 @@ pub async fn sessions(call: Call, (): ()) -> Answer<Listed<SessionOut>> {
 
 /// The tunnel in the path, if the scope has it.
 async fn existing(call: &Call) -> Result<Uuid> {
+    Ok(of(call).await?.id)
+}
+
+/// As [`existing`], with all that there is to it.
+pub(super) async fn of(call: &Call) -> Result<Tunnel> {
     let tunnel = call.app.store.tunnel(call.caller.scope.id, call.id()?).await?;
-    Ok(tunnel.ok_or_else(Error::not_found)?.id)
+    tunnel.ok_or_else(Error::not_found)
 }

@@ -18,7 +18,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+use super::access::Inside;
 use super::{Shared, lock};
 use crate::domain::usage::Traffic;
 use crate::gateway::grant::{DEFAULT_IDLE_TIMEOUT, vouched};
@@ -124,10 +126,17 @@ impl Run {
         self.taken_out.fetch_sub(traffic.bytes_out, Ordering::AcqRel);
     }
 
-    /// Serves one visitor.
-    pub async fn receive(self: Arc<Self>, mut visitor: TcpStream, address: SocketAddr) {
+    /// Serves one visitor, of the tunnel's own port or an extra one.
+    pub async fn receive(
+        self: Arc<Self>,
+        mut visitor: TcpStream,
+        address: SocketAddr,
+        port_id: Option<Uuid>,
+        inside: Inside,
+    ) {
         self.active.fetch_add(1, Ordering::AcqRel);
-        let served = self.ended.run_until_cancelled(self.serve(&mut visitor, address)).await;
+        let serve = inside.out.run_until_cancelled(self.serve(&mut visitor, address, port_id));
+        let served = self.ended.run_until_cancelled(serve).await.flatten();
         if !matches!(served, Some(Ok(()))) {
             // What was cut short must not look complete.
             socket::reset(&visitor);
@@ -136,15 +145,17 @@ impl Run {
         self.active.fetch_sub(1, Ordering::AcqRel);
         match served {
             Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.lease.name, "a visitor was cut off"),
-            None => tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end"),
+            None => {
+                tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end or rules")
+            }
             Some(Ok(())) => {}
         }
     }
 
-    async fn serve(&self, visitor: &mut TcpStream, address: SocketAddr) -> io::Result<()> {
+    async fn serve(&self, visitor: &mut TcpStream, address: SocketAddr, port_id: Option<Uuid>) -> io::Result<()> {
         socket::prepare(visitor)?;
         let mut connection = self.connection().await?;
-        let visit = Visit { visitor: address, waiting: self.visitors.load(Ordering::Relaxed) };
+        let visit = Visit { visitor: address, port_id, waiting: self.visitors.load(Ordering::Relaxed) };
         write_frame(&mut connection, &visit).await?;
         let limits = *lock(&self.limits);
         let mut agent = Answering { connection, accepted: AtomicBool::new(false).into() };

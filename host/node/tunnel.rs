@@ -1,11 +1,16 @@
-//! The public side of one tunnel: a port, whose visitors go to whichever run is the newest.
+//! The public side of one tunnel: its ports, whose visitors go to whichever run is the newest.
 
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+use super::access::Access;
 use super::run::Run;
 use super::{Shared, lock};
 use crate::store::sessions::Lease;
@@ -15,20 +20,37 @@ const EXHAUSTED: std::time::Duration = std::time::Duration::from_millis(100);
 
 pub struct Tunnel {
     run: Arc<Mutex<Arc<Run>>>,
+    pub access: Arc<Access>,
+    /// By public port.
+    ports: HashMap<u16, Port>,
+}
+
+/// A port that is open.
+struct Port {
+    /// None for the tunnel's own.
+    id: Option<Uuid>,
     listening: JoinHandle<()>,
     stop: CancellationToken,
 }
 
+/// A port that is to be open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub port: u16,
+    pub id: Option<Uuid>,
+}
+
+impl Wanted {
+    pub fn of(lease: &Lease) -> Vec<Self> {
+        let own = Self { port: lease.remote_port, id: None };
+        let extra = lease.ports.iter().map(|port| Self { port: port.remote_port, id: Some(port.id) });
+        std::iter::once(own).chain(extra).collect()
+    }
+}
+
 impl Tunnel {
-    pub fn open(lease: &Lease, listener: TcpListener, shared: Arc<Shared>) -> Self {
-        let run = Arc::new(Mutex::new(Run::new(lease.clone(), &shared)));
-        let stop = CancellationToken::new();
-        let (runs, stopped) = (run.clone(), stop.clone());
-        let tasks = shared.tasks.clone();
-        let listening = tasks.spawn(async move {
-            stopped.run_until_cancelled_owned(listen(listener, runs, shared)).await;
-        });
-        Self { run, listening, stop }
+    pub fn new(lease: &Lease, access: Arc<Access>, shared: &Shared) -> Self {
+        Self { run: Arc::new(Mutex::new(Run::new(lease.clone(), shared))), access, ports: HashMap::new() }
     }
 
     pub fn run(&self) -> Arc<Run> {
@@ -51,25 +73,80 @@ impl Tunnel {
         Some(former)
     }
 
-    /// Ends the run and closes the port: when this returns, another can have it.
-    pub async fn close(self) -> Arc<Run> {
+    /// What of the wanted ports is not open yet.
+    pub fn missing(&self, wanted: &[Wanted]) -> Vec<Wanted> {
+        let open = |wanted: &&Wanted| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
+        wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
+    }
+
+    /// Takes visitors on a port from now on.
+    pub fn listen(&mut self, wanted: Wanted, listener: TcpListener, shared: Arc<Shared>) {
+        let stop = CancellationToken::new();
+        let (run, access, stopped) = (self.run.clone(), self.access.clone(), stop.clone());
+        let tasks = shared.tasks.clone();
+        let listening = tasks.spawn(async move {
+            stopped.run_until_cancelled_owned(listen(listener, wanted.id, run, access, shared)).await;
+        });
+        self.ports.insert(wanted.port, Port { id: wanted.id, listening, stop });
+    }
+
+    /// Takes out the ports that are no longer wanted, for [`close`].
+    pub fn surplus(&mut self, wanted: &[Wanted]) -> Closing {
+        let still = |number: u16, port: &Port| wanted.contains(&Wanted { port: number, id: port.id });
+        let over: Vec<u16> =
+            self.ports.iter().filter(|(number, port)| !still(**number, port)).map(|(number, _)| *number).collect();
+        Closing(over.into_iter().filter_map(|number| self.ports.remove(&number)).collect())
+    }
+
+    /// Ends the run and closes the ports: when this returns, others can have them.
+    pub async fn close(mut self) -> Arc<Run> {
         let run = self.run();
         run.end();
-        self.stop.cancel();
-        if let Err(error) = self.listening.await {
-            tracing::warn!(%error, "the listener of a port has ended badly");
-        }
+        self.surplus(&[]).close().await;
         run
     }
 }
 
-async fn listen(listener: TcpListener, run: Arc<Mutex<Arc<Run>>>, shared: Arc<Shared>) {
+/// Ports that are no longer wanted.
+#[must_use]
+pub struct Closing(Vec<Port>);
+
+impl Closing {
+    /// When this returns, others can have them.
+    pub async fn close(self) {
+        for Port { listening, stop, .. } in self.0 {
+            stop.cancel();
+            if let Err(error) = listening.await {
+                tracing::warn!(%error, "the listener of a port has ended badly");
+            }
+        }
+    }
+}
+
+/// Opens a public port.
+pub async fn open(wanted: Wanted, shared: &Shared) -> io::Result<TcpListener> {
+    TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
+}
+
+async fn listen(
+    listener: TcpListener,
+    port_id: Option<Uuid>,
+    run: Arc<Mutex<Arc<Run>>>,
+    access: Arc<Access>,
+    shared: Arc<Shared>,
+) {
     loop {
         match listener.accept().await {
-            Ok((visitor, address)) => {
-                let run = lock(&run).clone();
-                tokio::spawn(run.receive(visitor, address));
-            }
+            Ok((visitor, address)) => match access.enter(address.ip()) {
+                Some(inside) => {
+                    let run = lock(&run).clone();
+                    tokio::spawn(run.receive(visitor, address, port_id, inside));
+                }
+                None => {
+                    culvert_agent::socket::reset(&visitor);
+                    tracing::debug!(%address, "a visitor was turned away by the tunnel's rules");
+                }
+            },
             Err(error) => {
                 tracing::warn!(%error, "a visitor could not be accepted");
                 shared.clock.sleep(EXHAUSTED).await;

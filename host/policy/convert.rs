@@ -4,12 +4,13 @@ use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, Curre
 use super::bindings::{plans, roles, types};
 use super::call::Failed;
 use super::live::Set;
+use crate::domain::access::{CountryAction, RuleType};
 use crate::domain::action::Action;
 use crate::domain::caller::{Caller, Role, ScopeKind};
 use crate::domain::device::Device;
 use crate::domain::input::{
-    BindDevices, DevicePatch, Input, NewExtraPort, NewTunnel, NewWebhook, Nullable, StartTunnel, TunnelPatch,
-    WebhookPatch,
+    AssignDomain, BindDevices, DevicePatch, Input, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
+    NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
 use crate::domain::plan::Entitlement;
 use crate::domain::tunnel::{Protocol, Tunnel};
@@ -152,6 +153,22 @@ pub fn input(input: Input<'_>) -> inputs::Input {
                 remote_control_enabled: *remote_control_enabled,
             })
         }
+        Input::ExtraPortCreate(port) => inputs::Input::ExtraPortCreate(extra_port(port)),
+        Input::DomainAssign(AssignDomain { domain }) => {
+            inputs::Input::DomainAssign(inputs::DomainName { domain: domain.clone() })
+        }
+        Input::DomainVerify(VerifyDomain { domain }) => {
+            inputs::Input::DomainVerify(inputs::DomainName { domain: domain.clone() })
+        }
+        Input::FirewallReplace(ReplaceFirewall { rules }) => inputs::Input::FirewallReplace(inputs::Firewall {
+            rules: rules.as_ref().map(|rules| rules.iter().map(firewall_rule).collect()),
+        }),
+        Input::GeoipReplace(ReplaceGeoip { rules }) => inputs::Input::GeoipReplace(inputs::Geoip {
+            rules: rules.as_ref().map(|rules| rules.iter().map(geoip_rule).collect()),
+        }),
+        Input::TunnelMove(MoveTunnel { node_id }) => {
+            inputs::Input::TunnelMove(inputs::TunnelMove { node_id: node_id.map(|id| id.to_string()) })
+        }
         Input::WebhookCreate(NewWebhook { url, events, description }) => {
             inputs::Input::WebhookCreate(inputs::WebhookCreate {
                 url: url.clone(),
@@ -219,6 +236,28 @@ fn protocol(protocol: Protocol) -> inputs::Protocol {
         Protocol::Udp => inputs::Protocol::Udp,
         Protocol::Both => inputs::Protocol::Both,
         Protocol::Http => inputs::Protocol::Http,
+    }
+}
+
+fn firewall_rule(rule: &NewFirewallRule) -> inputs::FirewallRule {
+    inputs::FirewallRule {
+        rule_type: rule.rule_type.map(|rule_type| match rule_type {
+            RuleType::Whitelist => inputs::RuleType::Whitelist,
+            RuleType::Blacklist => inputs::RuleType::Blacklist,
+        }),
+        ip_address: rule.ip_address.clone(),
+        ip_cidr: rule.ip_cidr.clone(),
+        description: rule.description.clone(),
+    }
+}
+
+fn geoip_rule(rule: &NewGeoipRule) -> inputs::GeoipRule {
+    inputs::GeoipRule {
+        country_code: rule.country_code.clone(),
+        action: rule.action.map(|action| match action {
+            CountryAction::Allow => inputs::GeoipAction::Allow,
+            CountryAction::Block => inputs::GeoipAction::Block,
+        }),
     }
 }
 

@@ -16,10 +16,20 @@ macro_rules! node_columns {
     () => {
         "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
          n.country AS node_country, n.region_flag AS node_flag, n.status AS node_status, \
-         n.pro_only AS node_pro_only, n.first_port AS node_first_port, n.last_port AS node_last_port"
+         n.pro_only AS node_pro_only, n.knows_countries AS node_knows_countries, n.first_port AS node_first_port, n.last_port AS node_last_port"
     };
 }
 pub(super) use node_columns;
+
+/// What a host knows of a node in it.
+#[derive(Clone, Debug)]
+pub struct EnteredNode {
+    pub id: Uuid,
+    pub name: String,
+    pub hostname: String,
+    pub ports: PortRange,
+    pub knows_countries: bool,
+}
 
 impl Store {
     pub async fn nodes(&self) -> Result<Vec<Node>> {
@@ -50,14 +60,23 @@ impl Store {
 }
 
 impl Write {
-    /// Enters a node, or brings its host name and ports up to date; what the operator set stays.
-    pub async fn enter_node(&mut self, id: Uuid, name: &str, hostname: &str, ports: PortRange) -> Result<()> {
+    pub async fn node(&mut self, id: Uuid) -> Result<Option<Node>> {
+        let row =
+            self.optional(concat!("SELECT ", node_columns!(), " FROM nodes n WHERE n.id = $1"), args![id]).await?;
+        Ok(row.as_ref().map(node).transpose()?)
+    }
+
+    /// Enters a node, or brings up to date what its host knows of it; what the operator set stays.
+    pub async fn enter_node(&mut self, new: &EnteredNode) -> Result<()> {
         let now = self.now;
-        let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, first_port, last_port, created_at) \
-                   VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6) \
+        let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
+                       last_port, created_at) \
+                   VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7) \
                    ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
+                       knows_countries = excluded.knows_countries, \
                        first_port = excluded.first_port, last_port = excluded.last_port";
-        self.execute(sql, args![id, name, hostname, ports.first, ports.last, now]).await?;
+        let EnteredNode { id, name, hostname, ports, knows_countries } = new;
+        self.execute(sql, args![*id, name, hostname, *knows_countries, ports.first, ports.last, now]).await?;
         Ok(())
     }
 
@@ -115,6 +134,7 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
         region_flag: row.optional_text("node_flag")?,
         status: row.word("node_status")?,
         pro_only: row.flag("node_pro_only")?,
+        knows_countries: row.flag("node_knows_countries")?,
         ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },
     })
 }

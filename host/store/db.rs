@@ -359,6 +359,11 @@ impl Row {
         word.map(|word| W::parse(&word).ok_or_else(|| unreadable(column, &word))).transpose()
     }
 
+    /// The database holds what this program never wrote.
+    pub fn unreadable(&self, column: &'static str) -> sqlx::Error {
+        unreadable(column, &"what it is")
+    }
+
     /// JSON that was stored as text.
     pub fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str) -> DbResult<Option<T>> {
         let text = self.optional_text(column)?;

@@ -8,7 +8,7 @@ use super::Write;
 use super::db::{DbResult, Read, Row, WordArg, args};
 use crate::domain::node::Node;
 use crate::domain::port::{ExtraPort, NewExtraPort, Transport};
-use crate::domain::tunnel::{Protocol, http_port};
+use crate::domain::tunnel::{Protocol, Tunnel, http_port};
 use crate::error::{Code, Error, Result};
 
 /// Ports that are tried by chance before the free ones are looked up.
@@ -92,6 +92,46 @@ impl Write {
         let args = args![id, tunnel_id, local_port, remote_port, WordArg(protocol), label.as_deref(), now];
         self.execute(sql, args).await?;
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
+    }
+
+    /// Removes an extra port; its number can be given away again.
+    pub async fn delete_extra_port(&mut self, node: &Node, tunnel_id: Uuid, port: &ExtraPort) -> Result<()> {
+        self.execute("DELETE FROM extra_ports WHERE id = $1", args![port.id]).await?;
+        for transport in port.protocol.transports() {
+            let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3 AND tunnel_id = $4";
+            self.execute(sql, args![node.id, port.remote_port, WordArg(*transport), tunnel_id]).await?;
+        }
+        Ok(())
+    }
+
+    /// Places a tunnel on another node. Its public ports stay what they are where they are free
+    /// there.
+    pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, moving: bool) -> Result<()> {
+        self.execute("DELETE FROM node_ports WHERE tunnel_id = $1", args![tunnel.id]).await?;
+        let port = self.keep_port(node, tunnel.protocol, tunnel.remote_port, tunnel.https, tunnel.id).await?;
+        for extra in self.extra_ports(tunnel.id).await? {
+            let port = self.keep_port(node, extra.protocol, extra.remote_port, tunnel.https, tunnel.id).await?;
+            self.execute("UPDATE extra_ports SET remote_port = $2 WHERE id = $1", args![extra.id, port]).await?;
+        }
+        let now = self.now;
+        let sql = "UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1";
+        self.execute(sql, args![tunnel.id, node.id, port, moving, now]).await?;
+        Ok(())
+    }
+
+    async fn keep_port(
+        &mut self,
+        node: &Node,
+        protocol: Protocol,
+        port: u16,
+        https: bool,
+        tunnel_id: Uuid,
+    ) -> Result<u16> {
+        let transports = protocol.transports();
+        let kept = !transports.is_empty()
+            && node.ports.contains(port)
+            && self.take_port(node.id, port, transports, tunnel_id).await?;
+        if kept { Ok(port) } else { self.allocate_port(node, protocol, https, tunnel_id).await }
     }
 
     /// All http ports of a tunnel are the node's shared one.

@@ -7,7 +7,7 @@ use super::db::{DbResult, Read, Row, WordArg, args};
 use super::outbox::RunRef;
 use super::page::{Page, Place, Rows};
 use super::{Store, Wake, Write};
-use crate::domain::session::{EndReason, LEASE, Session};
+use crate::domain::session::{EndReason, LEASE, Session, Target};
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::domain::usage::Traffic;
 use crate::error::Result;
@@ -33,6 +33,18 @@ pub struct Lease {
     pub buffer_size: u32,
     pub ready: bool,
     pub lease_until: DateTime<Utc>,
+    /// Changed with every replacement of the tunnel's rules.
+    pub rules_version: i64,
+    /// The extra ports that its device agreed to.
+    pub ports: Vec<LeasePort>,
+}
+
+/// An extra port of a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeasePort {
+    pub id: Uuid,
+    pub local_port: u16,
+    pub remote_port: u16,
 }
 
 macro_rules! select_lease {
@@ -40,13 +52,38 @@ macro_rules! select_lease {
         concat!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
                     (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.idle_timeout, \
-                    t.buffer_size, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
+                    t.buffer_size, t.rules_version, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN nodes n ON n.id = s.node_id \
              JOIN platform_domains d ON d.id = t.domain_id \
              WHERE s.ended_at IS NULL ",
             $rest
         )
     };
+}
+
+/// The extra ports of open sessions.
+macro_rules! select_ports {
+    ($rest:literal) => {
+        concat!(
+            "SELECT p.session_id, p.local_port, e.id, e.remote_port FROM session_ports p \
+             JOIN sessions s ON s.id = p.session_id JOIN extra_ports e ON e.id = p.port_id \
+             WHERE s.ended_at IS NULL ",
+            $rest,
+            " ORDER BY e.created_at, e.id"
+        )
+    };
+}
+
+/// Leases by a condition on their sessions, with their extra ports.
+macro_rules! leases {
+    ($db:expr, $which:literal, $args:expr) => {{
+        let rows = $db.all(concat!(select_lease!($which), " ORDER BY s.started_at, s.id"), $args).await?;
+        let mut leases = rows.iter().map(lease).collect::<DbResult<Vec<_>>>()?;
+        if !leases.is_empty() {
+            add_ports(&mut leases, &$db.all(select_ports!($which), $args).await?)?;
+        }
+        leases
+    }};
 }
 
 impl Store {
@@ -63,13 +100,11 @@ impl Store {
 
     /// What a node is to serve.
     pub async fn leases_on_node(&self, node_id: Uuid) -> Result<Vec<Lease>> {
-        let rows = (&self.db).all(select_lease!("AND s.node_id = $1"), args![node_id]).await?;
-        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+        Ok(leases!((&self.db), "AND s.node_id = $1", args![node_id]))
     }
 
     pub async fn lease(&self, session_id: Uuid) -> Result<Option<Lease>> {
-        let row = (&self.db).optional(select_lease!("AND s.id = $1"), args![session_id]).await?;
-        Ok(row.as_ref().map(lease).transpose()?)
+        Ok(leases!((&self.db), "AND s.id = $1", args![session_id]).pop())
     }
 
     /// Why a session ended, if it did.
@@ -79,15 +114,12 @@ impl Store {
     }
 
     pub async fn lease_of_tunnel(&self, tunnel_id: Uuid) -> Result<Option<Lease>> {
-        let row = (&self.db).optional(select_lease!("AND s.tunnel_id = $1"), args![tunnel_id]).await?;
-        Ok(row.as_ref().map(lease).transpose()?)
+        Ok(leases!((&self.db), "AND s.tunnel_id = $1", args![tunnel_id]).pop())
     }
 
     /// What a device holds.
     pub async fn leases_of_device(&self, device_id: Uuid) -> Result<Vec<Lease>> {
-        let rows =
-            (&self.db).all(select_lease!("AND s.device_id = $1 ORDER BY s.started_at"), args![device_id]).await?;
-        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+        Ok(leases!((&self.db), "AND s.device_id = $1", args![device_id]))
     }
 
     /// Ends sessions of one scope.
@@ -114,13 +146,11 @@ impl Store {
 
 impl Write {
     pub async fn leases_of_device(&mut self, device_id: Uuid) -> Result<Vec<Lease>> {
-        let rows = self.all(select_lease!("AND s.device_id = $1 ORDER BY s.started_at"), args![device_id]).await?;
-        Ok(rows.iter().map(lease).collect::<DbResult<_>>()?)
+        Ok(leases!(self, "AND s.device_id = $1", args![device_id]))
     }
 
     pub async fn lease(&mut self, session_id: Uuid) -> Result<Option<Lease>> {
-        let row = self.optional(select_lease!("AND s.id = $1"), args![session_id]).await?;
-        Ok(row.as_ref().map(lease).transpose()?)
+        Ok(leases!(self, "AND s.id = $1", args![session_id]).pop())
     }
 
     /// Gives a tunnel to a device's agent. The tunnel's former session, if one is open, is over
@@ -130,7 +160,7 @@ impl Write {
         tunnel: &Tunnel,
         device_id: Uuid,
         boot_id: Uuid,
-        target: (&str, u16),
+        target: &Target,
     ) -> Result<Uuid> {
         let sql =
             "UPDATE tunnels SET epoch = epoch + 1, wanted_on = $2, start_error = NULL WHERE id = $1 RETURNING epoch";
@@ -139,14 +169,25 @@ impl Write {
         let sql = "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
                        local_port, started_at, lease_until, bytes_in, bytes_out) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0)";
-        let (host, port) = target;
+        let Target { host, port, extra } = target;
         let node_id = tunnel.node.id;
         let args =
-            args![id, tunnel.id, tunnel.scope_id, device_id, node_id, epoch, boot_id, host, port, now, now + LEASE];
+            args![id, tunnel.id, tunnel.scope_id, device_id, node_id, epoch, boot_id, host, *port, now, now + LEASE];
         self.execute(sql, args).await?;
+        for (port_id, local_port) in extra {
+            self.agree_to_port(id, *port_id, *local_port).await?;
+        }
         self.wake(Wake::Tunnel(tunnel.id));
         self.wake(Wake::Device(device_id));
         Ok(id)
+    }
+
+    /// The device of a session leads to an extra port from now on.
+    pub async fn agree_to_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
+        let sql =
+            "INSERT INTO session_ports (session_id, port_id, local_port) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        self.execute(sql, args![session_id, port_id, local_port]).await?;
+        Ok(())
     }
 
     /// Ends a session. Whether it was open.
@@ -158,6 +199,7 @@ impl Write {
         let run = run(&row)?;
         self.wake(Wake::Tunnel(run.tunnel_id));
         self.wake(Wake::Device(run.device_id));
+        self.has_moved(run.tunnel_id).await?;
         if row.flag("ready")? {
             self.tell_of_run(run, Some(reason)).await?;
         }
@@ -196,9 +238,19 @@ impl Write {
         let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
                    RETURNING id, scope_id, tunnel_id, device_id, node_id";
         match self.optional(sql, args![session_id, now]).await? {
-            Some(row) => self.tell_of_run(run(&row)?, None).await,
+            Some(row) => {
+                let run = run(&row)?;
+                self.has_moved(run.tunnel_id).await?;
+                self.tell_of_run(run, None).await
+            }
             None => Ok(()),
         }
+    }
+
+    /// A tunnel stands ready at its new node, or will not.
+    async fn has_moved(&mut self, tunnel_id: Uuid) -> Result<()> {
+        self.execute("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE", args![tunnel_id]).await?;
+        Ok(())
     }
 
     pub async fn set_target_error(&mut self, session_id: Uuid, device_id: Uuid, error: Option<&str>) -> Result<()> {
@@ -230,13 +282,52 @@ impl Write {
         Ok(())
     }
 
-    /// The local target that a device last agreed to for a tunnel.
-    pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<(String, u16)>> {
-        let sql = "SELECT local_host, local_port FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
-                   ORDER BY started_at DESC, id DESC LIMIT 1";
-        let row = self.optional(sql, args![tunnel_id, device_id]).await?;
-        Ok(row.map(|row| Ok::<_, sqlx::Error>((row.text("local_host")?, row.number("local_port")?))).transpose()?)
+    /// What a tunnel leads to as its owner has it now.
+    pub async fn target_now(&mut self, tunnel: &Tunnel) -> Result<Target> {
+        let ports = self.extra_ports(tunnel.id).await?;
+        let extra = ports.iter().filter(|port| port.carries_tcp()).map(|port| (port.id, port.local_port)).collect();
+        Ok(Target { host: tunnel.local_host.clone(), port: tunnel.local_port, extra })
     }
+
+    /// What a device last agreed to lead a tunnel to.
+    pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<Target>> {
+        let sql = "SELECT id FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
+                   ORDER BY started_at DESC, id DESC LIMIT 1";
+        match self.optional(sql, args![tunnel_id, device_id]).await? {
+            Some(row) => self.target_of(row.id("id")?).await,
+            None => Ok(None),
+        }
+    }
+
+    /// What the device of a session agreed to, whether the session is open or not.
+    pub async fn target_of(&mut self, session_id: Uuid) -> Result<Option<Target>> {
+        let sql = "SELECT local_host, local_port FROM sessions WHERE id = $1";
+        let Some(row) = self.optional(sql, args![session_id]).await? else { return Ok(None) };
+        let sql = "SELECT port_id, local_port FROM session_ports WHERE session_id = $1 ORDER BY port_id";
+        let ports = self.all(sql, args![session_id]).await?;
+        let extra = ports.iter().map(|row| Ok((row.id("port_id")?, row.number("local_port")?)));
+        Ok(Some(Target {
+            host: row.text("local_host")?,
+            port: row.number("local_port")?,
+            extra: extra.collect::<DbResult<_>>()?,
+        }))
+    }
+}
+
+fn add_ports(leases: &mut [Lease], rows: &[Row]) -> DbResult<()> {
+    for row in rows {
+        let session_id = row.id("session_id")?;
+        let port = LeasePort {
+            id: row.id("id")?,
+            local_port: row.number("local_port")?,
+            remote_port: row.number("remote_port")?,
+        };
+        leases
+            .iter_mut()
+            .filter(|lease| lease.session_id == session_id)
+            .for_each(|lease| lease.ports.push(port.clone()));
+    }
+    Ok(())
 }
 
 fn run(row: &Row) -> DbResult<RunRef> {
@@ -281,5 +372,7 @@ fn lease(row: &Row) -> DbResult<Lease> {
         buffer_size: row.number("buffer_size")?,
         ready: row.flag("ready")?,
         lease_until: row.time("lease_until")?,
+        rules_version: row.int("rules_version")?,
+        ports: Vec::new(),
     })
 }

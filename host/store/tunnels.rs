@@ -22,9 +22,10 @@ macro_rules! select_tunnel {
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
-                    t.pro_network, t.wanted_on, t.start_error, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.pro_network, t.wanted_on, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
+                    (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
                     o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, ",
             node_columns!(),
             " FROM tunnels t \
@@ -305,6 +306,8 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         wanted_on: row.optional_id("wanted_on")?,
         start_error: row.optional_text("start_error")?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
+        moving: row.flag("moving")?,
+        custom_domain: row.optional_text("custom_domain")?,
         run: run(row)?,
         operation: operation(row)?,
         created_at: row.time("created_at")?,

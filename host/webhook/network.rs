@@ -11,6 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 
 use crate::dns::{Dns, DnsError};
+use crate::domain::custom_domain::LookupError;
 
 /// How long a name may take to resolve.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(3);
@@ -118,6 +119,18 @@ impl Guard {
         match literal(url) {
             Some(address) => self.judge(address).map(|()| vec![address]),
             None => self.resolve(url.host_str().unwrap_or_default()).await,
+        }
+    }
+
+    /// Whether a name is an alias for another one, directly.
+    pub async fn check_alias(&self, name: &str, target: &str) -> Result<(), LookupError> {
+        let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
+        let error = |code: &str, detail: String| Err(LookupError { code: code.into(), detail });
+        match found {
+            Ok(Ok(alias)) if alias == target => Ok(()),
+            Ok(Ok(alias)) => error("cname_mismatch", format!("The CNAME of {name} is {alias}, not {target}.")),
+            Ok(Err(DnsError::NoSuchName)) => error("cname_not_found", format!("{name} has no CNAME that is visible.")),
+            Ok(Err(DnsError::Unavailable)) | Err(_) => error("dns_failed", format!("{name} could not be looked up.")),
         }
     }
 

@@ -184,7 +184,7 @@ async fn a_wrong_setting_is_named() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, dns, webhooks, log, policy (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy (in `CULVERT_` environment variable(s))
     "#);
     // The file is read as well, and says where it is wrong.
     let place = Place::new(crate::support::host::Engine::Sqlite).await;

@@ -69,6 +69,18 @@ fn the_table_of_routes() {
     POST   /tunnels/{tunnel_id}/actions/start         202 tunnels:control  Object key
     POST   /tunnels/{tunnel_id}/actions/stop          202 tunnels:control  EmptyObject key
     POST   /tunnels/{tunnel_id}/actions/restart       202 tunnels:control  EmptyObject key
+    GET    /tunnels/{tunnel_id}/extra-ports           200 tunnels:read     Nothing
+    POST   /tunnels/{tunnel_id}/extra-ports           201 tunnels:write    Object key
+    DELETE /tunnels/{tunnel_id}/extra-ports/{port_id} 200 tunnels:write    EmptyObject key
+    GET    /tunnels/{tunnel_id}/domain                200 tunnels:read     Nothing
+    PUT    /tunnels/{tunnel_id}/domain                200 tunnels:write    Object key
+    DELETE /tunnels/{tunnel_id}/domain                200 tunnels:write    EmptyObject key
+    POST   /tunnels/{tunnel_id}/domain/actions/verify 200 tunnels:write    Object key
+    GET    /tunnels/{tunnel_id}/firewall              200 tunnels:read     Nothing
+    PUT    /tunnels/{tunnel_id}/firewall              200 tunnels:write    Object key
+    GET    /tunnels/{tunnel_id}/geoip                 200 tunnels:read     Nothing
+    PUT    /tunnels/{tunnel_id}/geoip                 200 tunnels:write    Object key
+    POST   /tunnels/{tunnel_id}/move                  202 tunnels:write    Object key
     GET    /tunnels/{tunnel_id}/usage                 200 tunnels:read     Nothing
     GET    /tunnels/{tunnel_id}/sessions              200 tunnels:read     Nothing paged
     GET    /devices                                   200 devices:read     Nothing paged

@@ -83,14 +83,13 @@ impl Agent {
         if let Some(former) = self.leases.of_tunnel(grant.tunnel_id) {
             self.leases.end(former);
         }
-        let Some(node) = self.host.as_ref().map(|host| host.node.clone()) else {
+        if self.host.is_none() {
             let failure = Failure::new("device_disconnected", "The connection was lost before the tunnel started.");
             return self.finish(operation_id, Err(failure)).await;
-        };
+        }
         self.waiting.operations.insert(grant.lease_id, operation_id);
         tracing::info!(tunnel = %grant.name, target = %grant.target.host, port = grant.target.port, "starting, by remote control");
-        self.leases.begin(grant, node, Probe::Required);
-        Ok(())
+        self.leases.begin(grant, Probe::Required)
     }
 
     pub(super) async fn on_cancel(&mut self, operation_id: Uuid) -> io::Result<()> {

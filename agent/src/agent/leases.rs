@@ -1,13 +1,14 @@
 //! What runs on this device, and until when it may.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::clock::Moment;
 use crate::local::TunnelStatus;
-use crate::tunnel::{Node, Probe, Running, Surroundings};
+use crate::tunnel::{Probe, Running, Surroundings};
 use crate::wire::{Grant, Target};
 
 pub struct Leases {
@@ -40,11 +41,16 @@ impl Leases {
     }
 
     /// Runs a tunnel under a new lease.
-    pub fn begin(&mut self, grant: Grant, node: Node, probe: Probe) {
+    ///
+    /// # Errors
+    ///
+    /// Where TLS 1.3 is not to be had.
+    pub fn begin(&mut self, grant: Grant, probe: Probe) -> io::Result<()> {
         let until = self.around.clock.moment().plus(self.term);
         let lease_id = grant.lease_id;
-        let running = Running::start(grant, node, probe, self.around.clone());
+        let running = Running::start(grant, probe, self.around.clone()).map_err(io::Error::other)?;
         self.held.insert(lease_id, Held { running, until, serving: false });
+        Ok(())
     }
 
     /// Stops what runs under a lease.
@@ -158,11 +164,11 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::target::LinkLocal;
-    use crate::tls;
     use crate::wire::{Blob, NodeAddress};
 
     fn grant() -> Grant {
-        let target = Target { host: "127.0.0.1".into(), port: 1, idle_timeout: 60, buffer_size: 1024 };
+        let target =
+            Target { host: "127.0.0.1".into(), port: 1, idle_timeout: 60, buffer_size: 1024, extra: Vec::new() };
         Grant {
             lease_id: Uuid::from_u128(1),
             tunnel_id: Uuid::from_u128(2),
@@ -170,6 +176,7 @@ mod tests {
             epoch: 1,
             token: Blob(Vec::new()),
             public_address: "node:20000".into(),
+            node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) },
             target,
         }
     }
@@ -182,9 +189,8 @@ mod tests {
         let around = Surroundings { clock: clock.clone(), link_local: LinkLocal::Refused, reports };
         let mut leases = Leases::new(around);
         leases.set_term(Duration::from_secs(30));
-        let address = NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) };
         let id = grant().lease_id;
-        leases.begin(grant(), Node { address, tls: tls::client(vec![0; 32]).unwrap() }, Probe::Skipped);
+        leases.begin(grant(), Probe::Skipped).unwrap();
 
         clock.advance(Duration::from_secs(10));
         let (first, asked) = leases.renewal(clock.moment());

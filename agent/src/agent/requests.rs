@@ -153,11 +153,10 @@ impl Agent {
             return Ok(());
         }
         self.waiting.starts.insert(lease_id, reply);
-        if let (false, Some(host)) = (self.leases.holds(lease_id), &self.host) {
+        if !self.leases.holds(lease_id) && self.host.is_some() {
             // Somebody here chose the target, whether it answers yet or not.
             self.agreed.agree(grant.tunnel_id, &grant.target)?;
-            let node = host.node.clone();
-            self.leases.begin(grant, node, Probe::Skipped);
+            self.leases.begin(grant, Probe::Skipped)?;
         }
         Ok(())
     }
@@ -172,10 +171,10 @@ impl Agent {
             self.tell_stopped(grant.lease_id).await;
             return Ok(());
         }
-        let Some(host) = &self.host else { return Ok(()) };
-        let node = host.node.clone();
-        self.leases.begin(grant, node, Probe::Skipped);
-        Ok(())
+        if self.host.is_none() {
+            return Ok(());
+        }
+        self.leases.begin(grant, Probe::Skipped)
     }
 
     pub(super) fn retarget(&mut self, lease_id: Uuid, target: Target) -> io::Result<()> {

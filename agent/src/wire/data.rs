@@ -44,6 +44,9 @@ pub struct Attach {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Visit {
     pub visitor: SocketAddr,
+    /// The extra port that the visitor came to; none for the tunnel's own.
+    #[serde(default)]
+    pub port_id: Option<Uuid>,
     /// How many more visitors wait for a connection.
     pub waiting: usize,
 }

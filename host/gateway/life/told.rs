@@ -112,12 +112,12 @@ impl Life {
 
     /// Has the node serve a lease, and only then makes the agent's grant of it.
     pub(super) async fn offer(&mut self, lease: &Lease) -> Result<Grant, String> {
-        let served = self.app.node.serve(lease).await;
+        let served = self.app.nodes.serve(lease).await;
         if let Err(problem) = &served {
             tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
         }
-        served?;
+        let node = served?;
         self.told.leases.insert(lease.session_id, grant::target(lease));
-        Ok(grant::grant(lease, self.app.store.secrets()))
+        Ok(grant::grant(lease, node, self.app.store.secrets()))
     }
 }

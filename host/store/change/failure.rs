@@ -32,9 +32,11 @@ impl Write {
         let (Some(tunnel_id), Some(yields_id)) = (operation.tunnel_id, operation.yields_id) else { return Ok(()) };
         let Some(tunnel) = self.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
         let Some(boot_id) = self.booted(yields_id).await? else { return Ok(()) };
-        let last = self.last_target(tunnel.id, yields_id).await?;
-        let (host, port) = last.unwrap_or((tunnel.local_host.clone(), tunnel.local_port));
-        let session_id = self.open_session(&tunnel, yields_id, boot_id, (&host, port)).await?;
+        let target = match self.last_target(tunnel.id, yields_id).await? {
+            Some(last) => last,
+            None => self.target_now(&tunnel).await?,
+        };
+        let session_id = self.open_session(&tunnel, yields_id, boot_id, &target).await?;
         operation.result =
             Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack));
         Ok(())

@@ -40,14 +40,8 @@ impl HostEnd {
         let mut socket = accept_hdr_async(stream, choose).await.unwrap();
         send(&mut socket, &ToAgent::Challenge { nonce: Blob(vec![1; 32]) }).await;
         let ToHost::Hello(hello) = next(&mut socket).await else { panic!("no hello") };
-        let welcome = Welcome {
-            connection_epoch: 1,
-            heartbeat_ms: 10_000,
-            lease_ms: 30_000,
-            node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) },
-            consent,
-            grants: Vec::new(),
-        };
+        let welcome =
+            Welcome { connection_epoch: 1, heartbeat_ms: 10_000, lease_ms: 30_000, consent, grants: Vec::new() };
         send(&mut socket, &ToAgent::Welcome(welcome)).await;
         AgentEnd { socket, hello }
     }
@@ -82,7 +76,8 @@ pub fn grant(tunnel_id: Uuid, port: u16) -> Grant {
         epoch: 1,
         token: Blob(vec![0; 32]),
         public_address: "node:20000".into(),
-        target: Target { host: "127.0.0.1".into(), port, idle_timeout: 3600, buffer_size: 65_536 },
+        node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) },
+        target: Target { host: "127.0.0.1".into(), port, idle_timeout: 3600, buffer_size: 65_536, extra: Vec::new() },
     }
 }
 

@@ -147,7 +147,7 @@ impl Wire {
 
     /// Brings the node a connection under a lease; `None` where the lease does not hold.
     pub async fn attach(&self, grant: &Grant) -> Option<TlsStream<TcpStream>> {
-        let node = &self.welcome.node;
+        let node = &grant.node;
         let tcp = TcpStream::connect((node.host.as_str(), node.port)).await.unwrap();
         let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone()).unwrap());
         let mut connection = tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap();

@@ -1,0 +1,63 @@
+//! Custom domains: names of their owners' own, proved by a CNAME (decisions §2).
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use super::word::words;
+
+/// How often a name that was verified is looked up again.
+pub const CHECK_EVERY: TimeDelta = TimeDelta::hours(24);
+/// So many checks in a row that do not find the CNAME make a name fail.
+pub const MISSES: u32 = 2;
+
+words! {
+    CustomDomainStatus {
+        None "none",
+        /// Its CNAME is not visible yet.
+        Pending "pending",
+        Verified "verified",
+        /// Its CNAME has gone.
+        Failed "failed",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomDomain {
+    pub domain: String,
+    pub status: CustomDomainStatus,
+    /// Whether it is the tunnel's.
+    pub assigned: bool,
+    pub verified_at: Option<DateTime<Utc>>,
+    pub last_checked_at: DateTime<Utc>,
+    pub missed: u32,
+    pub error: Option<LookupError>,
+}
+
+/// Why the CNAME was not found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupError {
+    pub code: String,
+    pub detail: String,
+}
+
+impl CustomDomain {
+    /// Notes what a lookup found.
+    pub fn note(&mut self, found: Result<(), LookupError>, now: DateTime<Utc>) {
+        self.last_checked_at = now;
+        self.error = found.err();
+        if self.error.is_none() {
+            self.status = CustomDomainStatus::Verified;
+            self.verified_at = Some(now);
+            self.missed = 0;
+            return;
+        }
+        self.missed += 1;
+        if self.status == CustomDomainStatus::Verified && self.missed >= MISSES {
+            self.status = CustomDomainStatus::Failed;
+        }
+    }
+}
+
+/// In lower case, and without the dot at its end.
+pub fn normalized(domain: &str) -> String {
+    domain.strip_suffix('.').unwrap_or(domain).to_ascii_lowercase()
+}

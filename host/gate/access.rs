@@ -1,0 +1,89 @@
+//! What rules about visitors must be to be admitted, and what they are then.
+
+use super::Draft;
+use crate::domain::access::{
+    COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
+};
+use crate::domain::caller::Caller;
+use crate::domain::input::{self, Input, ReplaceFirewall, ReplaceGeoip};
+use crate::domain::plan::Entitlement;
+use crate::error::{Fault, Result};
+use crate::store::Store;
+use crate::store::facts::Facts;
+
+impl Draft for ReplaceFirewall {
+    type Valid = Vec<NewFirewallRule>;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::FirewallReplace(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<NewFirewallRule>, Vec<Fault>> {
+        let rules = listed(self.rules, FIREWALL_RULES)?;
+        collect(rules.into_iter().map(firewall_rule))
+    }
+}
+
+/// The fault's field is a path in the rule, empty for the rule itself.
+fn firewall_rule(rule: input::NewFirewallRule) -> Result<NewFirewallRule, (&'static str, &'static str)> {
+    let rule_type = rule.rule_type.ok_or((".rule_type", "is required"))?;
+    let range = match (&rule.ip_address, &rule.ip_cidr) {
+        (Some(address), None) => Range::address(address).ok_or((".ip_address", "must be an IPv4 or IPv6 address"))?,
+        (None, Some(range)) => Range::network(range).ok_or((".ip_cidr", "must be an address or CIDR range"))?,
+        _ => return Err(("", "must have exactly one of ip_address and ip_cidr")),
+    };
+    if rule.description.as_ref().is_some_and(|text| text.chars().count() > 255) {
+        return Err((".description", "must have at most 255 characters"));
+    }
+    Ok(NewFirewallRule { rule_type, range, description: rule.description })
+}
+
+impl Draft for ReplaceGeoip {
+    type Valid = Vec<CountryRule>;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::GeoipReplace(self))
+    }
+
+    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<CountryRule>, Vec<Fault>> {
+        let rules = listed(self.rules, COUNTRY_RULES)?;
+        let mut seen = Vec::new();
+        collect(rules.into_iter().map(|rule| {
+            let code = rule.country_code.ok_or((".country_code", "is required"))?;
+            let country = Country::parse(&code).ok_or((".country_code", "must be two letters"))?;
+            if seen.contains(&country) {
+                return Err((".country_code", "stands in the list before it"));
+            }
+            seen.push(country);
+            Ok(CountryRule { country, action: rule.action.unwrap_or(CountryAction::Block) })
+        }))
+    }
+}
+
+fn listed<T>(rules: Option<Vec<T>>, most: usize) -> Result<Vec<T>, Vec<Fault>> {
+    let rules = rules.ok_or_else(|| vec![Fault::new("rules", "is required")])?;
+    if rules.len() > most {
+        return Err(vec![Fault::new("rules", format!("must hold at most {most} rules"))]);
+    }
+    Ok(rules)
+}
+
+/// All rules, or what is wrong with each that is.
+fn collect<T>(rules: impl Iterator<Item = Result<T, (&'static str, &'static str)>>) -> Result<Vec<T>, Vec<Fault>> {
+    let (mut valid, mut faults) = (Vec::new(), Vec::new());
+    for (index, rule) in rules.enumerate() {
+        match rule {
+            Ok(rule) => valid.push(rule),
+            Err((field, message)) => faults.push(Fault::new(format!("rules[{index}]{field}"), message)),
+        }
+    }
+    if faults.is_empty() { Ok(valid) } else { Err(faults) }
+}

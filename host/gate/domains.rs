@@ -1,0 +1,72 @@
+//! What a custom domain must be to be admitted.
+
+use super::Draft;
+use crate::domain::caller::Caller;
+use crate::domain::custom_domain::normalized;
+use crate::domain::input::{AssignDomain, Input, VerifyDomain};
+use crate::domain::plan::Entitlement;
+use crate::domain::tunnel::Protocol;
+use crate::error::{Fault, Result};
+use crate::store::Store;
+use crate::store::facts::Facts;
+
+impl Draft for VerifyDomain {
+    /// In lower case, and without the dot at its end.
+    type Valid = String;
+
+    async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        platform_owned(self.domain.as_deref(), store).await
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::DomainVerify(self))
+    }
+
+    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {
+        check(self.domain, facts)
+    }
+}
+
+impl Draft for AssignDomain {
+    type Valid = String;
+
+    async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        platform_owned(self.domain.as_deref(), store).await
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        Some(Input::DomainAssign(self))
+    }
+
+    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {
+        check(self.domain, facts)
+    }
+}
+
+/// The platform's own names are nobody's.
+async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault>> {
+    let Some(domain) = domain.map(normalized) else { return Ok(Vec::new()) };
+    for platform in store.platform_domains().await? {
+        let below = domain.strip_suffix(&platform.domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        if below {
+            return Ok(vec![Fault::new("domain", "belongs to the platform")]);
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn check(domain: Option<String>, facts: &Facts) -> Result<String, Vec<Fault>> {
+    let fault = |message: &str| Err(vec![Fault::new("domain", message)]);
+    let Some(domain) = domain.as_deref().map(normalized) else { return fault("is required") };
+    if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.protocol != Protocol::Http) {
+        return fault("is for http tunnels only");
+    }
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    if domain.len() > 253 || !domain.contains('.') || !domain.split('.').all(label) {
+        return fault("must be a host name of at least two labels");
+    }
+    Ok(domain)
+}

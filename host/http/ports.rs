@@ -1,0 +1,65 @@
+//! Extra ports of a tunnel.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::call::Call;
+use super::reply::{Answer, Created, Found};
+use super::tunnels;
+use crate::domain::input::NewExtraPort;
+use crate::domain::port::ExtraPort;
+use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::gate::{Body, NoBody};
+use crate::record::address::AddressOut;
+use crate::store::change::ports::{CreateExtraPort, DeleteExtraPort};
+use crate::store::facts::Subject;
+
+/// Extra port
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ExtraPort")]
+pub struct ExtraPortOut {
+    id: Uuid,
+    local_port: u16,
+    remote_port: u16,
+    protocol: Protocol,
+    label: Option<String>,
+    public_address: AddressOut,
+}
+
+impl ExtraPortOut {
+    pub fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
+        let public_address = tunnel.extra_address(&port).into();
+        let ExtraPort { id, local_port, remote_port, protocol, label } = port;
+        Self { id, local_port, remote_port, protocol, label, public_address }
+    }
+}
+
+pub async fn list(call: Call, (): ()) -> Answer<Found<Vec<ExtraPortOut>>> {
+    let tunnel = tunnels::of(&call).await?;
+    let ports = call.app.store.extra_ports(tunnel.id).await?;
+    call.reply(Found(ports.into_iter().map(|port| ExtraPortOut::new(port, &tunnel)).collect()))
+}
+
+pub async fn create(call: Call, body: Body<NewExtraPort>) -> Answer<Created<ExtraPortOut>> {
+    let tunnel_id = call.id()?;
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let change = |port| CreateExtraPort { tunnel_id, port };
+    call.commit(admitted, change, |(port, tunnel)| Created(ExtraPortOut::new(port, &tunnel))).await
+}
+
+/// An extra port that is gone
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeletedExtraPort")]
+pub struct DeletedOut {
+    id: Uuid,
+    /// Always true.
+    deleted: bool,
+}
+
+pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+    let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
+    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let change = |()| DeleteExtraPort { tunnel_id, port_id };
+    call.commit(admitted, change, |id| Found(DeletedOut { id, deleted: true })).await
+}

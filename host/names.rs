@@ -1,0 +1,50 @@
+//! Custom domains in the DNS: what was verified is looked up again every day.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+
+use crate::app::App;
+use crate::error::Result;
+use crate::store::domains::DueDomain;
+
+/// How often it is looked what is due.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
+/// Lookups at the same time.
+const AT_ONCE: usize = 8;
+
+/// Runs until the host stops.
+pub async fn run(app: Arc<App>) {
+    let checks = async {
+        loop {
+            if let Err(error) = check_due(&app).await {
+                tracing::warn!(%error, "custom domains could not be looked up");
+            }
+            app.clock.sleep(LOOK_EVERY).await;
+        }
+    };
+    app.stop.run_until_cancelled(checks).await;
+}
+
+async fn check_due(app: &App) -> Result<()> {
+    let due = app.store.due_domains().await?;
+    let checked = stream::iter(due).map(|due| check(app, due)).buffer_unordered(AT_ONCE);
+    checked.fold(Ok(()), async |all, one| all.and(one)).await
+}
+
+async fn check(app: &App, due: DueDomain) -> Result<()> {
+    let DueDomain { scope_id, tunnel_id, domain } = due;
+    let Some(tunnel) = app.store.tunnel(scope_id, tunnel_id).await? else { return Ok(()) };
+    let found = app.guard.check_alias(&domain, &tunnel.cname_target()).await;
+    app.store
+        .write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                // It may have been removed meanwhile.
+                let Some(mut known) = write.custom_domain_called(tunnel_id, &domain).await? else { return Ok(()) };
+                known.note(found, write.now);
+                write.note_check(tunnel_id, &known).await
+            })
+        })
+        .await
+}

@@ -1,0 +1,93 @@
+//! Which country an address belongs to, by the operator's database (MaxMind DB, version 2.0).
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arc_swap::ArcSwapOption;
+use chrono::{DateTime, Utc};
+use maxminddb::{Reader, path};
+
+use crate::domain::access::Country;
+
+/// The database, or none. The file is read again when it has changed.
+pub struct Countries {
+    file: Option<PathBuf>,
+    loaded: ArcSwapOption<Loaded>,
+}
+
+struct Loaded {
+    reader: Reader<Vec<u8>>,
+    stamp: Stamp,
+}
+
+/// By which a changed file is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    modified: Option<SystemTime>,
+    length: u64,
+}
+
+impl Countries {
+    /// # Errors
+    ///
+    /// Where the file cannot be read, or is no such database.
+    pub fn open(file: Option<&Path>) -> Result<Self, String> {
+        let loaded = file.map(load).transpose()?;
+        Ok(Self { file: file.map(Path::to_path_buf), loaded: ArcSwapOption::from(loaded.map(Arc::new)) })
+    }
+
+    pub fn are_known(&self) -> bool {
+        self.loaded.load().is_some()
+    }
+
+    /// Where an address is: by where it is used, else by whom it is registered to.
+    pub fn of(&self, address: IpAddr) -> Option<Country> {
+        let loaded = self.loaded.load();
+        let found = loaded.as_ref()?.reader.lookup(address).ok()?;
+        let code = |path: &[maxminddb::PathElement<'_>]| found.decode_path::<&str>(path).ok().flatten();
+        let code = code(&path!["country", "iso_code"]).or_else(|| code(&path!["registered_country", "iso_code"]));
+        Country::parse(code?)
+    }
+
+    /// When the database was made.
+    pub fn built_at(&self) -> Option<DateTime<Utc>> {
+        let loaded = self.loaded.load();
+        let seconds = loaded.as_ref()?.reader.metadata().build_epoch;
+        DateTime::from_timestamp(i64::try_from(seconds).ok()?, 0)
+    }
+
+    /// Reads the file again, if it has changed. Whether it has; a broken one is not taken.
+    pub fn refresh(&self) -> bool {
+        let (Some(file), Some(loaded)) = (&self.file, self.loaded.load_full()) else { return false };
+        if stamp(file).is_none_or(|stamp| stamp == loaded.stamp) {
+            return false;
+        }
+        match load(file) {
+            Ok(new) => {
+                tracing::info!(file = %file.display(), "the country database was read again");
+                self.loaded.store(Some(Arc::new(new)));
+                true
+            }
+            Err(problem) => {
+                tracing::warn!(problem, "the former country database stays");
+                false
+            }
+        }
+    }
+}
+
+fn load(file: &Path) -> Result<Loaded, String> {
+    let problem = |problem: &dyn std::fmt::Display| format!("{}: {problem}", file.display());
+    let stamp = stamp(file).ok_or_else(|| problem(&"there is no such file"))?;
+    let bytes = fs::read(file).map_err(|e| problem(&e))?;
+    let reader = Reader::from_source(bytes).map_err(|e| problem(&format!("it is no MaxMind database: {e}")))?;
+    Ok(Loaded { reader, stamp })
+}
+
+fn stamp(file: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(file).ok()?;
+    Some(Stamp { modified: metadata.modified().ok(), length: metadata.len() })
+}

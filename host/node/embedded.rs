@@ -1,0 +1,91 @@
+//! The nodes that run in this process. Which of them serves a tunnel is the tunnel's placement.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use culvert_agent::clock::Clock;
+use culvert_agent::wire::NodeAddress;
+use uuid::Uuid;
+
+use super::countries::Countries;
+use super::{Counted, Identity, IdentityError, Node};
+use crate::error::Result;
+use crate::store::sessions::Lease;
+
+pub struct Nodes {
+    nodes: Vec<Node>,
+    pub countries: Arc<Countries>,
+}
+
+/// The identities of so many nodes: the first is `node` in the data folder, the next `node-2`.
+///
+/// # Errors
+///
+/// Where one is there and cannot be read, or none can be made.
+pub fn identities(data_dir: &Path, count: usize, clock: &Clock) -> Result<Vec<Identity>, IdentityError> {
+    let folder = |number: usize| if number == 1 { "node".to_owned() } else { format!("node-{number}") };
+    (1..=count).map(|number| Identity::open(&data_dir.join(folder(number)), clock)).collect()
+}
+
+impl Nodes {
+    pub fn new(nodes: Vec<Node>, countries: Arc<Countries>) -> Self {
+        Self { nodes, countries }
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = Uuid> {
+        self.nodes.iter().map(Node::id)
+    }
+
+    fn of(&self, lease: &Lease) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id() == lease.node_id)
+    }
+
+    /// Has a lease served by its node, from now on; where agents bring their connections for it. The
+    /// error is for the client who asked for the tunnel.
+    pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, String> {
+        let node = self.of(lease).ok_or("The tunnel's node is not there.")?;
+        node.serve(lease).await?;
+        Ok(node.address())
+    }
+
+    /// Has a lease served no longer: its ports are closed when this returns.
+    pub async fn end(&self, lease: &Lease) {
+        if let Some(node) = self.of(lease) {
+            node.end(lease).await;
+        }
+    }
+
+    /// Every node serves what the store says, and nothing else.
+    pub async fn reconcile(&self) -> Result<()> {
+        for node in &self.nodes {
+            node.reconcile().await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the country database again, if it has changed.
+    pub fn refresh_countries(&self) {
+        if self.countries.refresh() {
+            self.nodes.iter().for_each(Node::judge_again);
+        }
+    }
+
+    /// What went through since the last time, by session.
+    pub fn take_traffic(&self) -> Vec<Counted> {
+        self.nodes.iter().flat_map(Node::take_traffic).collect()
+    }
+
+    /// Counts again, the next time, what could not be noted.
+    pub fn give_back(&self, counted: Counted) {
+        if let Some(node) = self.of(counted.lease()) {
+            node.give_back(counted);
+        }
+    }
+
+    /// Ends everything that is served.
+    pub async fn close(&self) {
+        for node in &self.nodes {
+            node.close().await;
+        }
+    }
+}

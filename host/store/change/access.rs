@@ -1,0 +1,42 @@
+//! Replacing the rules by which visitors are let in.
+
+use uuid::Uuid;
+
+use crate::domain::access::{CountryRule, FirewallRule, NewFirewallRule};
+use crate::error::Result;
+use crate::gate::Permit;
+use crate::store::Write;
+use crate::store::commit::Change;
+
+pub struct ReplaceFirewall {
+    pub tunnel_id: Uuid,
+    pub rules: Vec<NewFirewallRule>,
+}
+
+impl Change for ReplaceFirewall {
+    type Done = Vec<FirewallRule>;
+
+    async fn apply(&self, write: &mut Write, _: &Permit) -> Result<Vec<FirewallRule>> {
+        write.replace_firewall(self.tunnel_id, &self.rules).await
+    }
+}
+
+pub struct ReplaceCountryRules {
+    pub tunnel_id: Uuid,
+    pub rules: Vec<CountryRule>,
+}
+
+/// The rules as they are now, and whether the tunnel's node knows countries.
+pub struct ReplacedCountryRules {
+    pub rules: Vec<CountryRule>,
+    pub enforced: bool,
+}
+
+impl Change for ReplaceCountryRules {
+    type Done = ReplacedCountryRules;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<ReplacedCountryRules> {
+        let rules = write.replace_country_rules(self.tunnel_id, &self.rules).await?;
+        Ok(ReplacedCountryRules { rules, enforced: permit.facts().tunnel()?.node.knows_countries })
+    }
+}

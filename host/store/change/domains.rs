@@ -1,0 +1,89 @@
+//! Verifying, assigning and removing custom domains.
+
+use uuid::Uuid;
+
+use crate::domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
+use crate::error::{Code, Error, Fault, Result};
+use crate::gate::Permit;
+use crate::store::Write;
+use crate::store::commit::Change;
+
+/// Notes what a lookup of the name found.
+pub struct VerifyDomain {
+    pub tunnel_id: Uuid,
+    pub domain: String,
+    pub found: Result<(), LookupError>,
+}
+
+impl Change for VerifyDomain {
+    type Done = CustomDomain;
+
+    async fn apply(&self, write: &mut Write, _: &Permit) -> Result<CustomDomain> {
+        let known = write.custom_domain_called(self.tunnel_id, &self.domain).await?;
+        let mut domain = known.unwrap_or_else(|| CustomDomain {
+            domain: self.domain.clone(),
+            status: CustomDomainStatus::Pending,
+            assigned: false,
+            verified_at: None,
+            last_checked_at: write.now,
+            missed: 0,
+            error: None,
+        });
+        match &self.found {
+            Ok(()) => domain.note(Ok(()), write.now),
+            // Looking is no daily check: it takes nothing away that was verified.
+            Err(error) => {
+                domain.last_checked_at = write.now;
+                domain.error = Some(error.clone());
+                if !domain.assigned {
+                    domain.status = CustomDomainStatus::Pending;
+                }
+            }
+        }
+        write.keep_domain(self.tunnel_id, &domain).await?;
+        Ok(domain)
+    }
+}
+
+pub struct AssignDomain {
+    pub tunnel_id: Uuid,
+    pub domain: String,
+}
+
+impl Change for AssignDomain {
+    type Done = CustomDomain;
+
+    async fn apply(&self, write: &mut Write, _: &Permit) -> Result<CustomDomain> {
+        let known = write.custom_domain_called(self.tunnel_id, &self.domain).await?;
+        let verified = known.filter(|domain| domain.status == CustomDomainStatus::Verified);
+        let Some(mut domain) = verified else {
+            let fault = Fault::new("domain", "must be verified first: `POST …/domain/actions/verify`");
+            let error = Error::of(Code::DomainNotVerified);
+            return Err(Error { faults: vec![fault], ..error });
+        };
+        if write.domain_is_taken(self.tunnel_id, &self.domain).await? {
+            return Err(Error::of(Code::DomainInUse));
+        }
+        domain.assigned = true;
+        write.forget_other_domains(self.tunnel_id, &self.domain).await?;
+        write.keep_domain(self.tunnel_id, &domain).await?;
+        write.touch_tunnel(self.tunnel_id).await?;
+        Ok(domain)
+    }
+}
+
+pub struct RemoveDomain {
+    pub tunnel_id: Uuid,
+}
+
+impl Change for RemoveDomain {
+    /// The name that the tunnel had.
+    type Done = String;
+
+    async fn apply(&self, write: &mut Write, _: &Permit) -> Result<String> {
+        let domain = write.custom_domain(self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        write.forget_domains(self.tunnel_id).await?;
+        write.touch_tunnel(self.tunnel_id).await?;
+        Ok(domain.domain)
+    }
+}

@@ -1,0 +1,59 @@
+//! Placing a tunnel on another node.
+
+use uuid::Uuid;
+
+use crate::domain::node::{Node, NodeStatus};
+use crate::domain::session::EndReason;
+use crate::domain::tunnel::Tunnel;
+use crate::error::{Code, Error, Fault, Result};
+use crate::gate::Permit;
+use crate::store::Write;
+use crate::store::commit::Change;
+
+pub struct MoveTunnel {
+    pub tunnel_id: Uuid,
+    pub node_id: Uuid,
+}
+
+impl Change for MoveTunnel {
+    /// The node that it is placed on now.
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let scope_id = permit.caller().scope.id;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let node = write.node(self.node_id).await?;
+        let node =
+            node.ok_or_else(|| Error::invalid(vec![Fault::new("node_id", "is no node; `GET /nodes` lists them")]))?;
+        if let Some(operation) = &tunnel.operation {
+            let detail = format!("The operation {} has not ended yet.", operation.id);
+            return Err(Error::new(Code::OperationInProgress, detail));
+        }
+        if node.id == tunnel.node.id {
+            return Err(Error::of(Code::AlreadyOnNode));
+        }
+        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.pro_network) {
+            return Err(Error::of(Code::NodeUnavailable));
+        }
+        place(write, &tunnel, &node).await?;
+        Ok(node.id)
+    }
+}
+
+/// A tunnel that runs goes on on the same device, where it leads to what it led to before.
+async fn place(write: &mut Write, tunnel: &Tunnel, node: &Node) -> Result<()> {
+    let holder = match &tunnel.run {
+        Some(run) => write.lease(run.session_id).await?,
+        None => None,
+    };
+    if let Some(lease) = &holder {
+        write.end_session(lease.session_id, EndReason::TunnelMoved).await?;
+    }
+    write.place_tunnel(tunnel, node, holder.is_some()).await?;
+    let Some(lease) = holder else { return Ok(()) };
+    let moved = write.tunnel(tunnel.scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
+    let target =
+        write.target_of(lease.session_id).await?.ok_or_else(|| Error::internal("a session without a target"))?;
+    write.open_session(&moved, lease.device_id, lease.boot_id, &target).await?;
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Adding and removing extra ports.
+
+use uuid::Uuid;
+
+use crate::domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
+use crate::domain::tunnel::Tunnel;
+use crate::error::{Code, Error, Result};
+use crate::gate::Permit;
+use crate::store::commit::Change;
+use crate::store::{Wake, Write};
+
+pub struct CreateExtraPort {
+    pub tunnel_id: Uuid,
+    pub port: NewExtraPort,
+}
+
+impl Change for CreateExtraPort {
+    type Done = (ExtraPort, Tunnel);
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<(ExtraPort, Tunnel)> {
+        let scope_id = permit.caller().scope.id;
+        let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        check_limit(permit)?;
+        let port = write.create_extra_port(&tunnel.node, tunnel.https, tunnel.id, &self.port).await?;
+        write.touch_tunnel(tunnel.id).await?;
+        open_at_once(write, &tunnel, &port).await?;
+        Ok((port, tunnel))
+    }
+}
+
+/// The plan's number is counted again here, where nobody else adds anything; the cap is ours.
+fn check_limit(permit: &Permit) -> Result<()> {
+    let ports = permit.facts().counters.extra_ports;
+    if ports < EXTRA_PORTS_PER_TUNNEL {
+        return Ok(());
+    }
+    let detail = format!("The tunnel has {ports} extra ports; it can have {EXTRA_PORTS_PER_TUNNEL}.");
+    Err(Error::new(Code::ExtraPortLimitReached, detail))
+}
+
+/// A running tunnel takes visitors on the new port at once, if its device lets itself be controlled
+/// from afar; else from its next local start on.
+async fn open_at_once(write: &mut Write, tunnel: &Tunnel, port: &ExtraPort) -> Result<()> {
+    let Some(run) = &tunnel.run else { return Ok(()) };
+    let device = write.device(tunnel.scope_id, run.device_id).await?;
+    if device.is_some_and(|device| device.remote_control) && port.carries_tcp() {
+        write.agree_to_port(run.session_id, port.id, port.local_port).await?;
+        write.wake(Wake::Device(run.device_id));
+        write.wake(Wake::Tunnel(tunnel.id));
+    }
+    Ok(())
+}
+
+pub struct DeleteExtraPort {
+    pub tunnel_id: Uuid,
+    pub port_id: Uuid,
+}
+
+impl Change for DeleteExtraPort {
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let tunnel = permit.facts().tunnel()?;
+        let port = write.extra_ports(self.tunnel_id).await?.into_iter().find(|port| port.id == self.port_id);
+        let port = port.ok_or_else(Error::not_found)?;
+        write.delete_extra_port(&tunnel.node, self.tunnel_id, &port).await?;
+        write.touch_tunnel(self.tunnel_id).await?;
+        write.wake(Wake::Tunnel(self.tunnel_id));
+        if let Some(run) = &tunnel.run {
+            write.wake(Wake::Device(run.device_id));
+        }
+        Ok(port.id)
+    }
+}

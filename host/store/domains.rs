@@ -1,0 +1,155 @@
+//! Custom domains.
+
+use chrono::TimeDelta;
+use uuid::Uuid;
+
+use super::db::{DbResult, Read, Row, WordArg, args};
+use super::{Store, Write};
+use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
+use crate::error::Result;
+
+macro_rules! select_domain {
+    ($rest:literal) => {
+        concat!(
+            "SELECT tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, error_code, error_detail \
+             FROM custom_domains ",
+            $rest
+        )
+    };
+}
+
+/// A name that is to be looked up again.
+#[derive(Clone, Debug)]
+pub struct DueDomain {
+    pub scope_id: Uuid,
+    pub tunnel_id: Uuid,
+    pub domain: String,
+}
+
+impl Store {
+    /// The name of a tunnel that was verified or assigned last.
+    pub async fn custom_domain(&self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
+        latest(&mut &self.db, tunnel_id).await
+    }
+
+    /// Names that were verified once, and not looked up for a day.
+    pub async fn due_domains(&self) -> Result<Vec<DueDomain>> {
+        let sql = "SELECT t.scope_id, c.tunnel_id, c.domain FROM custom_domains c JOIN tunnels t ON t.id = c.tunnel_id \
+                   WHERE c.status <> 'pending' AND c.last_checked_at <= $1 ORDER BY c.last_checked_at LIMIT 64";
+        let every: TimeDelta = CHECK_EVERY;
+        let rows = (&self.db).all(sql, args![self.clock.now() - every]).await?;
+        let due = |row: &Row| {
+            Ok(DueDomain {
+                scope_id: row.id("scope_id")?,
+                tunnel_id: row.id("tunnel_id")?,
+                domain: row.text("domain")?,
+            })
+        };
+        Ok(rows.iter().map(due).collect::<DbResult<_>>()?)
+    }
+}
+
+async fn latest(db: &mut impl Read, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
+    let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY updated_at DESC, assigned LIMIT 1");
+    let row = db.optional(sql, args![tunnel_id]).await?;
+    Ok(row.as_ref().map(custom_domain).transpose()?)
+}
+
+impl Write {
+    pub async fn custom_domain(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
+        latest(&mut **self, tunnel_id).await
+    }
+
+    pub async fn custom_domain_called(&mut self, tunnel_id: Uuid, domain: &str) -> Result<Option<CustomDomain>> {
+        let sql = select_domain!("WHERE tunnel_id = $1 AND domain = $2");
+        let row = self.optional(sql, args![tunnel_id, domain]).await?;
+        Ok(row.as_ref().map(custom_domain).transpose()?)
+    }
+
+    /// Whether another tunnel has the name.
+    pub async fn domain_is_taken(&mut self, tunnel_id: Uuid, domain: &str) -> Result<bool> {
+        let sql = "SELECT 1 AS one FROM custom_domains WHERE domain = $2 AND assigned = TRUE AND tunnel_id <> $1";
+        Ok(self.optional(sql, args![tunnel_id, domain]).await?.is_some())
+    }
+
+    /// Writes a name as the one that was verified or assigned last. Others that were only looked up
+    /// are forgotten.
+    pub async fn keep_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
+        let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE";
+        self.execute(sql, args![tunnel_id, &domain.domain]).await?;
+        let sql = "INSERT INTO custom_domains (tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, \
+                       error_code, error_detail, updated_at) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) \
+                   ON CONFLICT (tunnel_id, domain) DO UPDATE SET status = excluded.status, assigned = excluded.assigned, \
+                       verified_at = excluded.verified_at, last_checked_at = excluded.last_checked_at, \
+                       missed = excluded.missed, error_code = excluded.error_code, \
+                       error_detail = excluded.error_detail, updated_at = excluded.updated_at";
+        let now = self.now;
+        let args = args![
+            tunnel_id,
+            &domain.domain,
+            WordArg(domain.status),
+            domain.assigned,
+            domain.verified_at,
+            domain.last_checked_at,
+            domain.missed,
+            domain.error.as_ref().map(|error| error.code.as_str()),
+            domain.error.as_ref().map(|error| error.detail.as_str()),
+            now,
+        ];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    /// Notes what a daily check found.
+    pub async fn note_check(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
+        let sql = "UPDATE custom_domains SET status = $3, verified_at = $4, last_checked_at = $5, missed = $6, \
+                       error_code = $7, error_detail = $8 \
+                   WHERE tunnel_id = $1 AND domain = $2";
+        let args = args![
+            tunnel_id,
+            &domain.domain,
+            WordArg(domain.status),
+            domain.verified_at,
+            domain.last_checked_at,
+            domain.missed,
+            domain.error.as_ref().map(|error| error.code.as_str()),
+            domain.error.as_ref().map(|error| error.detail.as_str()),
+        ];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    /// Whatever names a tunnel has, it has them no longer.
+    pub async fn forget_domains(&mut self, tunnel_id: Uuid) -> Result<()> {
+        self.execute("DELETE FROM custom_domains WHERE tunnel_id = $1", args![tunnel_id]).await?;
+        Ok(())
+    }
+
+    /// Takes a tunnel's names away but for one.
+    pub async fn forget_other_domains(&mut self, tunnel_id: Uuid, domain: &str) -> Result<()> {
+        let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2";
+        self.execute(sql, args![tunnel_id, domain]).await?;
+        Ok(())
+    }
+
+    pub async fn touch_tunnel(&mut self, tunnel_id: Uuid) -> Result<()> {
+        let now = self.now;
+        self.execute("UPDATE tunnels SET updated_at = $2 WHERE id = $1", args![tunnel_id, now]).await?;
+        Ok(())
+    }
+}
+
+fn custom_domain(row: &Row) -> DbResult<CustomDomain> {
+    let code = row.optional_text("error_code")?;
+    let detail = row.optional_text("error_detail")?;
+    Ok(CustomDomain {
+        domain: row.text("domain")?,
+        status: row.word("status")?,
+        assigned: row.flag("assigned")?,
+        verified_at: row.optional_time("verified_at")?,
+        last_checked_at: row.time("last_checked_at")?,
+        missed: row.number("missed")?,
+        error: code.zip(detail).map(|(code, detail)| LookupError { code, detail }),
+    })
+}
