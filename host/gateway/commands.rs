@@ -1,7 +1,6 @@
 //! The states of an operation, as the agent's reports bring them about (decisions §3).
 
 use culvert_agent::wire::{Done, Failure};
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::domain::device::Device;
@@ -9,6 +8,7 @@ use crate::domain::operation::{Operation, OperationError, OperationErrorCode, Op
 use crate::domain::session::EndReason;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::Result;
+use crate::record::operation::{OperationResultOut, RestartAgentResultOut, StopAllResultOut, StopResultOut};
 use crate::store::Write;
 use crate::store::change::actions::{Started, start_result};
 
@@ -138,30 +138,30 @@ async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) ->
 }
 
 async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, done: Done) -> Result<()> {
-    operation.result = Some(match (operation.action, done) {
+    let result = match (operation.action, done) {
         (RemoteAction::Start | RemoteAction::Restart, Done::Start | Done::Restart) => {
             return finish_start(write, operation).await;
         }
         (RemoteAction::Stop, _) => {
             let session_id = stop(write, operation).await?;
-            json!({"tunnel_id": operation.tunnel_id, "session_id": session_id})
+            OperationResultOut::Stop(StopResultOut { tunnel_id: operation.tunnel_id, session_id })
         }
-        (RemoteAction::StopAll, _) => json!({"stopped": stop_all(write, device).await?, "failed": []}),
+        (RemoteAction::StopAll, _) => {
+            let stopped = stop_all(write, device).await?;
+            OperationResultOut::StopAll(StopAllResultOut { stopped, failed: Vec::new() })
+        }
         (RemoteAction::RestartAgent, Done::RestartAgent { previous_version, version, boot_id }) => {
             let leases = write.leases_of_device(device.id).await?;
-            let resumed: Vec<_> = leases.iter().filter(|lease| lease.ready).map(|lease| lease.tunnel_id).collect();
-            json!({
-                "previous_version": previous_version,
-                "version": version,
-                "boot_id": boot_id,
-                "resumed_tunnels": resumed,
-            })
+            let resumed_tunnels = leases.iter().filter(|lease| lease.ready).map(|lease| lease.tunnel_id).collect();
+            let result = RestartAgentResultOut { previous_version, version, boot_id, resumed_tunnels };
+            OperationResultOut::RestartAgent(result)
         }
         (_, other) => {
             let failure = Failure::new("agent_rejected", format!("The agent reported another action: {other:?}."));
             return fail(write, operation, failure).await;
         }
-    });
+    };
+    operation.result = Some(result.stored()?);
     write.advance_operation(operation, OperationStatus::Succeeded).await?;
     Ok(())
 }
@@ -176,7 +176,7 @@ async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()
     write.set_ready(lease.session_id).await?;
     write.set_start_error(tunnel.id, None).await?;
     operation.result =
-        Some(start_result(&tunnel, Some(session_id), operation.device_id, operation.yields_id, Started::Now));
+        Some(start_result(&tunnel, Some(session_id), operation.device_id, operation.yields_id, Started::Now)?);
     write.advance_operation(operation, OperationStatus::Succeeded).await?;
     Ok(())
 }

@@ -12,10 +12,21 @@ use super::problem;
 use crate::app::App;
 use crate::error::Code;
 
+/// How a receiver checks a signature, in Python.
+pub const VERIFY: &str = r#"import hashlib, hmac, time
+
+def is_genuine(secret, headers, raw_body):
+    timestamp = headers["Service-Webhook-Timestamp"]
+    signed = f"{headers['Service-Webhook-Id']}.{timestamp}.".encode() + raw_body
+    expected = "v1=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    fresh = time.time() - int(timestamp) < 300
+    return fresh and hmac.compare_digest(expected, headers["Service-Webhook-Signature"])"#;
+
 const STYLE: &str = include_str!("docs.css");
 
 pub fn router(app: &Arc<App>) -> Router {
-    let page = |page| Page { app: app.clone(), page };
+    let document = Arc::new(openapi::document(&app.config.public_url(), &app.docs_url));
+    let page = |page| Page { app: app.clone(), document: document.clone(), page };
     Router::new()
         .get(page(PageKind::Start))
         .push(Router::with_path("docs").get(page(PageKind::Reference)))
@@ -33,6 +44,8 @@ enum PageKind {
 
 struct Page {
     app: Arc<App>,
+    /// The description of the API, which stays what it is while the host runs.
+    document: Arc<Value>,
     page: PageKind,
 }
 
@@ -42,12 +55,9 @@ impl Handler for Page {
         let app = &self.app;
         match self.page {
             PageKind::Start => res.render(Redirect::found("/docs")),
-            PageKind::Reference => {
-                let document = openapi::document(&app.config.public_url(), &app.docs_url);
-                res.render(Text::Html(reference(&document).into_string()));
-            }
+            PageKind::Reference => res.render(Text::Html(reference(&self.document).into_string())),
             PageKind::Errors => res.render(Text::Html(errors(app).into_string())),
-            PageKind::OpenApi => res.render(Json(openapi::document(&app.config.public_url(), &app.docs_url))),
+            PageKind::OpenApi => res.render(Json(&*self.document)),
         }
     }
 }
@@ -93,7 +103,8 @@ fn reference(document: &Value) -> Markup {
             p class="note" {
                 "Starting a tunnel of the protocols " code { "udp" } ", " code { "both" } " and " code { "http" }
                 " is answered with an operation that fails with " code { "unsupported_action" }
-                ": this version's nodes carry " code { "tcp" } "."
+                ": this version's nodes carry " code { "tcp" } ", on extra ports as on a tunnel's own. Custom domains "
+                "are verified and assigned, and lead to their tunnels once nodes carry " code { "http" } "."
             }
             ul class="index" {
                 @for operation in &operations {
@@ -101,6 +112,7 @@ fn reference(document: &Value) -> Markup {
                 }
             }
             @for operation in &operations { (endpoint(operation)) }
+            (events(document))
             h2 { "Records" }
             @for (name, schema) in document["components"]["schemas"].as_object().into_iter().flatten() {
                 section id={ "schema-" (name) } { h3 { (name) } (fields(schema)) }
@@ -155,6 +167,29 @@ fn endpoint(operation: &Operation<'_>) -> Markup {
             @for (status, response) in responses.into_iter().flatten() {
                 @let data = &response["content"]["application/json"]["schema"]["properties"]["data"];
                 @if !data.is_null() { p { "Answers " strong { (status) } " with " (kind(data)) " in " code { "data" } "." } }
+            }
+        }
+    }
+}
+
+/// What webhook endpoints are sent, and how they know that it is genuine.
+fn events(document: &Value) -> Markup {
+    html! {
+        h2 id="events" { "Events" }
+        p {
+            "A delivery is a " code { "POST" } " of one event. Answer 2xx within 15 seconds; else it comes again after "
+            "about 1 minute, 5 minutes, 30 minutes, 2 hours and 12 hours, each time with the same "
+            code { "Service-Webhook-Id" } ": keep the ids that you have dealt with. Events come in any order."
+        }
+        p {
+            "Check " code { "Service-Webhook-Signature" } " before anything else, on the body as it came, and refuse a "
+            code { "Service-Webhook-Timestamp" } " older than five minutes:"
+        }
+        pre { (VERIFY) }
+        table {
+            @for (kind, event) in document["webhooks"].as_object().into_iter().flatten() {
+                @let body = &event["post"]["requestBody"]["content"]["application/json"]["schema"]["allOf"][0];
+                tr { td { code { (kind) } } td { (self::kind(body)) } }
             }
         }
     }

@@ -5,7 +5,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::address::AddressOut;
 use crate::domain::operation::{Operation, OperationError, OperationStatus, RemoteAction};
+use crate::error::{Error, Result};
 
 /// Operation
 #[derive(Serialize, JsonSchema)]
@@ -16,7 +18,8 @@ pub struct OperationOut {
     action: RemoteAction,
     device_id: Uuid,
     tunnel_id: Option<Uuid>,
-    /// What came of it; its fields depend on the action.
+    /// What came of it, by the action: start and restart, stop, stop_all, restart_agent.
+    #[schemars(with = "Option<OperationResultOut>")]
     result: Option<serde_json::Map<String, serde_json::Value>>,
     error: Option<OperationError>,
     created_at: DateTime<Utc>,
@@ -25,6 +28,76 @@ pub struct OperationOut {
     finished_at: Option<DateTime<Utc>>,
     /// Not claimed by then, it expires.
     expires_at: DateTime<Utc>,
+}
+
+/// What came of an operation
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(rename = "OperationResult")]
+pub enum OperationResultOut {
+    Start(StartResultOut),
+    StopAll(StopAllResultOut),
+    RestartAgent(RestartAgentResultOut),
+    Stop(StopResultOut),
+}
+
+/// Of start and restart; on a failed handoff as well, where the tunnel went back.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "StartResult")]
+pub struct StartResultOut {
+    pub tunnel_id: Uuid,
+    pub session_id: Option<Uuid>,
+    pub device_id: Uuid,
+    /// The device that a handoff took it from.
+    pub previous_device_id: Option<Uuid>,
+    pub public_address: AddressOut,
+    /// It ran there before; nothing was done.
+    pub already_running: bool,
+    /// The start failed, and the device before has it back.
+    pub rolled_back: bool,
+}
+
+/// Of stop.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "StopResult")]
+pub struct StopResultOut {
+    pub tunnel_id: Option<Uuid>,
+    pub session_id: Option<Uuid>,
+}
+
+/// Of stop_all.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "StopAllResult")]
+pub struct StopAllResultOut {
+    pub stopped: Vec<Uuid>,
+    pub failed: Vec<NotStoppedOut>,
+}
+
+/// A tunnel that could not be stopped.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "NotStopped")]
+pub struct NotStoppedOut {
+    pub tunnel_id: Uuid,
+    pub code: String,
+    pub detail: String,
+}
+
+/// Of restart_agent.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "RestartAgentResult")]
+pub struct RestartAgentResultOut {
+    pub previous_version: String,
+    pub version: String,
+    /// Of the new process.
+    pub boot_id: Uuid,
+    pub resumed_tunnels: Vec<Uuid>,
+}
+
+impl OperationResultOut {
+    /// As it is stored with the operation.
+    pub fn stored(&self) -> Result<serde_json::Value> {
+        serde_json::to_value(self).map_err(Error::internal)
+    }
 }
 
 impl From<Operation> for OperationOut {

@@ -9,6 +9,7 @@ use crate::domain::tunnel::{Run, Tunnel};
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, StartChoice};
 use crate::record::address::AddressOut;
+use crate::record::operation::{OperationResultOut, StartResultOut};
 use crate::store::Write;
 use crate::store::commit::Change;
 use crate::store::operations::NewOperation;
@@ -70,7 +71,7 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
         tunnel_id: new.tunnel_id,
         yields_id: None,
         session_id: Some(run.session_id),
-        result: Some(start_result(tunnel, Some(run.session_id), new.device_id, None, Started::Already)),
+        result: Some(start_result(tunnel, Some(run.session_id), new.device_id, None, Started::Already)?),
         error: None,
         created_at: now,
         claimed_at: Some(now),
@@ -99,16 +100,17 @@ pub fn start_result(
     device_id: Uuid,
     previous_device_id: Option<Uuid>,
     started: Started,
-) -> serde_json::Value {
-    serde_json::json!({
-        "tunnel_id": tunnel.id,
-        "session_id": session_id,
-        "device_id": device_id,
-        "previous_device_id": previous_device_id,
-        "public_address": AddressOut::from(tunnel.public_address()),
-        "already_running": started == Started::Already,
-        "rolled_back": started == Started::RolledBack,
-    })
+) -> Result<serde_json::Value> {
+    let result = StartResultOut {
+        tunnel_id: tunnel.id,
+        session_id,
+        device_id,
+        previous_device_id,
+        public_address: AddressOut::from(tunnel.public_address()),
+        already_running: started == Started::Already,
+        rolled_back: started == Started::RolledBack,
+    };
+    OperationResultOut::Start(result).stored()
 }
 
 async fn check_not_suspended(write: &mut Write, permit: &Permit, tunnel: &Tunnel) -> Result<()> {

@@ -38,7 +38,7 @@ impl Write {
         };
         let session_id = self.open_session(&tunnel, yields_id, boot_id, &target).await?;
         operation.result =
-            Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack));
+            Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack)?);
         Ok(())
     }
 }

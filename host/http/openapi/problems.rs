@@ -1,0 +1,69 @@
+//! Errors, by status.
+
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+
+use crate::error::Code;
+use crate::http::problem;
+
+/// The statuses of all errors, each with its codes.
+pub fn responses(problem: &Schema, docs_url: &str) -> Map<String, Value> {
+    let mut statuses: Vec<u16> = Code::ALL.iter().map(|code| problem::status(code).as_u16()).collect();
+    statuses.sort_unstable();
+    statuses.dedup();
+    statuses.into_iter().map(|status| (name(status), response(status, problem, docs_url))).collect()
+}
+
+/// The name of a status's response.
+pub fn name(status: u16) -> String {
+    format!("Problem{status}")
+}
+
+fn response(status: u16, problem: &Schema, docs_url: &str) -> Value {
+    let codes: Vec<&Code> = Code::ALL.iter().filter(|code| problem::status(code).as_u16() == status).collect();
+    let list: Vec<String> = codes.iter().map(|code| format!("- `{}`: {}", code.as_str(), code.title())).collect();
+    let own = if status == 403 { "\n\nPolicies bring codes of their own." } else { "" };
+    let schema = json!({
+        "allOf": [problem],
+        "properties": {
+            "status": {"const": status},
+            "code": {"type": "string", "examples": codes.iter().map(|code| code.as_str()).collect::<Vec<_>>()},
+        },
+    });
+    json!({
+        "description": format!("{}{own}", list.join("\n")),
+        "headers": headers(status),
+        "content": {"application/problem+json": {"schema": schema, "example": example(status, codes[0], docs_url)}},
+    })
+}
+
+fn headers(status: u16) -> Value {
+    let mut headers = json!({"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}});
+    let mut add = |name: &str| headers[name] = json!({"$ref": format!("#/components/headers/{name}")});
+    if !matches!(status, 401 | 410) {
+        add("X-RateLimit-Limit");
+        add("X-RateLimit-Remaining");
+    }
+    if matches!(status, 409 | 429 | 503) {
+        add("Retry-After");
+    }
+    if status == 401 {
+        add("WWW-Authenticate");
+    }
+    headers
+}
+
+fn example(status: u16, code: &Code, docs_url: &str) -> Value {
+    let mut example = json!({
+        "type": format!("{docs_url}/errors#{}", code.as_str()),
+        "title": code.title(),
+        "status": status,
+        "code": code.as_str(),
+        "detail": format!("{}.", code.title()),
+        "request_id": "0191a0c4-0000-7000-8000-00000000000a",
+    });
+    if status == 422 {
+        example["errors"] = json!([{"field": "local_port", "message": "must be between 1 and 65535"}]);
+    }
+    example
+}
