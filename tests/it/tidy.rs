@@ -45,6 +45,8 @@ fn each_framework_is_named_in_its_own_rooms() {
     assert_eq!(strangers("salvo", &http), Vec::<PathBuf>::new());
     assert_eq!(strangers("sqlx", &["host/store"]), Vec::<PathBuf>::new());
     assert_eq!(strangers("wasmtime", &["host/policy"]), Vec::<PathBuf>::new());
+    assert_eq!(strangers("hickory_resolver", &["host/dns"]), Vec::<PathBuf>::new());
+    assert_eq!(strangers("maxminddb", &["host/node/countries"]), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
+pub mod load;
+pub mod server;
 pub mod service;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,160 @@
+//! A host in a process of its own, and beside it a bare salvo route on the same kind of pool: the
+//! benchmark starts itself once more, so that what the servers use up can be told from its own.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use culvert::app::{Host, Pace};
+use culvert::config::Config;
+use culvert::domain::grant::Grants;
+use culvert::domain::key::ApiKey;
+use culvert::store::db::Db;
+use culvert_agent::clock::Clock;
+use salvo::conn::TcpListener;
+use salvo::{Depot, FlowCtrl, Handler, Listener, Request, Response, Router, Server, Service, async_trait};
+use serde::{Deserialize, Serialize};
+use sqlx::SqlitePool;
+use uuid::Uuid;
+
+/// The environment variable by which a benchmark knows that it is to be the server.
+const SERVER: &str = "BENCH_SERVER";
+
+/// Statements of the whole path, as sqlx logs them (target `sqlx::query`): those of a read, and of
+/// a create before, and in its transaction.
+pub const READS: usize = 4;
+const READS_BEFORE: usize = 3;
+const READS_WITHIN: usize = 7;
+const WRITES: usize = 5;
+
+/// Where the servers are, and what to ask for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Addresses {
+    pub host: SocketAddr,
+    pub bare: SocketAddr,
+    pub key: String,
+}
+
+/// The process of the servers. Dropped, it ends.
+pub struct Servers {
+    pub addresses: Addresses,
+    child: Child,
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Servers {
+    /// Starts them. In the process of the servers itself this never returns.
+    pub fn start() -> Self {
+        if std::env::var_os(SERVER).is_some() {
+            serve();
+        }
+        let program = std::env::current_exe().unwrap();
+        let mut child = Command::new(program).env(SERVER, "1").stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self { addresses: serde_json::from_str(&line).unwrap(), child }
+    }
+
+    /// CPU seconds that they have used.
+    pub fn cpu(&self) -> f64 {
+        const TICKS: f64 = 100.0;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / TICKS
+    }
+}
+
+fn serve() -> ! {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut config = Config { data_dir: folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
+        config.node.listen = any;
+        config.rate_limit.per_minute = u32::MAX;
+        config.rate_limit.per_day = u32::MAX;
+        let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
+        let key = key(&host).await;
+        let bare = bare(folder.path().join("bare.db").to_str().unwrap()).await;
+        println!("{}", serde_json::to_string(&Addresses { host: host.address, bare, key }).unwrap());
+        std::future::pending::<()>().await;
+    });
+    unreachable!("a server runs until it is killed")
+}
+
+async fn key(host: &Host) -> String {
+    let key = ApiKey::generate(&host.app.clock);
+    let (made, grants) = (key.clone(), Grants::parse("full_access").unwrap());
+    let write = host.app.store.write(None, move |write| {
+        Box::pin(async move {
+            let account = write.create_account("bench@example.com", "Bench", "self-hosted").await?.unwrap();
+            write.create_key(&made, account.id, account.id, grants, None).await
+        })
+    });
+    write.await.unwrap();
+    key.reveal().into()
+}
+
+/// Routes that do nothing but the same number of statements.
+async fn bare(file: &str) -> SocketAddr {
+    let Db::Sqlite { write, read } = Db::open(&format!("sqlite:{file}")).await.unwrap() else { unreachable!() };
+    sqlx::query("CREATE TABLE things (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT").execute(&write).await.unwrap();
+    let pools = Arc::new(Pools { write, read, id: Uuid::from_u128(1) });
+    sqlx::query("INSERT INTO things VALUES ($1, 'one')").bind(pools.id).execute(&pools.write).await.unwrap();
+    let router = Router::with_path("things").get(Get(pools.clone())).post(Post(pools));
+    let acceptor = TcpListener::new(SocketAddr::from(([127, 0, 0, 1], 0))).bind().await;
+    let address = acceptor.inner().local_addr().unwrap();
+    tokio::spawn(Server::new(acceptor).serve(Service::new(router)));
+    address
+}
+
+struct Pools {
+    write: SqlitePool,
+    read: SqlitePool,
+    id: Uuid,
+}
+
+const SELECT: &str = "SELECT id, name FROM things WHERE id = $1";
+
+struct Get(Arc<Pools>);
+
+#[async_trait]
+impl Handler for Get {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let Pools { read, id, .. } = &*self.0;
+        for _ in 0..READS {
+            sqlx::query(SELECT).bind(*id).fetch_optional(read).await.unwrap();
+        }
+        res.render(salvo::writing::Json(serde_json::json!({"data": {"id": id, "name": "one"}})));
+    }
+}
+
+struct Post(Arc<Pools>);
+
+#[async_trait]
+impl Handler for Post {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let body: serde_json::Value = req.parse_json().await.unwrap();
+        let Pools { write, read, id } = &*self.0;
+        for _ in 0..READS_BEFORE {
+            sqlx::query(SELECT).bind(*id).fetch_optional(read).await.unwrap();
+        }
+        let mut transaction = write.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        for _ in 0..READS_WITHIN {
+            sqlx::query(SELECT).bind(*id).fetch_optional(&mut *transaction).await.unwrap();
+        }
+        for _ in 0..WRITES {
+            let insert = sqlx::query("INSERT INTO things VALUES ($1, 'another')").bind(Uuid::new_v4());
+            insert.execute(&mut *transaction).await.unwrap();
+        }
+        transaction.commit().await.unwrap();
+        res.render(salvo::writing::Json(serde_json::json!({"data": body})));
+    }
+}
