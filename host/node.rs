@@ -34,7 +34,7 @@ use access::Access;
 use countries::Countries;
 pub use identity::{Identity, IdentityError};
 use run::Run;
-use tunnel::{Tunnel, Wanted};
+use tunnel::{Tunnel, Turned, Wanted};
 
 pub struct Node {
     shared: Arc<Shared>,
@@ -115,18 +115,25 @@ impl Node {
         if lease.protocol != Protocol::Tcp {
             return Err(format!("This version's nodes carry tcp, not {}.", lease.protocol));
         }
-        let known = self.with(lease.tunnel_id, |tunnel| (tunnel.turn_to(lease, &self.shared), tunnel.access.clone()));
-        match known {
-            Some((former, access)) => {
+        match self.with(lease.tunnel_id, |tunnel| tunnel.turn_to(lease, &self.shared)) {
+            Some(Turned::Outdated) => return Ok(()),
+            Some(Turned::Serving { former }) => {
                 // One lock at a time: who counts the traffic takes both, in the other order.
                 lock(&self.ending).extend(former);
-                if access.version() != lease.rules_version {
-                    access.replace(lease.rules_version, self.rules(lease).await?);
-                }
+                self.update_rules(lease).await?;
             }
             None => self.open_tunnel(lease).await?,
         }
         self.open_ports(lease).await;
+        Ok(())
+    }
+
+    /// Brings the rules of a tunnel up to date, if it is served.
+    pub async fn update_rules(&self, lease: &Lease) -> Result<(), String> {
+        let access = self.with(lease.tunnel_id, |tunnel| tunnel.access.clone());
+        if let Some(access) = access.filter(|access| access.version() != lease.rules_version) {
+            access.replace(lease.rules_version, self.rules(lease).await?);
+        }
         Ok(())
     }
 

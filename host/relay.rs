@@ -68,7 +68,7 @@ pub async fn tick(app: &App, ticks: u64) {
     app.courier.wake();
     note("queued operations could not be looked for", wake_queued(app).await);
     note("the nodes could not be brought up to date", app.nodes.reconcile().await);
-    app.nodes.refresh_countries();
+    app.nodes.refresh_countries().await;
     if ticks.is_multiple_of(TRAFFIC_EVERY) {
         note("traffic could not be noted", note_traffic(app).await);
     }

@@ -116,7 +116,7 @@ pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> Answe
 /// Whoever has the answer can count on the rules: the node has them before.
 async fn enforce(app: &crate::app::App, tunnel_id: Uuid) -> Result<()> {
     if let Some(lease) = app.store.lease_of_tunnel(tunnel_id).await?
-        && let Err(problem) = app.nodes.serve(&lease).await
+        && let Err(problem) = app.nodes.update_rules(&lease).await
     {
         tracing::warn!(problem, tunnel = lease.name, "new rules could not be given to the node; it will look itself");
     }

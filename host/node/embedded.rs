@@ -63,9 +63,19 @@ impl Nodes {
         Ok(())
     }
 
+    /// Brings the rules of a tunnel up to date, where it is served.
+    pub async fn update_rules(&self, lease: &Lease) -> Result<(), String> {
+        match self.of(lease) {
+            Some(node) => node.update_rules(lease).await,
+            None => Ok(()),
+        }
+    }
+
     /// Reads the country database again, if it has changed.
-    pub fn refresh_countries(&self) {
-        if self.countries.refresh() {
+    pub async fn refresh_countries(&self) {
+        let countries = self.countries.clone();
+        let changed = tokio::task::spawn_blocking(move || countries.refresh()).await;
+        if changed.is_ok_and(|changed| changed) {
             self.nodes.iter().for_each(Node::judge_again);
         }
     }

@@ -1,5 +1,6 @@
 //! The public side of one tunnel: its ports, whose visitors go to whichever run is the newest.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -33,6 +34,15 @@ struct Port {
     stop: CancellationToken,
 }
 
+/// What came of turning to a lease.
+pub enum Turned {
+    /// A newer one is served.
+    Outdated,
+    Serving {
+        former: Option<Arc<Run>>,
+    },
+}
+
 /// A port that is to be open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -59,18 +69,20 @@ impl Tunnel {
 
     /// Serves a lease of this tunnel. The former run, if it was another one, ends at once: what is
     /// older than the newest run is fenced off.
-    pub fn turn_to(&self, lease: &Lease, shared: &Arc<Shared>) -> Option<Arc<Run>> {
+    pub fn turn_to(&self, lease: &Lease, shared: &Arc<Shared>) -> Turned {
         let mut run = lock(&self.run);
-        if lease.epoch == run.lease().epoch {
-            run.set_limits(lease);
-            return None;
+        match lease.epoch.cmp(&run.lease().epoch) {
+            Ordering::Less => Turned::Outdated,
+            Ordering::Equal => {
+                run.set_limits(lease);
+                Turned::Serving { former: None }
+            }
+            Ordering::Greater => {
+                let former = std::mem::replace(&mut *run, Run::new(lease.clone(), shared));
+                former.end();
+                Turned::Serving { former: Some(former) }
+            }
         }
-        if lease.epoch < run.lease().epoch {
-            return None;
-        }
-        let former = std::mem::replace(&mut *run, Run::new(lease.clone(), shared));
-        former.end();
-        Some(former)
     }
 
     /// What of the wanted ports is not open yet.

@@ -4,7 +4,10 @@
 //! host went down, comes due again by itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+use culvert_agent::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
 
 use super::client::Client;
@@ -14,6 +17,8 @@ use crate::store::outbox::Delivery;
 
 /// Deliveries that are under way at the same time.
 const UNDER_WAY: usize = 64;
+/// When it is looked again for what could not be had.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 pub struct Courier {
     client: Client,
@@ -35,21 +40,13 @@ impl Courier {
 /// Runs until the host stops.
 pub async fn run(app: Arc<App>) {
     loop {
-        let looked = send_due(&app).await;
-        let next = match looked {
-            Ok(()) => app.store.next_delivery().await,
-            Err(error) => Err(error),
-        };
-        let next = next.unwrap_or_else(|error| {
+        let next = send_due(&app).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "deliveries could not be looked for");
-            None
+            Some(app.clock.moment().plus(LOOK_AGAIN))
         });
         let wait = async {
             match next {
-                Some(at) => {
-                    let left = (at - app.clock.now()).to_std().unwrap_or_default();
-                    app.clock.sleep(left).await;
-                }
+                Some(at) => app.clock.until(at).await,
                 None => std::future::pending().await,
             }
         };
@@ -62,13 +59,21 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
-/// Sends what is due, as much as there are free hands for. Whoever comes back wakes the courier.
-async fn send_due(app: &Arc<App>) -> Result<()> {
+/// Sends what is due, as much as there are free hands for; when there will be more to do. Whoever
+/// comes back wakes the courier.
+async fn send_due(app: &Arc<App>) -> Result<Option<Moment>> {
     let free = app.courier.slots.available_permits();
     if free == 0 {
-        return Ok(());
+        return Ok(None);
     }
-    for delivery in app.store.claim_deliveries(free).await? {
+    match app.store.next_delivery().await? {
+        None => return Ok(None),
+        Some(next) if next > app.clock.now() => return Ok(Some(moment(app, next))),
+        Some(_) => {}
+    }
+    let due = app.store.claim_deliveries(free).await?;
+    let none = due.is_empty();
+    for delivery in due {
         let slot = app.courier.slots.clone().acquire_owned().await;
         let app = app.clone();
         app.tasks.clone().spawn(async move {
@@ -79,7 +84,14 @@ async fn send_due(app: &Arc<App>) -> Result<()> {
             app.courier.wake();
         });
     }
-    Ok(())
+    // What is due and cannot be had is in another host's hands.
+    let soonest = app.clock.moment().plus(if none { LOOK_AGAIN } else { Duration::ZERO });
+    let next = app.store.next_delivery().await?.filter(|_| app.courier.slots.available_permits() > 0);
+    Ok(next.map(|next| moment(app, next).max(soonest)))
+}
+
+fn moment(app: &App, at: DateTime<Utc>) -> Moment {
+    app.clock.moment().plus((at - app.clock.now()).to_std().unwrap_or_default())
 }
 
 async fn deliver(app: &App, delivery: Delivery) {

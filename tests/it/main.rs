@@ -7,6 +7,7 @@ mod agents;
 mod authorization;
 mod cli;
 mod crash;
+mod failures;
 mod idempotency;
 mod keys;
 mod limits;

@@ -19,3 +19,15 @@ pub async fn bytes_of(host: &TestHost, sql: &'static str) -> Vec<Vec<u8>> {
         rows.iter().map(|row| row.get("bytes")).collect()
     }
 }
+
+/// Changes what is in it, as no program of ours would.
+pub async fn execute(host: &TestHost, sql: &'static str) {
+    let url = host.config().database_url();
+    if url.starts_with("sqlite:") {
+        let mut connection = SqliteConnection::connect(&url).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    } else {
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    }
+}
