@@ -166,8 +166,10 @@ impl Store {
     }
 }
 
+/// Against whoever locks it as well, and not against those who only refer to it: a transaction that
+/// holds an endpoint's row and changes it twice has its reference to the scope checked.
 async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
-    Ok(write.lock("SELECT id FROM scopes WHERE id = $1 FOR UPDATE", args![scope_id]).await?)
+    Ok(write.lock("SELECT id FROM scopes WHERE id = $1 FOR NO KEY UPDATE", args![scope_id]).await?)
 }
 
 /// What a client is told of a database's error: nothing of it, but whether to try again.
