@@ -117,13 +117,21 @@ fn classify(error: &reqwest::Error) -> AttemptError {
                 Refused::NotPublic => AttemptError::AddressBlocked,
             };
         }
-        let inner = found.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if found.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
+        if found.is::<rustls::Error>() {
             return AttemptError::TlsError;
         }
-        cause = found.source();
+        cause = behind(found);
     }
     if error.is_timeout() { AttemptError::Timeout } else { AttemptError::ConnectFailed }
+}
+
+/// What an error came of. An I/O error that wraps another one, be it an I/O error again, does not
+/// name that as its source.
+fn behind<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inner) => Some(inner),
+        None => error.source(),
+    }
 }
 
 /// The client dials what it says, and nothing else.
