@@ -48,11 +48,12 @@ pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let EnrolledDevice { device, public_key } = enrolled;
-                let connection = write.connect_device(device.id, host_id, boot_id).await?;
                 write.describe_device(device.id, &hello.platform, &hello.version, &hello.capabilities).await?;
                 if let Some(signed) = &hello.signed_consent {
                     decide(write, &device, &public_key, signed).await?;
                 }
+                // It is told of as it is now.
+                let connection = write.connect_device(device.id, host_id, boot_id).await?;
                 for session_id in &hello.stopped {
                     local::stop(write, &device, *session_id).await?;
                 }
