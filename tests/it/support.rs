@@ -7,7 +7,9 @@ pub mod database;
 pub mod device;
 pub mod host;
 pub mod hostile;
+pub mod names;
 pub mod program;
+pub mod receiver;
 pub mod visitor;
 pub mod wire;
 
