@@ -128,8 +128,7 @@ impl Node {
         Ok(())
     }
 
-    /// Brings the rules of a tunnel up to date, if it is served.
-    pub async fn update_rules(&self, lease: &Lease) -> Result<(), String> {
+    async fn update_rules(&self, lease: &Lease) -> Result<(), String> {
         let access = self.with(lease.tunnel_id, |tunnel| tunnel.access.clone());
         if let Some(access) = access.filter(|access| access.version() != lease.rules_version) {
             access.replace(lease.rules_version, self.rules(lease).await?);
@@ -193,6 +192,27 @@ impl Node {
             let run = tunnel.close().await;
             lock(&self.ending).push(run);
         }
+    }
+
+    /// Serves one tunnel as the store has it now, if it is served here at all.
+    pub async fn reconcile_tunnel(&self, tunnel_id: Uuid) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let lease = self.store.lease_of_tunnel(tunnel_id).await?;
+        match lease.filter(|lease| lease.node_id == self.id) {
+            Some(lease) => {
+                if let Err(problem) = self.serve_now(&lease).await {
+                    tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
+                }
+            }
+            None => {
+                let tunnel = lock(&self.shared.tunnels).remove(&tunnel_id);
+                if let Some(tunnel) = tunnel {
+                    let run = tunnel.close().await;
+                    lock(&self.ending).push(run);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Serves what the store says, and nothing else.

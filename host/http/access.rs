@@ -10,7 +10,6 @@ use super::reply::{Answer, Found};
 use super::tunnels;
 use crate::domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
 use crate::domain::input;
-use crate::error::Result;
 use crate::gate::Body;
 use crate::store::change::access::{ReplaceCountryRules, ReplaceFirewall, ReplacedCountryRules};
 use crate::store::facts::Subject;
@@ -64,7 +63,7 @@ pub async fn replace_firewall(call: Call, body: Body<input::ReplaceFirewall>) ->
     let app = call.app.clone();
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
     let answer = call.commit(admitted, change, |rules: Vec<FirewallRule>| Found(FirewallOut::from(rules))).await?;
-    enforce(&app, tunnel_id).await?;
+    app.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
 
@@ -109,16 +108,6 @@ pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> Answe
         Found(GeoipOut::new(rules, enforced))
     };
     let answer = call.commit(admitted, change, answer).await?;
-    enforce(&app, tunnel_id).await?;
+    app.nodes.apply(tunnel_id).await;
     Ok(answer)
-}
-
-/// Whoever has the answer can count on the rules: the node has them before.
-async fn enforce(app: &crate::app::App, tunnel_id: Uuid) -> Result<()> {
-    if let Some(lease) = app.store.lease_of_tunnel(tunnel_id).await?
-        && let Err(problem) = app.nodes.update_rules(&lease).await
-    {
-        tracing::warn!(problem, tunnel = lease.name, "new rules could not be given to the node; it will look itself");
-    }
-    Ok(())
 }

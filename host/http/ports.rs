@@ -44,8 +44,12 @@ pub async fn list(call: Call, (): ()) -> Answer<Found<Vec<ExtraPortOut>>> {
 pub async fn create(call: Call, body: Body<NewExtraPort>) -> Answer<Created<ExtraPortOut>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let app = call.app.clone();
     let change = |port| CreateExtraPort { tunnel_id, port };
-    call.commit(admitted, change, |(port, tunnel)| Created(ExtraPortOut::new(port, &tunnel))).await
+    let answer = |(port, tunnel): (ExtraPort, Tunnel)| Created(ExtraPortOut::new(port, &tunnel));
+    let answer = call.commit(admitted, change, answer).await?;
+    app.nodes.apply(tunnel_id).await;
+    Ok(answer)
 }
 
 /// An extra port that is gone
@@ -60,6 +64,9 @@ pub struct DeletedOut {
 pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
     let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
     let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let app = call.app.clone();
     let change = |()| DeleteExtraPort { tunnel_id, port_id };
-    call.commit(admitted, change, |id| Found(DeletedOut { id, deleted: true })).await
+    let answer = call.commit(admitted, change, |id| Found(DeletedOut { id, deleted: true })).await?;
+    app.nodes.apply(tunnel_id).await;
+    Ok(answer)
 }

@@ -220,7 +220,11 @@ pub struct DeletedOut {
 pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
-    call.commit(admitted, |()| DeleteTunnel { tunnel_id }, |id| Found(DeletedOut { id, deleted: true })).await
+    let app = call.app.clone();
+    let answer = |id| Found(DeletedOut { id, deleted: true });
+    let answer = call.commit(admitted, |()| DeleteTunnel { tunnel_id }, answer).await?;
+    app.nodes.apply(tunnel_id).await;
+    Ok(answer)
 }
 
 /// Device bindings after a replacement
@@ -282,7 +286,10 @@ pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> Answer<Accepted
     let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
     let change = |node_id| MoveTunnel { tunnel_id, node_id };
     let answer = move |node_id| Accepted(MovingOut { tunnel_id, node_id, status: TunnelStatus::Moving });
-    call.commit(admitted, change, answer).await
+    let app = call.app.clone();
+    let answer = call.commit(admitted, change, answer).await?;
+    app.nodes.apply(tunnel_id).await;
+    Ok(answer)
 }
 
 /// Tunnel usage

@@ -29,7 +29,7 @@ struct Door {
 pub struct Inside {
     access: Arc<Access>,
     number: u64,
-    /// Cancelled when the rules turn against them.
+    /// Cancelled when the rules turn against them, or their port is taken away.
     pub out: CancellationToken,
 }
 
@@ -42,13 +42,13 @@ impl Access {
         lock(&self.door).version
     }
 
-    /// Lets a visitor in, or not.
-    pub fn enter(self: &Arc<Self>, visitor: IpAddr) -> Option<Inside> {
+    /// Lets a visitor in at a port, for as long as that is open; or not.
+    pub fn enter(self: &Arc<Self>, visitor: IpAddr, port: &CancellationToken) -> Option<Inside> {
         let mut door = lock(&self.door);
         if !door.rules.admit(visitor, |address| self.countries.of(address)) {
             return None;
         }
-        let (number, out) = (door.next, CancellationToken::new());
+        let (number, out) = (door.next, port.child_token());
         door.next += 1;
         door.inside.insert(number, (visitor, out.clone()));
         Some(Inside { access: self.clone(), number, out })

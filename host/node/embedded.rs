@@ -55,20 +55,22 @@ impl Nodes {
         }
     }
 
+    /// Whoever has the answer to a change of a tunnel can count on it: the nodes know of it before.
+    /// What goes wrong here is made up for by the next tick.
+    pub async fn apply(&self, tunnel_id: Uuid) {
+        for node in &self.nodes {
+            if let Err(error) = node.reconcile_tunnel(tunnel_id).await {
+                tracing::warn!(%error, %tunnel_id, "a node could not be told of a change; it will look itself");
+            }
+        }
+    }
+
     /// Every node serves what the store says, and nothing else.
     pub async fn reconcile(&self) -> Result<()> {
         for node in &self.nodes {
             node.reconcile().await?;
         }
         Ok(())
-    }
-
-    /// Brings the rules of a tunnel up to date, where it is served.
-    pub async fn update_rules(&self, lease: &Lease) -> Result<(), String> {
-        match self.of(lease) {
-            Some(node) => node.update_rules(lease).await,
-            None => Ok(()),
-        }
     }
 
     /// Reads the country database again, if it has changed.

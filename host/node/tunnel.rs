@@ -94,10 +94,10 @@ impl Tunnel {
     /// Takes visitors on a port from now on.
     pub fn listen(&mut self, wanted: Wanted, listener: TcpListener, shared: Arc<Shared>) {
         let stop = CancellationToken::new();
-        let (run, access, stopped) = (self.run.clone(), self.access.clone(), stop.clone());
+        let door = Door { port_id: wanted.id, run: self.run.clone(), access: self.access.clone(), stop: stop.clone() };
         let tasks = shared.tasks.clone();
         let listening = tasks.spawn(async move {
-            stopped.run_until_cancelled_owned(listen(listener, wanted.id, run, access, shared)).await;
+            door.stop.run_until_cancelled(door.listen(listener, &shared)).await;
         });
         self.ports.insert(wanted.port, Port { id: wanted.id, listening, stop });
     }
@@ -119,7 +119,7 @@ impl Tunnel {
     }
 }
 
-/// Ports that are no longer wanted.
+/// Ports that are no longer wanted, with those who came in by them.
 #[must_use]
 pub struct Closing(Vec<Port>);
 
@@ -140,28 +140,34 @@ pub async fn open(wanted: Wanted, shared: &Shared) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
 }
 
-async fn listen(
-    listener: TcpListener,
+/// Where the visitors of one port come in.
+struct Door {
+    /// None for the tunnel's own.
     port_id: Option<Uuid>,
     run: Arc<Mutex<Arc<Run>>>,
     access: Arc<Access>,
-    shared: Arc<Shared>,
-) {
-    loop {
-        match listener.accept().await {
-            Ok((visitor, address)) => match access.enter(address.ip()) {
-                Some(inside) => {
-                    let run = lock(&run).clone();
-                    tokio::spawn(run.receive(visitor, address, port_id, inside));
+    /// Cancelled when the port is taken away, and its visitors with it.
+    stop: CancellationToken,
+}
+
+impl Door {
+    async fn listen(&self, listener: TcpListener, shared: &Shared) {
+        loop {
+            match listener.accept().await {
+                Ok((visitor, address)) => match self.access.enter(address.ip(), &self.stop) {
+                    Some(inside) => {
+                        let run = lock(&self.run).clone();
+                        tokio::spawn(run.receive(visitor, address, self.port_id, inside));
+                    }
+                    None => {
+                        culvert_agent::socket::reset(&visitor);
+                        tracing::debug!(%address, "a visitor was turned away by the tunnel's rules");
+                    }
+                },
+                Err(error) => {
+                    tracing::warn!(%error, "a visitor could not be accepted");
+                    shared.clock.sleep(EXHAUSTED).await;
                 }
-                None => {
-                    culvert_agent::socket::reset(&visitor);
-                    tracing::debug!(%address, "a visitor was turned away by the tunnel's rules");
-                }
-            },
-            Err(error) => {
-                tracing::warn!(%error, "a visitor could not be accepted");
-                shared.clock.sleep(EXHAUSTED).await;
             }
         }
     }
