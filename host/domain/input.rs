@@ -4,12 +4,43 @@
 //! by the validation policy, and in the end by the types that these become (`gate/`).
 
 use schemars::JsonSchema;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::access::{CountryAction, RuleType};
 use super::event::EventKind;
 use super::tunnel::Protocol;
 use super::webhook::WebhookStatus;
+
+/// Patterns of the description (ECMA-262). The validation policy judges; these say what it says.
+const TEXT: &str = r"^[^\u0000-\u001f\u007f-\u009f]*$";
+const USER: &str = r"^[^:\u0000-\u001f\u007f-\u009f]*$";
+const SUBDOMAIN: &str = "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$";
+const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
+const DOMAIN: &str = r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$";
+const URL: &str = r"^https://[^/?#@\\\s]+([/?][^#\s]*)?$";
+
+/// A host name, or an address.
+fn host() -> Value {
+    json!([{"format": "ipv4"}, {"format": "ipv6"}, {"pattern": HOST}])
+}
+
+fn address() -> Value {
+    json!([{"type": "null"}, {"format": "ipv4"}, {"format": "ipv6"}])
+}
+
+/// An address, or one with a prefix length behind it.
+fn range() -> Value {
+    let four = r"^((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\.|(?=/))){4}/(3[0-2]|[12]?[0-9])$";
+    let six = r"^[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$";
+    json!([{"type": "null"}, {"format": "ipv4"}, {"format": "ipv6"}, {"pattern": four}, {"pattern": six}])
+}
+
+/// Exactly one of the two, and the other null or absent.
+fn one_address() -> Value {
+    let one = |given: &str, absent: &str| json!({"required": [given], "properties": {given: {"type": "string"}, absent: {"type": "null"}}});
+    json!([one("ip_address", "ip_cidr"), one("ip_cidr", "ip_address")])
+}
 
 /// A field that a change may also clear: absent, null, or a value.
 pub type Nullable<T> = Option<Option<T>>;
@@ -22,13 +53,13 @@ pub struct NewTunnel {
     #[schemars(with = "u16", range(min = 1, max = 65535))]
     pub local_port: Option<i64>,
     /// Display name; `<protocol>-<local_port>` where none is given.
-    #[schemars(with = "String", length(min = 1, max = 100))]
+    #[schemars(with = "String", length(min = 1, max = 100), extend("pattern" = TEXT))]
     pub name: Option<String>,
     /// tcp where none is given.
     #[schemars(with = "Protocol", extend("default" = "tcp"))]
     pub protocol: Option<Protocol>,
     /// The host of the service, as the device sees it.
-    #[schemars(with = "String", length(min = 1, max = 253), extend("default" = "127.0.0.1"))]
+    #[schemars(with = "String", length(min = 1, max = 253), extend("default" = "127.0.0.1", "anyOf" = host()))]
     pub local_host: Option<String>,
     /// A preferred region; any other is taken where none fits.
     #[schemars(regex(pattern = r"^[a-z0-9-]{1,32}$"))]
@@ -39,7 +70,7 @@ pub struct NewTunnel {
     /// A preset from `GET /presets`, which fills in name, protocol and extra ports where they are absent.
     pub game_preset_id: Option<Uuid>,
     /// A platform subdomain: 3 to 63 letters, digits and single inner hyphens.
-    #[schemars(length(min = 3, max = 63))]
+    #[schemars(length(min = 3, max = 63), extend("pattern" = SUBDOMAIN))]
     pub subdomain: Option<String>,
     /// Managed HTTPS, for http tunnels.
     #[schemars(with = "bool", extend("default" = true))]
@@ -47,10 +78,10 @@ pub struct NewTunnel {
     #[schemars(with = "bool", extend("default" = false))]
     pub http_basic_auth_enabled: Option<bool>,
     /// For http tunnels.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 64), extend("pattern" = USER))]
     pub http_basic_auth_username: Option<String>,
     /// For http tunnels; never returned.
-    #[schemars(length(min = 8, max = 128), extend("writeOnly" = true))]
+    #[schemars(length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = TEXT))]
     pub http_basic_auth_password: Option<String>,
     /// The premium network; true for plans that include it, where it is not given.
     #[schemars(with = "bool")]
@@ -68,7 +99,7 @@ pub struct NewTunnel {
 pub struct NewExtraPort {
     #[schemars(with = "u16", range(min = 1, max = 65535))]
     pub local_port: Option<i64>,
-    #[schemars(length(max = 255))]
+    #[schemars(length(max = 255), extend("pattern" = TEXT))]
     pub label: Option<String>,
     /// The tunnel's protocol where none is given (tcp for an http tunnel).
     #[schemars(with = "Protocol")]
@@ -79,9 +110,9 @@ pub struct NewExtraPort {
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(rename = "TunnelUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct TunnelPatch {
-    #[schemars(with = "String", length(min = 1, max = 100))]
+    #[schemars(with = "String", length(min = 1, max = 100), extend("pattern" = TEXT))]
     pub name: Option<String>,
-    #[schemars(with = "String", length(min = 1, max = 253))]
+    #[schemars(with = "String", length(min = 1, max = 253), extend("anyOf" = host()))]
     pub local_host: Option<String>,
     #[schemars(with = "u16", range(min = 1, max = 65535))]
     pub local_port: Option<i64>,
@@ -89,10 +120,10 @@ pub struct TunnelPatch {
     pub http_ssl_enabled: Option<bool>,
     #[schemars(with = "bool")]
     pub http_basic_auth_enabled: Option<bool>,
-    #[schemars(with = "Option<String>", length(min = 1, max = 64))]
+    #[schemars(with = "Option<String>", length(min = 1, max = 64), extend("pattern" = USER))]
     pub http_basic_auth_username: Nullable<String>,
     /// Never returned.
-    #[schemars(with = "Option<String>", length(min = 8, max = 128), extend("writeOnly" = true))]
+    #[schemars(with = "Option<String>", length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = TEXT))]
     pub http_basic_auth_password: Nullable<String>,
     /// Seconds without a byte in either direction after which one connection is closed.
     #[schemars(with = "u32", range(min = 30, max = 3600))]
@@ -129,7 +160,7 @@ pub struct StartTunnel {
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(rename = "DeviceUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct DevicePatch {
-    #[schemars(with = "String", length(min = 1, max = 100))]
+    #[schemars(with = "String", length(min = 1, max = 100), extend("pattern" = TEXT))]
     pub name: Option<String>,
     /// Only `false` is accepted: remote control is turned on at the device itself.
     #[schemars(with = "bool", extend("const" = false))]
@@ -141,7 +172,7 @@ pub struct DevicePatch {
 #[schemars(rename = "DomainVerify", extend("required" = ["domain"], "additionalProperties" = false))]
 pub struct VerifyDomain {
     /// A host name of at least two labels whose CNAME is the tunnel's `cname_target`.
-    #[schemars(with = "String", length(max = 253), extend("format" = "hostname"))]
+    #[schemars(with = "String", length(max = 253), extend("format" = "hostname", "pattern" = DOMAIN))]
     pub domain: Option<String>,
 }
 
@@ -150,7 +181,7 @@ pub struct VerifyDomain {
 #[schemars(rename = "DomainAssign", extend("required" = ["domain"], "additionalProperties" = false))]
 pub struct AssignDomain {
     /// A domain that was verified.
-    #[schemars(with = "String", length(max = 253), extend("format" = "hostname"))]
+    #[schemars(with = "String", length(max = 253), extend("format" = "hostname", "pattern" = DOMAIN))]
     pub domain: Option<String>,
 }
 
@@ -166,16 +197,18 @@ pub struct ReplaceFirewall {
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(
     rename = "FirewallRuleInput",
-    extend("required" = ["rule_type"], "additionalProperties" = false)
+    extend("required" = ["rule_type"], "additionalProperties" = false, "oneOf" = one_address())
 )]
 pub struct NewFirewallRule {
     #[schemars(with = "RuleType")]
     pub rule_type: Option<RuleType>,
     /// One IPv4 or IPv6 address.
+    #[schemars(extend("anyOf" = address()))]
     pub ip_address: Option<String>,
     /// An IPv4 or IPv6 address or CIDR range.
+    #[schemars(extend("anyOf" = range()))]
     pub ip_cidr: Option<String>,
-    #[schemars(length(max = 255))]
+    #[schemars(length(max = 255), extend("pattern" = TEXT))]
     pub description: Option<String>,
 }
 
@@ -213,12 +246,12 @@ pub struct MoveTunnel {
 #[schemars(rename = "WebhookCreate", extend("required" = ["url", "events"], "additionalProperties" = false))]
 pub struct NewWebhook {
     /// Where events are sent to: https, on a public address, without user information or fragment.
-    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = "^https://"))]
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = URL))]
     pub url: Option<String>,
     /// What it is to hear of.
     #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
     pub events: Option<Vec<String>>,
-    #[schemars(length(max = 255))]
+    #[schemars(length(max = 255), extend("pattern" = TEXT))]
     pub description: Option<String>,
 }
 
@@ -226,11 +259,11 @@ pub struct NewWebhook {
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(rename = "WebhookUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct WebhookPatch {
-    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = "^https://"))]
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = URL))]
     pub url: Option<String>,
     #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
     pub events: Option<Vec<String>>,
-    #[schemars(with = "Option<String>", length(max = 255))]
+    #[schemars(with = "Option<String>", length(max = 255), extend("pattern" = TEXT))]
     pub description: Nullable<String>,
     /// What waits for an endpoint that is disabled is canceled, and not sent later.
     #[schemars(with = "WebhookStatus")]
