@@ -25,4 +25,5 @@ mod support;
 mod tidy;
 mod traffic;
 mod tunnels;
+mod visitors;
 mod webhooks;

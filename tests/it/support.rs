@@ -3,6 +3,7 @@
 pub mod agent_end;
 pub mod api;
 pub mod cable;
+pub mod countries;
 pub mod database;
 pub mod device;
 pub mod host;

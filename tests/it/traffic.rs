@@ -13,7 +13,7 @@ use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::on_both_engines;
-use crate::support::visitor::{Visitor, echo_service, exchange, service, visit};
+use crate::support::visitor::{Visitor, echo_service, exchange, patient_service, service, visit};
 
 /// A tunnel that runs, to a local port.
 struct Stage {
@@ -60,17 +60,6 @@ fn bytes(count: usize) -> Vec<u8> {
 }
 
 const MIB: usize = 1024 * 1024;
-
-/// A service that reads everything before it answers with everything.
-async fn patient_service() -> std::net::SocketAddr {
-    service(|mut stream| async move {
-        let mut all = Vec::new();
-        let _ = stream.read_to_end(&mut all).await;
-        let _ = stream.write_all(&all).await;
-        let _ = stream.shutdown().await;
-    })
-    .await
-}
 
 /// What the next connection of a service became.
 async fn watched_service() -> (u16, mpsc::UnboundedReceiver<TcpStream>) {

@@ -3,8 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 
+use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use uuid::Uuid;
 
 use super::api::Api;
@@ -16,9 +17,7 @@ pub struct Visitor(pub TcpStream);
 impl TestHost {
     /// Where a tunnel is reached.
     pub async fn public(&self, api: &Api, tunnel: Uuid) -> SocketAddr {
-        let tunnel = api.get(&format!("/tunnels/{tunnel}")).await;
-        let address = &tunnel.data()["public_address"];
-        format!("{}:{}", address["hostname"].as_str().unwrap(), address["port"]).parse().unwrap()
+        reached_at(api.get(&format!("/tunnels/{tunnel}")).await.data())
     }
 
     /// A visitor of a tunnel to an echo service, who has been served once.
@@ -29,7 +28,34 @@ impl TestHost {
     }
 }
 
+/// Where a tunnel or one of its extra ports is reached.
+pub fn reached_at(record: &Value) -> SocketAddr {
+    let address = &record["public_address"];
+    format!("{}:{}", address["hostname"].as_str().unwrap(), address["port"]).parse().unwrap()
+}
+
+/// Whether nobody listens at an address.
+pub async fn is_closed(address: SocketAddr) -> bool {
+    TcpStream::connect(address).await.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
 impl Visitor {
+    /// Somebody who comes from an address of their own to an echo service, and has been served once;
+    /// none, where they were turned away.
+    pub async fn from(source: &str, address: SocketAddr) -> Option<Self> {
+        let come = async {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind(SocketAddr::new(source.parse().unwrap(), 0))?;
+            let mut visitor = Self(socket.connect(address).await?);
+            visitor.echo(b"hello").await.map(|_| visitor)
+        };
+        match come.await {
+            Ok(visitor) => Some(visitor),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("neither let in nor turned away: {error}"),
+        }
+    }
+
     /// Sends bytes and reads as many.
     pub async fn echo(&mut self, bytes: &[u8]) -> io::Result<Vec<u8>> {
         self.0.write_all(bytes).await?;
@@ -87,6 +113,17 @@ pub async fn echo_service() -> SocketAddr {
         let (mut reader, mut writer) = stream.split();
         let _ = tokio::io::copy(&mut reader, &mut writer).await;
         let _ = writer.shutdown().await;
+    })
+    .await
+}
+
+/// A service that reads everything before it answers with everything.
+pub async fn patient_service() -> SocketAddr {
+    service(|mut stream| async move {
+        let mut all = Vec::new();
+        let _ = stream.read_to_end(&mut all).await;
+        let _ = stream.write_all(&all).await;
+        let _ = stream.shutdown().await;
     })
     .await
 }
