@@ -20,6 +20,7 @@ mod order;
 mod pages;
 mod parity;
 mod policy;
+mod ports;
 mod sandbox;
 mod support;
 mod tidy;

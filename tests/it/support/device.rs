@@ -1,5 +1,6 @@
 //! Devices: the real agent, in this process.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use culvert_agent::agent::{Agent, Exit, Setup};
@@ -9,7 +10,7 @@ use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::local::{self, Answer, Request, Status};
 use culvert_agent::state::StateDir;
 use culvert_agent::target::LinkLocal;
-use culvert_agent::wire::{Capability, ENROL_PATH, Enrol, Enrolled};
+use culvert_agent::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Target};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -163,6 +164,13 @@ impl TestDevice {
     pub async fn target(&self, tunnel: Uuid) -> String {
         let status = self.status().await;
         status.tunnels.into_iter().find(|running| running.tunnel_id == tunnel).unwrap().local_target
+    }
+
+    /// Whether its record of what it agreed to says that it leads a tunnel's extra port somewhere.
+    pub fn leads(&self, tunnel: Uuid, port: Uuid) -> bool {
+        let agreed: Option<BTreeMap<Uuid, Target>> = self.state.read("targets.json").unwrap();
+        let target = agreed.and_then(|mut agreed| agreed.remove(&tunnel));
+        target.is_some_and(|target| target.extra.iter().any(|extra| extra.port_id == port))
     }
 
     /// Looks until something is true. Every look is a question to the agent's one task, so each sees
