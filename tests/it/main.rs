@@ -13,6 +13,7 @@ mod failures;
 mod idempotency;
 mod keys;
 mod limits;
+mod moves;
 mod newcomer;
 mod openapi;
 mod operations;
