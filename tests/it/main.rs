@@ -8,6 +8,7 @@ mod authorization;
 mod cli;
 mod crash;
 mod deliveries;
+mod domains;
 mod events;
 mod failures;
 mod idempotency;

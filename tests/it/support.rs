@@ -13,6 +13,7 @@ pub mod program;
 pub mod receiver;
 pub mod visitor;
 pub mod wire;
+pub mod zone;
 
 use std::path::Path;
 
