@@ -5,6 +5,7 @@
 mod account;
 mod agents;
 mod authorization;
+mod bad_input;
 mod cli;
 mod crash;
 mod deliveries;
