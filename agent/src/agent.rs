@@ -149,7 +149,7 @@ impl Agent {
         match event {
             Event::Challenged { nonce, hello } => self.introduce(&nonce, hello),
             Event::Up(outbox) => self.waiting.outbox = Some(outbox),
-            Event::Frame(frame) => return self.on_frame(frame).await,
+            Event::Frame(frame) => return self.on_frame(*frame).await,
             Event::Down => {
                 self.host = None;
                 self.waiting.outbox = None;

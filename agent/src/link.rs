@@ -32,7 +32,7 @@ pub enum Event {
     },
     /// The host knows the device. What is sent from now on goes here.
     Up(mpsc::Sender<ToHost>),
-    Frame(ToAgent),
+    Frame(Box<ToAgent>),
     Down,
 }
 
@@ -128,7 +128,7 @@ async fn dial(server: &str) -> Result<Socket, Ended> {
 
 async fn live(mut socket: Socket, welcome: ToAgent, clock: &Clock, events: &mpsc::Sender<Event>) -> Ended {
     let (outbox, mut outgoing) = mpsc::channel(OUTBOX);
-    for event in [Event::Up(outbox), Event::Frame(welcome)] {
+    for event in [Event::Up(outbox), Event::Frame(Box::new(welcome))] {
         if events.send(event).await.is_err() {
             return Ended::Stopped;
         }
@@ -142,7 +142,7 @@ async fn live(mut socket: Socket, welcome: ToAgent, clock: &Clock, events: &mpsc
                     Ok(ToAgent::Goodbye { reason, reconnect_after_ms }) => {
                         return Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) };
                     }
-                    Ok(frame) => if events.send(Event::Frame(frame)).await.is_err() {
+                    Ok(frame) => if events.send(Event::Frame(Box::new(frame))).await.is_err() {
                         return Ended::Stopped;
                     },
                     Err(ended) => return ended,

@@ -146,7 +146,7 @@ impl Run {
         match served {
             Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.lease.name, "a visitor was cut off"),
             None => {
-                tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end or rules")
+                tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end or rules");
             }
             Some(Ok(())) => {}
         }

@@ -510,7 +510,7 @@ on_both_engines! {
         let (there, here) = (Says::Addresses(vec![outside.address.ip()]), Says::addresses(["127.0.0.1"]));
         let both = Says::Addresses(vec![outside.address.ip(), "127.0.0.1".parse().unwrap()]);
         let port = inside.local_addr().unwrap().port();
-        for (number, turned) in [here.clone(), both, Says::addresses(["::ffff:127.0.0.1"]), Says::Alias("inside.example.test")].into_iter().enumerate() {
+        for (number, turned) in [here.clone(), both, Says::addresses(["::ffff:127.0.0.1"]), Says::Alias("inside.example.test".into())].into_iter().enumerate() {
             let name = format!("turns-{number}.example.test");
             names.set("inside.example.test", [here.clone()]);
             names.set(&name, [public.clone(), turned]);

@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
 use crate::support::host::{Engine, Person, TestHost};
+use crate::support::names::{Answer as Says, Names};
 use crate::support::on_both_engines;
-use crate::support::zone::Zone;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const NAME: &str = "www.example.com";
@@ -18,7 +18,7 @@ const NAME: &str = "www.example.com";
 /// An http tunnel at `tunnels.example.test`.
 struct Stage {
     host: TestHost,
-    zone: Zone,
+    names: Names,
     ada: Person,
     api: Api,
     tunnel: Uuid,
@@ -27,22 +27,22 @@ struct Stage {
 
 impl Stage {
     async fn set(engine: Engine) -> Self {
-        let zone = Zone::open().await;
+        let names = Names::open().await;
         let host = TestHost::with(engine, |config| {
             config.node.hostname = "tunnels.example.test".into();
-            config.dns.resolver = Some(zone.address);
+            config.dns.resolver = Some(names.address);
         })
         .await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         let (tunnel, target) = tunnel(&api).await;
-        Self { host, zone, ada, api, tunnel, target }
+        Self { host, names, ada, api, tunnel, target }
     }
 
     /// With a name that is assigned.
     async fn assigned(engine: Engine) -> Self {
         let stage = Self::set(engine).await;
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         assert_eq!(stage.verify(NAME).await.data()["status"], "verified");
         stage.assign(NAME).await.data();
         stage
@@ -143,7 +143,7 @@ on_both_engines! {
         assert_eq!(read(&stage.api, stage.tunnel).await.data()["cname_target"], json!(stage.target), "it stays");
         assert_eq!(stage.shown().await, Value::Null);
         assert_eq!(stage.remove().await.outcome(), "404 not_found");
-        assert_eq!(stage.zone.questions(), 0);
+        assert_eq!(stage.names.asked(), 0);
     }
 
     /// A look says what it saw, and each looks anew, whatever resolvers may keep.
@@ -170,9 +170,9 @@ on_both_engines! {
           }
         }
         "#) }
-        stage.zone.no_alias(NAME);
+        stage.names.no_alias(NAME);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "pending cname_not_found");
-        stage.zone.alias(NAME, "elsewhere.example.com");
+        stage.names.alias(NAME, "elsewhere.example.com");
         let wrong = stage.verify(NAME).await;
         allow_duplicates! { assert_snapshot!(stage.said(&wrong), @r#"
         200
@@ -194,9 +194,9 @@ on_both_engines! {
           }
         }
         "#) }
-        stage.zone.fail(NAME);
+        stage.names.set(NAME, [Says::Failure]);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "pending dns_failed");
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         stage.host.clock.advance(Duration::from_secs(1));
         let right = stage.verify(NAME).await;
         allow_duplicates! { assert_snapshot!(stage.said(&right), @r#"
@@ -220,7 +220,7 @@ on_both_engines! {
         assert_eq!(stage.read().await.data(), right.data());
         assert_eq!(stage.shown().await, Value::Null, "to look is not to assign");
         // What was seen is not seen any longer.
-        stage.zone.forget(NAME);
+        stage.names.forget(NAME);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "pending cname_not_found");
         assert_eq!(stage.assign(NAME).await.outcome(), "422 domain_not_verified");
     }
@@ -228,9 +228,9 @@ on_both_engines! {
     /// A name server that says nothing is waited for no longer than three seconds.
     async fn silence_is_an_answer(engine: Engine) {
         let stage = Stage::set(engine).await;
-        stage.zone.silence(NAME);
+        stage.names.set(NAME, [Says::Silence]);
         let (answer, ()) = tokio::join!(stage.verify(NAME), async {
-            stage.zone.question_after(0).await;
+            stage.names.question_after(0).await;
             stage.host.clock.advance(Duration::from_secs(3));
         });
         assert_eq!((answer.status, outcome(answer.data()).as_str()), (200, "pending dns_failed"));
@@ -241,12 +241,12 @@ on_both_engines! {
         let stage = Stage::set(engine).await;
         let (_, other) = tunnel(&stage.api).await;
         for wrong in [other, format!("x{}", stage.target), format!("{}.", stage.target.replacen('.', "-", 1)), "tunnels.example.test".into()] {
-            stage.zone.alias(NAME, &wrong);
+            stage.names.alias(NAME, &wrong);
             assert_eq!(outcome(stage.verify(NAME).await.data()), "pending cname_mismatch", "{wrong}");
         }
         // Nor is an alias of an alias: the name itself must be one.
-        stage.zone.alias(NAME, "between.example.com");
-        stage.zone.alias("between.example.com", &stage.target);
+        stage.names.alias(NAME, "between.example.com");
+        stage.names.alias("between.example.com", &stage.target);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "pending cname_mismatch");
     }
 
@@ -255,7 +255,7 @@ on_both_engines! {
         let stage = Stage::set(engine).await;
         let mixed: String = stage.target.chars().enumerate().map(|(place, c)| if place % 2 == 0 { c.to_ascii_uppercase() } else { c }).collect();
         for answered in [mixed, format!("{}.", stage.target), format!("{}.", stage.target.to_uppercase())] {
-            stage.zone.alias(NAME, &answered);
+            stage.names.alias(NAME, &answered);
             for asked in [NAME, "WWW.Example.COM", "www.example.com.", "Www.example.com."] {
                 let verified = stage.verify(asked).await;
                 assert_eq!((&verified.data()["domain"], outcome(verified.data()).as_str()), (&json!(NAME), "verified"), "{asked} → {answered}");
@@ -288,7 +288,7 @@ on_both_engines! {
         "#) }
         stage.verify(NAME).await.data();
         assert_eq!(stage.assign(NAME).await.outcome(), "422 domain_not_verified", "it is pending");
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         stage.verify(NAME).await.data();
         let (other, _) = tunnel(&stage.api).await;
         assert_eq!(assign(&stage.api, other, NAME).await.outcome(), "422 domain_not_verified", "it is verified for another tunnel");
@@ -338,11 +338,11 @@ on_both_engines! {
         assert_eq!(stage.assign(second).await.outcome(), "422 domain_not_verified");
         assert_eq!(stage.shown().await, NAME);
         // Nor does a look at the assigned one itself, when it is not seen: that is for the daily check.
-        stage.zone.forget(NAME);
+        stage.names.forget(NAME);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "verified cname_not_found");
         assert_eq!(stage.shown().await, NAME);
 
-        stage.zone.alias(second, &stage.target);
+        stage.names.alias(second, &stage.target);
         stage.verify(second).await.data();
         assert_eq!(stage.shown().await, NAME);
         stage.assign(second).await.data();
@@ -382,7 +382,7 @@ on_both_engines! {
         let foreign = stage.host.api(&bob.key);
         for api in [&stage.api, &foreign] {
             let (other, target) = tunnel(api).await;
-            stage.zone.alias(NAME, &target);
+            stage.names.alias(NAME, &target);
             assert_eq!(outcome(verify(api, other, NAME).await.data()), "verified");
             assert_eq!(assign(api, other, NAME).await.outcome(), "409 domain_in_use");
             assert_eq!(read(api, other).await.data()["status"], "verified");
@@ -390,11 +390,11 @@ on_both_engines! {
         assert_eq!(stage.shown().await, NAME);
         stage.remove().await.data();
         let (third, target) = tunnel(&foreign).await;
-        stage.zone.alias(NAME, &target);
+        stage.names.alias(NAME, &target);
         verify(&foreign, third, NAME).await.data();
         assign(&foreign, third, NAME).await.data();
         assert_eq!(stage.host.api(&bob.key).delete(&format!("/tunnels/{third}")).await.status, 200);
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         stage.verify(NAME).await.data();
         assert_eq!(stage.assign(NAME).await.status, 200);
     }
@@ -408,7 +408,7 @@ on_both_engines! {
         for number in 0..8 {
             let name = format!("name-{number}.example.com");
             for (api, tunnel, target) in [(&stage.api, stage.tunnel, &stage.target), (&foreign, theirs, &their_target)] {
-                stage.zone.alias(&name, target);
+                stage.names.alias(&name, target);
                 assert_eq!(outcome(verify(api, tunnel, &name).await.data()), "verified");
             }
             let (one, other) = tokio::join!(stage.assign(&name), assign(&foreign, theirs, &name));
@@ -421,35 +421,35 @@ on_both_engines! {
     /// Once a day every verified name is looked up again. One miss is forgiven, two in a row are not.
     async fn a_name_is_checked_daily(engine: Engine) {
         let stage = Stage::assigned(engine).await;
-        let start = stage.zone.questions();
+        let start = stage.names.asked();
         stage.host.clock.advance(DAY - Duration::from_secs(600));
         assert_eq!(stage.read().await.data()["status"], "verified");
         stage.host.clock.advance(Duration::from_secs(600));
         assert_eq!(outcome(&stage.checked_now().await), "verified");
-        assert_eq!(stage.zone.questions(), start + 1, "asked once");
+        assert_eq!(stage.names.asked(), start + 1, "asked once");
 
-        stage.zone.forget(NAME);
+        stage.names.forget(NAME);
         let missed = stage.next_day().await;
         assert_eq!((outcome(&missed).as_str(), &missed["error"]["detail"]), ("verified cname_not_found", &json!(format!("{NAME} has no CNAME that is visible."))));
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         assert_eq!(outcome(&stage.next_day().await), "verified");
-        stage.zone.alias(NAME, "elsewhere.example.com");
+        stage.names.alias(NAME, "elsewhere.example.com");
         assert_eq!(outcome(&stage.next_day().await), "verified cname_mismatch");
         let verified_at = stage.read().await.data()["verified_at"].clone();
-        stage.zone.fail(NAME);
+        stage.names.set(NAME, [Says::Failure]);
         let failed = stage.next_day().await;
         assert_eq!((outcome(&failed).as_str(), &failed["verified_at"]), ("failed dns_failed", &verified_at));
         assert_eq!(stage.shown().await, NAME, "whose it is, is another question");
         assert_eq!(outcome(&stage.next_day().await), "failed dns_failed");
 
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         let back = stage.next_day().await;
         assert_eq!((outcome(&back).as_str(), &back["verified_at"]), ("verified", &back["last_checked_at"]));
         // And it begins anew to count.
-        stage.zone.forget(NAME);
+        stage.names.forget(NAME);
         assert_eq!(outcome(&stage.next_day().await), "verified cname_not_found");
         assert_eq!(outcome(&stage.next_day().await), "failed cname_not_found");
-        stage.zone.alias(NAME, &stage.target);
+        stage.names.alias(NAME, &stage.target);
         assert_eq!(outcome(stage.verify(NAME).await.data()), "verified", "its owner need not wait for the next day");
     }
 
@@ -503,7 +503,7 @@ on_both_engines! {
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" → 422 validation_failed domain must be a host name of at least two labels, and no IP address
         "#) }
         assert_eq!(stage.read().await.data()["status"], "none");
-        assert_eq!(stage.zone.questions(), 0, "nobody was asked about any of it");
+        assert_eq!(stage.names.asked(), 0, "nobody was asked about any of it");
         // What only looks like the platform's own is anybody's.
         for own in ["nottunnels.example.test", "example.test", "tunnels.example.test.example.com", "123.example.com", "xn--mnchen-3ya.example"] {
             assert_eq!(stage.verify(own).await.status, 200, "{own}");

@@ -13,7 +13,6 @@ pub mod program;
 pub mod receiver;
 pub mod visitor;
 pub mod wire;
-pub mod zone;
 
 use std::path::Path;
 

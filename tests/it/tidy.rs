@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use culvert::domain::event::EventKind;
+use culvert::domain::word::Word;
+use culvert::error::Code;
+
 fn files(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
@@ -104,6 +108,28 @@ fn nothing_is_left_for_later() {
         let text = std::fs::read_to_string(&path).unwrap();
         for word in [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("HA", "CK")] {
             assert!(!text.contains(word), "{} holds a {word}", path.display());
+        }
+    }
+}
+
+/// The README's table from the specification to its tests has every row, and every test in it exists.
+#[test]
+fn everything_that_is_specified_names_its_test() {
+    let readme = std::fs::read_to_string("README.md").unwrap();
+    let table = readme.split("<summary>The table</summary>").nth(1).unwrap().split("</details>").next().unwrap();
+    let rows: Vec<(&str, &str)> =
+        table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")).collect();
+    let endpoints = culvert::http::routes::table().iter().map(|row| format!("`{} {}`", row.method, row.path)).collect();
+    let codes = Code::ALL.iter().map(|code| format!("`{}`", code.as_str())).collect();
+    let events = EventKind::ALL.iter().map(|kind| format!("`{kind}`")).collect();
+    for expected in <[Vec<String>; 3]>::into_iter([endpoints, codes, events]).flatten() {
+        assert!(rows.iter().any(|(what, _)| *what == expected), "{expected} has no row");
+    }
+    for (what, tests) in rows.iter().filter(|(_, tests)| tests.contains("::")) {
+        for test in tests.split(", ") {
+            let (file, name) = test.trim_matches('`').split_once("::").unwrap();
+            let code = std::fs::read_to_string(format!("tests/it/{file}.rs")).unwrap_or_default();
+            assert!(code.contains(&format!("fn {name}(")), "{what}: there is no test {test}");
         }
     }
 }

@@ -239,10 +239,10 @@ on_both_engines! {
             ("mixed.example.test", Says::addresses(["93.184.215.14", "192.168.1.1", "93.184.215.15"])),
             ("mixed6.example.test", Says::addresses(["93.184.215.14", "::1"])),
             ("mapped.example.test", Says::addresses(["::ffff:169.254.169.254"])),
-            ("alias.example.test", Says::Alias("inside.example.test")),
+            ("alias.example.test", Says::Alias("inside.example.test".into())),
             ("empty.example.test", Says::addresses([])),
             ("public6.example.test", Says::addresses(["2606:2800:21f:cb07:6820:80da:af6b:8b2c"])),
-            ("alias-outside.example.test", Says::Alias("hooks.example.test")),
+            ("alias-outside.example.test", Says::Alias("hooks.example.test".into())),
         ] {
             stage.names.set(name, [says]);
         }

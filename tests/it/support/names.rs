@@ -16,14 +16,20 @@ pub struct Names {
     questions: watch::Sender<u32>,
 }
 
+/// What resolvers may keep an alias for, in seconds: longer than any test runs. Addresses may change
+/// with every question.
+const KEEP_ALIASES: u32 = 300;
+
 /// What is said of a name.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Addresses(Vec<IpAddr>),
-    /// Another name.
-    Alias(&'static str),
+    /// Another name, spelled so.
+    Alias(String),
     NoSuchName,
     Silence,
+    /// An answer that is none.
+    Failure,
 }
 
 /// The answers to the first, the second … question for a type of record; the last one stays.
@@ -63,6 +69,31 @@ impl Names {
         self.zone.lock().unwrap().insert(name.into(), entry);
     }
 
+    /// The name is an alias for another one from here on.
+    pub fn alias(&self, name: &str, target: &str) {
+        self.set(name, [Answer::Alias(target.into())]);
+    }
+
+    /// The name is there, and no alias.
+    pub fn no_alias(&self, name: &str) {
+        self.set(name, [Answer::Addresses(Vec::new())]);
+    }
+
+    /// There is no such name.
+    pub fn forget(&self, name: &str) {
+        self.set(name, [Answer::NoSuchName]);
+    }
+
+    /// How many questions came so far.
+    pub fn asked(&self) -> u32 {
+        *self.questions.borrow()
+    }
+
+    /// Waits for a question beyond the first so many.
+    pub async fn question_after(&self, count: u32) {
+        self.questions.subscribe().wait_for(|questions| *questions > count).await.unwrap();
+    }
+
     /// A look at the questions from here on.
     pub fn questions(&self) -> watch::Receiver<u32> {
         self.questions.subscribe()
@@ -74,16 +105,20 @@ fn answer(zone: &Mutex<HashMap<String, Entry>>, question: &Message) -> Option<Me
     let mut message = Message::response(question.metadata.id, question.metadata.op_code);
     message.metadata.recursion_available = true;
     message.add_query(query.clone());
-    let record = |data| Record::from_rdata(query.name().clone(), 0, data);
+    let record = |ttl, data| Record::from_rdata(query.name().clone(), ttl, data);
     match next_answer(zone, query.name(), query.query_type()) {
         Answer::Silence => return None,
         Answer::NoSuchName => message.metadata.response_code = ResponseCode::NXDomain,
+        Answer::Failure => message.metadata.response_code = ResponseCode::ServFail,
         Answer::Alias(target) => {
-            message.add_answer(record(RData::CNAME(CNAME(Name::from_ascii(format!("{target}.")).unwrap()))));
+            let mut target = Name::from_ascii(target).unwrap();
+            target.set_fqdn(true);
+            message.add_answer(record(KEEP_ALIASES, RData::CNAME(CNAME(target))));
         }
         Answer::Addresses(addresses) => {
             let data = addresses.into_iter().map(RData::from);
-            message.add_answers(data.filter(|data| data.record_type() == query.query_type()).map(record));
+            message
+                .add_answers(data.filter(|data| data.record_type() == query.query_type()).map(|data| record(0, data)));
         }
     }
     Some(message)
