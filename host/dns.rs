@@ -68,10 +68,7 @@ impl Dns {
     ///
     /// [`DnsError`], also where the name is no alias.
     pub async fn cname(&self, name: &str) -> Result<String, DnsError> {
-        let name = absolute(name)?;
-        // Whoever asks has just changed it, or it was asked a day ago.
-        self.0.clear_lookup_cache(name.clone(), RecordType::CNAME);
-        let found = self.0.lookup(name, RecordType::CNAME).await.map_err(|e| failure(&e))?;
+        let found = self.0.lookup(absolute(name)?, RecordType::CNAME).await.map_err(|e| failure(&e))?;
         let alias = found.answers().iter().find_map(|record| match &record.data {
             RData::CNAME(target) => Some(target.0.to_ascii().trim_end_matches('.').to_ascii_lowercase()),
             _ => None,

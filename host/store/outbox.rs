@@ -185,6 +185,9 @@ impl Write {
         let sql = "UPDATE deliveries SET status = 'canceled', in_flight = FALSE, next_attempt_at = NULL, finished_at = $2 \
                    WHERE webhook_id = $1 AND status = 'pending'";
         self.execute(sql, args![webhook_id, now]).await?;
+        // What has failed is not tried again.
+        let sql = "UPDATE deliveries SET next_attempt_at = NULL WHERE webhook_id = $1 AND next_attempt_at > $2";
+        self.execute(sql, args![webhook_id, now]).await?;
         self.execute("UPDATE webhooks SET due_at = NULL WHERE id = $1", args![webhook_id]).await?;
         Ok(())
     }
