@@ -202,7 +202,9 @@ impl Gate {
                 Ok((Permit { caller, action, subject, facts, basis, entitlement }, valid))
             }
             Ok(_) => Err(Error::invalid(faults)),
-            Err(own) => {
+            Err(mut own) => {
+                // A whole that is wrong is no news where something in it is.
+                own.retain(|whole| !faults.iter().any(|known| lies_in(&known.field, &whole.field)));
                 merge(&mut faults, own);
                 Err(Error::invalid(faults))
             }
@@ -246,15 +248,17 @@ impl Gate {
 /// nothing is no news where something in it is wrong.
 fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
     let known = faults.len();
-    let lies_in = |field: &str, known: &str| {
-        field.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    };
     for fault in more {
         let covered = |known: &Fault| lies_in(&fault.field, &known.field) || fault.field == "body";
         if !faults[..known].iter().any(covered) {
             faults.push(fault);
         }
     }
+}
+
+/// Whether a field is another one, or a part of it.
+fn lies_in(field: &str, whole: &str) -> bool {
+    field.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 fn allowed(verdict: Result<Verdict, Failed>) -> Result<()> {

@@ -16,8 +16,8 @@ use crate::domain::word::Word;
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Body, NoBody};
 
-/// Objects in one list, at most: more than any list of them may hold.
-const MOST_OBJECTS: usize = 250;
+/// Items that one list is read with, at most: more than any may hold.
+const MOST_ITEMS: usize = 250;
 
 /// JSON (RFC 8259), but for objects with a key that stands twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,7 +174,7 @@ impl<'t> Fields<'t> {
 
     /// A malformed item leaves a blank, so that the others keep their places.
     fn list<T: Default>(&mut self, name: &str, read: impl Fn(&'t Tree) -> Result<T, String>) -> Option<Vec<T>> {
-        let items = self.read(name, list)?;
+        let items = self.items(name)?;
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
             values.push(read(item).unwrap_or_else(|message| {
@@ -185,15 +185,20 @@ impl<'t> Fields<'t> {
         Some(values)
     }
 
+    /// Too many items are not faulted one by one: the answer would be longer than the request.
+    fn items(&mut self, name: &str) -> Option<&'t [Tree]> {
+        let items = self.read(name, list)?;
+        if items.len() > MOST_ITEMS {
+            self.fault(name, format!("must have at most {MOST_ITEMS} items"));
+            return None;
+        }
+        Some(items)
+    }
+
     /// A list of objects. One that is none counts as an empty one, so that the others keep their
     /// places.
     fn objects<T>(&mut self, name: &str, read: impl Fn(&mut Fields<'t>) -> T) -> Option<Vec<T>> {
-        let items = self.read(name, list)?;
-        if items.len() > MOST_OBJECTS {
-            // Not one by one: the answer would be longer than the request.
-            self.fault(name, format!("must have at most {MOST_OBJECTS} items"));
-            return None;
-        }
+        let items = self.items(name)?;
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let path = format!("{name}[{index}]");
