@@ -15,7 +15,11 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(1200);
 const KEEP: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-pub struct Dns(TokioResolver);
+pub struct Dns {
+    addresses: TokioResolver,
+    /// It keeps no answer: who looks at what they have just changed in the DNS must see it.
+    aliases: TokioResolver,
+}
 
 /// Why a name led nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -33,22 +37,8 @@ impl Dns {
     ///
     /// Where the operating system's configuration cannot be read.
     pub fn new(resolver: Option<SocketAddr>) -> Result<Self, String> {
-        let builder = match resolver {
-            Some(address) => {
-                let connection = |mut connection: ConnectionConfig| {
-                    connection.port = address.port();
-                    connection
-                };
-                let connections = vec![connection(ConnectionConfig::udp()), connection(ConnectionConfig::tcp())];
-                let server = NameServerConfig::new(address.ip(), true, connections);
-                let config = ResolverConfig::from_name_servers(vec![server]);
-                Resolver::builder_with_config(config, TokioRuntimeProvider::default())
-            }
-            None => Resolver::builder_tokio().map_err(|e| e.to_string())?,
-        };
-        let mut builder = builder;
-        set_up(builder.options_mut());
-        builder.build().map(Self).map_err(|e| e.to_string())
+        let aliases = |options: &mut ResolverOpts| options.cache_size = 0;
+        Ok(Self { addresses: open(resolver, |_| {})?, aliases: open(resolver, aliases)? })
     }
 
     /// Every address of a name, of both families.
@@ -57,7 +47,7 @@ impl Dns {
     ///
     /// [`DnsError`], also where the name has no address.
     pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
-        let found = self.0.lookup_ip(absolute(name)?).await.map_err(|e| failure(&e))?;
+        let found = self.addresses.lookup_ip(absolute(name)?).await.map_err(|e| failure(&e))?;
         let addresses: Vec<IpAddr> = found.iter().collect();
         if addresses.is_empty() { Err(DnsError::NoSuchName) } else { Ok(addresses) }
     }
@@ -68,13 +58,32 @@ impl Dns {
     ///
     /// [`DnsError`], also where the name is no alias.
     pub async fn cname(&self, name: &str) -> Result<String, DnsError> {
-        let found = self.0.lookup(absolute(name)?, RecordType::CNAME).await.map_err(|e| failure(&e))?;
+        let found = self.aliases.lookup(absolute(name)?, RecordType::CNAME).await.map_err(|e| failure(&e))?;
         let alias = found.answers().iter().find_map(|record| match &record.data {
             RData::CNAME(target) => Some(target.0.to_ascii().trim_end_matches('.').to_ascii_lowercase()),
             _ => None,
         });
         alias.ok_or(DnsError::NoSuchName)
     }
+}
+
+fn open(resolver: Option<SocketAddr>, change: impl FnOnce(&mut ResolverOpts)) -> Result<TokioResolver, String> {
+    let mut builder = match resolver {
+        Some(address) => {
+            let connection = |mut connection: ConnectionConfig| {
+                connection.port = address.port();
+                connection
+            };
+            let connections = vec![connection(ConnectionConfig::udp()), connection(ConnectionConfig::tcp())];
+            let server = NameServerConfig::new(address.ip(), true, connections);
+            let config = ResolverConfig::from_name_servers(vec![server]);
+            Resolver::builder_with_config(config, TokioRuntimeProvider::default())
+        }
+        None => Resolver::builder_tokio().map_err(|e| e.to_string())?,
+    };
+    set_up(builder.options_mut());
+    change(builder.options_mut());
+    builder.build().map_err(|e| e.to_string())
 }
 
 fn set_up(options: &mut ResolverOpts) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use crate::app::App;
+use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain};
 use crate::error::Result;
 use crate::store::domains::DueDomain;
 
@@ -18,10 +19,12 @@ const AT_ONCE: usize = 8;
 pub async fn run(app: Arc<App>) {
     let checks = async {
         loop {
+            // The time that a look takes does not put off the next one.
+            let next = app.clock.moment().plus(LOOK_EVERY);
             if let Err(error) = check_due(&app).await {
                 tracing::warn!(%error, "custom domains could not be looked up");
             }
-            app.clock.sleep(LOOK_EVERY).await;
+            app.clock.until(next).await;
         }
     };
     app.stop.run_until_cancelled(checks).await;
@@ -40,8 +43,10 @@ async fn check(app: &App, due: DueDomain) -> Result<()> {
     app.store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
-                // It may have been removed meanwhile.
-                let Some(mut known) = write.custom_domain_called(tunnel_id, &domain).await? else { return Ok(()) };
+                // It may have been removed meanwhile, or looked up by another host.
+                let known = write.custom_domain_called(tunnel_id, &domain).await?;
+                let due = |known: &CustomDomain| known.last_checked_at <= write.now - CHECK_EVERY;
+                let Some(mut known) = known.filter(due) else { return Ok(()) };
                 known.note(found, write.now);
                 write.note_check(tunnel_id, &known).await
             })

@@ -1,6 +1,7 @@
 //! What a custom domain must be to be admitted.
 
 use super::Draft;
+use super::tunnels::is_label;
 use crate::domain::caller::Caller;
 use crate::domain::custom_domain::normalized;
 use crate::domain::input::{AssignDomain, Input, VerifyDomain};
@@ -61,12 +62,10 @@ fn check(domain: Option<String>, facts: &Facts) -> Result<String, Vec<Fault>> {
     if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.protocol != Protocol::Http) {
         return fault("is for http tunnels only");
     }
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
-    if domain.len() > 253 || !domain.contains('.') || !domain.split('.').all(label) {
-        return fault("must be a host name of at least two labels");
+    // What ends in a number is an address in one of its spellings: `1.2` is 1.0.0.2.
+    let is_address = domain.rsplit('.').next().is_some_and(|last| last.bytes().all(|b| b.is_ascii_digit()));
+    if domain.len() > 253 || !domain.contains('.') || !domain.split('.').all(is_label) || is_address {
+        return fault("must be a host name of at least two labels, and no IP address");
     }
     Ok(domain)
 }

@@ -300,7 +300,7 @@ fn bounded(value: Option<i64>, low: u32, high: u32, field: &str, faults: &mut Ve
 }
 
 /// What can stand in a host name, whatever a policy thinks of it.
-fn is_label(label: &str) -> bool {
+pub(super) fn is_label(label: &str) -> bool {
     (1..=63).contains(&label.len())
         && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         && !label.starts_with('-')

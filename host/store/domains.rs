@@ -18,6 +18,35 @@ macro_rules! select_domain {
     };
 }
 
+macro_rules! insert_domain {
+    ($rest:literal) => {
+        concat!(
+            "INSERT INTO custom_domains (tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, \
+                 error_code, error_detail, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ",
+            $rest
+        )
+    };
+}
+
+/// What [`insert_domain`] takes.
+macro_rules! columns {
+    ($tunnel_id:expr, $domain:expr, $now:expr) => {
+        args![
+            $tunnel_id,
+            &$domain.domain,
+            WordArg($domain.status),
+            $domain.assigned,
+            $domain.verified_at,
+            $domain.last_checked_at,
+            $domain.missed,
+            $domain.error.as_ref().map(|error| error.code.as_str()),
+            $domain.error.as_ref().map(|error| error.detail.as_str()),
+            $now,
+        ]
+    };
+}
+
 /// A name that is to be looked up again.
 #[derive(Clone, Debug)]
 pub struct DueDomain {
@@ -56,8 +85,11 @@ async fn latest(db: &mut impl Read, tunnel_id: Uuid) -> Result<Option<CustomDoma
 }
 
 impl Write {
-    pub async fn custom_domain(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
-        latest(&mut **self, tunnel_id).await
+    /// The name that is assigned to a tunnel, else the one that was looked up last.
+    pub async fn own_domain(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
+        let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY assigned DESC, updated_at DESC LIMIT 1");
+        let row = self.optional(sql, args![tunnel_id]).await?;
+        Ok(row.as_ref().map(custom_domain).transpose()?)
     }
 
     pub async fn custom_domain_called(&mut self, tunnel_id: Uuid, domain: &str) -> Result<Option<CustomDomain>> {
@@ -66,10 +98,12 @@ impl Write {
         Ok(row.as_ref().map(custom_domain).transpose()?)
     }
 
-    /// Whether another tunnel has the name.
-    pub async fn domain_is_taken(&mut self, tunnel_id: Uuid, domain: &str) -> Result<bool> {
-        let sql = "SELECT 1 AS one FROM custom_domains WHERE domain = $2 AND assigned = TRUE AND tunnel_id <> $1";
-        Ok(self.optional(sql, args![tunnel_id, domain]).await?.is_some())
+    /// Makes a name a tunnel's, and the only one that it has. Whether it is: another tunnel may have it.
+    pub async fn assign_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<bool> {
+        self.forget_domains(tunnel_id).await?;
+        let sql = insert_domain!("ON CONFLICT DO NOTHING");
+        let now = self.now;
+        Ok(self.execute(sql, columns!(tunnel_id, domain, now)).await? == 1)
     }
 
     /// Writes a name as the one that was verified or assigned last. Others that were only looked up
@@ -77,27 +111,14 @@ impl Write {
     pub async fn keep_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
         let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE";
         self.execute(sql, args![tunnel_id, &domain.domain]).await?;
-        let sql = "INSERT INTO custom_domains (tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, \
-                       error_code, error_detail, updated_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) \
-                   ON CONFLICT (tunnel_id, domain) DO UPDATE SET status = excluded.status, assigned = excluded.assigned, \
-                       verified_at = excluded.verified_at, last_checked_at = excluded.last_checked_at, \
-                       missed = excluded.missed, error_code = excluded.error_code, \
-                       error_detail = excluded.error_detail, updated_at = excluded.updated_at";
+        let sql = insert_domain!(
+            "ON CONFLICT (tunnel_id, domain) DO UPDATE SET status = excluded.status, assigned = excluded.assigned, \
+                 verified_at = excluded.verified_at, last_checked_at = excluded.last_checked_at, \
+                 missed = excluded.missed, error_code = excluded.error_code, \
+                 error_detail = excluded.error_detail, updated_at = excluded.updated_at"
+        );
         let now = self.now;
-        let args = args![
-            tunnel_id,
-            &domain.domain,
-            WordArg(domain.status),
-            domain.assigned,
-            domain.verified_at,
-            domain.last_checked_at,
-            domain.missed,
-            domain.error.as_ref().map(|error| error.code.as_str()),
-            domain.error.as_ref().map(|error| error.detail.as_str()),
-            now,
-        ];
-        self.execute(sql, args).await?;
+        self.execute(sql, columns!(tunnel_id, domain, now)).await?;
         Ok(())
     }
 
@@ -123,13 +144,6 @@ impl Write {
     /// Whatever names a tunnel has, it has them no longer.
     pub async fn forget_domains(&mut self, tunnel_id: Uuid) -> Result<()> {
         self.execute("DELETE FROM custom_domains WHERE tunnel_id = $1", args![tunnel_id]).await?;
-        Ok(())
-    }
-
-    /// Takes a tunnel's names away but for one.
-    pub async fn forget_other_domains(&mut self, tunnel_id: Uuid, domain: &str) -> Result<()> {
-        let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2";
-        self.execute(sql, args![tunnel_id, domain]).await?;
         Ok(())
     }
 

@@ -61,12 +61,10 @@ impl Change for AssignDomain {
             let error = Error::of(Code::DomainNotVerified);
             return Err(Error { faults: vec![fault], ..error });
         };
-        if write.domain_is_taken(self.tunnel_id, &self.domain).await? {
+        domain.assigned = true;
+        if !write.assign_domain(self.tunnel_id, &domain).await? {
             return Err(Error::of(Code::DomainInUse));
         }
-        domain.assigned = true;
-        write.forget_other_domains(self.tunnel_id, &self.domain).await?;
-        write.keep_domain(self.tunnel_id, &domain).await?;
         write.touch_tunnel(self.tunnel_id).await?;
         Ok(domain)
     }
@@ -81,7 +79,7 @@ impl Change for RemoveDomain {
     type Done = String;
 
     async fn apply(&self, write: &mut Write, _: &Permit) -> Result<String> {
-        let domain = write.custom_domain(self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let domain = write.own_domain(self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         write.forget_domains(self.tunnel_id).await?;
         write.touch_tunnel(self.tunnel_id).await?;
         Ok(domain.domain)
