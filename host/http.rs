@@ -30,6 +30,7 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_
 use crate::app::App;
 use crate::gateway;
 use hoop::auth::Auth;
+use hoop::drain::Drain;
 use hoop::rate_limit::RateLimit;
 use hoop::trace::{RequestId, Trace};
 
@@ -38,6 +39,7 @@ pub fn service(app: &Arc<App>) -> Service {
     let router = Router::new().push(routes::router(app)).push(docs::router(app)).push(gateway::router(app));
     Service::new(router)
         .hoop(Trace(app.clone()))
+        .hoop(Drain(app.clone()))
         .hoop(CatchPanic::new())
         .hoop(Auth(app.clone()))
         .hoop(RateLimit(app.clone()))

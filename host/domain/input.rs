@@ -31,9 +31,18 @@ fn address() -> Value {
 
 /// An address, or one with a prefix length behind it.
 fn range() -> Value {
-    let four = r"^((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\.|(?=/))){4}/(3[0-2]|[12]?[0-9])$";
-    let six = r"^[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$";
+    let byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    let four = format!(r"^{byte}(\.{byte}){{3}}/(3[0-2]|[12]?[0-9])$");
+    let six = format!("^({})/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$", ipv6());
     json!([{"type": "null"}, {"format": "ipv4"}, {"format": "ipv6"}, {"pattern": four}, {"pattern": six}])
+}
+
+/// IPv6 in hexadecimal, with at most one run of zeros left out (RFC 4291, section 2.2).
+fn ipv6() -> String {
+    let word = "[0-9A-Fa-f]{1,4}";
+    let cut = |before: usize| format!("({word}:){{1,{before}}}(:{word}){{1,{}}}", 7 - before);
+    let cuts: Vec<String> = (1..=6).map(cut).collect();
+    format!("({word}:){{7}}{word}|({word}:){{1,7}}:|{}|:((:{word}){{1,7}}|:)", cuts.join("|"))
 }
 
 /// Exactly one of the two, and the other null or absent.

@@ -104,6 +104,7 @@ pub async fn assign(call: Call, body: Body<input::AssignDomain>) -> Answer<Found
 pub struct DeletedOut {
     domain: String,
     /// Always true.
+    #[schemars(extend("const" = true))]
     deleted: bool,
 }
 

@@ -19,7 +19,8 @@ use crate::error::{Code, Error, Result};
 use crate::store::idempotency::{Claim, Kept};
 use crate::turn::Turn;
 
-const BODY_LIMIT: usize = 256 * 1024;
+/// Bytes of a request body.
+pub const BODY_LIMIT: usize = 256 * 1024;
 const KEY_LIMIT: usize = 128;
 /// How long a request waits for the first one with its key.
 const TWIN_WAIT: Duration = Duration::from_secs(5);

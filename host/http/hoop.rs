@@ -1,5 +1,6 @@
 //! What every request passes, one after the other; `http.rs` says in which order.
 
 pub mod auth;
+pub mod drain;
 pub mod rate_limit;
 pub mod trace;

@@ -58,6 +58,7 @@ pub async fn create(call: Call, body: Body<NewExtraPort>) -> Answer<Created<Extr
 pub struct DeletedOut {
     id: Uuid,
     /// Always true.
+    #[schemars(extend("const" = true))]
     deleted: bool,
 }
 

@@ -214,6 +214,7 @@ pub async fn update(call: Call, body: Body<TunnelPatch>) -> Answer<Found<TunnelO
 pub struct DeletedOut {
     id: Uuid,
     /// Always true.
+    #[schemars(extend("const" = true))]
     deleted: bool,
 }
 

@@ -93,6 +93,7 @@ pub async fn update(call: Call, body: Body<WebhookPatch>) -> Answer<Found<Webhoo
 pub struct DeletedOut {
     id: Uuid,
     /// Always true.
+    #[schemars(extend("const" = true))]
     deleted: bool,
 }
 

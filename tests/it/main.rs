@@ -7,6 +7,7 @@ mod agents;
 mod authorization;
 mod bad_input;
 mod cli;
+mod connections;
 mod crash;
 mod deliveries;
 mod domains;
