@@ -223,6 +223,7 @@ impl Agent {
         for lease_id in self.leases.ids().into_iter().filter(|id| !kept.contains(id)) {
             self.end_lease(lease_id, "lease_expired").await?;
         }
+        self.leases.dial_now();
         self.stopped.confirm(&std::mem::take(&mut self.told_stopped))?;
         self.renew().await;
         for grant in welcome.grants {

@@ -86,6 +86,8 @@ struct Shared {
     taken: Notify,
     /// Visitors that the node says are waiting.
     waiting: AtomicUsize,
+    /// Wakes those who wait before they dial again.
+    node_is_back: Notify,
 }
 
 impl Running {
@@ -104,6 +106,7 @@ impl Running {
             ahead: AtomicUsize::new(0),
             taken: Notify::new(),
             waiting: AtomicUsize::new(0),
+            node_is_back: Notify::new(),
         });
         let (task, stopped) = (shared.clone(), stop.clone());
         tokio::spawn(async move { stopped.run_until_cancelled(task.run(probe, stopped.clone())).await });
@@ -113,6 +116,11 @@ impl Running {
     /// Stops it.
     pub fn into_grant(self) -> Grant {
         self.grant
+    }
+
+    /// Dials at once where it waits before it dials again: the host is back, and so is the node.
+    pub fn dial_now(&self) {
+        self.shared.node_is_back.notify_waiters();
     }
 
     /// Leads new connections to another target.
@@ -200,8 +208,12 @@ impl Shared {
                 Ok(Attached::Fenced) => return self.report(Report::Fenced).await,
                 Err(error) => {
                     tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
-                    self.around.clock.sleep(retry + self.around.clock.jitter(retry)).await;
-                    retry = (retry * 2).min(RETRY_MOST);
+                    tokio::select! {
+                        () = self.around.clock.sleep(retry + self.around.clock.jitter(retry)) => {
+                            retry = (retry * 2).min(RETRY_MOST);
+                        }
+                        () = self.node_is_back.notified() => retry = RETRY_FIRST,
+                    }
                 }
             }
         }

@@ -151,6 +151,11 @@ impl Leases {
         self.held.iter().filter(|(_, held)| held.until <= now).map(|(id, _)| *id).collect()
     }
 
+    /// The host is back: nobody waits any longer before they dial.
+    pub fn dial_now(&self) {
+        self.held.values().for_each(|held| held.running.dial_now());
+    }
+
     pub fn probe_again(&self) {
         self.held.values().for_each(|held| held.running.probe_again());
     }
