@@ -18,7 +18,15 @@ const USER: &str = r"^[^:\u0000-\u001f\u007f-\u009f]*$";
 const SUBDOMAIN: &str = "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$";
 const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
 const DOMAIN: &str = r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$";
-const URL: &str = r"^https://[^/?#@\\\s]+([/?][^#\s]*)?$";
+
+/// https, a name or an address, perhaps a port, path and query; no user information, no fragment. A
+/// name whose last label is a number would be an address (WHATWG URL, "host parsing").
+fn url() -> String {
+    let label = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
+    let name = format!(r"({label}\.)*[A-Za-z]([A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?");
+    let byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    format!(r"^https://({name}|{byte}(\.{byte}){{3}}|\[({})\])(:[1-9][0-9]{{0,3}})?([/?][^#\s]*)?$", ipv6())
+}
 
 /// A host name, or an address.
 fn host() -> Value {
@@ -255,7 +263,7 @@ pub struct MoveTunnel {
 #[schemars(rename = "WebhookCreate", extend("required" = ["url", "events"], "additionalProperties" = false))]
 pub struct NewWebhook {
     /// Where events are sent to: https, on a public address, without user information or fragment.
-    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = URL))]
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = url()))]
     pub url: Option<String>,
     /// What it is to hear of.
     #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
@@ -268,7 +276,7 @@ pub struct NewWebhook {
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema)]
 #[schemars(rename = "WebhookUpdate", extend("required" = [], "minProperties" = 1, "additionalProperties" = false))]
 pub struct WebhookPatch {
-    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = URL))]
+    #[schemars(with = "String", length(max = 2048), extend("format" = "uri", "pattern" = url()))]
     pub url: Option<String>,
     #[schemars(with = "Vec<EventKind>", length(min = 1), extend("uniqueItems" = true))]
     pub events: Option<Vec<String>>,

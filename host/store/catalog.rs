@@ -105,12 +105,13 @@ impl Write {
         Ok(())
     }
 
-    /// Every node, with how many tunnels are placed on it.
+    /// Every node, with how many tunnels are placed on it. Where there is one only, nobody counts.
     pub async fn nodes_with_load(&mut self) -> Result<Vec<(Node, u64)>> {
         let sql = concat!(
             "SELECT ",
             node_columns!(),
-            ", (SELECT COUNT(*) FROM tunnels t WHERE t.node_id = n.id) AS tunnels FROM nodes n"
+            ", CASE WHEN (SELECT COUNT(*) FROM nodes) > 1 \
+                THEN (SELECT COUNT(*) FROM tunnels t WHERE t.node_id = n.id) ELSE 0 END AS tunnels FROM nodes n"
         );
         let rows = self.all(sql, args![]).await?;
         let with_load = |row: &Row| Ok((node(row)?, row.number("tunnels")?));

@@ -19,14 +19,17 @@ fn main() {
     let servers = Servers::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let (host, bare, key) = (servers.addresses.host, servers.addresses.bare, servers.addresses.key.clone());
-        let authorization = format!("Authorization: Bearer {key}\r\n");
-        let tunnel = tunnel(host, &key).await;
-        let read = format!("GET /v2/tunnels/{tunnel} HTTP/1.1\r\nHost: h\r\n{authorization}\r\n");
+        let (host, bare, keys) = (servers.addresses.host, servers.addresses.bare, servers.addresses.keys.clone());
+        let authorization = |key: &str| format!("Authorization: Bearer {key}\r\n");
+        let tunnel = tunnel(host, &keys[0]).await;
+        let read = format!("GET /v2/tunnels/{tunnel} HTTP/1.1\r\nHost: h\r\n{}\r\n", authorization(&keys[0]));
         let bare_read = "GET /things HTTP/1.1\r\nHost: h\r\n\r\n".to_owned();
         compare("GET /v2/tunnels/{id}", &servers, (host, move || read.clone()), (bare, move || bare_read.clone()))
             .await;
-        let create = move || post("/v2/tunnels", &authorization);
+        let create = move || {
+            let at = usize::from(Uuid::new_v4().as_bytes()[0]) % keys.len();
+            post("/v2/tunnels", &authorization(&keys[at]))
+        };
         compare("POST /v2/tunnels", &servers, (host, create), (bare, || post("/things", ""))).await;
     });
 }

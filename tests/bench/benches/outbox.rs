@@ -11,12 +11,15 @@ use culvert::app::{Host, Pace};
 use culvert::config::Config;
 use culvert::domain::event::EventKind;
 use culvert::domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
-use culvert::secret::Purpose;
+use culvert::secret::{Purpose, Secrets};
+use culvert::store::Store;
+use culvert::store::db::Db;
 use culvert_agent::clock::Clock;
 use culvert_bench::{median, verdict};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use sqlx::{Row, SqliteConnection};
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 const OPEN: usize = 10_000;
@@ -31,7 +34,7 @@ async fn main() {
     scheduled.fill(500, OPEN / 500, Duration::from_secs(3600)).await;
     due.fill(1, OPEN, Duration::ZERO).await;
     // Two of the one endpoint's are under way from here on; the others wait for them.
-    assert_eq!(due.host.app.store.claim_deliveries(64).await.unwrap().len(), 2);
+    assert_eq!(due.store.claim_deliveries(64).await.unwrap().len(), 2);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..CLAIMS {
         for (times, stage) in times.iter_mut().zip([&alone, &scheduled, &due]) {
@@ -51,14 +54,19 @@ async fn main() {
 /// How long it takes from when a delivery is due to when it is taken up, for new events and for
 /// retries, with the courier at work.
 async fn pick_up(stage: &Stage) {
-    tokio::spawn(culvert::webhook::courier::run(stage.host.app.clone()));
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut config =
+        Config { data_dir: stage.folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
+    config.node.listen = any;
+    config.webhooks.allow_networks = vec!["127.0.0.0/8".parse().unwrap()];
+    let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
     let webhooks: Vec<Uuid> = stage.webhooks(20).await;
     for number in 0..EVENTS {
         let (scope_id, webhook_id) = (stage.scope_id, webhooks[number % webhooks.len()]);
-        let write =
-            stage.host.app.store.write(Some(scope_id), move |write| {
-                Box::pin(async move { write.test_event(scope_id, webhook_id).await })
-            });
+        let write = host
+            .app
+            .store
+            .write(Some(scope_id), move |write| Box::pin(async move { write.test_event(scope_id, webhook_id).await }));
         write.await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -80,36 +88,34 @@ async fn pick_up(stage: &Stage) {
     }
 }
 
-/// A host whose courier does nothing but what it is told.
+/// A database, and nobody who delivers.
 struct Stage {
-    host: Host,
+    store: Store,
+    clock: Clock,
     folder: TempDir,
     scope_id: Uuid,
 }
 
 impl Stage {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut config = Config { data_dir: folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
-        config.node.listen = any;
-        config.webhooks.allow_networks = vec!["127.0.0.0/8".parse().unwrap()];
-        let host = Host::start(config, Clock::system(), Pace::ByHand).await.unwrap();
-        let store = host.app.store.clone();
+        let (folder, clock) = (tempfile::tempdir().unwrap(), Clock::system());
+        let db = Db::open(&format!("sqlite:{}", folder.path().join("culvert.db").display())).await.unwrap();
+        db.migrate().await.unwrap();
+        let secrets = Secrets::open(&folder.path().join("secret.key"), &clock).unwrap();
+        let (store, _) = Store::new(db, clock.clone(), secrets, TaskTracker::new());
         let account = store.write(None, |write| {
             Box::pin(async move { write.create_account("b@example.com", "B", "self-hosted").await })
         });
         let scope_id = account.await.unwrap().unwrap().id;
-        Self { host, folder, scope_id }
+        Self { store, clock, folder, scope_id }
     }
 
     /// Endpoints at which nobody listens.
     async fn webhooks(&self, count: usize) -> Vec<Uuid> {
         let mut ids = Vec::new();
         for _ in 0..count {
-            let app = &self.host.app;
-            let (id, now) = (app.clock.id(), app.clock.now());
-            let secret = app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+            let (id, now) = (self.clock.id(), self.clock.now());
+            let secret = self.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
             let webhook = Webhook {
                 id,
                 scope_id: self.scope_id,
@@ -121,7 +127,7 @@ impl Stage {
                 created_at: now,
                 updated_at: now,
             };
-            let write = app
+            let write = self
                 .store
                 .write(None, move |write| Box::pin(async move { write.insert_webhook(&webhook, &secret).await }));
             write.await.unwrap();
@@ -138,7 +144,7 @@ impl Stage {
     /// Deliveries that are open, written straight into the database.
     async fn fill(&self, endpoints: usize, each: usize, later: Duration) {
         let webhooks = self.webhooks(endpoints).await;
-        let now = self.host.app.clock.now().timestamp_micros();
+        let now = self.clock.now().timestamp_micros();
         let at = now + i64::try_from(later.as_micros()).unwrap();
         let mut connection = self.pool().await.acquire().await.unwrap().detach();
         sqlx::query("BEGIN").execute(&mut connection).await.unwrap();
@@ -158,7 +164,7 @@ impl Stage {
 
     /// How long it takes to take up the one delivery that is due.
     async fn claim_one(&self) -> Duration {
-        let store = self.host.app.store.clone();
+        let store = &self.store;
         let (scope_id, webhook_id) = (self.scope_id, self.webhooks(1).await[0]);
         let write = store
             .write(Some(scope_id), move |write| Box::pin(async move { write.test_event(scope_id, webhook_id).await }));

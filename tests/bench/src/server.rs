@@ -21,6 +21,8 @@ use uuid::Uuid;
 /// The environment variable by which a benchmark knows that it is to be the server.
 const SERVER: &str = "BENCH_SERVER";
 
+const ACCOUNTS: usize = 256;
+
 /// Statements of the whole path, as sqlx logs them (target `sqlx::query`): those of a read, and of
 /// a create before, and in its transaction.
 pub const READS: usize = 4;
@@ -33,7 +35,8 @@ const WRITES: usize = 5;
 pub struct Addresses {
     pub host: SocketAddr,
     pub bare: SocketAddr,
-    pub key: String,
+    /// Of as many accounts: what one has created is not what the next one is slowed down by.
+    pub keys: Vec<String>,
 }
 
 /// The process of the servers. Dropped, it ends.
@@ -81,20 +84,24 @@ fn serve() -> ! {
         config.rate_limit.per_minute = u32::MAX;
         config.rate_limit.per_day = u32::MAX;
         let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
-        let key = key(&host).await;
+        let mut keys = Vec::new();
+        for number in 0..ACCOUNTS {
+            keys.push(key(&host, number).await);
+        }
         let bare = bare(folder.path().join("bare.db").to_str().unwrap()).await;
-        println!("{}", serde_json::to_string(&Addresses { host: host.address, bare, key }).unwrap());
+        println!("{}", serde_json::to_string(&Addresses { host: host.address, bare, keys }).unwrap());
         std::future::pending::<()>().await;
     });
     unreachable!("a server runs until it is killed")
 }
 
-async fn key(host: &Host) -> String {
+async fn key(host: &Host, number: usize) -> String {
+    let email = format!("bench-{number}@example.com");
     let key = ApiKey::generate(&host.app.clock);
     let (made, grants) = (key.clone(), Grants::parse("full_access").unwrap());
     let write = host.app.store.write(None, move |write| {
         Box::pin(async move {
-            let account = write.create_account("bench@example.com", "Bench", "self-hosted").await?.unwrap();
+            let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
             write.create_key(&made, account.id, account.id, grants, None).await
         })
     });
