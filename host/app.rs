@@ -151,7 +151,7 @@ impl Host {
         pace: Pace,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
-        app.nodes.reconcile().await.map_err(|e| ConfigError::new("database_url", e))?;
+        app.nodes.open_doors().await.map_err(|e| ConfigError::new("database_url", e))?;
         let (address, api) = serve("listen", app.config.listen, http::service(&app)).await?;
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin::service(&app)).await?;
         let workers = vec![

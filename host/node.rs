@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use culvert_agent::clock::Clock;
 use culvert_agent::wire::{Blob, NodeAddress};
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -45,6 +46,8 @@ pub struct Node {
     /// One reconciliation at a time: each sees what the one before has done.
     turn: tokio::sync::Mutex<()>,
     id: Uuid,
+    /// Where agents come in, until they may.
+    door: Mutex<Option<(TcpListener, Arc<ServerConfig>)>>,
 }
 
 /// What a node shares with its host.
@@ -67,7 +70,7 @@ struct Shared {
 }
 
 impl Node {
-    /// Opens the door for the agents.
+    /// Binds the door for the agents, which [`Node::open_door`] opens.
     pub async fn open(
         identity: Identity,
         config: &NodeConfig,
@@ -92,8 +95,16 @@ impl Node {
         });
         let id = identity.id;
         let tls = identity.tls().map_err(std::io::Error::other)?;
-        door::open(shared.clone(), listener, tls);
-        Ok(Self { shared, store, address, ending: Mutex::default(), turn: tokio::sync::Mutex::new(()), id })
+        let door = Mutex::new(Some((listener, tls)));
+        Ok(Self { shared, store, door, address, ending: Mutex::default(), turn: tokio::sync::Mutex::new(()), id })
+    }
+
+    /// Lets the agents in. A lease that is not served yet would look to them like one that is over,
+    /// so what they hold is to be served before.
+    pub fn open_door(&self) {
+        if let Some((listener, tls)) = lock(&self.door).take() {
+            door::open(self.shared.clone(), listener, tls);
+        }
     }
 
     pub fn id(&self) -> Uuid {

@@ -65,6 +65,13 @@ impl Nodes {
         }
     }
 
+    /// Lets the agents in, who find there what they left.
+    pub async fn open_doors(&self) -> Result<()> {
+        self.reconcile().await?;
+        self.nodes.iter().for_each(Node::open_door);
+        Ok(())
+    }
+
     /// Every node serves what the store says, and nothing else.
     pub async fn reconcile(&self) -> Result<()> {
         for node in &self.nodes {

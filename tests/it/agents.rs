@@ -415,6 +415,7 @@ on_both_engines! {
         let willing = host.device(&ada, ada.account_id, Remote::Enabled).await;
         let tunnel = tunnel_to(&api, echo_service().await.port()).await;
         former.start_tunnel(&tunnel.to_string()).await.unwrap();
+        host.until_tunnel(&api, tunnel, "running").await;
         let path = format!("/tunnels/{tunnel}/actions/start");
         let refused = api.post(&path, json!({"device_id": unwilling.id, "handoff": true})).await;
         assert_eq!(refused.outcome(), "409 remote_control_disabled");

@@ -214,9 +214,9 @@ on_both_engines! {
         let (device, mut wire) = stage.host.wired(&stage.ada, stage.ada.account_id).await;
         stage.device = device;
         let id = stage.act("start").await;
+        let told = wire.command().await.operation_id;
         stage.api.delete(&format!("/tunnels/{}", stage.tunnel)).await.data();
         assert_eq!(stage.operation(id).await["status"], "canceled");
-        let told = wire.command().await.operation_id;
         wire.send(ToHost::Claimed { operation_id: told }).await;
         wire.until(|frame| matches!(frame, ToAgent::Abandon { .. }).then_some(())).await;
     }
