@@ -2,6 +2,7 @@
 //! pool (SQLite, `synchronous=FULL`).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
+#![allow(clippy::disallowed_methods, reason = "its requests are made of chance")]
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -137,7 +137,7 @@ fn ours(set: &Set, plan: &str, tunnels: u32) -> bool {
         role: Some(Role::Member),
         grants: Grants::default(),
     };
-    let counters = Counters { tunnels, extra_ports: 0, bytes_this_month: 1_000_000 };
+    let counters = Counters { tunnels, extra_ports: 0, webhook_endpoints: 0, bytes_this_month: 1_000_000 };
     let wants = Wants { premium_network: false, extra_ports: 0 };
     let ask = convert::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
     matches!(set.plan_access(&ask), Ok(Verdict::Allow))
