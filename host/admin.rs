@@ -1,8 +1,14 @@
-//! The operator's own listener: whether the host is alive, whether it can answer, and what it stands on.
+//! The operator's own listener: whether the host is alive, whether it can answer, what it stands on,
+//! its figures, and the policies' reload and rollback.
+//!
+//! Whoever reaches it may do all of this, so it is bound to loopback; and since a browser on the same
+//! machine reaches it too, a page's request is refused.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use salvo::http::StatusCode;
+use salvo::http::header::{CONTENT_TYPE, HOST, HeaderValue, ORIGIN};
 use salvo::writing::{Json, Text};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_trait};
 use serde_json::json;
@@ -13,8 +19,43 @@ pub fn service(app: &Arc<App>) -> Service {
     let router = Router::new()
         .push(Router::with_path("healthz").get(Alive))
         .push(Router::with_path("readyz").get(Ready(app.clone())))
-        .push(Router::with_path("status").get(Status(app.clone())));
-    Service::new(router)
+        .push(Router::with_path("status").get(Status(app.clone())))
+        .push(Router::with_path("metrics").get(Metrics(app.clone())))
+        .push(Router::with_path("policies").get(Policies(app.clone())))
+        .push(Router::with_path("policies/reload").post(Reload(app.clone())))
+        .push(Router::with_path("policies/rollback").post(Rollback(app.clone())));
+    Service::new(router).hoop(NoPages { loopback: app.config.admin_listen.ip().is_loopback() })
+}
+
+/// Refuses what a browser sends for a page: such a request names its origin, or the page's own host.
+struct NoPages {
+    loopback: bool,
+}
+
+#[async_trait]
+impl Handler for NoPages {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+        if req.headers().contains_key(ORIGIN) || (self.loopback && !is_address(req)) {
+            refuse(res, StatusCode::FORBIDDEN, "no page may ask this; ask by address, or as localhost");
+            ctrl.skip_rest();
+        }
+    }
+}
+
+/// Whether a request names its host by address: a page that has its own name lead here (DNS
+/// rebinding) has to name that.
+fn is_address(req: &Request) -> bool {
+    let host = req.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(host, |(name, _)| name);
+    name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+}
+
+fn refuse(res: &mut Response, status: StatusCode, problem: &str) {
+    res.status_code(status);
+    res.render(Json(json!({ "problem": problem })));
 }
 
 struct Alive;
@@ -59,5 +100,56 @@ impl Handler for Status {
             "node_ids": app.nodes.ids().collect::<Vec<_>>(),
             "geoip": geoip,
         })));
+    }
+}
+
+struct Metrics(Arc<App>);
+
+#[async_trait]
+impl Handler for Metrics {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        res.render(Text::Plain(self.0.meters.text(&self.0)));
+        let format = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+        res.headers_mut().insert(CONTENT_TYPE, format);
+    }
+}
+
+/// What decides: [`crate::policy::generations::Status`].
+struct Policies(Arc<App>);
+
+#[async_trait]
+impl Handler for Policies {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        res.render(Json(self.0.policies.status()));
+    }
+}
+
+/// `{generation}` of the set that decides from now on, or 409 with `{problem}`.
+struct Reload(Arc<App>);
+
+#[async_trait]
+impl Handler for Reload {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let app = self.0.clone();
+        // Whoever asked may go away; what was begun is brought to its end.
+        let reload = tokio::spawn(async move { app.policies.reload(app.config.file.as_deref()).await });
+        answer(res, reload.await.unwrap_or_else(|panic| Err(panic.to_string())));
+    }
+}
+
+/// The same for going back.
+struct Rollback(Arc<App>);
+
+#[async_trait]
+impl Handler for Rollback {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        answer(res, self.0.policies.rollback());
+    }
+}
+
+fn answer(res: &mut Response, generation: Result<u64, String>) {
+    match generation {
+        Ok(generation) => res.render(Json(json!({ "generation": generation }))),
+        Err(problem) => refuse(res, StatusCode::CONFLICT, &problem),
     }
 }

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use argon2::{Argon2, PasswordHasher};
 use culvert_agent::clock::Clock;
 use salvo::conn::TcpListener;
@@ -25,12 +24,11 @@ use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::hoop::auth::{KeyCache, Strangers};
 use crate::http::hoop::rate_limit::RateLimits;
+use crate::meters::Meters;
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
 use crate::node::{Node, Surroundings};
-use crate::policy::artefact::Artefacts;
-use crate::policy::engine::Engines;
-use crate::policy::live::Set;
+use crate::policy::generations::Generations;
 use crate::secret::Secrets;
 use crate::store::catalog::EnteredNode;
 use crate::store::db::Db;
@@ -39,7 +37,7 @@ use crate::turn::Turns;
 use crate::webhook::client::Client;
 use crate::webhook::courier::{self, Courier};
 use crate::webhook::network::{Guard, Networks};
-use crate::{admin, http, names, policy, relay};
+use crate::{admin, http, names, relay};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
@@ -54,6 +52,8 @@ pub struct App {
     pub host_id: Uuid,
     pub store: Arc<Store>,
     pub gate: Gate,
+    pub policies: Generations,
+    pub meters: Meters,
     pub keys: KeyCache,
     pub limits: RateLimits,
     pub strangers: Strangers,
@@ -119,13 +119,16 @@ impl Host {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
-        let policies = Arc::new(ArcSwap::from_pointee(load_policies(&config)?));
+        let mut meters = Meters::new();
+        let policies = Generations::open(&config, clock.clone(), &mut meters.registry)?;
         let (guard, courier) = open_courier(&config, &clock)?;
         let nodes = open_nodes(&config, &store, &tasks, &stop).await?;
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
-            gate: Gate::new(policies, store.clone(), guard.clone()),
+            gate: Gate::new(store.clone(), guard.clone()),
+            policies,
+            meters,
             guard,
             keys: KeyCache::new(clock.clone()),
             limits: RateLimits::new(&config.rate_limit),
@@ -159,6 +162,9 @@ impl Host {
             tokio::spawn(courier::run(app.clone())),
             tokio::spawn(names::run(app.clone())),
         ];
+        if !admin_address.ip().is_loopback() {
+            tracing::warn!(%admin_address, "whoever reaches admin_listen can reload the policies; bind it to loopback, or keep others away");
+        }
         tracing::info!(%address, %admin_address, nodes = app.nodes.ids().count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
@@ -180,6 +186,7 @@ impl Host {
         }
         app.tasks.close();
         let _ = app.clock.timeout(GRACE, app.tasks.wait()).await;
+        app.policies.close();
         app.store.close().await;
         tracing::info!("stopped");
     }
@@ -216,21 +223,6 @@ fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guar
     let client = Client::new(guard.clone(), clock.clone(), webhooks.extra_root_certificates.as_deref());
     let client = client.map_err(|e| ConfigError::new("webhooks.extra_root_certificates", e))?;
     Ok((guard, Courier::new(client)))
-}
-
-fn load_policies(config: &Config) -> std::result::Result<Set, ConfigError> {
-    let lanes = std::thread::available_parallelism().map_or(1, usize::from);
-    let engines = Engines::new(lanes).map_err(|e| ConfigError::new("policy", e))?;
-    let cache = config.data_dir.join("policies");
-    let artefacts = Artefacts::in_folder(&cache).map_err(|e| ConfigError::new("data_dir", e))?;
-    let folder = std::path::Path::new(".");
-    let set = policy::load(&engines, &artefacts, &config.policy, folder).map_err(|e| ConfigError::new("policy", e))?;
-    let plan = &config.default_plan;
-    match set.known_entitlement(plan) {
-        Ok(Some(_)) => Ok(set),
-        Ok(None) => Err(ConfigError::new("default_plan", format!("no policy knows a plan `{plan}`"))),
-        Err(failed) => Err(ConfigError::new("policy", format!("{}: {}", failed.module, failed.failure))),
-    }
 }
 
 /// The nodes in this process, known to everybody from now on.

@@ -96,8 +96,12 @@ pub fn main() -> ExitCode {
     if let Command::Agent { arguments } = command {
         return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
     }
-    let ended =
-        Config::load(config.as_deref()).map_err(Problem::from).and_then(|config| execute(config, json, command));
+    // Who writes a policy needs no host, and so none of its settings.
+    let settings = match &command {
+        Command::Policy(policy) if !policy.concerns_a_host() => Ok(Config::default()),
+        _ => Config::load(config.as_deref()).map_err(Problem::from),
+    };
+    let ended = settings.and_then(|config| execute(config, json, command));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
@@ -109,7 +113,7 @@ pub fn main() -> ExitCode {
 
 fn execute(config: Config, json: bool, command: Command) -> Result<(), Problem> {
     let runtime = tokio::runtime::Runtime::new().map_err(refused)?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         match command {
             Command::Serve => serve::run(config).await,
             Command::Dev => dev::run(config).await,
@@ -119,11 +123,14 @@ fn execute(config: Config, json: bool, command: Command) -> Result<(), Problem> 
             Command::Device(command) => command.run(&config, json).await,
             Command::Node(command) => command.run(&config, json).await,
             Command::Plan(command) => command.run(&config, json).await,
-            Command::Policy(command) => command.run(json),
+            Command::Policy(command) => command.run(&config, json).await,
             // Handled before, for it brings its own runtime.
             Command::Agent { .. } => Ok(()),
         }
-    })
+    });
+    // A module that is still being loaded is not waited for.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Prints a result: for programs, or for people.

@@ -11,7 +11,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::port::PortRange;
-use crate::policy::PolicyConfig;
+use crate::policy::chain::{PolicyConfig, Trust};
+use crate::policy::records::RecordsConfig;
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";
@@ -46,6 +47,13 @@ pub struct Config {
     pub webhooks: WebhookConfig,
     pub log: LogConfig,
     pub policy: Vec<PolicyConfig>,
+    pub decisions: RecordsConfig,
+    /// The file that these settings were read from; it is read again for a reload.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
+    /// Not for operators: `dev` sets it.
+    #[serde(skip)]
+    pub trust: Trust,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,6 +147,9 @@ impl Default for Config {
             },
             log: LogConfig { format: LogFormat::Text },
             policy: PolicyConfig::shipped(),
+            decisions: RecordsConfig::default(),
+            file: None,
+            trust: Trust::Digest,
         }
     }
 }
@@ -151,6 +162,11 @@ pub struct ConfigError(String);
 impl ConfigError {
     pub fn new(setting: &str, problem: impl fmt::Display) -> Self {
         Self(format!("{setting}: {problem}"))
+    }
+
+    /// A problem that names its setting by itself.
+    pub fn whole(problem: impl fmt::Display) -> Self {
+        Self(problem.to_string())
     }
 }
 
@@ -166,10 +182,11 @@ impl Config {
             figment = figment.merge(Toml::file_exact(path));
         }
         let figment = figment.merge(Env::prefixed("CULVERT_").split("__"));
-        let config: Self = figment.extract().map_err(|errors| {
+        let mut config: Self = figment.extract().map_err(|errors| {
             let error = errors.into_iter().next();
             ConfigError(error.map_or_else(|| "the configuration cannot be read".into(), |e| one_line(&e)))
         })?;
+        config.file = path.is_file().then(|| path.to_owned());
         config.check()?;
         Ok(config)
     }
@@ -199,6 +216,9 @@ impl Config {
             if limit == 0 {
                 return Err(ConfigError::new(setting, "must be at least 1"));
             }
+        }
+        if !(0.0..=1.0).contains(&self.decisions.sample) {
+            return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
         }
         self.check_nodes()
     }
@@ -249,15 +269,22 @@ impl Config {
 
 /// `node.ports: must be … (in culvert.toml)`.
 fn one_line(error: &figment::Error) -> String {
-    let mut setting = error.path.join(".");
+    let mut setting = dotted(&error.path);
     let problem = match &error.kind {
         figment::error::Kind::UnknownField(field, known) => {
             if error.path.last() != Some(field) {
-                setting = error.path.iter().chain([field]).map(String::as_str).collect::<Vec<_>>().join(".");
+                setting = format!("{}.{field}", dotted(&error.path)).trim_start_matches('.').to_owned();
             }
             format!("there is no such setting; there are {}", known.join(", "))
         }
-        kind => kind.to_string(),
+        // Of a syntax error, the place and what is wrong there; the drawing between them takes lines.
+        kind => kind
+            .to_string()
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.contains('|') && !line.is_empty())
+            .collect::<Vec<_>>()
+            .join(": "),
     };
     let source = error.metadata.as_ref().map(|metadata| match &metadata.source {
         Some(source) => format!(" (in {source})"),
@@ -265,4 +292,17 @@ fn one_line(error: &figment::Error) -> String {
     });
     let subject = if setting.is_empty() { "configuration".to_owned() } else { setting };
     format!("{subject}: {}{}", problem.replace('\n', " ").replace("``", "`"), source.unwrap_or_default())
+}
+
+/// `policy[0].deadline_ms`.
+fn dotted(path: &[String]) -> String {
+    let mut setting = String::new();
+    for part in path {
+        match part.parse::<usize>() {
+            Ok(index) => setting += &format!("[{index}]"),
+            Err(_) if setting.is_empty() => setting += part,
+            Err(_) => setting += &format!(".{part}"),
+        }
+    }
+    setting
 }

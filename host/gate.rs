@@ -11,7 +11,6 @@ mod webhooks;
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use uuid::Uuid;
 
 use crate::domain::action::Action;
@@ -23,7 +22,7 @@ use crate::error::{Code, Error, Fault, Result};
 use crate::policy::bindings::types::Verdict;
 use crate::policy::call::Failed;
 use crate::policy::convert;
-use crate::policy::live::Set;
+use crate::policy::pinned::Pinned;
 use crate::store::Store;
 use crate::store::facts::{Basis, Facts, Subject};
 use crate::webhook::network::Guard;
@@ -32,7 +31,6 @@ pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};
 
 pub struct Gate {
-    policies: Arc<ArcSwap<Set>>,
     store: Arc<Store>,
     guard: Arc<Guard>,
 }
@@ -71,10 +69,14 @@ impl Permit {
 }
 
 /// What a request would add to what the scope uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     pub premium_network: bool,
     pub extra_ports: u32,
+    /// As the client wrote it.
+    pub subdomain: Option<String>,
+    /// As the client wrote it.
+    pub domain: Option<String>,
 }
 
 /// What an action means for a device.
@@ -145,39 +147,26 @@ impl Draft for NoBody {
 }
 
 impl Gate {
-    pub fn new(policies: Arc<ArcSwap<Set>>, store: Arc<Store>, guard: Arc<Guard>) -> Self {
-        Self { policies, store, guard }
-    }
-
-    pub fn policies(&self) -> Arc<Set> {
-        self.policies.load_full()
-    }
-
-    /// What a plan includes. A plan that no policy knows includes nothing.
-    pub fn entitlement(&self, plan: &str) -> Result<Entitlement> {
-        let entitlement = self.policies.load().known_entitlement(plan).map_err(unavailable)?;
-        Ok(entitlement.unwrap_or_else(|| {
-            tracing::warn!(plan, "no policy knows this plan; it includes nothing");
-            Entitlement::default()
-        }))
+    pub fn new(store: Arc<Store>, guard: Arc<Guard>) -> Self {
+        Self { store, guard }
     }
 
     /// Decides on a request that changes something.
     pub async fn admit<D: Draft>(
         &self,
+        policies: &Pinned,
         caller: &Caller,
         action: Action,
         subject: Subject,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
         let facts = self.store.facts(caller, subject).await?;
-        let entitlement = self.entitlement(&caller.scope.plan)?;
+        let entitlement = entitlement(policies, &caller.scope.plan)?;
         let Body { mut draft, mut faults } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
-        let policies = self.policies.load();
 
         let ask = convert::plan_ask(caller, action, facts.counters, draft.wants());
-        allowed(policies.plan_access(&ask))?;
+        allowed(policies.plan_access(ask))?;
         // Where the device that a body names is none, the tunnel alone is judged.
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
         let devices = match names_none {
@@ -185,12 +174,12 @@ impl Gate {
             false => self.involved(caller, action, &facts, &draft).await?,
         };
         let ask = convert::role_ask(caller, action, &facts, &devices);
-        allowed(policies.team_role(&ask))?;
+        allowed(policies.team_role(ask))?;
 
         if let Some(input) = draft.input() {
             let input = convert::input(input);
             let asked = convert::input_facts(caller, &facts, &faults);
-            let violations = policies.validation(&input, &asked).map_err(unavailable)?;
+            let violations = policies.validation(input, asked).map_err(unavailable)?;
             merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
         }
         merge(&mut faults, unresolved);
@@ -212,10 +201,15 @@ impl Gate {
     }
 
     /// Decides once more, on facts that have changed.
-    pub async fn admit_again<D: Draft>(&self, permit: &Permit, body: Body<D>) -> Result<(Permit, D::Valid)> {
+    pub async fn admit_again<D: Draft>(
+        &self,
+        policies: &Pinned,
+        permit: &Permit,
+        body: Body<D>,
+    ) -> Result<(Permit, D::Valid)> {
         let owner = self.store.caller_of_key(permit.caller.key_id).await?;
         let caller = owner.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
-        self.admit(&caller, permit.action, permit.subject, body).await
+        self.admit(policies, &caller, permit.action, permit.subject, body).await
     }
 
     /// The devices that an action concerns. One that the scope does not have is left out here: the
@@ -242,6 +236,15 @@ impl Gate {
         }
         Ok(devices)
     }
+}
+
+/// What a plan includes. A plan that no policy knows includes nothing.
+pub fn entitlement(policies: &Pinned, plan: &str) -> Result<Entitlement> {
+    let entitlement = policies.entitlement(plan).map_err(unavailable)?;
+    Ok(entitlement.unwrap_or_else(|| {
+        tracing::warn!(plan, "no policy knows this plan; it includes nothing");
+        Entitlement::default()
+    }))
 }
 
 /// A field that is known to be wrong is not named twice, nor is what lies in it. That a body says

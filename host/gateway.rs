@@ -66,6 +66,11 @@ impl Gateway {
         }
     }
 
+    /// How many agents are here.
+    pub fn connected(&self) -> usize {
+        lock(&self.connected).len()
+    }
+
     /// Has a device's connection look at what is new.
     pub fn wake(&self, device_id: Uuid) {
         if let Some(entry) = lock(&self.connected).get(&device_id) {

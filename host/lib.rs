@@ -18,6 +18,7 @@ pub mod error;
 pub mod gate;
 pub mod gateway;
 pub mod http;
+pub mod meters;
 pub mod names;
 pub mod node;
 pub mod policy;

@@ -107,6 +107,12 @@ impl Node {
         }
     }
 
+    /// How many tunnels are served, and to how many visitors.
+    pub fn load(&self) -> (usize, usize) {
+        let tunnels = lock(&self.shared.tunnels);
+        (tunnels.len(), tunnels.values().map(|tunnel| tunnel.run().visitors()).sum())
+    }
+
     pub fn id(&self) -> Uuid {
         self.id
     }

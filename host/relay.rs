@@ -14,6 +14,7 @@ use crate::app::{App, Pace};
 use crate::domain::session::EndReason;
 use crate::domain::usage::next_month;
 use crate::error::Result;
+use crate::gate;
 use crate::node::Counted;
 use crate::store::Wake;
 
@@ -96,9 +97,12 @@ pub async fn note_traffic(app: &App) -> Result<()> {
     }
     let mut result = Ok(());
     for (scope_id, counted) in by_scope {
-        if let Err(error) = note_scope(app, scope_id, &counted).await {
-            counted.into_iter().for_each(|counted| app.nodes.give_back(counted));
-            result = Err(error);
+        match note_scope(app, scope_id, &counted).await {
+            Ok(()) => counted.iter().for_each(|counted| app.meters.count_traffic(counted.traffic)),
+            Err(error) => {
+                counted.into_iter().for_each(|counted| app.nodes.give_back(counted));
+                result = Err(error);
+            }
         }
     }
     result
@@ -106,7 +110,7 @@ pub async fn note_traffic(app: &App) -> Result<()> {
 
 async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()> {
     let plan = app.store.scope(scope_id).await?.map(|scope| scope.plan).unwrap_or_default();
-    let limit = app.gate.entitlement(&plan)?.bandwidth_limit_bytes;
+    let limit = gate::entitlement(&app.policies.pin(None), &plan)?.bandwidth_limit_bytes;
     let rows: Vec<_> = counted
         .iter()
         .map(|counted| (counted.lease().tunnel_id, counted.lease().session_id, counted.traffic))

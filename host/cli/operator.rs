@@ -8,9 +8,7 @@ use uuid::Uuid;
 use super::{Problem, refused};
 use crate::config::{Config, ConfigError};
 use crate::domain::caller::Scope;
-use crate::policy;
-use crate::policy::artefact::Artefacts;
-use crate::policy::engine::Engines;
+use crate::policy::generations;
 use crate::secret::Secrets;
 use crate::store::Store;
 use crate::store::db::{Db, Schema};
@@ -70,12 +68,8 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
 pub fn check_plan(config: &Config, plan: &str) -> Result<(), Problem> {
-    let setting = |problem: &dyn std::fmt::Display| ConfigError::new("policy", problem);
-    let engines = Engines::new(1).map_err(|e| setting(&e))?;
-    let artefacts =
-        Artefacts::in_folder(&config.data_dir.join("policies")).map_err(|e| ConfigError::new("data_dir", e))?;
-    let set = policy::load(&engines, &artefacts, &config.policy, std::path::Path::new(".")).map_err(|e| setting(&e))?;
-    match set.known_entitlement(plan).map_err(refused)? {
+    let policies = generations::for_a_question(config, Clock::system())?;
+    match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),
     }

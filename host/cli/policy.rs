@@ -1,108 +1,128 @@
-//! `culvert policy …`: for authors of policies. None of it needs a host.
+//! `culvert policy …`: for authors of policies, who need no host, and for the operator of one.
+
+mod bench;
+mod build;
+mod look;
+mod operate;
+mod project;
+mod replay;
+mod run;
+mod test;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Subcommand;
-use serde_json::json;
+use figment::providers::{Format, Toml};
+use indicatif::ProgressBar;
+use serde_json::{Map, Value};
 
-use super::{Problem, print, refused};
-use crate::policy::build;
-use crate::policy::component::{INTERFACE_VERSION, Module};
+use super::{Problem, refused};
+use crate::config::Config;
+use crate::policy::artefact::Artefacts;
+use crate::policy::component::{LoadError, Module};
 use crate::policy::engine::Engines;
 
 #[derive(Subcommand)]
 pub enum Policy {
-    /// Build a policy crate and make it a component
-    Build {
-        /// The crate's folder
-        #[arg(default_value = ".")]
-        folder: PathBuf,
-        /// The component's file, or the folder for it [default: the crate's folder]
-        #[arg(long)]
-        out: Option<PathBuf>,
-    },
+    /// Begin a policy project, in a new folder
+    New(project::New),
+    /// Build a policy project and make it a component
+    Build(build::Build),
+    /// Hold a component against the contract, and settings against its schema
+    Check(look::Check),
     /// Show what a component says of itself
-    Inspect { module: PathBuf },
+    Inspect(look::Inspect),
+    /// Run cases against a component, and see which rules they come by
+    Test(test::Test),
+    /// Measure a component's decisions
+    Bench(bench::Bench),
+    /// Have a component decide one question
+    Run(run::Run),
+    /// Ask recorded decisions again, and see which answers would change
+    Replay(replay::Replay),
+    /// Have the running host load the policies of its configuration
+    Reload,
+    /// Have the running host go back to the policies before
+    Rollback,
+    /// Show the policies of the running host
+    Status,
 }
 
 impl Policy {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    /// Whether it is about the host of a configuration.
+    pub fn concerns_a_host(&self) -> bool {
         match self {
-            Self::Build { folder, out } => build(json, &folder, out),
-            Self::Inspect { module } => inspect(json, &module),
+            Self::Replay(replay) => replay.concerns_a_host(),
+            Self::Reload | Self::Rollback | Self::Status => true,
+            _ => false,
+        }
+    }
+
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        match self {
+            Self::New(new) => new.run(json),
+            Self::Build(build) => build.run(json),
+            Self::Check(check) => check.run(json),
+            Self::Inspect(inspect) => inspect.run(json),
+            Self::Test(test) => test.run(json),
+            Self::Bench(bench) => bench.run(json),
+            Self::Run(run) => run.run(json),
+            Self::Replay(replay) => replay.run(config, json),
+            Self::Reload => operate::reload(config, json).await,
+            Self::Rollback => operate::rollback(config, json).await,
+            Self::Status => operate::status(config, json).await,
         }
     }
 }
 
-fn build(json: bool, folder: &Path, out: Option<PathBuf>) -> Result<(), Problem> {
-    let built = build::build(folder).map_err(refused)?;
-    let name = built.name.strip_prefix("culvert-policy-").unwrap_or(&built.name);
-    let file = format!("{name}.wasm");
-    let path = match out {
-        Some(out) if out.is_dir() => out.join(file),
-        Some(out) => out,
-        None => folder.join(file),
-    };
-    std::fs::write(&path, &built.wasm).map_err(|error| refused(format!("{}: {error}", path.display())))?;
-    // What was built is looked at as a host would: a mistake shows here, not there.
-    let module = read(&path)?;
-    let value = json!({
-        "path": path,
-        "kind": module.kind,
-        "sha256": module.digest,
-        "bytes": built.wasm.len(),
-        "sources": built.sources,
-    });
-    print(json, &value, || {
-        format!("{}: {} policy, {} bytes, sha256 {}", path.display(), module.kind, built.wasm.len(), module.digest)
-    });
-    Ok(())
+/// A module with the engines that it runs on.
+struct Tool {
+    engines: Engines,
+    module: Module,
 }
 
-fn read(path: &Path) -> Result<Module, Problem> {
+impl Tool {
+    fn open(path: &Path) -> Result<Self, Problem> {
+        let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
+        if path.is_dir() {
+            return Err(fail(&"it is a folder; name the component, or build it with `culvert policy build`"));
+        }
+        Self::of(std::fs::read(path).map_err(|e| fail(&e))?).map_err(|e| fail(&e))
+    }
+
+    fn of(wasm: Vec<u8>) -> Result<Self, LoadError> {
+        let engines = Engines::new(1).map_err(LoadError::engine)?;
+        let module = Module::read(&engines, &Artefacts::none(), wasm)?;
+        Ok(Self { engines, module })
+    }
+}
+
+/// Settings from a file, TOML or JSON; none without one.
+fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, Problem> {
+    let Some(path) = file else { return Ok(Map::new()) };
     let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
-    let wasm = std::fs::read(path).map_err(|e| fail(&e))?;
-    let engines = Engines::new(1).map_err(refused)?;
-    Module::read(&engines, wasm).map_err(|e| fail(&e))
+    let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return serde_json::from_str(&text).map_err(|e| fail(&e));
+    }
+    Toml::from_str(&text).map_err(|e| fail(&e.to_string().trim().replace('\n', " ")))
 }
 
-fn inspect(json: bool, path: &Path) -> Result<(), Problem> {
-    let module = read(path)?;
-    let about = &module.description;
-    let rules: Vec<_> = about.rules.iter().map(|rule| json!({"id": rule.id, "summary": rule.summary})).collect();
-    let codes: Vec<_> = about.codes.iter().map(|code| json!({"code": code.code, "text": code.text})).collect();
-    let schema: serde_json::Value = serde_json::from_str(&about.settings_schema).map_err(refused)?;
-    let value = json!({
-        "name": about.name,
-        "version": about.version,
-        "summary": about.summary,
-        "kind": module.kind,
-        "interface": INTERFACE_VERSION,
-        "sha256": module.digest,
-        "bytes": module.wasm.len(),
-        "memory_bytes": module.initial_memory_bytes,
-        "rules": rules,
-        "codes": codes,
-        "settings_schema": schema,
-    });
-    print(json, &value, || {
-        let mut text = format!(
-            "{} {}: {}\nkind       {}\ninterface  {INTERFACE_VERSION}\nsha256     {}\nsize       {} bytes\nmemory     {} KiB",
-            about.name,
-            about.version,
-            about.summary,
-            module.kind,
-            module.digest,
-            module.wasm.len(),
-            module.initial_memory_bytes / 1024,
-        );
-        for rule in &about.rules {
-            text += &format!("\nrule       {}: {}", rule.id, rule.summary);
-        }
-        for code in &about.codes {
-            text += &format!("\ncode       {}: {}", code.code, code.text);
-        }
-        text
-    });
-    Ok(())
+/// Something that takes its time: a line on the terminal that goes away with it. Elsewhere nothing
+/// is shown.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn of(what: impl Into<String>) -> Self {
+        let bar = ProgressBar::new_spinner().with_message(what.into());
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }

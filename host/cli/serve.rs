@@ -1,23 +1,35 @@
 //! `culvert serve`: the production start.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
 
 use culvert_agent::clock::Clock;
 use culvert_agent::socket;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{Problem, refused};
-use crate::app::{Host, Pace};
+use crate::app::{App, Host, Pace};
 use crate::config::{Config, LogFormat};
 
 pub async fn run(config: Config) -> Result<(), Problem> {
     log(config.log.format, "info");
     socket::allow_many();
+    // From the first moment on: unheard, it ends the process.
+    let hangup = signal(SignalKind::hangup()).map_err(refused)?;
     let host = Host::start(config, Clock::system(), Pace::ByItself).await?;
+    let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
     stopped().await.map_err(refused)?;
+    reloads.abort();
     host.stop().await;
     Ok(())
+}
+
+/// Reloads the policies at every SIGHUP. How that went is in the log and in `culvert policy status`.
+async fn reload_on(mut hangup: Signal, app: Arc<App>) {
+    while hangup.recv().await.is_some() {
+        let _ = app.policies.reload(app.config.file.as_deref()).await;
+    }
 }
 
 /// Writes the log to standard error; `RUST_LOG` says what of it.

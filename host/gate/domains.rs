@@ -1,7 +1,7 @@
 //! What a custom domain must be to be admitted.
 
-use super::Draft;
 use super::tunnels::is_label;
+use super::{Draft, Wants};
 use crate::domain::caller::Caller;
 use crate::domain::custom_domain::normalized;
 use crate::domain::input::{AssignDomain, Input, VerifyDomain};
@@ -23,6 +23,10 @@ impl Draft for VerifyDomain {
         Some(Input::DomainVerify(self))
     }
 
+    fn wants(&self) -> Wants {
+        Wants { domain: self.domain.clone(), ..Wants::default() }
+    }
+
     fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {
         check(self.domain, facts)
     }
@@ -37,6 +41,10 @@ impl Draft for AssignDomain {
 
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::DomainAssign(self))
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { domain: self.domain.clone(), ..Wants::default() }
     }
 
     fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {

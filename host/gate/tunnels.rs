@@ -67,6 +67,8 @@ impl Draft for NewTunnel {
         Wants {
             premium_network: self.pro_network == Some(true),
             extra_ports: self.extra_ports.as_ref().map_or(0, |ports| u32::try_from(ports.len()).unwrap_or(u32::MAX)),
+            subdomain: self.subdomain.clone(),
+            domain: None,
         }
     }
 

@@ -9,6 +9,7 @@ use crate::domain::device::Device;
 use crate::domain::session::EndReason;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::Result;
+use crate::gate;
 use crate::store::Write;
 
 /// What came of a wish: a session, or why there is none.
@@ -22,7 +23,7 @@ pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Re
         [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
         _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
     };
-    let entitlement = app.gate.entitlement(&scope_plan(app, device.scope_id).await?)?;
+    let entitlement = gate::entitlement(&app.policies.pin(None), &scope_plan(app, device.scope_id).await?)?;
     app.store
         .write(Some(device.scope_id), move |write| {
             Box::pin(async move {

@@ -12,6 +12,7 @@ use crate::domain::caller::Caller;
 use crate::domain::plan::Entitlement;
 use crate::error::{Code, Error, Result};
 use crate::gate::{Body, Draft, Permit};
+use crate::policy::pinned::Pinned;
 use crate::store::commit::{Change, Committed};
 use crate::store::facts::Subject;
 use crate::store::idempotency::Claim;
@@ -22,6 +23,7 @@ const DECISIONS: usize = 3;
 
 pub struct Call {
     pub app: Arc<App>,
+    pub policies: Pinned,
     pub caller: Caller,
     pub action: Action,
     pub entitlement: Entitlement,
@@ -76,7 +78,8 @@ impl Call {
 
     /// Decides on a request that changes something (decisions §1, steps 9 to 12).
     pub async fn admit<D: Draft>(&self, subject: Subject, body: Body<D>) -> Result<Admitted<D>> {
-        let (permit, valid) = self.app.gate.admit(&self.caller, self.action, subject, body.clone()).await?;
+        let (permit, valid) =
+            self.app.gate.admit(&self.policies, &self.caller, self.action, subject, body.clone()).await?;
         Ok(Admitted { permit, valid, body })
     }
 
@@ -103,7 +106,9 @@ impl Call {
             match self.app.store.commit(shared.clone(), change, self.claim.clone(), render).await? {
                 Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
                 Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
-                Committed::Stale => (permit, valid) = self.app.gate.admit_again(&shared, body.clone()).await?,
+                Committed::Stale => {
+                    (permit, valid) = self.app.gate.admit_again(&self.policies, &shared, body.clone()).await?;
+                }
             }
         }
         Err(Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.")

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use pulldown_cmark::Options;
 use salvo::writing::{Json, Redirect, Text};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use serde_json::Value;
@@ -22,6 +23,7 @@ def is_genuine(secret, headers, raw_body):
     fresh = time.time() - int(timestamp) < 300
     return fresh and hmac.compare_digest(expected, headers["Service-Webhook-Signature"])"#;
 
+const GUIDE: &str = include_str!("../../policies/README.md");
 const STYLE: &str = include_str!("docs.css");
 
 pub fn router(app: &Arc<App>) -> Router {
@@ -31,6 +33,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .get(page(PageKind::Start))
         .push(Router::with_path("docs").get(page(PageKind::Reference)))
         .push(Router::with_path("docs/errors").get(page(PageKind::Errors)))
+        .push(Router::with_path("docs/policies").get(page(PageKind::Policies)))
         .push(Router::with_path(openapi::PATH.trim_start_matches('/')).get(page(PageKind::OpenApi)))
 }
 
@@ -39,6 +42,7 @@ enum PageKind {
     Start,
     Reference,
     Errors,
+    Policies,
     OpenApi,
 }
 
@@ -57,6 +61,7 @@ impl Handler for Page {
             PageKind::Start => res.render(Redirect::found("/docs")),
             PageKind::Reference => res.render(Text::Html(reference(&self.document).into_string())),
             PageKind::Errors => res.render(Text::Html(errors(app).into_string())),
+            PageKind::Policies => res.render(Text::Html(policies().into_string())),
             PageKind::OpenApi => res.render(Json(&*self.document)),
         }
     }
@@ -75,7 +80,7 @@ fn layout(title: &str, body: Markup) -> Markup {
             body {
                 header {
                     a href="/docs" { strong { "Culvert API" } }
-                    nav { a href="/docs" { "Reference" } a href="/docs/errors" { "Errors" } a href=(openapi::PATH) { "OpenAPI" } }
+                    nav { a href="/docs" { "Reference" } a href="/docs/errors" { "Errors" } a href="/docs/policies" { "Policies" } a href=(openapi::PATH) { "OpenAPI" } }
                 }
                 main { (body) }
             }
@@ -247,8 +252,15 @@ fn kind(schema: &Value) -> Markup {
     }
 }
 
+/// The guide for authors and operators of policies, as it stands in the repository.
+fn policies() -> Markup {
+    let mut page = String::new();
+    pulldown_cmark::html::push_html(&mut page, pulldown_cmark::Parser::new_ext(GUIDE, Options::ENABLE_TABLES));
+    layout("Policies – Culvert", PreEscaped(page))
+}
+
 fn errors(app: &App) -> Markup {
-    let policies = app.gate.policies();
+    let policies = app.policies.current();
     let own = |code: &str| Code::ALL.iter().any(|own| own.as_str() == code);
     layout(
         "Errors – Culvert API",
@@ -261,7 +273,7 @@ fn errors(app: &App) -> Markup {
                     p { (code.title()) ". " (code.explanation()) }
                 }
             }
-            @for module in policies.modules() {
+            @for module in policies.modules().iter().map(|loaded| &loaded.module) {
                 @for code in module.description.codes.iter().filter(|code| !own(&code.code)) {
                     section id=(code.code) {
                         h3 { code { (code.code) } " " span class="status" { "403" } }

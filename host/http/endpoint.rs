@@ -10,12 +10,14 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::body::Tree;
 use super::call::Call;
-use super::hoop::trace::RequestId;
+use super::hoop::trace::{RequestId, Route};
 use super::problem;
 use super::routes::{Row, Takes};
 use crate::app::App;
 use crate::domain::caller::Caller;
 use crate::error::{Code, Error, Result};
+use crate::gate;
+use crate::policy::pinned::Pinned;
 use crate::store::idempotency::{Claim, Kept};
 use crate::turn::Turn;
 
@@ -33,6 +35,7 @@ pub struct Endpoint {
 #[async_trait]
 impl Handler for Endpoint {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        depot.insert_typed(Route(self.row.path));
         match self.answer(req, depot).await {
             Ok((kept, replayed)) => write(res, kept, replayed),
             Err(error) => problem::render(res, &error, &self.app.docs_url, RequestId::of(depot)),
@@ -57,7 +60,8 @@ impl Endpoint {
             let detail = format!("The key lacks the scope {}.", row.action.grant());
             return Err(Error::new(Code::InsufficientScope, detail));
         }
-        let entitlement = app.gate.entitlement(&caller.scope.plan)?;
+        let policies = depot.get_typed::<Pinned>().map_err(|_| Error::internal("a request without policies"))?.clone();
+        let entitlement = gate::entitlement(&policies, &caller.scope.plan)?;
         if !entitlement.api_access {
             return Err(Error::new(Code::FeatureNotAvailable, "The plan does not include the API."));
         }
@@ -75,6 +79,7 @@ impl Endpoint {
         }
         let call = Call {
             app: app.clone(),
+            policies,
             caller,
             action: row.action,
             entitlement,

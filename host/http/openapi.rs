@@ -110,6 +110,10 @@ fn headers() -> Value {
             "description": "Identifies the request; the same as `request_id` in the body, but for a repeated answer.",
             "schema": {"type": "string", "format": "uuid"},
         },
+        "X-Policy-Generation": {
+            "description": "The generation of the policies that decided; it grows when the operator reloads them.",
+            "schema": {"type": "integer", "minimum": 1},
+        },
         "X-RateLimit-Limit": {
             "description": "Requests in the window (a minute or a day) with the least left.",
             "schema": {"type": "integer", "minimum": 1},

@@ -36,6 +36,16 @@ impl Nodes {
         self.nodes.iter().map(Node::id)
     }
 
+    /// Tunnels that are served here.
+    pub fn tunnels(&self) -> usize {
+        self.nodes.iter().map(|node| node.load().0).sum()
+    }
+
+    /// Visitors that are being served here.
+    pub fn visitors(&self) -> usize {
+        self.nodes.iter().map(|node| node.load().1).sum()
+    }
+
     fn of(&self, lease: &Lease) -> Option<&Node> {
         self.nodes.iter().find(|node| node.id() == lease.node_id)
     }

@@ -75,6 +75,11 @@ impl Run {
         &self.lease
     }
 
+    /// Visitors that are being served.
+    pub fn visitors(&self) -> usize {
+        self.active.load(Ordering::Relaxed)
+    }
+
     /// For new connections; the others keep theirs.
     pub fn set_limits(&self, lease: &Lease) {
         *lock(&self.limits) = limits(lease);

@@ -4,7 +4,7 @@ pub mod plan_access {
     wasmtime::component::bindgen!({
         path: "wit",
         world: "plan-access",
-        additional_derives: [Clone, PartialEq],
+        additional_derives: [Clone, PartialEq, serde::Serialize],
     });
 }
 
@@ -12,7 +12,7 @@ pub mod team_role {
     wasmtime::component::bindgen!({
         path: "wit",
         world: "team-role",
-        additional_derives: [Clone, PartialEq],
+        additional_derives: [Clone, PartialEq, serde::Serialize],
         with: { "culvert:policy/types@1.0.0": super::types },
     });
 }
@@ -21,7 +21,7 @@ pub mod validation {
     wasmtime::component::bindgen!({
         path: "wit",
         world: "validation",
-        additional_derives: [Clone, PartialEq],
+        additional_derives: [Clone, PartialEq, serde::Serialize],
         with: { "culvert:policy/types@1.0.0": super::types },
     });
 }

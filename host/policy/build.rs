@@ -1,4 +1,4 @@
-//! Builds a policy crate: Rust sources to a component, by whichever toolchain is there.
+//! Builds a policy project: sources to a component, by whichever toolchain is there.
 //!
 //! `wasm32-wasip2` is not used: its standard library imports WASI, and a policy imports nothing.
 
@@ -6,15 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde::Deserialize;
-use wasm_encoder::{ComponentSection, CustomSection};
-use wasmparser::{Parser, Payload};
-
+use super::cases::{self, CasesError, File};
+use super::javascript::{JavaScriptError, Package};
+use super::sections;
 use super::sources::{self, Sources};
+use serde::Deserialize;
 
 const TARGET: &str = "wasm32-unknown-unknown";
-/// The component's section that holds the digest of the sources it was built from.
-const SOURCES_SECTION: &str = "culvert:sources";
 /// Whatever a policy calls is shallow; the smaller its stack, the smaller its memory.
 const STACK_BYTES: u32 = 32 * 1024;
 
@@ -49,6 +47,10 @@ pub enum BuildError {
     File(PathBuf, io::Error),
     #[error("the module does not become a component: {0}")]
     Encode(String),
+    #[error("{0}")]
+    Cases(#[from] CasesError),
+    #[error("{0}")]
+    JavaScript(#[from] JavaScriptError),
 }
 
 /// A component, and the digest of what it was built from.
@@ -58,34 +60,40 @@ pub struct Built {
     pub sources: String,
 }
 
-/// Builds the policy crate in a folder.
+/// Builds the project in a folder: a Rust crate, or a JavaScript package.
 pub fn build(folder: &Path) -> Result<Built, BuildError> {
+    let (name, mut wasm, digest) = match folder.join("package.json").is_file() {
+        true => javascript(folder)?,
+        false => rust(folder)?,
+    };
+    sections::append(&mut wasm, sections::SOURCES, digest.as_bytes());
+    let cases = folder.join("cases");
+    if cases.is_dir() {
+        sections::append(&mut wasm, sections::CASES, &cases::bundle(&File::read_all(&cases)?));
+    }
+    Ok(Built { name, wasm, sources: digest })
+}
+
+fn rust(folder: &Path) -> Result<(String, Vec<u8>, String), BuildError> {
     let sources = Sources::of(folder)?;
     let toolchain = Toolchain::find()?;
     let module = compile(&sources, &toolchain)?;
-    let mut wasm = wit_component::ComponentEncoder::default()
+    let wasm = wit_component::ComponentEncoder::default()
         .module(&module)
         .and_then(|encoder| encoder.validate(true).encode())
         .map_err(|e| BuildError::Encode(format!("{e:#}")))?;
-    let digest = sources.digest()?;
-    CustomSection { name: SOURCES_SECTION.into(), data: digest.as_bytes().into() }.append_to_component(&mut wasm);
-    Ok(Built { name: sources.package().into(), wasm, sources: digest })
+    Ok((sources.package().into(), wasm, sources.digest()?))
+}
+
+fn javascript(folder: &Path) -> Result<(String, Vec<u8>, String), BuildError> {
+    let package = Package::of(folder)?;
+    let wasm = package.build(folder)?;
+    Ok((package.name, wasm, sources::digest(&[folder.to_owned()])?))
 }
 
 /// The digest of the sources that a component says it was built from.
 pub fn built_from(wasm: &[u8]) -> Option<String> {
-    let mut depth = 0;
-    for payload in Parser::new(0).parse_all(wasm) {
-        match payload.ok()? {
-            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
-            Payload::End(_) if depth > 0 => depth -= 1,
-            Payload::CustomSection(section) if depth == 0 && section.name() == SOURCES_SECTION => {
-                return String::from_utf8(section.data().into()).ok();
-            }
-            _ => {}
-        }
-    }
-    None
+    String::from_utf8(sections::find(wasm, sections::SOURCES)?.into()).ok()
 }
 
 /// The ways to build for WebAssembly, in the order in which they are tried.

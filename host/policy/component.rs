@@ -5,10 +5,10 @@
 //! within limits. What comes out is compiled code of a configured snapshot.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
@@ -16,18 +16,21 @@ use wasmtime::{Engine, Trap, component};
 
 use super::artefact::Artefacts;
 use super::bindings::types::{Description, Problem};
-use super::engine::{Engines, MEMORY_LIMIT};
+use super::engine::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
 use super::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
-use super::snapshot;
+use super::{schema, snapshot};
 
 /// The version of `wit/` that this host offers.
 pub const INTERFACE_VERSION: &str = "1.0.0";
 
 const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
-const SIZE_LIMIT: usize = 64 << 20;
+/// Bytes of a module.
+pub const SIZE_LIMIT: usize = 64 << 20;
 /// How long `describe` or `configure` may take.
 const LOAD_DEADLINE: Duration = Duration::from_secs(1);
+/// A module with more memory than this has no place in a pool.
+const SMALL_BYTES: usize = 1024 * 1024;
 
 /// What a policy decides; each kind is a world of `wit/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
@@ -58,6 +61,19 @@ impl Kind {
             Kind::Validation => "inputs",
         }
     }
+
+    /// That interface, as a component exports it.
+    pub fn export(self) -> String {
+        format!("culvert:policy/{}@{INTERFACE_VERSION}", self.interface())
+    }
+
+    /// The function that decides.
+    pub fn decision(self) -> &'static str {
+        match self {
+            Kind::PlanAccess | Kind::TeamRole => "check",
+            Kind::Validation => "validate",
+        }
+    }
 }
 
 impl fmt::Display for Kind {
@@ -77,7 +93,10 @@ pub enum LoadError {
     NotAComponent(String),
     #[error("it imports `{0}`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)")]
     Import(String),
-    #[error("it needs policy API {needs}, this host offers {INTERFACE_VERSION}")]
+    #[error(
+        "it needs policy API {needs}, this host offers {INTERFACE_VERSION}; build it with this release's SDK, or load it \
+         into a host that offers {needs}"
+    )]
     Version { needs: String },
     #[error("it is no {wanted} policy: it exports no `culvert:policy/{}`{}", wanted.interface(), found(.exported))]
     World { wanted: Kind, exported: Option<Kind> },
@@ -91,12 +110,16 @@ pub enum LoadError {
     Configure(Failure),
     #[error("its settings do not fit: {}", problems(.0))]
     Settings(Vec<Problem>),
+    #[error("its own case fails, so it was not built for this host: {0}")]
+    Case(String),
     #[error("its configured state cannot be kept: {0}")]
     Snapshot(String),
     #[error(
         "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
     )]
     FullMemory,
+    #[error("the WebAssembly engine did not start: {0}")]
+    Engine(String),
     #[error("loading it panicked; please report this with the module: {0}")]
     Panic(String),
 }
@@ -114,6 +137,10 @@ fn problems(problems: &[Problem]) -> String {
 }
 
 impl LoadError {
+    pub fn engine(error: wasmtime::Error) -> Self {
+        LoadError::Engine(error.root_cause().to_string())
+    }
+
     pub(super) fn snapshot(error: wasmtime::Error) -> Self {
         LoadError::Snapshot(error.root_cause().to_string())
     }
@@ -140,6 +167,7 @@ pub struct Module {
     pub digest: String,
     pub description: Description,
     pub initial_memory_bytes: usize,
+    size: Size,
 }
 
 /// A configured module, compiled: what lanes instantiate from.
@@ -148,24 +176,39 @@ pub struct Configured {
     pub digest: String,
     pub description: Description,
     pub limits: Limits,
+    pub size: Size,
     artefact: Vec<u8>,
 }
 
 impl Module {
     /// Reads a module and asks it to describe itself.
-    pub fn read(engines: &Engines, wasm: Vec<u8>) -> Result<Self, LoadError> {
-        guarded(|| read(engines, wasm))
+    pub fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Self, LoadError> {
+        guarded(|| read(engines, artefacts, wasm))
     }
 
     /// Takes the settings in and compiles the result.
     pub fn configure(
-        self,
+        &self,
         engines: &Engines,
         artefacts: &Artefacts,
-        settings: &str,
+        settings: &Map<String, Value>,
         limits: Limits,
     ) -> Result<Configured, LoadError> {
         guarded(|| configure(self, engines, artefacts, settings, limits))
+    }
+}
+
+impl Module {
+    /// The component with the settings taken in, not yet compiled.
+    pub fn snapshot(
+        &self,
+        engines: &Engines,
+        settings: &Map<String, Value>,
+        limits: Limits,
+    ) -> Result<Vec<u8>, LoadError> {
+        let settings = Value::Object(settings.clone()).to_string();
+        let load = Limits { deadline: LOAD_DEADLINE, ..limits };
+        guarded(|| snapshot::configured(engines, &self.wasm, &settings, load))
     }
 }
 
@@ -178,7 +221,7 @@ impl Configured {
     }
 }
 
-fn read(engines: &Engines, wasm: Vec<u8>) -> Result<Module, LoadError> {
+fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Module, LoadError> {
     if wasm.len() > SIZE_LIMIT {
         return Err(LoadError::TooLarge);
     }
@@ -186,27 +229,44 @@ fn read(engines: &Engines, wasm: Vec<u8>) -> Result<Module, LoadError> {
         return Err(LoadError::CoreModule);
     }
     let engine = engines.loader();
-    let component = Component::from_binary(engine, &wasm).map_err(|e| LoadError::NotAComponent(chain(&e)))?;
+    let component = compiled(engine, artefacts, &wasm)?;
     let kind = kind_of(engine, &component)?;
     refuse_imports(engine, &component)?;
-    let resources = component.resources_required();
     let description = describe(engine, &component)?;
-    Ok(Module {
-        kind,
-        digest: hex::encode(Sha256::digest(&wasm)),
-        description,
-        initial_memory_bytes: resources
-            .and_then(|needs| needs.max_initial_memory_size)
-            .map_or(0, |pages| usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(64 * 1024)),
-        wasm,
-    })
+    let (initial_memory_bytes, size) = needs(&component);
+    let digest = hex::encode(Sha256::digest(&wasm));
+    Ok(Module { kind, digest, description, initial_memory_bytes, size, wasm })
+}
+
+/// The module as it came, compiled to be described.
+fn compiled(engine: &Engine, artefacts: &Artefacts, wasm: &[u8]) -> Result<Component, LoadError> {
+    let not = |error: wasmtime::Error| LoadError::NotAComponent(chain(&error));
+    let key = artefacts.key(engine, &[b"described", wasm]);
+    if let Some(artefact) = artefacts.find(&key) {
+        // SAFETY: `artefact` was made by the line below, on an engine of the same configuration.
+        return unsafe { Component::deserialize(engine, artefact) }.map_err(not);
+    }
+    let component = Component::from_binary(engine, wasm).map_err(not)?;
+    artefacts.keep(&key, &component.serialize().map_err(not)?);
+    Ok(component)
+}
+
+/// The memory that an instance begins with, and where it is to come from.
+fn needs(component: &Component) -> (usize, Size) {
+    let Some(needs) = component.resources_required() else { return (0, Size::Large) };
+    let bytes = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(64 * 1024);
+    let memory = needs.max_initial_memory_size.map_or(0, bytes);
+    let large = memory > SMALL_BYTES
+        || needs.num_memories > 1
+        || needs.max_initial_table_size.is_some_and(|elements| elements > TABLE_ELEMENTS as u64);
+    (memory, if large { Size::Large } else { Size::Small })
 }
 
 fn configure(
-    module: Module,
+    module: &Module,
     engines: &Engines,
     artefacts: &Artefacts,
-    settings: &str,
+    settings: &Map<String, Value>,
     limits: Limits,
 ) -> Result<Configured, LoadError> {
     if module.initial_memory_bytes > limits.memory_bytes {
@@ -214,20 +274,34 @@ fn configure(
         return Err(LoadError::Memory { needs, given });
     }
     debug_assert!(limits.memory_bytes <= MEMORY_LIMIT, "the configuration is bounded");
-    let engine = &engines.lanes()[0];
+    let settings = Value::Object(settings.clone());
+    check_settings(&module.description, &settings)?;
+    let settings = settings.to_string();
+    let engine = engines.lanes()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
     let artefact = match artefacts.find(&key) {
         Some(artefact) => artefact,
         None => {
             let load = Limits { deadline: LOAD_DEADLINE, ..limits };
-            let snapshot = snapshot::configured(engines, &module.wasm, settings, load)?;
+            let snapshot = snapshot::configured(engines, &module.wasm, &settings, load)?;
             let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
             artefacts.keep(&key, &artefact);
             artefact
         }
     };
-    let Module { kind, digest, description, .. } = module;
-    Ok(Configured { kind, digest, description, limits, artefact })
+    let Module { kind, digest, description, size, .. } = module;
+    let (digest, description) = (digest.clone(), description.clone());
+    Ok(Configured { kind: *kind, digest, description, limits, size: *size, artefact })
+}
+
+fn check_settings(description: &Description, settings: &Value) -> Result<(), LoadError> {
+    let schema = schema::compile(&description.settings_schema).map_err(bad_schema)?;
+    let problems = schema::problems(&schema, settings);
+    if problems.is_empty() { Ok(()) } else { Err(LoadError::Settings(problems)) }
+}
+
+fn bad_schema(problem: String) -> LoadError {
+    LoadError::Describe(Failure::Contract(format!("settings-schema is no JSON Schema: {problem}")))
 }
 
 /// The world of a component, by the interfaces that it exports.
@@ -287,10 +361,7 @@ fn check_description(description: &Description) -> Result<(), LoadError> {
     if let Some(code) = description.codes.iter().find(|code| !crate::error::is_code(&code.code)) {
         return invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code));
     }
-    if let Err(error) = serde_json::from_str::<serde_json::Map<_, _>>(&description.settings_schema) {
-        return invalid(format!("settings-schema is no JSON object: {error}"));
-    }
-    Ok(())
+    schema::compile(&description.settings_schema).map(drop).map_err(bad_schema)
 }
 
 /// A function of the `module` interface, which is the same in every world.
@@ -320,7 +391,8 @@ fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Resul
 
 /// An error with its causes, on one line.
 fn chain(error: &wasmtime::Error) -> String {
-    error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Debug for Module {
@@ -328,6 +400,3 @@ impl fmt::Debug for Module {
         write!(f, "Module({} {})", self.kind, self.description.name)
     }
 }
-
-/// Shared by every lane.
-pub type Shared = Arc<Configured>;

@@ -2,8 +2,6 @@
 
 use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
 use super::bindings::{plans, roles, types};
-use super::call::Failed;
-use super::live::Set;
 use crate::domain::access::{CountryAction, RuleType};
 use crate::domain::action::Action;
 use crate::domain::caller::{Caller, Role, ScopeKind};
@@ -20,23 +18,13 @@ use crate::error::Fault;
 use crate::gate::{Part, Wants};
 use crate::store::facts::Facts;
 
-impl Set {
-    /// What a plan includes, remembered: it is a pure function of the plan's name.
-    pub fn known_entitlement(&self, plan: &str) -> Result<Option<Entitlement>, Failed> {
-        if let Some(known) = self.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
-            return Ok(known);
-        }
-        let entitlement = self.entitlements_of(plan)?.map(|e| Entitlement {
-            api_access: e.api_access,
-            tunnel_limit: e.tunnel_limit,
-            bandwidth_limit_bytes: e.bandwidth_limit_bytes,
-            premium_network: e.premium_network,
-            extra_ports_per_tunnel: e.extra_ports_per_tunnel,
-        });
-        if let Ok(mut known) = self.entitlements.write() {
-            known.insert(plan.into(), entitlement.clone());
-        }
-        Ok(entitlement)
+pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
+    Entitlement {
+        api_access: entitlement.api_access,
+        tunnel_limit: entitlement.tunnel_limit,
+        bandwidth_limit_bytes: entitlement.bandwidth_limit_bytes,
+        premium_network: entitlement.premium_network,
+        extra_ports_per_tunnel: entitlement.extra_ports_per_tunnel,
     }
 }
 
@@ -50,7 +38,12 @@ pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: Want
             extra_ports: counters.extra_ports,
             bytes_this_month: counters.bytes_this_month,
         },
-        wants: plans::Wants { premium_network: wants.premium_network, extra_ports: wants.extra_ports },
+        wants: plans::Wants {
+            premium_network: wants.premium_network,
+            extra_ports: wants.extra_ports,
+            subdomain: wants.subdomain,
+            domain: wants.domain,
+        },
         attributes: Vec::new(),
     }
 }

@@ -3,13 +3,14 @@
 //! Decisions run on *lanes*: an engine for each processor, each with a pool of instances of its
 //! own, for one engine shared by two threads decides hardly more than one thread does. A module is
 //! compiled once and brought to every lane as compiled code. Loading runs on an engine apart,
-//! which allocates on demand and so is not bound by the pool's sizes.
+//! which allocates on demand and so is not bound by the pool's sizes; so do large modules, such as
+//! those that bring an interpreter along.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use wasmtime::{Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig};
+use wasmtime::{Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
 /// The unit of every deadline.
 pub const TICK: Duration = Duration::from_millis(1);
@@ -26,18 +27,45 @@ const MEMORY_GUARD: u64 = 64 << 10;
 
 /// The most memory that a module can be given.
 pub const MEMORY_LIMIT: usize = MEMORY_RESERVATION as usize;
+/// Elements of one table. A Rust guest has some hundreds, an interpreter some thousands.
+pub const TABLE_ELEMENTS: usize = 20_000;
 
 pub struct Engines {
     loader: Engine,
-    lanes: Vec<Engine>,
+    lanes: Vec<LaneEngines>,
+}
+
+/// The engines of one lane. Compiled code runs on either.
+pub struct LaneEngines {
+    pooled: Engine,
+    on_demand: Engine,
+}
+
+/// Where instances of a module come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// A pool, in a microsecond.
+    Small,
+    /// Fresh memory, in some tens.
+    Large,
+}
+
+impl LaneEngines {
+    pub fn of(&self, size: Size) -> &Engine {
+        match size {
+            Size::Small => &self.pooled,
+            Size::Large => &self.on_demand,
+        }
+    }
 }
 
 impl Engines {
     /// Engines with so many lanes, at least one, and a thread that ticks for as long as they live.
     pub fn new(lanes: usize) -> wasmtime::Result<Self> {
-        let loader = Engine::new(&base())?;
+        let loader = loader()?;
         let lanes = (0..lanes.max(1)).map(|_| lane()).collect::<wasmtime::Result<Vec<_>>>()?;
-        tick(lanes.iter().chain([&loader]).map(Engine::weak).collect());
+        let engines = lanes.iter().flat_map(|lane| [&lane.pooled, &lane.on_demand]);
+        tick(engines.chain([&loader]).map(Engine::weak).collect());
         Ok(Self { loader, lanes })
     }
 
@@ -45,7 +73,7 @@ impl Engines {
         &self.loader
     }
 
-    pub fn lanes(&self) -> &[Engine] {
+    pub fn lanes(&self) -> &[LaneEngines] {
         &self.lanes
     }
 }
@@ -59,6 +87,13 @@ pub fn lane_of_this_thread(lanes: usize) -> usize {
         thread.set(Some(number));
         number % lanes
     })
+}
+
+/// An engine that counts what its guests do, for the authors' tools. Nobody watches its clock.
+pub fn counting() -> wasmtime::Result<Engine> {
+    let mut config = base();
+    config.consume_fuel(true).epoch_interruption(false);
+    Engine::new(&config)
 }
 
 /// What all engines have in common. Compiled code moves between engines that agree on it.
@@ -77,7 +112,18 @@ fn base() -> Config {
     config
 }
 
-fn lane() -> wasmtime::Result<Engine> {
+/// What is compiled here runs once or twice: the sooner it is compiled, the better.
+fn loader() -> wasmtime::Result<Engine> {
+    let mut config = base();
+    config.cranelift_opt_level(OptLevel::None);
+    Engine::new(&config)
+}
+
+fn lane() -> wasmtime::Result<LaneEngines> {
+    Ok(LaneEngines { pooled: pooled()?, on_demand: Engine::new(&base())? })
+}
+
+fn pooled() -> wasmtime::Result<Engine> {
     let mut pool = PoolingAllocationConfig::default();
     pool.total_component_instances(INSTANCES)
         .total_core_instances(INSTANCES * PER_COMPONENT)
@@ -86,6 +132,7 @@ fn lane() -> wasmtime::Result<Engine> {
         .max_core_instances_per_component(PER_COMPONENT)
         .max_tables_per_component(PER_COMPONENT)
         .max_memory_size(MEMORY_LIMIT)
+        .table_elements(TABLE_ELEMENTS)
         .linear_memory_keep_resident(KEEP_RESIDENT)
         .table_keep_resident(4 * 1024)
         .pagemap_scan(Enabled::No);

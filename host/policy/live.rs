@@ -5,76 +5,138 @@
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
+use chrono::{DateTime, Utc};
 use wasmtime::Engine;
 use wasmtime::component::{Component, InstancePre};
 
 use super::bindings::plan_access::PlanAccessPre;
 use super::bindings::team_role::TeamRolePre;
 use super::bindings::validation::ValidationPre;
+use super::call::Failed;
+use super::chain::{Loaded, Mode};
 use super::component::{Configured, Kind, LoadError};
 use super::engine::{self, Engines};
+use super::meters::{Meters, ModuleMeters};
+use super::question::{Answer, Question};
 use super::sandbox::{self, Sandbox};
 use crate::domain::plan::Entitlement;
 
-/// One module on one lane, ready to be instantiated.
-pub struct Decider<P> {
-    pub instances: P,
-    pub module: Arc<Configured>,
-}
-
-/// The chains, on one engine.
-pub struct Lane {
-    pub engine: Engine,
-    pub plan_access: Vec<Decider<PlanAccessPre<Sandbox>>>,
-    pub team_role: Vec<Decider<TeamRolePre<Sandbox>>>,
-    pub validation: Vec<Decider<ValidationPre<Sandbox>>>,
-}
-
 pub struct Set {
+    /// Counts the sets of this process, from 1.
+    pub generation: u64,
+    pub loaded_at: DateTime<Utc>,
     lanes: Vec<Lane>,
-    modules: Vec<Arc<Configured>>,
+    modules: Vec<Loaded>,
     /// What plans include: a pure function of the plan's name, asked once for each.
     pub entitlements: RwLock<HashMap<String, Option<Entitlement>>>,
 }
 
+/// The chains, on one engine.
+#[derive(Default)]
+struct Lane {
+    plan_access: Chain,
+    team_role: Chain,
+    validation: Chain,
+}
+
+/// The modules of one kind.
+#[derive(Default)]
+pub struct Chain {
+    pub enforced: Vec<Decider>,
+    pub shadows: Vec<Decider>,
+}
+
+/// One module on one lane, ready to be instantiated.
+pub struct Decider {
+    pub engine: Engine,
+    pub instances: Instances,
+    pub module: Arc<Configured>,
+    pub meters: Arc<ModuleMeters>,
+}
+
+pub enum Instances {
+    PlanAccess(PlanAccessPre<Sandbox>),
+    TeamRole(TeamRolePre<Sandbox>),
+    Validation(ValidationPre<Sandbox>),
+}
+
 impl Set {
     /// The modules in the order of the configuration.
-    pub fn new(engines: &Engines, modules: Vec<Arc<Configured>>) -> Result<Self, LoadError> {
-        let lanes = engines.lanes().iter().map(|engine| lane(engine, &modules)).collect::<Result<_, _>>()?;
-        Ok(Self { lanes, modules, entitlements: RwLock::default() })
+    pub fn new(
+        engines: &Engines,
+        meters: &Meters,
+        modules: Vec<Loaded>,
+        generation: u64,
+        loaded_at: DateTime<Utc>,
+    ) -> Result<Self, LoadError> {
+        let counted: Vec<_> = modules.iter().map(|loaded| Arc::new(meters.of(&loaded.module))).collect();
+        let lanes = engines.lanes().iter().map(|engines| {
+            let mut lane = Lane::default();
+            for (Loaded { entry, module }, meters) in modules.iter().zip(&counted) {
+                let engine = engines.of(module.size);
+                let decider = Decider {
+                    engine: engine.clone(),
+                    instances: instances(engine, &module.on(engine)?, module.kind)?,
+                    module: module.clone(),
+                    meters: meters.clone(),
+                };
+                let chain = lane.chain_mut(module.kind);
+                match entry.mode {
+                    Mode::Enforce => chain.enforced.push(decider),
+                    Mode::Shadow => chain.shadows.push(decider),
+                }
+            }
+            Ok(lane)
+        });
+        let lanes = lanes.collect::<Result<_, LoadError>>()?;
+        Ok(Self { generation, loaded_at, lanes, modules, entitlements: RwLock::default() })
     }
 
-    /// The lane of the thread that asks.
-    pub fn lane(&self) -> &Lane {
-        &self.lanes[engine::lane_of_this_thread(self.lanes.len())]
+    /// The modules of a kind, on the lane of the thread that asks.
+    pub fn chain(&self, kind: Kind) -> &Chain {
+        self.lanes[engine::lane_of_this_thread(self.lanes.len())].chain(kind)
     }
 
-    pub fn modules(&self) -> &[Arc<Configured>] {
+    /// Whether any module knows a plan, asked without anybody watching.
+    pub fn knows(&self, plan: &str) -> Result<bool, Failed> {
+        let question = Question::Entitlements(plan.into());
+        for decider in &self.chain(Kind::PlanAccess).enforced {
+            if matches!(decider.ask(&question)?, Answer::Entitlement(Some(_))) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub fn modules(&self) -> &[Loaded] {
         &self.modules
     }
 }
 
-fn lane(engine: &Engine, modules: &[Arc<Configured>]) -> Result<Lane, LoadError> {
-    let mut lane =
-        Lane { engine: engine.clone(), plan_access: Vec::new(), team_role: Vec::new(), validation: Vec::new() };
-    for module in modules {
-        let component = module.on(engine)?;
-        match module.kind {
-            Kind::PlanAccess => lane.plan_access.push(decider(engine, &component, module, PlanAccessPre::new)?),
-            Kind::TeamRole => lane.team_role.push(decider(engine, &component, module, TeamRolePre::new)?),
-            Kind::Validation => lane.validation.push(decider(engine, &component, module, ValidationPre::new)?),
+impl Lane {
+    fn chain(&self, kind: Kind) -> &Chain {
+        match kind {
+            Kind::PlanAccess => &self.plan_access,
+            Kind::TeamRole => &self.team_role,
+            Kind::Validation => &self.validation,
         }
     }
-    Ok(lane)
+
+    fn chain_mut(&mut self, kind: Kind) -> &mut Chain {
+        match kind {
+            Kind::PlanAccess => &mut self.plan_access,
+            Kind::TeamRole => &mut self.team_role,
+            Kind::Validation => &mut self.validation,
+        }
+    }
 }
 
-fn decider<P>(
-    engine: &Engine,
-    component: &Component,
-    module: &Arc<Configured>,
-    typed: fn(InstancePre<Sandbox>) -> wasmtime::Result<P>,
-) -> Result<Decider<P>, LoadError> {
+fn instances(engine: &Engine, component: &Component, kind: Kind) -> Result<Instances, LoadError> {
+    let typed = |instances: InstancePre<Sandbox>| match kind {
+        Kind::PlanAccess => PlanAccessPre::new(instances).map(Instances::PlanAccess),
+        Kind::TeamRole => TeamRolePre::new(instances).map(Instances::TeamRole),
+        Kind::Validation => ValidationPre::new(instances).map(Instances::Validation),
+    };
     let instances = sandbox::linker(engine).instantiate_pre(component).and_then(typed);
-    let instances = instances.map_err(|e| LoadError::Contract(e.root_cause().to_string()))?;
-    Ok(Decider { instances, module: module.clone() })
+    instances.map_err(|error| LoadError::Contract(error.root_cause().to_string()))
 }

@@ -29,6 +29,8 @@ pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits
     configure(&mut store, &instance, settings)?;
 
     sandbox::extend_deadline(&mut store, limits);
+    // The whole memory is read, and some more where it is in several pieces.
+    store.set_hostcall_fuel(2 * limits.memory_bytes);
     let mut state = State { store, instance, memory_bytes: limits.memory_bytes, failed: None };
     // Nothing in it waits: `State` answers at once.
     let snapshot = wizer.snapshot_component(&context, &mut state).now_or_never();

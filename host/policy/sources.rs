@@ -9,8 +9,8 @@ use std::process::Command;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-/// Folders inside a crate that do not go into the module.
-const NOT_SOURCES: [&str; 3] = ["target", "cases", "tests"];
+/// What is inside a project and does not go into the module's code.
+const NOT_SOURCES: [&str; 6] = ["target", "node_modules", "cases", "tests", "Cargo.lock", "package-lock.json"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum SourcesError {
@@ -108,24 +108,29 @@ impl Sources {
         &self.folders
     }
 
-    /// SHA-256 over every file's name and content, in hexadecimal.
+    /// What the module is made from, in one number.
     pub fn digest(&self) -> Result<String, SourcesError> {
-        let mut digest = Sha256::new();
-        for folder in &self.folders {
-            let mut files = Vec::new();
-            collect(folder, &mut files).map_err(|error| SourcesError::File { path: folder.clone(), error })?;
-            files.sort();
-            for path in files {
-                let content = fs::read(&path).map_err(|error| SourcesError::File { path: path.clone(), error })?;
-                let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
-                for part in [name.as_bytes(), &content] {
-                    digest.update((part.len() as u64).to_le_bytes());
-                    digest.update(part);
-                }
+        digest(&self.folders)
+    }
+}
+
+/// SHA-256 over every file's name and content, in hexadecimal.
+pub fn digest(folders: &[PathBuf]) -> Result<String, SourcesError> {
+    let mut digest = Sha256::new();
+    for folder in folders {
+        let mut files = Vec::new();
+        collect(folder, &mut files).map_err(|error| SourcesError::File { path: folder.clone(), error })?;
+        files.sort();
+        for path in files {
+            let content = fs::read(&path).map_err(|error| SourcesError::File { path: path.clone(), error })?;
+            let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
+            for part in [name.as_bytes(), &content] {
+                digest.update((part.len() as u64).to_le_bytes());
+                digest.update(part);
             }
         }
-        Ok(hex::encode(digest.finalize()))
     }
+    Ok(hex::encode(digest.finalize()))
 }
 
 impl Metadata {
@@ -163,7 +168,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') || NOT_SOURCES.contains(&name.as_ref()) || name == "Cargo.lock" {
+        if name.starts_with('.') || name.ends_with(".wasm") || NOT_SOURCES.contains(&name.as_ref()) {
             continue;
         }
         if entry.file_type()?.is_dir() {

@@ -100,6 +100,7 @@ async fn deliver(app: &App, delivery: Delivery) {
         event_id = %delivery.event_id, webhook_id = %delivery.webhook_id, attempt = delivery.attempt,
         status = outcome.status_code, error = outcome.error.map(tracing::field::display), "delivered"
     );
+    app.meters.count_delivery(&outcome);
     if let Err(error) = app.store.settle_delivery(delivery, outcome).await {
         tracing::warn!(%error, "how a delivery came out could not be noted; it will be made again");
     }

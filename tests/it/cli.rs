@@ -176,7 +176,7 @@ async fn a_wrong_setting_is_named() {
     CULVERT_RATE_LIMIT__PER_HOUR=1
       2: culvert: rate_limit.per_hour: there is no such setting; there are per_minute, per_day, failed_auth_per_minute (in `CULVERT_` environment variable(s))
     CULVERT_TRUSTED_PROXIES=["everybody"]
-      2: culvert: trusted_proxies.0: invalid IP address syntax (in `CULVERT_` environment variable(s))
+      2: culvert: trusted_proxies[0]: invalid IP address syntax (in `CULVERT_` environment variable(s))
     CULVERT_NODE__PORTS=30000-20000
       2: culvert: node.ports: `30000-20000` is no range of ports, such as 20000-29999 (in `CULVERT_` environment variable(s))
     CULVERT_NODE__HOSTNAME=a b
@@ -184,7 +184,7 @@ async fn a_wrong_setting_is_named() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in `CULVERT_` environment variable(s))
     "#);
     // The file is read as well, and says where it is wrong.
     let place = Place::new(crate::support::host::Engine::Sqlite).await;

@@ -2,7 +2,7 @@
 //! nothing of what is inside.
 
 use culvert::config::Config;
-use culvert::policy::PolicyConfig;
+use culvert::policy::chain::PolicyConfig;
 use culvert::policy::component::Kind;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use culvert::policy::artefact::Artefacts;
 use culvert::policy::build;
-use culvert::policy::cases;
+use culvert::policy::cases::File;
+use culvert::policy::chain::{Loader, PolicyConfig, Trust};
 use culvert::policy::component::Module;
 use culvert::policy::engine::Engines;
+use culvert::policy::sandbox::Limits;
 use culvert::policy::sources::Sources;
-use culvert::policy::{self, PolicyConfig};
 
 use crate::support::artefacts;
 
@@ -58,19 +59,13 @@ fn every_case_holds_and_every_rule_has_one() {
     let (engines, artefacts) = (engines(), artefacts());
     for name in SHIPPED {
         for wasm in builds(name) {
-            let module = Module::read(&engines, wasm.clone()).unwrap();
+            let module = Module::read(&engines, &artefacts, wasm.clone()).unwrap();
             let declared: BTreeSet<String> = module.description.rules.iter().map(|rule| rule.id.clone()).collect();
             let mut met = BTreeSet::new();
-            for file in std::fs::read_dir(format!("policies/{name}/cases")).unwrap() {
-                let path = file.unwrap().path();
-                for outcome in cases::run(&engines, &artefacts, &wasm, &path).unwrap() {
-                    assert!(
-                        outcome.differences.is_empty(),
-                        "{}: {}: {:?}",
-                        path.display(),
-                        outcome.name,
-                        outcome.differences
-                    );
+            for file in File::read_all(Path::new(&format!("policies/{name}/cases"))).unwrap() {
+                for outcome in file.run(&engines, &artefacts, &module, Limits::generous()).unwrap() {
+                    let (case, differences) = (outcome.name, outcome.differences);
+                    assert!(differences.is_empty(), "{name}, {}: {case}: {differences:?}", file.file);
                     met.extend(outcome.rules);
                 }
             }
@@ -82,13 +77,8 @@ fn every_case_holds_and_every_rule_has_one() {
 /// What an operator got wrong is one line that names the entry, and nothing is loaded.
 #[test]
 fn a_wrong_chain_is_one_line() {
-    let engines = engines();
-    let load = |chain: &[PolicyConfig]| {
-        policy::load(&engines, &Artefacts::none(), chain, Path::new("."))
-            .err()
-            .map(|e| e.to_string())
-            .unwrap_or_default()
-    };
+    let loader = Loader { engines: engines(), artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
+    let load = |chain: &[PolicyConfig]| loader.load(chain).err().map(|e| e.to_string()).unwrap_or_default();
     let with = |change: fn(&mut PolicyConfig)| {
         let mut chain = PolicyConfig::shipped();
         change(&mut chain[0]);
@@ -96,7 +86,7 @@ fn a_wrong_chain_is_one_line() {
     };
     assert_eq!(
         load(&PolicyConfig::shipped()[..2]),
-        "policy: no module of kind validation is named; add one, for instance `module = \"builtin:validation\"`"
+        "policy: no module of kind validation decides; add one, for instance `module = \"builtin:validation\"`"
     );
     assert_eq!(
         with(|entry| entry.module = "builtin:magic".into()),
@@ -117,7 +107,7 @@ fn a_wrong_chain_is_one_line() {
         entry.sha256 = Some("00".into());
     });
     assert!(wrong.starts_with("policy[0].sha256: ./policies/dist/plan-access.wasm has the digest "), "{wrong}");
-    assert_eq!(with(|entry| entry.deadline_ms = 0), "policy[0].deadline_ms: must be between 1 and 10000");
+    assert_eq!(with(|entry| entry.deadline_ms = 0), "policy[0].deadline_ms: must be between 1 and 1000");
     assert_eq!(with(|entry| entry.memory_kib = 1), "policy[0].memory_kib: must be between 64 and 65536");
     assert_eq!(
         with(|entry| entry.memory_kib = 64),
@@ -127,6 +117,35 @@ fn a_wrong_chain_is_one_line() {
         with(|entry| drop(
             entry.settings.insert("plans".into(), serde_json::json!({"a": {"remote_actions": ["fly"]}}))
         )),
-        "policy[0] (builtin:plan-access): its settings do not fit: plans.a: `fly` is none of start, stop, restart, stop_all, restart_agent"
+        "policy[0].settings.plans.a.remote_actions[0]: \"fly\" is none of \"start\", \"stop\", \"restart\", \"stop_all\", \"restart_agent\""
     );
+}
+
+/// The interface 1.0.0 is what it was, and a module of each world that was built for it loads and
+/// decides as before: it carries the cases that it passed then.
+#[test]
+fn what_was_built_for_an_earlier_interface_still_decides() {
+    for file in std::fs::read_dir("tests/it/frozen/1.0.0").unwrap() {
+        let frozen = file.unwrap().path();
+        let now = Path::new("wit").join(frozen.file_name().unwrap());
+        assert_eq!(
+            std::fs::read_to_string(&now).unwrap(),
+            std::fs::read_to_string(&frozen).unwrap(),
+            "{}",
+            now.display()
+        );
+    }
+    let (engines, artefacts) = (engines(), artefacts());
+    for name in SHIPPED {
+        let wasm = std::fs::read(dist(&format!("{name}@1.0.0"))).unwrap();
+        let files = File::bundled(&wasm).unwrap();
+        let module = Module::read(&engines, &artefacts, wasm).unwrap();
+        let outcomes =
+            files.iter().flat_map(|file| file.run(&engines, &artefacts, &module, Limits::generous()).unwrap());
+        let outcomes: Vec<_> = outcomes.collect();
+        assert!(outcomes.len() > 5, "{name} has lost its cases");
+        for outcome in outcomes {
+            assert!(outcome.differences.is_empty(), "{name}: {}: {:?}", outcome.name, outcome.differences);
+        }
+    }
 }

@@ -7,11 +7,19 @@ use std::time::Duration;
 use culvert::policy::artefact::Artefacts;
 use culvert::policy::bindings::roles::Ask;
 use culvert::policy::bindings::types::{Caller, Scope, Verdict};
-use culvert::policy::component::{LoadError, Module as Policy};
+use culvert::policy::chain::{Loaded, PolicyConfig};
+use culvert::policy::component::{Kind, LoadError, Module as Policy};
 use culvert::policy::engine::Engines;
 use culvert::policy::live::Set;
+use culvert::policy::observer::Observer;
+use culvert::policy::pinned::Pinned;
+use culvert::policy::records::RecordsConfig;
 use culvert::policy::sandbox::Limits;
+use culvert_agent::clock::Clock;
+use prometheus_client::registry::Registry;
+use serde_json::Map;
 
+use crate::support::host::start_of_time;
 use crate::support::hostile::{DENY, GOOD, Module};
 
 const LIMITS: Limits = Limits { deadline: Duration::from_millis(50), memory_bytes: 256 * 1024 };
@@ -20,14 +28,23 @@ fn engines() -> Engines {
     Engines::new(1).unwrap()
 }
 
-fn load(module: &Module) -> Result<Set, LoadError> {
+fn load(module: &Module) -> Result<Pinned, LoadError> {
     load_wasm(module.component())
 }
 
-fn load_wasm(wasm: Vec<u8>) -> Result<Set, LoadError> {
-    let engines = engines();
-    let configured = Policy::read(&engines, wasm)?.configure(&engines, &Artefacts::none(), "{}", LIMITS)?;
-    Set::new(&engines, vec![Arc::new(configured)])
+fn load_wasm(wasm: Vec<u8>) -> Result<Pinned, LoadError> {
+    let (engines, clock) = (engines(), Clock::manual(start_of_time()));
+    let module = Policy::read(&engines, &Artefacts::none(), wasm)?.configure(
+        &engines,
+        &Artefacts::none(),
+        &Map::new(),
+        LIMITS,
+    )?;
+    let entry = PolicyConfig::builtin(Kind::TeamRole);
+    let loaded = vec![Loaded { entry, module: Arc::new(module) }];
+    let observer = Observer::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
+    let set = Set::new(&engines, &observer.meters, loaded, 1, clock.now())?;
+    Ok(Pinned::new(Arc::new(set), Arc::new(observer), None))
 }
 
 fn ask() -> Ask {
@@ -52,7 +69,7 @@ fn decision(check: &'static str) -> String {
 }
 
 fn decision_of(module: &Module) -> String {
-    load(module).unwrap().team_role(&ask()).unwrap_err().to_string()
+    load(module).unwrap().team_role(ask()).unwrap_err().to_string()
 }
 
 fn load_failure(module: &Module) -> String {
@@ -61,8 +78,8 @@ fn load_failure(module: &Module) -> String {
 
 #[test]
 fn a_good_one_decides() {
-    assert_eq!(load(&GOOD).unwrap().team_role(&ask()).unwrap(), Verdict::Allow);
-    let denied = load(&Module { check: DENY, ..GOOD }).unwrap().team_role(&ask()).unwrap();
+    assert_eq!(load(&GOOD).unwrap().team_role(ask()).unwrap(), Verdict::Allow);
+    let denied = load(&Module { check: DENY, ..GOOD }).unwrap().team_role(ask()).unwrap();
     let Verdict::Deny(denial) = denied else { panic!("{denied:?}") };
     assert_eq!((denial.code.as_str(), denial.rule.as_str()), ("test_denied", "test-rule"));
 }
@@ -148,7 +165,7 @@ fn nothing_passes_from_one_decision_to_the_next() {
     };
     let set = load(&module).unwrap();
     for _ in 0..3 {
-        assert_eq!(set.team_role(&ask()).unwrap(), Verdict::Allow);
+        assert_eq!(set.team_role(ask()).unwrap(), Verdict::Allow);
     }
 }
 
@@ -162,7 +179,7 @@ fn what_configure_leaves_behind_is_there_for_every_decision() {
     };
     let set = load(&module).unwrap();
     for _ in 0..3 {
-        assert!(matches!(set.team_role(&ask()).unwrap(), Verdict::Deny(_)));
+        assert!(matches!(set.team_role(ask()).unwrap(), Verdict::Deny(_)));
     }
 }
 
@@ -205,7 +222,7 @@ fn a_memory_with_a_maximum_needs_room_to_be_read() {
         "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
     );
     let roomy = Module { memory: r#"(memory (export "memory") 1 3)"#, ..GOOD };
-    assert_eq!(load(&roomy).unwrap().team_role(&ask()).unwrap(), Verdict::Allow);
+    assert_eq!(load(&roomy).unwrap().team_role(ask()).unwrap(), Verdict::Allow);
 }
 
 #[test]
@@ -233,7 +250,10 @@ fn what_is_no_policy_is_said_so() {
     assert!(error(b"hello".into()).starts_with("it is no WebAssembly component: "));
     assert!(error(Vec::new()).starts_with("it is no WebAssembly component: "));
     let other = wat::parse_str(r#"(component (instance (export "culvert:policy/roles@1.3.0")))"#).unwrap();
-    assert_eq!(error(other), "it needs policy API 1.3.0, this host offers 1.0.0");
+    assert_eq!(
+        error(other),
+        "it needs policy API 1.3.0, this host offers 1.0.0; build it with this release's SDK, or load it into a host that offers 1.3.0"
+    );
     let foreign = wat::parse_str(r#"(component (instance (export "some:thing/else@1.0.0")))"#).unwrap();
     assert_eq!(
         error(foreign),

@@ -62,7 +62,10 @@ fn limit_strangers(app: &App, req: &Request, error: Error) -> Error {
     let client = client_address(req, &app.config.trusted_proxies);
     match app.strangers.count(client, app.clock.moment()) {
         None => error,
-        Some(wait) => Error::new(Code::RateLimited, "Too many failed authentications from this address.").after(wait),
+        Some(wait) => {
+            app.meters.count_refusal("address");
+            Error::new(Code::RateLimited, "Too many failed authentications from this address.").after(wait)
+        }
     }
 }
 

@@ -31,7 +31,8 @@ impl Handler for RateLimit {
         match app.limits.count(&app.store, key_id, app.clock.now()).await {
             Ok(standing) => {
                 standing.tell(res);
-                let Some(refused) = standing.refusal() else { return };
+                let Some((window, refused)) = standing.refusal() else { return };
+                app.meters.count_refusal(window);
                 problem::render(res, &refused, &app.docs_url, RequestId::of(depot));
             }
             Err(error) => problem::render(res, &error, &app.docs_url, RequestId::of(depot)),
@@ -62,13 +63,14 @@ impl Standing {
         headers.insert("x-ratelimit-remaining", HeaderValue::from(self.remaining));
     }
 
-    fn refusal(self) -> Option<Error> {
+    /// The window that is full, and what the client is told.
+    fn refusal(self) -> Option<(&'static str, Error)> {
         let (by, wait) = self.refused?;
-        let code = match by {
-            RefusedBy::Minute => Code::RateLimited,
-            RefusedBy::Day => Code::DailyQuotaExceeded,
+        let (window, code) = match by {
+            RefusedBy::Minute => ("minute", Code::RateLimited),
+            RefusedBy::Day => ("day", Code::DailyQuotaExceeded),
         };
-        Some(Error::of(code).after(wait))
+        Some((window, Error::of(code).after(wait)))
     }
 }
 

@@ -19,13 +19,20 @@ impl RequestId {
     }
 }
 
+/// The route of a request, as the specification writes it.
+#[derive(Clone, Copy)]
+pub struct Route(pub &'static str);
+
 pub struct Trace(pub Arc<App>);
 
 #[async_trait]
 impl Handler for Trace {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let clock = &self.0.clock;
-        let id = clock.id().to_string();
+        let id = clock.id();
+        let policies = self.0.policies.pin(Some(id));
+        let (id, generation) = (id.to_string(), policies.generation());
+        depot.insert_typed(policies);
         let (method, path, started) = (req.method().clone(), req.uri().path().to_owned(), clock.moment());
         let span = tracing::info_span!("request", %id, %method, path);
         depot.insert_typed(RequestId(id.clone()));
@@ -33,8 +40,12 @@ impl Handler for Trace {
         if let Ok(id) = HeaderValue::from_str(&id) {
             res.headers_mut().insert("x-request-id", id);
         }
+        // Whatever the request asked was answered by this one.
+        res.headers_mut().insert("x-policy-generation", HeaderValue::from(generation));
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
-        let micros = clock.moment().since(started).as_micros() as u64;
-        tracing::info!(parent: &span, status, micros, "answered");
+        let took = clock.moment().since(started);
+        let route = depot.get_typed::<Route>().map_or("none", |route| route.0);
+        self.0.meters.http.count(method.as_str(), route, status, took);
+        tracing::info!(parent: &span, status, micros = took.as_micros() as u64, "answered");
     }
 }

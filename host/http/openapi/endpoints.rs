@@ -108,6 +108,7 @@ fn responses(row: &Row, schemas: &mut Schemas) -> Value {
     let data = (row.response)(&mut schemas.answers);
     let mut headers = json!({
         "X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"},
+        "X-Policy-Generation": {"$ref": "#/components/headers/X-Policy-Generation"},
         "X-RateLimit-Limit": {"$ref": "#/components/headers/X-RateLimit-Limit"},
         "X-RateLimit-Remaining": {"$ref": "#/components/headers/X-RateLimit-Remaining"},
     });

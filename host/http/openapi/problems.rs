@@ -38,8 +38,10 @@ fn response(status: u16, problem: &Schema, docs_url: &str) -> Value {
 }
 
 fn headers(status: u16) -> Value {
-    let mut headers = json!({"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}});
+    let mut headers = json!({});
     let mut add = |name: &str| headers[name] = json!({"$ref": format!("#/components/headers/{name}")});
+    add("X-Request-Id");
+    add("X-Policy-Generation");
     if !matches!(status, 401 | 410) {
         add("X-RateLimit-Limit");
         add("X-RateLimit-Remaining");

@@ -114,7 +114,7 @@ mod tests {
             },
             action: action.into(),
             usage: Usage { tunnels, webhook_endpoints: 0, extra_ports: u32::MAX, bytes_this_month: 0 },
-            wants: Wants { premium_network: false, extra_ports: 0 },
+            wants: Wants { premium_network: false, extra_ports: 0, subdomain: None, domain: None },
             attributes: Vec::new(),
         }
     }

@@ -23,7 +23,7 @@ impl Policy {
             summary: "What owners, admins and members of a Team may do".into(),
             rules: rules::RULES.map(|(id, summary)| Rule { id: id.into(), summary: summary.into() }).into(),
             codes: rules::CODES.map(|(code, text)| Code { code: code.into(), text: text.into() }).into(),
-            settings_schema: r#"{"type":"object","additionalProperties":false}"#.into(),
+            settings_schema: r#"{"type":"object","additionalProperties":false,"properties":{}}"#.into(),
         }
     }
 

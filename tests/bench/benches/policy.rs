@@ -5,7 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
 use std::hint::black_box;
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,16 @@ use culvert::domain::usage::Counters;
 use culvert::gate::Wants;
 use culvert::policy::artefact::Artefacts;
 use culvert::policy::bindings::types::Verdict;
+use culvert::policy::chain::{Loader, PolicyConfig, Trust};
+use culvert::policy::convert;
 use culvert::policy::engine::Engines;
 use culvert::policy::live::Set;
-use culvert::policy::{self, PolicyConfig, convert};
+use culvert::policy::observer::Observer;
+use culvert::policy::pinned::Pinned;
+use culvert::policy::records::RecordsConfig;
+use culvert_agent::clock::Clock;
 use culvert_bench::{median, race, verdict};
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -96,7 +102,7 @@ fn on_two_cores(plans: &Value) {
 }
 
 /// How many decisions some threads make in a while.
-fn decided(set: &Set, threads: usize) -> u64 {
+fn decided(set: &Pinned, threads: usize) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let decide = || {
@@ -121,15 +127,19 @@ fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1000.0
 }
 
-fn loaded(plans: &Value, lanes: usize) -> Set {
+fn loaded(plans: &Value, lanes: usize) -> Pinned {
     let engines = Engines::new(lanes).unwrap();
     let mut chain = PolicyConfig::shipped();
     chain[0].settings.insert("plans".into(), plans.clone());
-    policy::load(&engines, &Artefacts::none(), &chain, Path::new(".")).unwrap()
+    let loader = Loader { engines, artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
+    let (loaded, clock) = (loader.load(&chain).unwrap(), Clock::system());
+    let observer = Observer::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
+    let set = Set::new(&loader.engines, &observer.meters, loaded, 1, clock.now()).unwrap();
+    Pinned::new(Arc::new(set), Arc::new(observer), None)
 }
 
 /// As the gate asks: the question is made of what the host knows, and the answer taken apart.
-fn ours(set: &Set, plan: &str, tunnels: u32) -> bool {
+fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
     let caller = Caller {
         key_id: Uuid::nil(),
         account_id: Uuid::nil(),
@@ -138,9 +148,9 @@ fn ours(set: &Set, plan: &str, tunnels: u32) -> bool {
         grants: Grants::default(),
     };
     let counters = Counters { tunnels, extra_ports: 0, webhook_endpoints: 0, bytes_this_month: 1_000_000 };
-    let wants = Wants { premium_network: false, extra_ports: 0 };
+    let wants = Wants::default();
     let ask = convert::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
-    matches!(set.plan_access(&ask), Ok(Verdict::Allow))
+    matches!(set.plan_access(ask), Ok(Verdict::Allow))
 }
 
 const ACCOUNT: &str = "01a1fcfe-61b6-7038-9364-fe4bfd4b9329";

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use culvert::app::{Host, Pace};
 use culvert::config::Config;
 use culvert::domain::grant::Grants;
 use culvert::domain::key::ApiKey;
+use culvert::policy::chain::Trust;
 use culvert::store::db::Db;
 use culvert_agent::clock::Clock;
 use salvo::conn::TcpListener;
@@ -34,7 +36,10 @@ const WRITES: usize = 5;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Addresses {
     pub host: SocketAddr,
+    pub admin: SocketAddr,
     pub bare: SocketAddr,
+    /// Where the host keeps its data; its configuration is read again from `culvert.toml` in it.
+    pub folder: PathBuf,
     /// Of as many accounts: what one has created is not what the next one is slowed down by.
     pub keys: Vec<String>,
 }
@@ -52,14 +57,28 @@ impl Drop for Servers {
     }
 }
 
+/// Whether decisions are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decisions {
+    Recorded,
+    Forgotten,
+}
+
+const RECORDED: &str = "recorded";
+
 impl Servers {
     /// Starts them. In the process of the servers itself this never returns.
     pub fn start() -> Self {
-        if std::env::var_os(SERVER).is_some() {
-            serve();
+        Self::with(Decisions::Forgotten)
+    }
+
+    pub fn with(decisions: Decisions) -> Self {
+        if let Ok(how) = std::env::var(SERVER) {
+            serve(if how == RECORDED { Decisions::Recorded } else { Decisions::Forgotten });
         }
         let program = std::env::current_exe().unwrap();
-        let mut child = Command::new(program).env(SERVER, "1").stdout(Stdio::piped()).spawn().unwrap();
+        let how = if decisions == Decisions::Recorded { RECORDED } else { "forgotten" };
+        let mut child = Command::new(program).env(SERVER, how).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         Self { addresses: serde_json::from_str(&line).unwrap(), child }
@@ -74,7 +93,7 @@ impl Servers {
     }
 }
 
-fn serve() -> ! {
+fn serve(decisions: Decisions) -> ! {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let folder = tempfile::tempdir().unwrap();
@@ -83,13 +102,19 @@ fn serve() -> ! {
         config.node.listen = any;
         config.rate_limit.per_minute = u32::MAX;
         config.rate_limit.per_day = u32::MAX;
+        let file = folder.path().join("culvert.toml");
+        std::fs::write(&file, "").unwrap();
+        (config.file, config.trust) = (Some(file), Trust::Path);
+        config.decisions.file = (decisions == Decisions::Recorded).then(|| folder.path().join("decisions.jsonl"));
         let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
         let mut keys = Vec::new();
         for number in 0..ACCOUNTS {
             keys.push(key(&host, number).await);
         }
         let bare = bare(folder.path().join("bare.db").to_str().unwrap()).await;
-        println!("{}", serde_json::to_string(&Addresses { host: host.address, bare, keys }).unwrap());
+        let (admin, folder) = (host.admin_address, folder.path().into());
+        let addresses = Addresses { host: host.address, admin, bare, folder, keys };
+        println!("{}", serde_json::to_string(&addresses).unwrap());
         std::future::pending::<()>().await;
     });
     unreachable!("a server runs until it is killed")

@@ -50,6 +50,7 @@ pub struct TestHost {
     pub app: Arc<App>,
     pub clock: Clock,
     pub address: SocketAddr,
+    pub admin_address: SocketAddr,
     pub folder: TempDir,
     config: Config,
     host: Host,
@@ -80,12 +81,20 @@ impl TestHost {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
         }
         let host = Host::start(config.clone(), clock.clone(), Pace::ByHand).await.unwrap();
-        Self { app: host.app.clone(), clock, address: host.address, folder, config, host }
+        Self {
+            app: host.app.clone(),
+            clock,
+            address: host.address,
+            admin_address: host.admin_address,
+            folder,
+            config,
+            host,
+        }
     }
 
     /// The same data, time and address, another process's worth of memory.
     pub async fn restart(self) -> Self {
-        let Self { folder, mut config, clock, host, app, address } = self;
+        let Self { folder, mut config, clock, host, app, address, .. } = self;
         drop(app);
         config.listen = address;
         host.stop().await;

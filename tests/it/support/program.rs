@@ -1,5 +1,6 @@
 //! The real programs, in processes of their own.
 
+use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -68,8 +69,26 @@ impl Place {
         format!("http://{}:8080", self.address)
     }
 
+    /// Where the programs are.
+    pub fn programs() -> PathBuf {
+        binary("culvert").parent().unwrap().into()
+    }
+
+    /// Waits until a file in the folder holds a text.
+    pub async fn until_written(&self, file: &str, text: &str) {
+        let path = self.folder.path().join(file);
+        while !std::fs::read_to_string(&path).unwrap_or_default().contains(text) {
+            tokio::task::yield_now().await;
+        }
+    }
+
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(binary(program));
+        self.command_of(binary(program))
+    }
+
+    /// Any program, with what this place's programs are told by their environment.
+    pub fn command_of(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
         command.current_dir(self.folder.path()).env_clear().env("HOME", self.folder.path());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.envs(self.environment.iter().cloned()).stdin(Stdio::null()).kill_on_drop(true);
@@ -150,6 +169,12 @@ impl Program {
 
     pub fn id(&self) -> u32 {
         self.child.id().unwrap()
+    }
+
+    /// Has it read its configuration again.
+    pub async fn hang_up(&self) {
+        let sent = Command::new("kill").args(["-HUP", &self.id().to_string()]).status().await.unwrap();
+        assert!(sent.success());
     }
 
     /// Ends it as a power cut would.

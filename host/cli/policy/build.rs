@@ -1,0 +1,62 @@
+//! `culvert policy build`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use super::{Progress, Tool};
+use crate::cli::{Problem, print, refused};
+use crate::policy::build::{self, Built};
+
+#[derive(Args)]
+pub struct Build {
+    /// The project's folder
+    #[arg(default_value = ".")]
+    folder: PathBuf,
+    /// The component's file, or the folder for it [default: the project's folder]
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+impl Build {
+    pub fn run(self, json: bool) -> Result<(), Problem> {
+        let Self { folder, out } = self;
+        let built = build(&folder)?;
+        let name = built.name.strip_prefix("culvert-policy-").unwrap_or(&built.name);
+        let file = format!("{name}.wasm");
+        let path = match out {
+            Some(out) if out.is_dir() => out.join(file),
+            Some(out) => out,
+            None => folder.join(file),
+        };
+        // What was built is looked at as a host would: a mistake shows here, not there.
+        let Tool { module, .. } = Tool::of(built.wasm).map_err(refused)?;
+        write_whole(&path, &module.wasm)?;
+        let value = json!({
+            "path": path,
+            "kind": module.kind,
+            "sha256": module.digest,
+            "bytes": module.wasm.len(),
+            "sources": built.sources,
+        });
+        print(json, &value, || {
+            format!("{}: {} policy, {} bytes, sha256 {}", path.display(), module.kind, module.wasm.len(), module.digest)
+        });
+        Ok(())
+    }
+}
+
+/// Builds a project; cargo says itself how far it is.
+pub fn build(folder: &Path) -> Result<Built, Problem> {
+    let _shown = folder.join("package.json").is_file().then(|| Progress::of("ComponentizeJS makes the component"));
+    build::build(folder).map_err(refused)
+}
+
+/// Aside and renamed: a host that reads the file meanwhile reads the old one or the new one.
+fn write_whole(path: &Path, wasm: &[u8]) -> Result<(), Problem> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".new");
+    let written = std::fs::write(&aside, wasm).and_then(|()| std::fs::rename(&aside, path));
+    written.map_err(|error| refused(format!("{}: {error}", path.display())))
+}

@@ -1,0 +1,120 @@
+//! `culvert policy check` and `inspect`: what a component is, before any host loads it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{Progress, Tool, settings};
+use crate::cli::{Problem, print, refused};
+use crate::policy::artefact::Artefacts;
+use crate::policy::build;
+use crate::policy::cases::File;
+use crate::policy::component::{INTERFACE_VERSION, Kind};
+use crate::policy::sandbox::Limits;
+
+#[derive(Args)]
+pub struct Check {
+    /// The component
+    module: PathBuf,
+    /// What it must decide
+    #[arg(long)]
+    kind: Option<Kind>,
+    /// The settings that it must take, TOML or JSON
+    #[arg(long, value_name = "FILE")]
+    settings: Option<PathBuf>,
+    /// What it may use, as `memory_kib` in the configuration
+    #[arg(long, default_value_t = 2048, value_name = "KIB")]
+    memory_kib: u32,
+    /// How long one decision may take, as `deadline_ms` in the configuration
+    #[arg(long, default_value_t = 50, value_name = "MS")]
+    deadline_ms: u32,
+}
+
+impl Check {
+    pub fn run(self, json: bool) -> Result<(), Problem> {
+        let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.module.display()));
+        let shown = Progress::of("checking");
+        let Tool { engines, module } = Tool::open(&self.module)?;
+        if self.kind.is_some_and(|kind| kind != module.kind) {
+            return Err(fail(&format!("it is a {} policy", module.kind)));
+        }
+        let limits = Limits {
+            deadline: std::time::Duration::from_millis(self.deadline_ms.into()),
+            memory_bytes: (self.memory_kib as usize * 1024).min(crate::policy::engine::MEMORY_LIMIT),
+        };
+        let artefacts = Artefacts::none();
+        let taken = settings(self.settings.as_ref())?;
+        module.configure(&engines, &artefacts, &taken, limits).map_err(|e| fail(&e))?;
+        let mut cases = 0;
+        for file in File::bundled(&module.wasm).map_err(|e| fail(&e))? {
+            let outcomes = file.run(&engines, &artefacts, &module, limits).map_err(|e| fail(&e))?;
+            if let Some(failed) = outcomes.iter().find(|outcome| !outcome.differences.is_empty()) {
+                return Err(fail(&format!("its case \"{}\" fails: {}", failed.name, failed.differences[0])));
+            }
+            cases += outcomes.len();
+        }
+        let value = json!({"kind": module.kind, "interface": INTERFACE_VERSION, "cases": cases});
+        drop(shown);
+        print(json, &value, || {
+            format!(
+                "{}: a {} policy for policy API {INTERFACE_VERSION}; it imports nothing, takes the settings, and passes \
+                 its {cases} cases",
+                self.module.display(),
+                module.kind
+            )
+        });
+        Ok(())
+    }
+}
+
+#[derive(Args)]
+pub struct Inspect {
+    /// The component
+    module: PathBuf,
+}
+
+impl Inspect {
+    pub fn run(self, json: bool) -> Result<(), Problem> {
+        let Tool { module, .. } = Tool::open(&self.module)?;
+        let about = &module.description;
+        let rules: Vec<_> = about.rules.iter().map(|rule| json!({"id": rule.id, "summary": rule.summary})).collect();
+        let codes: Vec<_> = about.codes.iter().map(|code| json!({"code": code.code, "text": code.text})).collect();
+        let schema: Value = serde_json::from_str(&about.settings_schema).map_err(refused)?;
+        let cases: usize = File::bundled(&module.wasm).map_err(refused)?.iter().map(|file| file.cases.len()).sum();
+        let sources = build::built_from(&module.wasm);
+        let value = json!({
+            "name": about.name,
+            "version": about.version,
+            "summary": about.summary,
+            "kind": module.kind,
+            "interface": INTERFACE_VERSION,
+            "sha256": module.digest,
+            "sources": sources,
+            "bytes": module.wasm.len(),
+            "memory_bytes": module.initial_memory_bytes,
+            "cases": cases,
+            "rules": rules,
+            "codes": codes,
+            "settings_schema": schema,
+        });
+        print(json, &value, || {
+            let mut lines = vec![
+                format!("{} {}: {}", about.name, about.version, about.summary),
+                format!("kind       {}", module.kind),
+                format!("interface  {INTERFACE_VERSION}"),
+                format!("sha256     {}", module.digest),
+                format!("size       {} bytes", module.wasm.len()),
+                format!("memory     {} KiB", module.initial_memory_bytes / 1024),
+                format!("cases      {cases}"),
+            ];
+            lines.extend(about.rules.iter().map(|rule| format!("rule       {}: {}", rule.id, rule.summary)));
+            lines.extend(about.codes.iter().map(|code| format!("code       {}: {}", code.code, code.text)));
+            lines.extend(schema["properties"].as_object().into_iter().flatten().map(|(name, setting)| {
+                format!("setting    {name}: {}", setting["description"].as_str().unwrap_or("(not described)"))
+            }));
+            lines.join("\n")
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! `culvert policy reload`, `rollback` and `status`: asked of the running host, on its own listener.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use reqwest::{Method, RequestBuilder};
+use serde_json::Value;
+
+use crate::cli::{Problem, print, refused, table};
+use crate::config::Config;
+
+pub async fn reload(config: &Config, json: bool) -> Result<(), Problem> {
+    let answer = ask(config, Method::POST, "policies/reload").await;
+    let answer = answer.map_err(|problem| refused(format!("{problem} (the host's policies stay as they are)")))?;
+    print(json, &answer, || format!("generation {} decides", answer["generation"]));
+    Ok(())
+}
+
+pub async fn rollback(config: &Config, json: bool) -> Result<(), Problem> {
+    let answer = ask(config, Method::POST, "policies/rollback").await?;
+    print(json, &answer, || {
+        format!("generation {} decides again, until the next reload or restart", answer["generation"])
+    });
+    Ok(())
+}
+
+pub async fn status(config: &Config, json: bool) -> Result<(), Problem> {
+    let status = ask(config, Method::GET, "policies").await?;
+    print(json, &status, || describe(&status));
+    Ok(())
+}
+
+fn describe(status: &Value) -> String {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+    let mut lines = vec![format!("generation {}, loaded at {}", status["generation"], text(&status["loaded_at"]))];
+    let columns = ["kind", "mode", "name", "version", "sha256", "module"];
+    let mut rows = vec![columns.map(str::to_uppercase).to_vec()];
+    for module in status["modules"].as_array().into_iter().flatten() {
+        rows.push(columns.map(|column| text(&module[column])).to_vec());
+    }
+    lines.push(table(rows));
+    let earlier: Vec<String> = status["earlier"].as_array().into_iter().flatten().map(Value::to_string).collect();
+    if !earlier.is_empty() {
+        lines.push(format!("`culvert policy rollback` goes back to generation {}", earlier.join(", then ")));
+    }
+    let failure = &status["last_failure"];
+    if !failure.is_null() {
+        lines.push(format!("last failure, at {}: {}", text(&failure["at"]), text(&failure["problem"])));
+    }
+    lines.join("\n")
+}
+
+async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Problem> {
+    let mut address = config.admin_listen;
+    // A host that listens everywhere is reached here.
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    let client = reqwest::Client::builder().no_proxy().build().map_err(refused)?;
+    let answer = client.request(method, format!("http://{address}/{path}"));
+    let answer = RequestBuilder::send(answer).await;
+    let answer = answer.map_err(|_| {
+        refused(format!("no host answers on admin_listen ({address}); start one, or name its configuration (--config)"))
+    })?;
+    let status = answer.status();
+    let body: Value = answer.json().await.map_err(refused)?;
+    match body["problem"].as_str() {
+        Some(problem) => Err(refused(problem)),
+        None if status.is_success() => Ok(body),
+        None => Err(refused(format!("{address} answered {status}; is it a Culvert host?"))),
+    }
+}

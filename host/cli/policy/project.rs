@@ -1,0 +1,45 @@
+//! `culvert policy new`.
+
+use std::path::Path;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::{Problem, print, refused};
+use crate::policy::component::Kind;
+use crate::policy::project::{self, Language};
+
+#[derive(Args)]
+pub struct New {
+    /// The policy's name, and its folder's
+    name: String,
+    /// What it decides
+    #[arg(long)]
+    kind: Kind,
+    /// What it is written in
+    #[arg(long, default_value = "rust")]
+    lang: Language,
+}
+
+impl New {
+    pub fn run(self, json: bool) -> Result<(), Problem> {
+        let Self { name, kind, lang } = self;
+        let files = project::create(Path::new("."), &name, kind, lang).map_err(refused)?;
+        let value = json!({"folder": name, "kind": kind, "files": files});
+        let next = match lang {
+            Language::Rust => "",
+            Language::JavaScript => "    npm install\n",
+        };
+        print(json, &value, || {
+            let (rules, about) = match lang {
+                Language::Rust => ("src/lib.rs", "the rules"),
+                Language::JavaScript => ("policy.js", "the rules"),
+            };
+            format!(
+                "{name}: a {kind} policy. {rules} holds {about}, cases/ what they must answer, wit/ the contract.\n\n    \
+                 cd {name}\n{next}    culvert policy test"
+            )
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! `culvert policy replay`: what would other modules have said?
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{Progress, Tool, settings};
+use crate::cli::{Problem, print, refused};
+use crate::config::Config;
+use crate::policy::artefact::Artefacts;
+use crate::policy::chain::{Loaded, Loader, Mode, Trust};
+use crate::policy::component::{Configured, Kind};
+use crate::policy::dynamic::Dynamic;
+use crate::policy::engine::Engines;
+use crate::policy::replay::{self, Recorded, Report};
+use crate::policy::sandbox::Limits;
+
+#[derive(Args)]
+pub struct Replay {
+    /// Decision records, as the host writes them (`decisions.file`)
+    records: PathBuf,
+    /// The module to ask [default: every module of the configuration]
+    #[arg(long, value_name = "MODULE")]
+    module: Option<PathBuf>,
+    /// Its settings, TOML or JSON
+    #[arg(long, value_name = "FILE", requires = "module")]
+    settings: Option<PathBuf>,
+    /// Whose answers it is compared with [default: those of the module of its name]
+    #[arg(long, value_name = "NAME", requires = "module")]
+    against: Option<String>,
+    /// End with 1 where an answer would change
+    #[arg(long)]
+    fail_on_change: bool,
+}
+
+/// A module, and whose recorded answers it is held against.
+struct Candidate {
+    name: String,
+    against: String,
+    kind: Kind,
+    dynamic: Dynamic,
+}
+
+impl Replay {
+    pub fn concerns_a_host(&self) -> bool {
+        self.module.is_none()
+    }
+
+    pub fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+        let progress = Progress::of("loading");
+        let candidates = self.candidates(config)?;
+        let mut reports: Vec<_> = candidates
+            .iter()
+            .map(|candidate| Report { module: candidate.name.clone(), asked: 0, changed: Vec::new() })
+            .collect();
+        let mut recorded = BTreeSet::new();
+        let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.records.display()));
+        let file = File::open(&self.records).map_err(|e| fail(&e))?;
+        let mut unreadable = 0;
+        for line in BufReader::new(file).split(b'\n').enumerate() {
+            let (line, text) = (line.0 + 1, line.1.map_err(|e| fail(&e))?);
+            // A host that was killed while it wrote leaves half a line.
+            let Ok(record) = serde_json::from_slice::<Recorded>(&text) else {
+                unreadable += 1;
+                continue;
+            };
+            progress.0.set_message(format!("line {line}"));
+            for (candidate, report) in candidates.iter().zip(&mut reports) {
+                if candidate.kind == record.kind && candidate.against == record.module {
+                    report.asked += 1;
+                    report.changed.extend(replay::replay(&candidate.dynamic, line, &record));
+                }
+            }
+            recorded.insert((record.kind.name(), record.module));
+        }
+        drop(progress);
+        for (candidate, _) in candidates.iter().zip(&reports).filter(|(_, report)| report.asked == 0) {
+            if self.module.is_some() {
+                return Err(fail(&nothing(candidate, &recorded)));
+            }
+        }
+        let value = json!({ "modules": reports, "unreadable_lines": unreadable });
+        print(json, &value, || {
+            let mut lines: Vec<_> = reports.iter().map(describe).collect();
+            lines.extend((unreadable > 0).then(|| format!("{unreadable} lines are no decision records")));
+            lines.join("\n")
+        });
+        match reports.iter().map(|report| report.changed.len()).sum::<usize>() {
+            changes if changes > 0 && self.fail_on_change => Err(refused(format!("{changes} answers would change"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn candidates(&self, config: &Config) -> Result<Vec<Candidate>, Problem> {
+        let Some(path) = &self.module else { return configured(config) };
+        let Tool { engines, module } = Tool::open(path)?;
+        let taken = settings(self.settings.as_ref())?;
+        let configured = module.configure(&engines, &Artefacts::none(), &taken, Limits::generous()).map_err(refused)?;
+        Ok(vec![candidate(&engines, &configured, self.against.clone())?])
+    }
+}
+
+/// The modules that the configuration would have decide.
+fn configured(config: &Config) -> Result<Vec<Candidate>, Problem> {
+    let loader = Loader {
+        engines: Engines::new(1).map_err(refused)?,
+        artefacts: Artefacts::none(),
+        folder: ".".into(),
+        trust: Trust::Path,
+    };
+    let loaded = loader.load(&config.policy).map_err(refused)?;
+    let deciding = loaded.iter().filter(|loaded| loaded.entry.mode == Mode::Enforce);
+    deciding.map(|Loaded { module, .. }| candidate(&loader.engines, module, None)).collect()
+}
+
+fn candidate(engines: &Engines, module: &Configured, against: Option<String>) -> Result<Candidate, Problem> {
+    let name = module.description.name.clone();
+    let against = against.unwrap_or_else(|| name.clone());
+    let dynamic = Dynamic::new(engines, module).map_err(refused)?;
+    Ok(Candidate { name, against, kind: module.kind, dynamic })
+}
+
+fn nothing(candidate: &Candidate, recorded: &BTreeSet<(&str, String)>) -> String {
+    let same_kind = recorded.iter().filter(|(kind, _)| *kind == candidate.kind.name());
+    let names: Vec<&str> = same_kind.map(|(_, name)| name.as_str()).collect();
+    let kind = candidate.kind;
+    match names.is_empty() {
+        true => format!("it holds no decision of a {kind} policy"),
+        false => {
+            let names = names.join(", ");
+            format!("it holds no {kind} decision of {}; name one of {names} with --against", candidate.against)
+        }
+    }
+}
+
+fn describe(report: &Report) -> String {
+    let mut lines =
+        vec![format!("{}: {} decisions, {} would change", report.module, report.asked, report.changed.len())];
+    for changed in &report.changed {
+        let asker = changed.request_id.as_ref().map_or_else(|| "the host itself".into(), |id| format!("request {id}"));
+        lines.push(format!("  line {}, {}, {asker}", changed.line, changed.time));
+        lines.push(format!("    was       {}", short(&changed.was)));
+        lines.push(format!("    would be  {}", short(&changed.would_be)));
+    }
+    lines.join("\n")
+}
+
+fn short(answer: &Value) -> String {
+    answer.as_str().map_or_else(|| answer.to_string(), String::from)
+}

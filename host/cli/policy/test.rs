@@ -1,0 +1,138 @@
+//! `culvert policy test`: cases, and the rules that they come by.
+
+mod report;
+mod watch;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::{Progress, Tool, build};
+use crate::cli::{Problem, refused};
+use crate::policy::artefact::Artefacts;
+use crate::policy::cases::{File, Outcome};
+use crate::policy::coverage::Coverage;
+use crate::policy::sandbox::Limits;
+use watch::Watched;
+
+#[derive(Args)]
+pub struct Test {
+    /// A project's folder, which is built first, or a component
+    #[arg(default_value = ".")]
+    subject: PathBuf,
+    /// The folder of the cases [default: those of the project, or the ones that the component carries]
+    #[arg(long, value_name = "FOLDER")]
+    cases: Option<PathBuf>,
+    /// Run only the cases whose name holds this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Fail where the cases come by fewer of the rules than this
+    #[arg(long, value_name = "PERCENT", value_parser = percent, conflicts_with = "filter")]
+    min_coverage: Option<f64>,
+    /// Write a JUnit report as well
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Run again whenever the project changes, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse().ok();
+    percent.filter(|percent| (0.0..=100.0).contains(percent)).ok_or_else(|| "must be between 0 and 100".into())
+}
+
+/// What came of one run.
+struct Run {
+    name: String,
+    outcomes: Vec<Outcome>,
+    coverage: Coverage,
+}
+
+impl Run {
+    fn failures(&self) -> usize {
+        self.outcomes.iter().filter(|outcome| !outcome.differences.is_empty()).count()
+    }
+}
+
+impl Test {
+    pub fn run(self, json: bool) -> Result<(), Problem> {
+        if !self.watch {
+            return self.once(json);
+        }
+        watch::again(self.watched(), || {
+            if let Err(problem) = self.once(json) {
+                anstream::eprintln!("culvert: {problem}");
+            }
+        })
+    }
+
+    fn watched(&self) -> Watched {
+        let beside =
+            || self.subject.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new(".")).to_owned();
+        match self.subject.is_dir() {
+            true => Watched { folder: self.subject.clone(), module: None },
+            false => {
+                let folder = self.cases.clone().unwrap_or_else(beside);
+                Watched { folder, module: Some(self.subject.clone()) }
+            }
+        }
+    }
+
+    fn once(&self, json: bool) -> Result<(), Problem> {
+        let run = self.test()?;
+        if let Some(path) = &self.junit {
+            let written = std::fs::write(path, report::junit(&run).map_err(refused)?);
+            written.map_err(|error| refused(format!("{}: {error}", path.display())))?;
+        }
+        match json {
+            true => report::json(&run),
+            false => report::human(&run),
+        }
+        self.verdict(&run)
+    }
+
+    fn test(&self) -> Result<Run, Problem> {
+        let tool = match self.subject.is_dir() {
+            true => Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?,
+            false => Tool::open(&self.subject)?,
+        };
+        let mut files = match (&self.cases, self.subject.is_dir()) {
+            (Some(folder), _) => File::read_all(folder),
+            (None, true) => File::read_all(&self.subject.join("cases")),
+            (None, false) => File::bundled(&tool.module.wasm),
+        }
+        .map_err(refused)?;
+        if let Some(filter) = &self.filter {
+            files.iter_mut().for_each(|file| file.keep(filter));
+            files.retain(|file| !file.cases.is_empty());
+        }
+        let progress = Progress::of("compiling");
+        let mut outcomes = Vec::new();
+        for file in &files {
+            progress.0.set_message(file.file.clone());
+            outcomes.extend(
+                file.run(&tool.engines, &Artefacts::none(), &tool.module, Limits::generous()).map_err(refused)?,
+            );
+        }
+        let coverage = Coverage::of(&tool.module.description, &outcomes);
+        Ok(Run { name: tool.module.description.name, outcomes, coverage })
+    }
+
+    fn verdict(&self, run: &Run) -> Result<(), Problem> {
+        if run.outcomes.is_empty() {
+            let cause = if self.filter.is_some() { "no case has this in its name" } else { "there are no cases" };
+            return Err(refused(cause));
+        }
+        match run.failures() {
+            0 => {}
+            1 => return Err(refused("a case failed")),
+            failures => return Err(refused(format!("{failures} cases failed"))),
+        }
+        let (percent, wanted) = (run.coverage.percent(), self.min_coverage.unwrap_or(0.0));
+        if percent < wanted {
+            return Err(refused(format!("the cases come by {percent:.0} % of the rules; {wanted:.0} % are wanted")));
+        }
+        Ok(())
+    }
+}

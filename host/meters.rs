@@ -1,0 +1,152 @@
+//! What `/metrics` tells, in the text format of Prometheus.
+//!
+//! Counters count where something happens; gauges are read off the host when somebody asks.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::app::App;
+use crate::domain::usage::Traffic;
+use crate::domain::webhook::Outcome;
+
+/// Seconds of one request.
+const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// Everything that is counted, but for the policies' own figures.
+pub struct Meters {
+    pub registry: Registry,
+    pub http: HttpMeters,
+    refusals: Family<Refusal, Counter>,
+    deliveries: Family<Delivery, Counter>,
+    bytes: Family<Direction, Counter>,
+    agents: Gauge,
+    tunnels: Gauge,
+    visitors: Gauge,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    method: String,
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refusal {
+    window: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Delivery {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Direction {
+    direction: &'static str,
+}
+
+/// Requests of API clients.
+pub struct HttpMeters {
+    requests: Family<Request, Counter>,
+    durations: Family<Route, Histogram, fn() -> Histogram>,
+}
+
+impl HttpMeters {
+    /// Counts an answer. A method of a client's own invention is not a label of ours.
+    pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration) {
+        let known = ["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&method);
+        let method = if known { method.to_owned() } else { "other".into() };
+        self.requests.get_or_create(&Request { method, route, status }).inc();
+        self.durations.get_or_create(&Route { route }).observe(took.as_secs_f64());
+    }
+}
+
+impl Meters {
+    pub fn new() -> Self {
+        let http = HttpMeters {
+            requests: Family::default(),
+            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+        };
+        let mut meters = Self {
+            registry: Registry::with_prefix("culvert"),
+            http,
+            refusals: Family::default(),
+            deliveries: Family::default(),
+            bytes: Family::default(),
+            agents: Gauge::default(),
+            tunnels: Gauge::default(),
+            visitors: Gauge::default(),
+        };
+        let registry = &mut meters.registry;
+        registry.register("http_requests", "Answers to requests", meters.http.requests.clone());
+        let durations = meters.http.durations.clone();
+        registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
+        registry.register("rate_limited", "Requests that were too many, by the window", meters.refusals.clone());
+        registry.register("webhook_attempts", "Attempts to deliver an event", meters.deliveries.clone());
+        registry.register("tunnel_bytes", "Payload, as it was noted", meters.bytes.clone());
+        registry.register("agents_connected", "Agents on this host", meters.agents.clone());
+        registry.register("tunnels_served", "Tunnels that this host's nodes serve", meters.tunnels.clone());
+        registry.register("visitors", "Visitors that are being served", meters.visitors.clone());
+        meters.begin();
+        meters
+    }
+
+    /// What has not happened yet is zero, and no gap: otherwise a first failure is no increase.
+    fn begin(&self) {
+        for window in ["minute", "day", "address"] {
+            self.refusals.get_or_create(&Refusal { window }).inc_by(0);
+        }
+        for outcome in ["succeeded", "failed"] {
+            self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
+        }
+        self.count_traffic(Traffic::default());
+    }
+
+    /// A request was refused by a window: `minute`, `day`, or `address` for failed authentications.
+    pub fn count_refusal(&self, window: &'static str) {
+        self.refusals.get_or_create(&Refusal { window }).inc();
+    }
+
+    pub fn count_delivery(&self, outcome: &Outcome) {
+        let succeeded =
+            outcome.status_code.is_some_and(|status| (200..300).contains(&status)) && outcome.error.is_none();
+        let outcome = if succeeded { "succeeded" } else { "failed" };
+        self.deliveries.get_or_create(&Delivery { outcome }).inc();
+    }
+
+    pub fn count_traffic(&self, traffic: Traffic) {
+        for (direction, bytes) in [("in", traffic.bytes_in), ("out", traffic.bytes_out)] {
+            self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
+        }
+    }
+
+    /// Everything, now.
+    pub fn text(&self, app: &App) -> String {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.agents.set(gauge(app.gateway.connected()));
+        self.tunnels.set(gauge(app.nodes.tunnels()));
+        self.visitors.set(gauge(app.nodes.visitors()));
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+impl Default for Meters {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,253 @@
+//! The `[[policy]]` entries of the configuration, and how they become the modules of a set.
+//!
+//! Everything that an operator can get wrong ends here, in one line that names the entry.
+
+use std::fs::{self, Metadata};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use super::artefact::Artefacts;
+use super::bundle;
+use super::cases::{CasesError, File, Outcome};
+use super::component::{Configured, Kind, LoadError, Module, SIZE_LIMIT};
+use super::engine::{Engines, MEMORY_LIMIT};
+use super::sandbox::Limits;
+
+/// One `[[policy]]` of the configuration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyConfig {
+    pub kind: Kind,
+    /// `builtin:<kind>`, or the path of a component.
+    pub module: String,
+    /// The file's SHA-256 in hexadecimal; required for a path.
+    pub sha256: Option<String>,
+    #[serde(default)]
+    pub mode: Mode,
+    /// Milliseconds for one decision.
+    #[serde(default = "default_deadline")]
+    pub deadline_ms: u32,
+    #[serde(default = "default_memory")]
+    pub memory_kib: u32,
+    #[serde(default)]
+    pub settings: Map<String, Value>,
+}
+
+/// What an answer is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It decides.
+    #[default]
+    Enforce,
+    /// It is compared with what the chain decided, and counts for nothing.
+    Shadow,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+fn default_deadline() -> u32 {
+    50
+}
+
+fn default_memory() -> u32 {
+    2048
+}
+
+impl PolicyConfig {
+    /// The three shipped modules with their own settings.
+    pub fn shipped() -> Vec<Self> {
+        Kind::ALL.map(Self::builtin).into()
+    }
+
+    pub fn builtin(kind: Kind) -> Self {
+        Self {
+            kind,
+            module: format!("{}{kind}", bundle::PREFIX),
+            sha256: None,
+            mode: Mode::Enforce,
+            deadline_ms: default_deadline(),
+            memory_kib: default_memory(),
+            settings: Map::new(),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            deadline: Duration::from_millis(self.deadline_ms.into()),
+            memory_bytes: self.memory_kib as usize * 1024,
+        }
+    }
+}
+
+/// Milliseconds. A decision holds one of the host's threads for as long as it takes.
+const DEADLINE_LIMIT: u32 = 1_000;
+/// Cases that a module may carry along: a host has to run them all.
+const CASES: usize = 10_000;
+
+/// Why a chain of policies was not loaded. One line, naming the entry and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    #[error("policy[{index}].{field}: {problem}")]
+    Entry { index: usize, field: &'static str, problem: String },
+    #[error("policy[{index}].settings{}: {}", settings_path(&.problem.path), .problem.message)]
+    Settings { index: usize, problem: super::bindings::types::Problem },
+    #[error("policy[{index}] ({module}): {error}")]
+    Load { index: usize, module: String, error: LoadError },
+    #[error("policy: no module of kind {0} decides; add one, for instance `module = \"builtin:{0}\"`")]
+    Missing(Kind),
+    #[error("policy: the WebAssembly engine did not start: {0}")]
+    Engine(String),
+    #[error("default_plan: no policy knows a plan `{0}`")]
+    DefaultPlan(String),
+    #[error("policy: {0}")]
+    Failed(super::call::Failed),
+}
+
+fn settings_path(path: &str) -> String {
+    if path.is_empty() || path.starts_with('[') { path.to_owned() } else { format!(".{path}") }
+}
+
+/// One entry, loaded.
+pub struct Loaded {
+    pub entry: PolicyConfig,
+    pub module: Arc<Configured>,
+}
+
+/// What a chain is loaded with.
+pub struct Loader {
+    pub engines: Engines,
+    pub artefacts: Artefacts,
+    /// From where relative paths are seen.
+    pub folder: PathBuf,
+    pub trust: Trust,
+}
+
+/// Whether a module's file must be the one that the configuration names by its digest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    #[default]
+    Digest,
+    /// For development: whatever is in the file.
+    Path,
+}
+
+impl Loader {
+    /// Loads every entry, or none.
+    pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
+        let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
+        if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
+            return Err(ChainError::Missing(missing));
+        }
+        chain.iter().enumerate().map(|(index, entry)| self.entry(index, entry)).collect()
+    }
+
+    fn entry(&self, index: usize, entry: &PolicyConfig) -> Result<Loaded, ChainError> {
+        let load = |error| match error {
+            LoadError::Settings(mut problems) if problems.len() == 1 => {
+                ChainError::Settings { index, problem: problems.remove(0) }
+            }
+            error => ChainError::Load { index, module: entry.module.clone(), error },
+        };
+        let wasm = self.wasm(entry).map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
+        let module = Module::read(&self.engines, &self.artefacts, wasm).map_err(load)?;
+        if module.kind != entry.kind {
+            return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));
+        }
+        let configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits());
+        let configured = configured.map_err(load)?;
+        self.self_test(&module, entry.limits()).map_err(load)?;
+        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured) })
+    }
+
+    /// Runs the cases that a module carries along, within what it is given. Those that it has passed
+    /// on this engine before are not run again.
+    fn self_test(&self, module: &Module, limits: Limits) -> Result<(), LoadError> {
+        let Limits { deadline, memory_bytes } = limits;
+        let given = [deadline.as_millis().to_le_bytes(), (memory_bytes as u128).to_le_bytes()].concat();
+        let passed = self.artefacts.key(self.engines.loader(), &[b"cases", &module.wasm, &given]);
+        if self.artefacts.find(&passed).is_some() {
+            return Ok(());
+        }
+        let case = |error: CasesError| LoadError::Case(error.to_string());
+        let files = File::bundled(&module.wasm).map_err(case)?;
+        if files.iter().map(|file| file.cases.len()).sum::<usize>() > CASES {
+            return Err(LoadError::Case(format!("it carries more than {CASES}")));
+        }
+        for file in files {
+            let outcomes = file.run(&self.engines, &self.artefacts, module, limits).map_err(case)?;
+            if let Some(Outcome { name, differences, .. }) = outcomes.iter().find(|o| !o.differences.is_empty()) {
+                return Err(LoadError::Case(format!("{}, \"{name}\": {}", file.file, differences[0])));
+            }
+        }
+        self.artefacts.keep(&passed, &[]);
+        Ok(())
+    }
+
+    /// The bytes of an entry's module, or the field that is wrong.
+    fn wasm(&self, entry: &PolicyConfig) -> Result<Vec<u8>, (&'static str, String)> {
+        if entry.deadline_ms == 0 || entry.deadline_ms > DEADLINE_LIMIT {
+            return Err(("deadline_ms", format!("must be between 1 and {DEADLINE_LIMIT}")));
+        }
+        if !(64..=MEMORY_LIMIT / 1024).contains(&(entry.memory_kib as usize)) {
+            return Err(("memory_kib", format!("must be between 64 and {}", MEMORY_LIMIT / 1024)));
+        }
+        if let Some(name) = entry.module.strip_prefix(bundle::PREFIX) {
+            let shipped = bundle::find(name).ok_or_else(|| {
+                let names = Kind::ALL.map(|kind| format!("builtin:{kind}")).join(", ");
+                ("module", format!("there is no `{}`; shipped are {names}", entry.module))
+            })?;
+            return Ok(shipped.into());
+        }
+        let path = self.folder.join(&entry.module);
+        let wasm = read_whole(&path).map_err(|problem| ("module", format!("{}: {problem}", path.display())))?;
+        let digest = hex::encode(Sha256::digest(&wasm));
+        match &entry.sha256 {
+            Some(expected) if expected.eq_ignore_ascii_case(&digest) => Ok(wasm),
+            Some(expected) => Err((
+                "sha256",
+                format!(
+                    "{} has the digest {digest}, not {expected}; load the file that was meant, or change the digest",
+                    path.display()
+                ),
+            )),
+            None if self.trust == Trust::Path => Ok(wasm),
+            None => Err(("sha256", format!("is required for a module from a file; this one's is {digest}"))),
+        }
+    }
+}
+
+/// Reads a file that nobody writes meanwhile.
+fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
+    let text = |error: std::io::Error| error.to_string();
+    // Looked at before it is opened: a pipe would wait for somebody to write.
+    if !fs::metadata(path).map_err(text)?.is_file() {
+        return Err("it is no file".into());
+    }
+    let file = fs::File::open(path).map_err(text)?;
+    let before = file.metadata().map_err(text)?;
+    let mut wasm = Vec::new();
+    (&file).take(SIZE_LIMIT as u64 + 1).read_to_end(&mut wasm).map_err(text)?;
+    // The name may lead elsewhere by now, and that is as it should be: the file that was opened is
+    // whole. One that was written to is not.
+    let after = file.metadata().map_err(text)?;
+    let version = |metadata: &Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
+    if version(&before) == version(&after) {
+        return Ok(wasm);
+    }
+    Err("it changed while it was read; write the new one aside, rename it into place, and reload".into())
+}

@@ -1,0 +1,74 @@
+//! What an answer must be beside its types: rules and codes that were declared, texts of a size.
+
+use serde_json::Value;
+
+use super::bindings::types::Description;
+
+/// Bytes of a detail or a message.
+const TEXT_LIMIT: usize = 2_000;
+/// Bytes of a field's path.
+const FIELD_LIMIT: usize = 200;
+/// Violations of one input.
+const VIOLATION_LIMIT: usize = 1_000;
+
+/// What is wrong with an answer, in one line.
+pub type Breach = String;
+
+pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> Result<(), Breach> {
+    if !declared.codes.iter().any(|declared| declared.code == code) {
+        return Err(format!("it denies with the undeclared code {}", excerpt(code)));
+    }
+    check_rule(declared, rule)?;
+    check_text("detail", detail)
+}
+
+pub fn violations(count: usize) -> Result<(), Breach> {
+    if count <= VIOLATION_LIMIT {
+        return Ok(());
+    }
+    Err(format!("it finds {count} violations; {VIOLATION_LIMIT} may be"))
+}
+
+pub fn violation(declared: &Description, field: &str, message: &str, rule: &str) -> Result<(), Breach> {
+    if field.is_empty() || field.len() > FIELD_LIMIT || field.chars().any(char::is_control) {
+        return Err(format!("a violation names the field {}", excerpt(field)));
+    }
+    check_rule(declared, rule)?;
+    check_text("message", message)
+}
+
+/// The same, for an answer in the contract's own names.
+pub fn plain(declared: &Description, answer: &Value) -> Result<(), Breach> {
+    let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_owned();
+    if let Some(found) = answer.as_array() {
+        violations(found.len())?;
+        return found.iter().try_for_each(|found| {
+            violation(declared, &text(found, "field"), &text(found, "message"), &text(found, "rule"))
+        });
+    }
+    match &answer["deny"] {
+        Value::Object(_) => {
+            let denied = &answer["deny"];
+            denial(declared, &text(denied, "code"), &text(denied, "detail"), &text(denied, "rule"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_rule(declared: &Description, rule: &str) -> Result<(), Breach> {
+    if declared.rules.iter().any(|declared| declared.id == rule) {
+        return Ok(());
+    }
+    Err(format!("it decides by the undeclared rule {}", excerpt(rule)))
+}
+
+fn check_text(name: &str, text: &str) -> Result<(), Breach> {
+    if !text.is_empty() && text.len() <= TEXT_LIMIT {
+        return Ok(());
+    }
+    Err(format!("a {name} has {} bytes; 1 to {TEXT_LIMIT} are allowed", text.len()))
+}
+
+fn excerpt(text: &str) -> String {
+    format!("{:?}", text.chars().take(80).collect::<String>())
+}

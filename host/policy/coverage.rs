@@ -1,0 +1,29 @@
+//! Which of a module's rules its cases come by.
+
+use std::collections::BTreeSet;
+
+use super::bindings::types::Description;
+use super::cases::Outcome;
+
+pub struct Coverage {
+    pub rules: usize,
+    /// Declared rules that no case has come by, in the module's order.
+    pub missing: Vec<String>,
+}
+
+impl Coverage {
+    pub fn of(description: &Description, outcomes: &[Outcome]) -> Self {
+        let met: BTreeSet<&str> = outcomes.iter().flat_map(|outcome| &outcome.rules).map(String::as_str).collect();
+        let declared = description.rules.iter().map(|rule| &rule.id);
+        let missing = declared.filter(|rule| !met.contains(rule.as_str())).cloned().collect();
+        Self { rules: description.rules.len(), missing }
+    }
+
+    /// From 0 to 100; a module without rules is covered.
+    pub fn percent(&self) -> f64 {
+        match self.rules {
+            0 => 100.0,
+            rules => (rules - self.missing.len()) as f64 * 100.0 / rules as f64,
+        }
+    }
+}

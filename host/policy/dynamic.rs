@@ -1,0 +1,203 @@
+//! Questions and answers as JSON in the contract's own names, for the tools that do not know
+//! beforehand what they will ask: cases, `run`, `bench`, `replay`.
+
+use serde_json::{Map, Value, json};
+use wasmtime::component::types::{self, ComponentItem};
+use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Type, Val};
+use wasmtime::{Engine, Store};
+
+use super::bindings::types::Description;
+use super::component::{Configured, Kind, LoadError};
+use super::contract;
+use super::engine::Engines;
+use super::sandbox::{self, Failure, Limits, Sandbox};
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// A path into the question, and what is allowed there.
+    #[error("{0}")]
+    Question(String),
+    #[error("the module failed: {0}")]
+    Failed(Failure),
+}
+
+/// A module that is asked in JSON. Every question gets a fresh sandbox, as in a host.
+pub struct Dynamic {
+    engine: Engine,
+    component: Component,
+    instances: InstancePre<Sandbox>,
+    kind: Kind,
+    description: Description,
+    limits: Limits,
+}
+
+/// A question in the contract's types, for one of the functions that decide.
+pub struct Prepared {
+    function: ComponentExportIndex,
+    arguments: Vec<Val>,
+}
+
+impl Dynamic {
+    pub fn new(engines: &Engines, module: &Configured) -> Result<Self, LoadError> {
+        let engine = engines.lanes()[0].of(module.size);
+        Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
+    }
+
+    /// On an engine of the caller's, for instance one that counts instructions.
+    pub fn on(
+        engine: &Engine,
+        component: Component,
+        kind: Kind,
+        description: Description,
+        limits: Limits,
+    ) -> Result<Self, LoadError> {
+        let instances = sandbox::linker(engine).instantiate_pre(&component);
+        let instances = instances.map_err(|error| LoadError::Contract(error.root_cause().to_string()))?;
+        Ok(Self { engine: engine.clone(), component, instances, kind, description, limits })
+    }
+
+    /// Asks one of the decision's functions; the kind's own one where none is named. What the
+    /// question leaves out is absent, zero or empty.
+    pub fn ask(&self, call: Option<&str>, question: &Value) -> Result<Value, NoAnswer> {
+        let prepared = self.prepare(call, question)?;
+        // As a host does: once more, where the machine was too busy.
+        let answer = match self.decide(&mut self.store(), &prepared) {
+            Err(Failure::Timeout) => self.decide(&mut self.store(), &prepared),
+            answer => answer,
+        };
+        let answer = plain(&answer.map_err(NoAnswer::Failed)?);
+        contract::plain(&self.description, &answer).map_err(|breach| NoAnswer::Failed(Failure::Contract(breach)))?;
+        Ok(answer)
+    }
+
+    pub fn prepare(&self, call: Option<&str>, question: &Value) -> Result<Prepared, NoAnswer> {
+        let name = call.unwrap_or(self.kind.decision());
+        let interface = self.kind.export();
+        let function = self.component.get_export(None, &interface);
+        let function = function.and_then(|(_, interface)| self.component.get_export(Some(&interface), name));
+        match function {
+            Some((ComponentItem::ComponentFunc(ty), function)) => {
+                let arguments = arguments(&ty, question).map_err(NoAnswer::Question)?;
+                Ok(Prepared { function, arguments })
+            }
+            _ => Err(NoAnswer::Question(format!("there is no function `{name}` in {interface}"))),
+        }
+    }
+
+    /// A fresh sandbox.
+    pub fn store(&self) -> Store<Sandbox> {
+        sandbox::store(&self.engine, self.limits)
+    }
+
+    pub fn decide(&self, store: &mut Store<Sandbox>, question: &Prepared) -> Result<Val, Failure> {
+        let mut answer = [Val::Bool(false)];
+        let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
+            let function = instance.get_func(&mut *store, question.function);
+            let function = function.ok_or_else(|| wasmtime::format_err!("the decision is no function"))?;
+            function.call(&mut *store, &question.arguments, &mut answer)
+        });
+        decided.map_err(|error| sandbox::failure(store, &error))?;
+        let [answer] = answer;
+        Ok(answer)
+    }
+}
+
+/// A single record is the question itself; several parameters go by their names.
+fn arguments(function: &types::ComponentFunc, question: &Value) -> Result<Vec<Val>, String> {
+    let parameters: Vec<(String, Type)> = function.params().map(|(name, ty)| (name.to_owned(), ty)).collect();
+    if let [(_, ty @ Type::Record(_))] = parameters.as_slice() {
+        return Ok(vec![value("", question, ty)?]);
+    }
+    let given = question.as_object().ok_or("the question is no object")?;
+    if let Some(stray) = given.keys().find(|name| parameters.iter().all(|(known, _)| known != *name)) {
+        return Err(stray_field(stray, parameters.iter().map(|(name, _)| name.as_str())));
+    }
+    parameters.iter().map(|(name, ty)| value(name, given.get(name).unwrap_or(&Value::Null), ty)).collect()
+}
+
+fn stray_field<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    format!("there is no field `{name}`; there are {}", known.collect::<Vec<_>>().join(", "))
+}
+
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// A value of the contract's type; null stands for what was left out.
+fn value(path: &str, json: &Value, ty: &Type) -> Result<Val, String> {
+    let wrong = |wanted: &str| match path {
+        "" => format!("{json} is no {wanted}"),
+        path => format!("{path}: {json} is no {wanted}"),
+    };
+    let number = || json.as_i64().or_else(|| json.is_null().then_some(0)).ok_or_else(|| wrong("integer"));
+    Ok(match ty {
+        Type::Bool => Val::Bool(json.as_bool().or(json.is_null().then_some(false)).ok_or_else(|| wrong("boolean"))?),
+        Type::U32 => Val::U32(u32::try_from(number()?).map_err(|_| wrong("u32"))?),
+        Type::U64 => Val::U64(json.as_u64().or(json.is_null().then_some(0)).ok_or_else(|| wrong("u64"))?),
+        Type::S64 => Val::S64(number()?),
+        Type::String => {
+            Val::String(json.as_str().or(json.is_null().then_some("")).ok_or_else(|| wrong("string"))?.into())
+        }
+        Type::List(list) => {
+            let items =
+                json.as_array().map(Vec::as_slice).or(json.is_null().then_some(&[])).ok_or_else(|| wrong("list"))?;
+            let item = |(index, item)| value(&format!("{path}[{index}]"), item, &list.ty());
+            Val::List(items.iter().enumerate().map(item).collect::<Result<_, _>>()?)
+        }
+        Type::Option(_) if json.is_null() => Val::Option(None),
+        Type::Option(option) => Val::Option(Some(Box::new(value(path, json, &option.ty())?))),
+        Type::Record(record) => {
+            let empty = Map::new();
+            let fields = json.as_object().or(json.is_null().then_some(&empty)).ok_or_else(|| wrong("record"))?;
+            let names = || record.fields().map(|field| field.name);
+            if let Some(stray) = fields.keys().find(|name| names().all(|known| known != name.as_str())) {
+                let path = if path.is_empty() { String::new() } else { format!("{path}: ") };
+                return Err(path + &stray_field(stray, names()));
+            }
+            let field = |field: types::Field<'_>| {
+                let given = fields.get(field.name).unwrap_or(&Value::Null);
+                Ok((field.name.to_owned(), value(&below(path, field.name), given, &field.ty)?))
+            };
+            Val::Record(record.fields().map(field).collect::<Result<_, String>>()?)
+        }
+        Type::Enum(names) => {
+            let first = names.names().next().map(String::from);
+            let name = json.as_str().map(String::from).or(first.filter(|_| json.is_null()));
+            let known = |name: &String| names.names().any(|known| known == name);
+            let all = || names.names().collect::<Vec<_>>().join(", ");
+            Val::Enum(name.filter(known).ok_or_else(|| wrong(&format!("word of {}", all())))?)
+        }
+        Type::Variant(variant) => {
+            let (name, payload) = match json {
+                Value::String(name) => (name.as_str(), &Value::Null),
+                Value::Object(one) if one.len() == 1 => {
+                    one.iter().next().map(|(name, value)| (name.as_str(), value)).unwrap_or(("", json))
+                }
+                _ => ("", &Value::Null),
+            };
+            let all = || variant.cases().map(|case| case.name).collect::<Vec<_>>().join(", ");
+            let case = variant.cases().find(|case| case.name == name);
+            let case = case.ok_or_else(|| wrong(&format!("case of {}", all())))?;
+            let payload = case.ty.map(|ty| value(&below(path, name), payload, &ty)).transpose()?;
+            Val::Variant(name.to_owned(), payload.map(Box::new))
+        }
+        other => return Err(format!("{path}: {other:?} is no type of this contract")),
+    })
+}
+
+fn plain(value: &Val) -> Value {
+    match value {
+        Val::Bool(flag) => json!(flag),
+        Val::U32(number) => json!(number),
+        Val::U64(number) => json!(number),
+        Val::S64(number) => json!(number),
+        Val::String(text) | Val::Enum(text) => json!(text),
+        Val::List(items) => items.iter().map(plain).collect(),
+        Val::Option(value) => value.as_deref().map_or(Value::Null, plain),
+        Val::Record(fields) => Value::Object(fields.iter().map(|(name, value)| (name.clone(), plain(value))).collect()),
+        Val::Variant(name, None) => json!(name),
+        Val::Variant(name, Some(payload)) => json!({ name: plain(payload) }),
+        other => json!(format!("{other:?}")),
+    }
+}

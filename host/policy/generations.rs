@@ -1,0 +1,243 @@
+//! The sets that have decided in this process: the one that decides now, those before it, and how
+//! one takes another's place.
+//!
+//! A new set is staged whole (read, configured, put to its own cases) before anything is swapped;
+//! whatever goes wrong on the way, the old one stays and the reason is kept for `status`.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use chrono::{DateTime, Utc};
+use culvert_agent::clock::Clock;
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::artefact::Artefacts;
+use super::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig, Trust};
+use super::component::Kind;
+use super::engine::Engines;
+use super::live::Set;
+use super::observer::Observer;
+use super::pinned::Pinned;
+use super::records::{Records, RecordsConfig};
+use crate::config::{Config, ConfigError};
+
+/// Sets that are kept for going back.
+const KEPT: usize = 4;
+
+pub struct Generations {
+    loader: Arc<Loader>,
+    observer: Arc<Observer>,
+    current: ArcSwap<Set>,
+    history: Mutex<History>,
+    /// One set is staged at a time.
+    staging: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct History {
+    /// The oldest first.
+    earlier: Vec<Arc<Set>>,
+    /// The highest generation that there was.
+    newest: u64,
+    rollbacks: u64,
+    last_failure: Option<Failure>,
+}
+
+/// The last attempt that came to nothing.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    pub at: DateTime<Utc>,
+    pub problem: String,
+}
+
+/// What decides, for the operator.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    pub generation: u64,
+    pub loaded_at: DateTime<Utc>,
+    pub modules: Vec<ModuleStatus>,
+    /// The generations that can be gone back to, the next one first.
+    pub earlier: Vec<u64>,
+    pub last_failure: Option<Failure>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ModuleStatus {
+    pub kind: Kind,
+    /// As the configuration names it.
+    pub module: String,
+    pub name: String,
+    pub version: String,
+    pub sha256: String,
+    pub mode: Mode,
+    pub deadline_ms: u32,
+    pub memory_kib: u32,
+}
+
+impl Generations {
+    /// Loads the first set.
+    pub fn open(config: &Config, clock: Clock, registry: &mut Registry) -> Result<Self, ConfigError> {
+        let policy = |error: &dyn std::fmt::Display| ConfigError::new("policy", error);
+        let lanes = std::thread::available_parallelism().map_or(1, usize::from);
+        let cache = config.data_dir.join("policies");
+        let loader = Loader {
+            engines: Engines::new(lanes).map_err(|e| policy(&e))?,
+            artefacts: Artefacts::in_folder(&cache).map_err(|e| ConfigError::new("data_dir", e))?,
+            folder: ".".into(),
+            trust: config.trust,
+        };
+        let observer = Observer::open(clock, registry, &config.decisions).map_err(|error| {
+            let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
+            ConfigError::new("decisions.file", format!("{file}: {error}"))
+        })?;
+        let observer = Arc::new(observer);
+        let set = stage(&loader, &observer, &config.policy, &config.default_plan, 1);
+        let set = set.map_err(ConfigError::from)?;
+        observer.meters.generation.set(1);
+        let history = Mutex::new(History { newest: 1, ..History::default() });
+        let current = ArcSwap::from(set);
+        Ok(Self { loader: Arc::new(loader), observer, current, history, staging: tokio::sync::Mutex::default() })
+    }
+
+    /// The set that decides now, for one request.
+    pub fn pin(&self, request_id: Option<Uuid>) -> Pinned {
+        Pinned::new(self.current(), self.observer.clone(), request_id)
+    }
+
+    pub fn current(&self) -> Arc<Set> {
+        self.current.load_full()
+    }
+
+    /// Reads the configuration again and has its policies decide; the generation that they are.
+    ///
+    /// # Errors
+    ///
+    /// One line. The old set goes on.
+    pub async fn reload(&self, file: Option<&Path>) -> Result<u64, String> {
+        let _one = self.staging.lock().await;
+        self.observer.records.iter().for_each(Records::reopen);
+        let (generation, rollbacks) = {
+            let history = self.history();
+            (history.newest + 1, history.rollbacks)
+        };
+        let (loader, observer, file) = (self.loader.clone(), self.observer.clone(), file.map(Path::to_owned));
+        let staged = tokio::task::spawn_blocking(move || {
+            let config = Config::load(file.as_deref()).map_err(|e| e.to_string())?;
+            let staged = stage(&loader, &observer, &config.policy, &config.default_plan, generation);
+            staged.map_err(|e| e.to_string())
+        });
+        match staged.await.unwrap_or_else(|panic| Err(format!("policy: loading panicked: {panic}"))) {
+            Ok(set) if self.swap(&set, rollbacks) => Ok(generation),
+            // Whoever went back meanwhile has seen something that this reload did not know of.
+            Ok(_) => Err(self.fail("the policies were rolled back while these were loaded; reload once more".into())),
+            Err(problem) => Err(self.fail(problem)),
+        }
+    }
+
+    fn fail(&self, problem: String) -> String {
+        tracing::warn!(problem, "the policies were not reloaded");
+        self.observer.meters.count_reload("failed");
+        let at = self.observer.clock.now();
+        self.history().last_failure = Some(Failure { at, problem: problem.clone() });
+        problem
+    }
+
+    /// Has a set take over, unless there was a rollback since it was begun.
+    fn swap(&self, set: &Arc<Set>, rollbacks: u64) -> bool {
+        let mut history = self.history();
+        if history.rollbacks != rollbacks {
+            return false;
+        }
+        let generation = set.generation;
+        history.newest = generation;
+        history.earlier.push(self.current.swap(set.clone()));
+        let surplus = history.earlier.len().saturating_sub(KEPT);
+        history.earlier.drain(..surplus);
+        self.observer.meters.count_reload("done");
+        self.observer.meters.generation.set(generation.cast_signed());
+        tracing::info!(generation, "the policies were reloaded");
+        true
+    }
+
+    /// Has the set before this one decide again, until the next reload or start.
+    ///
+    /// # Errors
+    ///
+    /// There is none before it.
+    pub fn rollback(&self) -> Result<u64, String> {
+        let mut history = self.history();
+        let none = "there is no earlier generation to go back to";
+        let set = history.earlier.pop().ok_or(none)?;
+        history.rollbacks += 1;
+        let generation = set.generation;
+        self.current.store(set);
+        self.observer.meters.count_reload("rolled_back");
+        self.observer.meters.generation.set(generation.cast_signed());
+        tracing::info!(generation, "the policies were rolled back");
+        Ok(generation)
+    }
+
+    pub fn status(&self) -> Status {
+        let (set, history) = (self.current(), self.history());
+        let module = |Loaded { entry, module }: &Loaded| ModuleStatus {
+            kind: module.kind,
+            module: entry.module.clone(),
+            name: module.description.name.clone(),
+            version: module.description.version.clone(),
+            sha256: module.digest.clone(),
+            mode: entry.mode,
+            deadline_ms: entry.deadline_ms,
+            memory_kib: entry.memory_kib,
+        };
+        Status {
+            generation: set.generation,
+            loaded_at: set.loaded_at,
+            modules: set.modules().iter().map(module).collect(),
+            earlier: history.earlier.iter().rev().map(|set| set.generation).collect(),
+            last_failure: history.last_failure.clone(),
+        }
+    }
+
+    /// Writes down what was decided until now.
+    pub fn close(&self) {
+        self.observer.close();
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A set that could take over: every module loaded, and the default plan known.
+fn stage(
+    loader: &Loader,
+    observer: &Arc<Observer>,
+    chain: &[PolicyConfig],
+    default_plan: &str,
+    generation: u64,
+) -> Result<Arc<Set>, ChainError> {
+    let modules = loader.load(chain)?;
+    let now = observer.clock.now();
+    let set = Set::new(&loader.engines, &observer.meters, modules, generation, now);
+    let set = Arc::new(set.map_err(|error| ChainError::Engine(error.to_string()))?);
+    match set.knows(default_plan).map_err(ChainError::Failed)? {
+        true => Ok(set),
+        false => Err(ChainError::DefaultPlan(default_plan.into())),
+    }
+}
+
+/// The set of a configuration, for commands that ask it something and end.
+pub fn for_a_question(config: &Config, clock: Clock) -> Result<Pinned, ConfigError> {
+    // Who calls a command trusts their own files.
+    let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
+    Generations::open(&quiet, clock, &mut Registry::default()).map(|policies| policies.pin(None))
+}
+
+impl From<ChainError> for ConfigError {
+    fn from(error: ChainError) -> Self {
+        Self::whole(error)
+    }
+}

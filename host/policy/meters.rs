@@ -1,0 +1,186 @@
+//! The figures of policies, for `/metrics`.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::call::Failed;
+use super::component::Configured;
+use super::question::{Answer, Word};
+
+/// Seconds: a decision takes some microseconds, and 10 at most.
+const BUCKETS: [f64; 15] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 1.0];
+const WORDS: [Word; 6] = [Word::Allow, Word::Deny, Word::Valid, Word::Invalid, Word::Known, Word::Unknown];
+const CAUSES: [&str; 5] = ["timeout", "memory", "trap", "contract", "sandbox"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    kind: &'static str,
+    module: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Decision {
+    kind: &'static str,
+    module: String,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByRule {
+    kind: &'static str,
+    module: String,
+    rule: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCause {
+    kind: &'static str,
+    module: String,
+    cause: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Agreement {
+    kind: &'static str,
+    module: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reload {
+    outcome: &'static str,
+}
+
+/// Every module's figures, and those of the whole.
+pub struct Meters {
+    decisions: Family<Decision, Counter>,
+    rules: Family<ByRule, Counter>,
+    failures: Family<ByCause, Counter>,
+    durations: Family<Of, Histogram, fn() -> Histogram>,
+    shadows: Family<Agreement, Counter>,
+    reloads: Family<Reload, Counter>,
+    pub generation: Gauge,
+    pub shadows_dropped: Counter,
+    pub records_written: Counter,
+    pub records_dropped: Counter,
+}
+
+/// One module's figures, looked up beforehand.
+pub struct ModuleMeters {
+    words: [Counter; WORDS.len()],
+    rules: HashMap<String, Counter>,
+    failures: [Counter; CAUSES.len()],
+    duration: Histogram,
+    agreed: Counter,
+    disagreed: Counter,
+    failed: Counter,
+}
+
+/// How a shadow's answer compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    Agreed,
+    Disagreed,
+    Failed,
+}
+
+impl Meters {
+    pub fn new(registry: &mut Registry) -> Self {
+        let meters = Self {
+            decisions: Family::default(),
+            rules: Family::default(),
+            failures: Family::default(),
+            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            shadows: Family::default(),
+            reloads: Family::default(),
+            generation: Gauge::default(),
+            shadows_dropped: Counter::default(),
+            records_written: Counter::default(),
+            records_dropped: Counter::default(),
+        };
+        let policies = registry.sub_registry_with_prefix("policy");
+        policies.register("decisions", "Answers of modules", meters.decisions.clone());
+        policies.register("rules", "Refusals by the rule that decided", meters.rules.clone());
+        policies.register("failures", "Modules that gave no answer", meters.failures.clone());
+        policies.register_with_unit("decision_duration", "One answer", Unit::Seconds, meters.durations.clone());
+        policies.register("shadow_answers", "Shadows, compared with what was decided", meters.shadows.clone());
+        policies.register("shadows_dropped", "Questions that no shadow had time for", meters.shadows_dropped.clone());
+        policies.register("reloads", "Attempts to load another set", meters.reloads.clone());
+        policies.register("generation", "The set that decides", meters.generation.clone());
+        policies.register("records_written", "Decision records", meters.records_written.clone());
+        policies.register(
+            "records_dropped",
+            "Decision records without a place in the queue",
+            meters.records_dropped.clone(),
+        );
+        for outcome in ["done", "failed", "rolled_back"] {
+            meters.reloads.get_or_create(&Reload { outcome }).inc_by(0);
+        }
+        meters
+    }
+
+    pub fn count_reload(&self, outcome: &'static str) {
+        self.reloads.get_or_create(&Reload { outcome }).inc();
+    }
+
+    pub fn of(&self, module: &Configured) -> ModuleMeters {
+        let (kind, name) = (module.kind.name(), &module.description.name);
+        let module_name = || name.clone();
+        let agreement = |outcome| self.shadows.get_or_create_owned(&Agreement { kind, module: module_name(), outcome });
+        let rules = module.description.rules.iter().map(|rule| {
+            let counter =
+                self.rules.get_or_create_owned(&ByRule { kind, module: module_name(), rule: rule.id.clone() });
+            (rule.id.clone(), counter)
+        });
+        ModuleMeters {
+            words: WORDS.map(|word| {
+                self.decisions.get_or_create_owned(&Decision { kind, module: module_name(), verdict: word.name() })
+            }),
+            rules: rules.collect(),
+            failures: CAUSES
+                .map(|cause| self.failures.get_or_create_owned(&ByCause { kind, module: module_name(), cause })),
+            duration: self.durations.get_or_create_owned(&Of { kind, module: module_name() }),
+            agreed: agreement("agreed"),
+            disagreed: agreement("disagreed"),
+            failed: agreement("failed"),
+        }
+    }
+}
+
+impl ModuleMeters {
+    pub fn count(&self, answer: &Result<Answer, Failed>, took: Duration) {
+        self.duration.observe(took.as_secs_f64());
+        match answer {
+            Ok(answer) => {
+                let word = answer.word();
+                count(&self.words, WORDS.iter().position(|known| *known == word));
+                for rule in answer.rules() {
+                    self.rules.get(rule).map(Counter::inc);
+                }
+            }
+            Err(failed) => {
+                let cause = failed.failure.cause();
+                count(&self.failures, CAUSES.iter().position(|known| *known == cause));
+            }
+        }
+    }
+
+    pub fn compare(&self, compared: Compared) {
+        match compared {
+            Compared::Agreed => self.agreed.inc(),
+            Compared::Disagreed => self.disagreed.inc(),
+            Compared::Failed => self.failed.inc(),
+        };
+    }
+}
+
+fn count(counters: &[Counter], which: Option<usize>) {
+    which.and_then(|which| counters.get(which)).map(Counter::inc);
+}

@@ -1,0 +1,122 @@
+//! One generation of the policies, held for one request: whatever a request asks, it is answered by
+//! the same set, however often the policies are swapped meanwhile.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::bindings::types::{Verdict, Violation};
+use super::bindings::{inputs, plans, roles};
+use super::call::Failed;
+use super::component::Kind;
+use super::convert;
+use super::live::{Chain, Decider, Set};
+use super::observer::Observer;
+use super::question::{Answer, Question};
+use super::sandbox::Failure;
+use crate::domain::plan::Entitlement;
+
+#[derive(Clone)]
+pub struct Pinned {
+    set: Arc<Set>,
+    observer: Arc<Observer>,
+    request_id: Option<Uuid>,
+}
+
+impl Pinned {
+    pub fn new(set: Arc<Set>, observer: Arc<Observer>, request_id: Option<Uuid>) -> Self {
+        Self { set, observer, request_id }
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.set.generation
+    }
+
+    /// What a plan includes, remembered: it is a pure function of the plan's name.
+    pub fn entitlement(&self, plan: &str) -> Result<Option<Entitlement>, Failed> {
+        if let Some(known) = self.set.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
+            return Ok(known);
+        }
+        let entitlement = self.entitlements(plan)?.map(convert::entitlement);
+        if let Ok(mut known) = self.set.entitlements.write() {
+            known.insert(plan.into(), entitlement.clone());
+        }
+        Ok(entitlement)
+    }
+
+    /// What a plan includes, by the first module of the chain that knows it.
+    fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
+        let question = Question::Entitlements(plan.into());
+        let known = |answer: &Answer| matches!(answer, Answer::Entitlement(Some(_)));
+        let answer = self.first(question, known, Answer::Entitlement(None))?;
+        Ok(if let Answer::Entitlement(entitlement) = answer { entitlement } else { None })
+    }
+
+    /// The first module that denies decides.
+    pub fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
+        self.verdict(Question::PlanAccess(ask))
+    }
+
+    /// The first module that denies decides.
+    pub fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
+        self.verdict(Question::TeamRole(ask))
+    }
+
+    fn verdict(&self, question: Question) -> Result<Verdict, Failed> {
+        let denies = |answer: &Answer| matches!(answer, Answer::Verdict(Verdict::Deny(_)));
+        let answer = self.first(question, denies, Answer::Verdict(Verdict::Allow))?;
+        Ok(if let Answer::Verdict(verdict) = answer { verdict } else { Verdict::Allow })
+    }
+
+    /// What any module of the chain finds wrong.
+    pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
+        let question = Question::Validation(Box::new((input, facts)));
+        let chain = self.chain(Kind::Validation)?;
+        let mut all = Vec::new();
+        for decider in &chain.enforced {
+            if let Answer::Violations(violations) = self.ask(decider, &question)? {
+                all.extend(violations);
+            }
+        }
+        self.shadow(chain, question, || Answer::Violations(all.clone()));
+        Ok(all)
+    }
+
+    /// The first answer that decides, or what it is where none does.
+    fn first(&self, question: Question, decides: fn(&Answer) -> bool, otherwise: Answer) -> Result<Answer, Failed> {
+        let chain = self.chain(question.kind())?;
+        let mut answer = otherwise;
+        for decider in &chain.enforced {
+            let given = self.ask(decider, &question)?;
+            if decides(&given) {
+                answer = given;
+                break;
+            }
+        }
+        self.shadow(chain, question, || answer.clone());
+        Ok(answer)
+    }
+
+    fn chain(&self, kind: Kind) -> Result<&Chain, Failed> {
+        let chain = self.set.chain(kind);
+        let missing = || Failure::Sandbox("no module of this kind is loaded".into());
+        if chain.enforced.is_empty() {
+            return Err(Failed { module: format!("({kind})"), failure: missing() });
+        }
+        Ok(chain)
+    }
+
+    fn ask(&self, decider: &Decider, question: &Question) -> Result<Answer, Failed> {
+        let started = self.observer.clock.moment();
+        let answer = decider.ask(question);
+        let took = self.observer.clock.moment().since(started);
+        self.observer.note(self.generation(), self.request_id, decider, question, &answer, took);
+        answer
+    }
+
+    fn shadow(&self, chain: &Chain, question: Question, answer: impl FnOnce() -> Answer) {
+        if !chain.shadows.is_empty() {
+            self.observer.shadows.ask(self.set.clone(), self.request_id, question, answer());
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A new policy project: everything it takes to build one, in one folder that stands alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::component::Kind;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Language {
+    Rust,
+    #[value(name = "javascript", alias = "js")]
+    JavaScript,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    #[error("{}: it is there already; choose another name", .0.display())]
+    Exists(PathBuf),
+    #[error("`{0}` is no name for a policy; use lower-case letters, digits and hyphens, and begin with a letter")]
+    Name(String),
+    #[error("{path}: {problem}", path = .0.display(), problem = .1)]
+    File(PathBuf, io::Error),
+}
+
+/// The contract, as every project has it.
+const WIT: [(&str, &str); 4] = [
+    ("wit/types.wit", include_str!("../../wit/types.wit")),
+    ("wit/plan-access.wit", include_str!("../../wit/plan-access.wit")),
+    ("wit/team-role.wit", include_str!("../../wit/team-role.wit")),
+    ("wit/validation.wit", include_str!("../../wit/validation.wit")),
+];
+
+/// What Rust projects are built on.
+const SDK: [(&str, &str); 5] = [
+    ("sdk/Cargo.toml", include_str!("../../policies/templates/rust/sdk.toml")),
+    ("sdk/src/lib.rs", include_str!("../../policies/sdk/src/lib.rs")),
+    ("sdk/src/arena.rs", include_str!("../../policies/sdk/src/arena.rs")),
+    ("sdk/src/configured.rs", include_str!("../../policies/sdk/src/configured.rs")),
+    ("sdk/src/export.rs", include_str!("../../policies/sdk/src/export.rs")),
+];
+
+/// The texts of one kind.
+struct Template {
+    rust: &'static str,
+    javascript: &'static str,
+    schema: &'static str,
+    cases: &'static str,
+}
+
+macro_rules! template {
+    ($kind:literal) => {
+        Template {
+            rust: include_str!(concat!("../../policies/templates/rust/", $kind, ".rs")),
+            javascript: include_str!(concat!("../../policies/templates/javascript/", $kind, ".js")),
+            schema: include_str!(concat!("../../policies/templates/", $kind, ".schema.json")),
+            cases: include_str!(concat!("../../policies/templates/cases/", $kind, ".toml")),
+        }
+    };
+}
+
+fn template(kind: Kind) -> Template {
+    match kind {
+        Kind::PlanAccess => template!("plan-access"),
+        Kind::TeamRole => template!("team-role"),
+        Kind::Validation => template!("validation"),
+    }
+}
+
+/// Makes a project in a new folder of its name; the files that were written.
+pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Result<Vec<PathBuf>, ProjectError> {
+    let letters = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let begins = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+    if !begins || !name.bytes().all(letters) || name.len() > 64 {
+        return Err(ProjectError::Name(name.into()));
+    }
+    let folder = parent.join(name);
+    if folder.exists() {
+        return Err(ProjectError::Exists(folder));
+    }
+    let mut written = Vec::new();
+    for (file, text) in files(kind, language) {
+        let path = folder.join(file);
+        let text = text.replace("__NAME__", name).replace("__KIND__", kind.name());
+        let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
+        made.map_err(|error| ProjectError::File(path.clone(), error))?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+fn files(kind: Kind, language: Language) -> Vec<(&'static str, &'static str)> {
+    let Template { rust, javascript, schema, cases } = template(kind);
+    let mut files = match language {
+        Language::Rust => vec![
+            ("Cargo.toml", include_str!("../../policies/templates/rust/Cargo.toml")),
+            ("src/lib.rs", rust),
+            ("settings.schema.json", schema),
+        ],
+        Language::JavaScript => vec![
+            ("package.json", include_str!("../../policies/templates/javascript/package.json")),
+            ("policy.js", javascript),
+        ],
+    };
+    files.push(("cases/first.toml", cases));
+    files.push((".gitignore", include_str!("../../policies/templates/gitignore")));
+    files.extend(WIT);
+    if language == Language::Rust {
+        files.extend(SDK);
+    }
+    files
+}

@@ -1,0 +1,180 @@
+//! What a module is asked, and what it answers, whatever its kind.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::bindings::inputs::{Current, Facts, Input, NullableText};
+use super::bindings::types::{Denial, Verdict, Violation};
+use super::bindings::{plans, roles};
+use super::component::Kind;
+use super::plain;
+
+/// What stands for a secret where a question is written down.
+const MASK: &str = "********";
+
+#[derive(Clone, Debug)]
+pub enum Question {
+    /// What a plan, by name, includes.
+    Entitlements(String),
+    PlanAccess(plans::Ask),
+    TeamRole(roles::Ask),
+    Validation(Box<(Input, Facts)>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Entitlement(Option<plans::Entitlement>),
+    Verdict(Verdict),
+    Violations(Vec<Violation>),
+}
+
+impl Question {
+    /// The chain that answers it.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Entitlements(_) | Self::PlanAccess(_) => Kind::PlanAccess,
+            Self::TeamRole(_) => Kind::TeamRole,
+            Self::Validation(_) => Kind::Validation,
+        }
+    }
+
+    /// The function of the contract that answers it.
+    pub fn call(&self) -> &'static str {
+        match self {
+            Self::Entitlements(_) => "entitlements",
+            Self::PlanAccess(_) | Self::TeamRole(_) => "check",
+            Self::Validation(_) => "validate",
+        }
+    }
+
+    /// The question in the contract's own names, as cases have it.
+    pub fn plain(&self) -> Value {
+        match self {
+            Self::Entitlements(plan) => serde_json::json!({ "plan": plan }),
+            Self::PlanAccess(ask) => plain::of(ask),
+            Self::TeamRole(ask) => plain::of(ask),
+            Self::Validation(asked) => {
+                serde_json::json!({ "input": plain::of(&asked.0), "facts": plain::of(&asked.1) })
+            }
+        }
+    }
+
+    /// The question with its secrets masked, and what they were.
+    pub fn masked(mut self) -> (Self, Vec<Secret>) {
+        let mut secrets = Vec::new();
+        let mut mask = |field, text: Option<&mut String>| {
+            if let Some(text) = text {
+                secrets.push(Secret { field, text: std::mem::replace(text, MASK.into()) });
+            }
+        };
+        if let Self::Validation(asked) = &mut self {
+            match &mut asked.0 {
+                Input::TunnelCreate(new) => mask("http_basic_auth_password", new.http_basic_auth_password.as_mut()),
+                Input::TunnelUpdate(patch) => {
+                    if let Some(NullableText::Text(password)) = &mut patch.http_basic_auth_password {
+                        mask("http_basic_auth_password", Some(password));
+                    }
+                }
+                // What authenticates the host to a receiver is often in the URL.
+                Input::WebhookCreate(new) => mask("url", new.url.as_mut()),
+                Input::WebhookUpdate(patch) => mask("url", patch.url.as_mut()),
+                _ => {}
+            }
+            if let Some(Current::Webhook(webhook)) = &mut asked.1.current {
+                mask("url", Some(&mut webhook.url));
+            }
+        }
+        (self, secrets)
+    }
+}
+
+/// A text that was masked.
+#[derive(Clone, Debug)]
+pub struct Secret {
+    /// The request's field.
+    pub field: &'static str,
+    text: String,
+}
+
+impl Secret {
+    /// Masks it in what was said about it.
+    pub fn mask_in(&self, said: &mut Value) {
+        match said {
+            Value::String(text) if !self.text.is_empty() => *text = text.replace(&self.text, MASK),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mask_in(item)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| self.mask_in(field)),
+            _ => {}
+        }
+    }
+}
+
+impl Answer {
+    /// The answer in the contract's own names, as cases expect it.
+    pub fn plain(&self) -> Value {
+        match self {
+            Self::Entitlement(entitlement) => plain::of(entitlement),
+            Self::Verdict(verdict) => plain::of(verdict),
+            Self::Violations(violations) => plain::of(violations),
+        }
+    }
+
+    /// In one word, for logs and metrics.
+    pub fn word(&self) -> Word {
+        match self {
+            Self::Entitlement(Some(_)) => Word::Known,
+            Self::Entitlement(None) => Word::Unknown,
+            Self::Verdict(Verdict::Allow) => Word::Allow,
+            Self::Verdict(Verdict::Deny(_)) => Word::Deny,
+            Self::Violations(violations) if violations.is_empty() => Word::Valid,
+            Self::Violations(_) => Word::Invalid,
+        }
+    }
+
+    /// The rules that decided.
+    pub fn rules(&self) -> Vec<&str> {
+        match self {
+            Self::Entitlement(_) | Self::Verdict(Verdict::Allow) => Vec::new(),
+            Self::Verdict(Verdict::Deny(Denial { rule, .. })) => vec![rule],
+            Self::Violations(violations) => violations.iter().map(|violation| violation.rule.as_str()).collect(),
+        }
+    }
+
+    /// Whether a client would be told the same: the same code, or the same wrong fields.
+    pub fn agrees(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Verdict(Verdict::Deny(one)), Self::Verdict(Verdict::Deny(other))) => one.code == other.code,
+            (Self::Violations(one), Self::Violations(other)) => fields(one) == fields(other),
+            (one, other) => one == other,
+        }
+    }
+}
+
+fn fields(violations: &[Violation]) -> std::collections::BTreeSet<&str> {
+    violations.iter().map(|violation| violation.field.as_str()).collect()
+}
+
+/// What an answer comes down to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Word {
+    Allow,
+    Deny,
+    Valid,
+    Invalid,
+    /// A plan that the module knows.
+    Known,
+    Unknown,
+}
+
+impl Word {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Valid => "valid",
+            Self::Invalid => "invalid",
+            Self::Known => "known",
+            Self::Unknown => "unknown",
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Shadow modules: asked what the others were asked, after the request has its answer. What they
+//! say counts for nothing; where it differs, that is counted and logged.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use prometheus_client::metrics::counter::Counter;
+use uuid::Uuid;
+
+use super::live::{Decider, Set};
+use super::meters::Compared;
+use super::question::{Answer, Question};
+
+/// Questions that wait for the shadows.
+const QUEUE: usize = 1024;
+
+struct Asked {
+    set: Arc<Set>,
+    request_id: Option<Uuid>,
+    question: Question,
+    answer: Answer,
+}
+
+pub struct Shadows {
+    /// None is the end.
+    queue: SyncSender<Option<Box<Asked>>>,
+    dropped: Counter,
+    stopped: Arc<AtomicBool>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shadows {
+    pub fn start(dropped: Counter) -> std::io::Result<Self> {
+        let (queue, asked) = sync_channel(QUEUE);
+        let stopped = Arc::new(AtomicBool::new(false));
+        let stop = stopped.clone();
+        let worker = std::thread::Builder::new().name("policy-shadows".into()).spawn(move || run(&asked, &stop))?;
+        Ok(Self { queue, dropped, stopped, worker: Mutex::new(Some(worker)) })
+    }
+
+    /// Has the shadows of a set asked, unless they are too far behind.
+    pub fn ask(&self, set: Arc<Set>, request_id: Option<Uuid>, question: Question, answer: Answer) {
+        let asked = Asked { set, request_id, question, answer };
+        if self.queue.try_send(Some(Box::new(asked))).is_err() {
+            self.dropped.inc();
+        }
+    }
+
+    /// Ends. What still waits is not asked: it counts for nothing, and a slow shadow has many.
+    pub fn close(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        let _ = self.queue.send(None);
+        if let Some(worker) = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn run(queue: &Receiver<Option<Box<Asked>>>, stopped: &AtomicBool) {
+    while let Ok(Some(asked)) = queue.recv() {
+        if stopped.load(Ordering::Relaxed) {
+            continue;
+        }
+        for shadow in &asked.set.chain(asked.question.kind()).shadows {
+            asked.compare(shadow);
+        }
+    }
+}
+
+impl Asked {
+    fn compare(&self, shadow: &Decider) {
+        let module = &shadow.module.description.name;
+        let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
+        let request_id = self.request_id.map(tracing::field::display);
+        let compared = match shadow.ask(&self.question) {
+            // A module that does not know a plan leaves it to the others.
+            Ok(Answer::Entitlement(None)) => Compared::Agreed,
+            Ok(answer) if answer.agrees(&self.answer) => Compared::Agreed,
+            Ok(answer) => {
+                let (decided, shadow) = (self.answer.word().name(), answer.word().name());
+                let rules = answer.rules().join(" ");
+                tracing::info!(request_id, generation, kind, module, decided, shadow, rules, "a shadow disagrees");
+                Compared::Disagreed
+            }
+            Err(failed) => {
+                tracing::warn!(request_id, generation, kind, module, error = %failed.failure, "a shadow failed");
+                Compared::Failed
+            }
+        };
+        shadow.meters.compare(compared);
+    }
+}

@@ -1,0 +1,365 @@
+//! The authors' tools, as an author calls them: the real program, real components, real projects.
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use culvert::policy::sections;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::guide::PROJECTS;
+use crate::support::host::Engine;
+use crate::support::hostile::{GOOD, Module};
+use crate::support::policies::{Swapped, builtin, entry};
+use crate::support::program::Place;
+
+/// Where `tests/run` installs what JavaScript projects need.
+const JAVASCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tools/javascript/node_modules");
+
+async fn place() -> Place {
+    Place::new(Engine::Sqlite).await.set("CARGO_TARGET_DIR", PROJECTS)
+}
+
+/// What a command line came to: its exit code, and what it printed, without the place's name.
+async fn told(place: &Place, line: &str) -> String {
+    let Output { status, stdout, stderr } = author(place, line).await;
+    let text =
+        |bytes: Vec<u8>| String::from_utf8(bytes).unwrap().replace(place.folder.path().to_str().unwrap(), "<place>");
+    let (said, errors) = (text(stdout), text(stderr));
+    let errors: Vec<&str> = errors.lines().filter(|line| line.starts_with("culvert:")).collect();
+    format!("{said}{}\nexit code {}", errors.join("\n"), status.code().unwrap())
+}
+
+async fn author(place: &Place, line: &str) -> Output {
+    let mut words = line.split_whitespace();
+    let mut command = place.command_of(Place::programs().join(words.next().unwrap()));
+    command.env("HOME", std::env::var_os("HOME").unwrap()).args(words).output().await.unwrap()
+}
+
+async fn project(kind: &str, language: &str) -> Place {
+    let place = place().await;
+    let made = author(&place, &format!("culvert policy new mine --kind {kind} --lang {language}")).await;
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    place
+}
+
+/// Builds a new project and runs its cases, which come by every rule.
+async fn builds_and_passes(place: &Place) {
+    let tested = author(place, "culvert policy test mine --min-coverage 100 --json --junit report.xml").await;
+    let errors = String::from_utf8_lossy(&tested.stderr);
+    assert!(tested.status.success(), "{}{errors}", String::from_utf8_lossy(&tested.stdout));
+    let report: Value = serde_json::from_slice(&tested.stdout).unwrap();
+    assert!(report["passed"].as_u64().unwrap() >= 4, "{report}");
+    assert_eq!((&report["failed"], &report["coverage"]["percent"]), (&json!(0), &json!(100.0)));
+    let junit = std::fs::read_to_string(place.folder.path().join("report.xml")).unwrap();
+    assert!(junit.contains(r#"failures="0""#), "{junit}");
+    assert_eq!(junit.matches("<testcase").count() as u64, report["passed"].as_u64().unwrap());
+}
+
+#[tokio::test]
+async fn a_plan_access_project_in_rust() {
+    builds_and_passes(&project("plan-access", "rust").await).await;
+}
+
+#[tokio::test]
+async fn a_validation_project_in_rust() {
+    builds_and_passes(&project("validation", "rust").await).await;
+}
+
+/// And its rules are functions that are tested without any sandbox.
+#[tokio::test]
+async fn a_team_role_project_in_rust() {
+    let place = project("team-role", "rust").await;
+    builds_and_passes(&place).await;
+    let mut cargo = place.command_of("cargo");
+    cargo.args(["test", "--quiet"]).current_dir(place.folder.path().join("mine"));
+    let tested = cargo.env("HOME", std::env::var_os("HOME").unwrap()).output().await.unwrap();
+    let said = String::from_utf8_lossy(&tested.stdout);
+    assert!(tested.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&tested.stderr));
+}
+
+async fn javascript(kind: &str) -> Place {
+    let place = project(kind, "javascript").await;
+    assert!(Path::new(JAVASCRIPT).is_dir(), "{JAVASCRIPT} is not there; tests/run installs it");
+    std::os::unix::fs::symlink(JAVASCRIPT, place.folder.path().join("mine/node_modules")).unwrap();
+    place
+}
+
+#[tokio::test]
+async fn a_plan_access_project_in_javascript() {
+    builds_and_passes(&javascript("plan-access").await).await;
+}
+
+#[tokio::test]
+async fn a_validation_project_in_javascript() {
+    builds_and_passes(&javascript("validation").await).await;
+}
+
+/// A host loads it, and it decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_team_role_project_in_javascript() {
+    let place = javascript("team-role").await;
+    let built = author(&place, "culvert policy build mine").await;
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let swapped = Swapped::start(|_| {}).await;
+    let settings = "memory_kib = 32768\nsettings = { owner_only = [\"tunnels.create\"] }";
+    let module = place.folder.path().join("mine/mine.wasm");
+    swapped.configure(&(builtin(&["plan-access", "validation"]) + &entry("team-role", &module, settings)));
+    assert_eq!(swapped.reload().await, Ok(2));
+    let (ada, bea) = (swapped.host.person("ada").await, swapped.host.person("bea").await);
+    let team = swapped.host.team("Engines", &ada).await;
+    swapped.host.join(team, &bea, culvert::domain::caller::Role::Member).await;
+    let statuses = async |account| {
+        let key = swapped.host.key(account, team, "full_access").await.key;
+        let answer = swapped.host.api(&key).post("/tunnels", json!({"local_port": 80})).await;
+        (answer.status, answer.body["code"].clone())
+    };
+    assert_eq!(statuses(ada.account_id).await, (201, json!(null)));
+    assert_eq!(statuses(bea.account_id).await, (403, json!("team_owner_required")));
+}
+
+/// A module that allows whatever it is asked, and says that it has a rule.
+fn lax(place: &Place) {
+    let cases = json!([{"file": "first.toml", "case": [
+        {"name": "anybody may", "expect": "allow"},
+        {"name": "nobody may", "expect": {"deny": {"code": "test_denied", "rule": "test-rule"}}},
+    ]}]);
+    let mut wasm = GOOD.component();
+    sections::append(&mut wasm, sections::CASES, cases.to_string().as_bytes());
+    std::fs::write(place.folder.path().join("lax.wasm"), wasm).unwrap();
+}
+
+#[tokio::test]
+async fn a_failing_case_is_shown_field_by_field() {
+    let place = place().await;
+    lax(&place);
+    assert_snapshot!(told(&place, "culvert policy test lax.wasm --junit report.xml").await, @r#"
+    ok    first.toml: anybody may
+    FAIL  first.toml: nobody may
+            the answer
+              expected  {"deny":{"code":"test_denied","rule":"test-rule"}}
+              got       "allow"
+    hostile: 1 passed, 1 failed; 0 of 1 rules covered (0 %)
+    no case comes by test-rule
+    culvert: a case failed
+    exit code 1
+    "#);
+    let junit = std::fs::read_to_string(place.folder.path().join("report.xml")).unwrap();
+    assert_snapshot!(junit.split_once("<testsuite ").unwrap().1, @r#"
+    name="first.toml" tests="2" skipped="0" errors="0" failures="1">
+            <testcase name="anybody may"/>
+            <testcase name="nobody may">
+                <failure message="expected {&quot;deny&quot;:{&quot;code&quot;:&quot;test_denied&quot;,&quot;rule&quot;:&quot;test-rule&quot;}}, got &quot;allow&quot;"/>
+            </testcase>
+        </testsuite>
+    </testsuites>
+    "#);
+    assert_snapshot!(told(&place, "culvert policy test lax.wasm --json").await, @r#"
+    {"cases":[{"differences":[],"file":"first.toml","name":"anybody may","passed":true,"rules":[]},{"differences":[{"expected":{"deny":{"code":"test_denied","rule":"test-rule"}},"field":"","got":"allow"}],"file":"first.toml","name":"nobody may","passed":false,"rules":[]}],"coverage":{"missing":["test-rule"],"percent":0.0,"rules":1},"failed":1,"module":"hostile","passed":1}
+    culvert: a case failed
+    exit code 1
+    "#);
+    assert_snapshot!(told(&place, "culvert policy test lax.wasm --filter anybody").await, @"
+    ok    first.toml: anybody may
+    hostile: 1 passed, 0 failed; 0 of 1 rules covered (0 %)
+    no case comes by test-rule
+
+    exit code 0
+    ");
+}
+
+#[tokio::test]
+async fn rules_without_a_case_are_missed() {
+    let place = place().await;
+    lax(&place);
+    let cases = place.folder.path().join("cases");
+    std::fs::create_dir(&cases).unwrap();
+    std::fs::write(cases.join("one.json"), r#"{"case": [{"name": "anybody", "expect": "allow"}]}"#).unwrap();
+    assert_snapshot!(told(&place, "culvert policy test lax.wasm --cases cases --min-coverage 80").await, @"
+    ok    one.json: anybody
+    hostile: 1 passed, 0 failed; 0 of 1 rules covered (0 %)
+    no case comes by test-rule
+    culvert: the cases come by 0 % of the rules; 80 % are wanted
+    exit code 1
+    ");
+    assert_snapshot!(told(&place, "culvert policy test lax.wasm --cases cases --min-coverage 101").await.lines().last().unwrap(), @"exit code 2");
+}
+
+/// A saved file is tested without being asked for.
+#[tokio::test]
+async fn watching_tests_what_was_saved() {
+    let place = place().await;
+    lax(&place);
+    let cases = place.folder.path().join("cases");
+    std::fs::create_dir(&cases).unwrap();
+    let file = cases.join("one.json");
+    let case = |expect: Value| json!({"case": [{"name": "what it answers", "expect": expect}]}).to_string();
+    std::fs::write(&file, case(json!("allow"))).unwrap();
+    let mut watching = place.start("culvert policy test lax.wasm --cases cases --watch");
+    watching.until("1 passed, 0 failed").await;
+    std::fs::write(&file, case(json!("refuse"))).unwrap();
+    watching.until("0 passed, 1 failed").await;
+    assert_eq!(watching.interrupt().await, None, "ended by the signal");
+}
+
+#[tokio::test]
+async fn what_an_author_gets_wrong_is_said() {
+    let place = place().await;
+    lax(&place);
+    let folder = place.folder.path();
+    std::fs::create_dir(folder.join("taken")).unwrap();
+    std::fs::create_dir_all(folder.join("js/node_modules")).unwrap();
+    std::fs::write(
+        folder.join("js/package.json"),
+        r#"{"name": "js", "main": "policy.js", "culvert": {"kind": "team-role"}}"#,
+    )
+    .unwrap();
+    std::fs::write(folder.join("settings.toml"), "strict = true\n").unwrap();
+    std::fs::write(folder.join("stray.json"), r#"{"who": "me"}"#).unwrap();
+    std::fs::write(folder.join("word.json"), r#"{"caller": {"role": "boss"}}"#).unwrap();
+    std::fs::write(folder.join("trap.wasm"), Module { check: "unreachable", ..GOOD }.component()).unwrap();
+    std::fs::write(folder.join("culvert.toml"), "nonsense = true\n").unwrap();
+    let record = json!({
+        "time": "2026-01-15T12:00:00Z", "request_id": null, "kind": "team-role", "module": "roles-of-old", "call": "check",
+        "input": {"action": "webhooks.create", "caller": {"scope": "team", "role": "member"}}, "answer": "allow",
+    });
+    std::fs::write(folder.join("records.jsonl"), format!("{record}\n{{\"half\": ")).unwrap();
+    let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/dist");
+    let mut said = String::new();
+    for line in [
+        "policy new taken --kind team-role",
+        "policy new Not_A_Name --kind team-role",
+        "policy build taken",
+        "policy build js",
+        "policy test taken",
+        "policy check lax.wasm",
+        "policy check lax.wasm --kind validation",
+        &format!("policy check {dist}/team-role.wasm --settings settings.toml"),
+        &format!("policy check {dist}/team-role.wasm --memory-kib 64"),
+        &format!("policy run {dist}/team-role.wasm stray.json"),
+        &format!("policy run {dist}/team-role.wasm word.json"),
+        &format!("policy run {dist}/team-role.wasm word.json --call decide"),
+        "policy run trap.wasm stray.json",
+        "policy run taken stray.json",
+        "policy bench trap.wasm",
+        "policy inspect culvert.toml",
+        &format!("policy replay none.jsonl --module {dist}/team-role.wasm"),
+        &format!("policy replay records.jsonl --module {dist}/team-role.wasm"),
+        &format!("policy replay records.jsonl --module {dist}/team-role.wasm --against roles-of-old"),
+        &format!("policy replay records.jsonl --module {dist}/team-role.wasm --against roles-of-old --fail-on-change"),
+        "policy reload",
+    ] {
+        let line_said = told(&place, &format!("culvert {line}")).await.replace(dist, "dist");
+        said += &format!("$ culvert {}\n{}\n", line.replace(dist, "dist"), line_said.trim());
+    }
+    assert_snapshot!(said, @r#"
+    $ culvert policy new taken --kind team-role
+    culvert: ./taken: it is there already; choose another name
+    exit code 1
+    $ culvert policy new Not_A_Name --kind team-role
+    culvert: `Not_A_Name` is no name for a policy; use lower-case letters, digits and hyphens, and begin with a letter
+    exit code 1
+    $ culvert policy build taken
+    culvert: taken is no crate: Cargo.toml: No such file or directory (os error 2)
+    exit code 1
+    $ culvert policy build js
+    culvert: ComponentizeJS is not installed here; run `npm install` in js
+    exit code 1
+    $ culvert policy test taken
+    culvert: taken is no crate: Cargo.toml: No such file or directory (os error 2)
+    exit code 1
+    $ culvert policy check lax.wasm
+    culvert: lax.wasm: its case "nobody may" fails: expected {"deny":{"code":"test_denied","rule":"test-rule"}}, got "allow"
+    exit code 1
+    $ culvert policy check lax.wasm --kind validation
+    culvert: lax.wasm: it is a team-role policy
+    exit code 1
+    $ culvert policy check dist/team-role.wasm --settings settings.toml
+    culvert: dist/team-role.wasm: its settings do not fit: there is no setting `strict`
+    exit code 1
+    $ culvert policy check dist/team-role.wasm --memory-kib 64
+    culvert: dist/team-role.wasm: it needs 128 KiB of memory before it starts; memory_kib gives it 64
+    exit code 1
+    $ culvert policy run dist/team-role.wasm stray.json
+    culvert: there is no field `who`; there are caller, action, tunnel, devices, attributes
+    exit code 1
+    $ culvert policy run dist/team-role.wasm word.json
+    culvert: caller.role: "boss" is no word of owner, admin, member
+    exit code 1
+    $ culvert policy run dist/team-role.wasm word.json --call decide
+    culvert: there is no function `decide` in culvert:policy/roles@1.0.0
+    exit code 1
+    $ culvert policy run trap.wasm stray.json
+    culvert: there is no field `who`; there are caller, action, tunnel, devices, attributes
+    exit code 1
+    $ culvert policy run taken stray.json
+    culvert: taken: it is a folder; name the component, or build it with `culvert policy build`
+    exit code 1
+    $ culvert policy bench trap.wasm
+    culvert: the component carries no cases; name a file of them with --cases
+    exit code 1
+    $ culvert policy inspect culvert.toml
+    culvert: culvert.toml: it is no WebAssembly component: failed to parse WebAssembly module: magic header not detected: bad magic number - expected=[ 0x0, 0x61, 0x73, 0x6d, ] actual=[ 0x6e, 0x6f, 0x6e, 0x73, ] (at offset 0x0)
+    exit code 1
+    $ culvert policy replay none.jsonl --module dist/team-role.wasm
+    culvert: none.jsonl: No such file or directory (os error 2)
+    exit code 1
+    $ culvert policy replay records.jsonl --module dist/team-role.wasm
+    culvert: records.jsonl: it holds no team-role decision of team-role; name one of roles-of-old with --against
+    exit code 1
+    $ culvert policy replay records.jsonl --module dist/team-role.wasm --against roles-of-old
+    team-role: 1 decisions, 1 would change
+      line 1, 2026-01-15T12:00:00Z, the host itself
+        was       allow
+        would be  {"deny":{"code":"team_role_forbidden","detail":"Only owners and admins change the Team's webhooks.","rule":"webhooks"}}
+    1 lines are no decision records
+
+    exit code 0
+    $ culvert policy replay records.jsonl --module dist/team-role.wasm --against roles-of-old --fail-on-change
+    team-role: 1 decisions, 1 would change
+      line 1, 2026-01-15T12:00:00Z, the host itself
+        was       allow
+        would be  {"deny":{"code":"team_role_forbidden","detail":"Only owners and admins change the Team's webhooks.","rule":"webhooks"}}
+    1 lines are no decision records
+    culvert: 1 answers would change
+    exit code 1
+    $ culvert policy reload
+    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
+    exit code 2
+    "#);
+}
+
+#[tokio::test]
+async fn one_question_from_standard_input() {
+    let place = place().await;
+    let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/dist/team-role.wasm");
+    let mut run = place.command_of(Place::programs().join("culvert"));
+    let mut run = run.args(["policy", "run", dist]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let question = json!({"action": "webhooks.create", "caller": {"scope": "team", "role": "member"}}).to_string();
+    tokio::io::AsyncWriteExt::write_all(&mut run.stdin.take().unwrap(), question.as_bytes()).await.unwrap();
+    let answer = run.wait_with_output().await.unwrap();
+    assert_snapshot!(String::from_utf8(answer.stdout).unwrap(), @r#"
+    {
+      "deny": {
+        "code": "team_role_forbidden",
+        "detail": "Only owners and admins change the Team's webhooks.",
+        "rule": "webhooks"
+      }
+    }
+    "#);
+}
+
+#[tokio::test]
+async fn a_bench_counts_the_same_instructions_every_time() {
+    let place = place().await;
+    let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/dist/team-role.wasm");
+    let mut counted = Vec::new();
+    for _ in 0..2 {
+        let figures = place.json(&format!("culvert policy bench {dist} --seconds 1")).await;
+        let files = figures["files"].as_array().unwrap().clone();
+        assert!(files.iter().all(|file| file["figures"]["decisions"].as_u64().unwrap() > 0));
+        counted.push(files.iter().map(|file| file["figures"]["instructions"].as_u64().unwrap()).collect::<Vec<_>>());
+    }
+    assert_eq!(counted[0], counted[1]);
+    assert!(counted[0].iter().all(|instructions| *instructions > 100), "{counted:?}");
+}

@@ -1,0 +1,207 @@
+//! Decision records, and the figures that go with them.
+
+use culvert::config::Config;
+use insta::{assert_json_snapshot, assert_snapshot};
+use serde_json::{Value, json};
+
+use crate::support::policies::Swapped;
+
+fn recording(sample: f64) -> impl FnOnce(&mut Config) {
+    move |config| {
+        config.decisions.file = Some(config.data_dir.join("decisions.jsonl"));
+        config.decisions.sample = sample;
+    }
+}
+
+/// The records of a host, which ends for it.
+async fn records(swapped: Swapped) -> Vec<Value> {
+    let host = swapped.host.restart().await;
+    let file = host.config().decisions.file.clone().unwrap();
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &Value| !record["request_id"].is_null())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_is_recorded_and_no_secret() {
+    let swapped = Swapped::start(recording(1.0)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    let body = json!({
+        "local_port": 0, "protocol": "http", "http_basic_auth_enabled": true,
+        "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse",
+    });
+    let refused = api.post("/tunnels", body).await;
+    assert_eq!(refused.status, 422);
+    let request_id = refused.header("x-request-id").unwrap().to_owned();
+    let records = records(swapped).await;
+    assert!(!serde_json::to_string(&records).unwrap().contains("correct horse"));
+    assert!(records.iter().all(|record| record["request_id"] == request_id.as_str()));
+    let calls: Vec<_> = records
+        .iter()
+        .map(|record| (record["module"].clone(), record["call"].clone(), record["verdict"].clone()))
+        .collect();
+    assert_json_snapshot!(calls, @r#"
+    [
+      [
+        "plan-access",
+        "entitlements",
+        "known"
+      ],
+      [
+        "plan-access",
+        "check",
+        "allow"
+      ],
+      [
+        "team-role",
+        "check",
+        "allow"
+      ],
+      [
+        "validation",
+        "validate",
+        "invalid"
+      ]
+    ]
+    "#);
+    let last = records.last().unwrap();
+    assert_json_snapshot!(last, {".request_id" => "", ".sha256" => "", ".input.facts.caller" => ""}, @r#"
+    {
+      "answer": [
+        {
+          "field": "local_port",
+          "message": "must be between 1 and 65535",
+          "rule": "port"
+        }
+      ],
+      "call": "validate",
+      "duration_us": 0.0,
+      "generation": 1,
+      "input": {
+        "facts": {
+          "attributes": [],
+          "caller": "",
+          "current": null,
+          "faulted": []
+        },
+        "input": {
+          "tunnel-create": {
+            "country": null,
+            "device-ids": null,
+            "extra-ports": null,
+            "game-preset-id": null,
+            "http-basic-auth-enabled": true,
+            "http-basic-auth-password": "********",
+            "http-basic-auth-username": "ada",
+            "http-ssl-enabled": null,
+            "local-host": null,
+            "local-port": 0,
+            "name": null,
+            "pro-network": null,
+            "protocol": "http",
+            "region": null,
+            "subdomain": null
+          }
+        }
+      },
+      "kind": "validation",
+      "masked": [
+        "http_basic_auth_password"
+      ],
+      "module": "validation",
+      "request_id": "",
+      "rules": [
+        "port"
+      ],
+      "sha256": "",
+      "time": "2026-01-15T12:00:00Z",
+      "verdict": "invalid",
+      "version": "1.0.0"
+    }
+    "#);
+}
+
+/// What a receiver knows the host by is often in its URL.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_url_of_a_webhook_is_recorded() {
+    let swapped = Swapped::start(recording(1.0)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    for url in ["https://ada:lovelace@hooks.example.com/", "https://hooks.example.com/?token=lovelace"] {
+        api.post("/webhooks", json!({"url": url, "events": ["device.online"]})).await;
+    }
+    let records = records(swapped).await;
+    let about = records.iter().filter(|record| record["call"] == "validate");
+    assert!(about.clone().all(|record| record["masked"] == json!(["url"])));
+    assert_eq!(about.count(), 2);
+    assert!(!serde_json::to_string(&records).unwrap().contains("lovelace"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn none_is_recorded_where_none_is_wanted() {
+    let swapped = Swapped::start(recording(0.0)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    assert_eq!(records(swapped).await, Vec::<Value>::new());
+}
+
+/// Of a part of the requests, all decisions are recorded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_is_of_whole_requests() {
+    let swapped = Swapped::start(recording(0.5)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    for _ in 0..60 {
+        assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    }
+    let mut requests = std::collections::BTreeMap::<String, usize>::new();
+    for record in records(swapped).await.iter().filter(|record| record["call"] != "entitlements") {
+        *requests.entry(record["request_id"].to_string()).or_default() += 1;
+    }
+    assert!(requests.values().all(|decisions| *decisions == 3), "{requests:?}");
+    // Of 60 coins, as good as never fewer than ten or more than fifty show the same side.
+    assert!((10..=50).contains(&requests.len()), "{}", requests.len());
+}
+
+/// Every figure's name and kind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_figures_are_told_to_prometheus() {
+    let swapped = Swapped::start(|config| config.rate_limit.per_minute = 2).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 0})).await.status, 422);
+    assert_eq!(api.get("/tunnels").await.status, 429);
+    let metrics = swapped.metrics().await;
+    let kinds: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE")).collect();
+    assert_snapshot!(kinds.join("\n"), @"
+    # TYPE culvert_http_requests counter
+    # TYPE culvert_http_request_duration_seconds histogram
+    # TYPE culvert_rate_limited counter
+    # TYPE culvert_webhook_attempts counter
+    # TYPE culvert_tunnel_bytes counter
+    # TYPE culvert_agents_connected gauge
+    # TYPE culvert_tunnels_served gauge
+    # TYPE culvert_visitors gauge
+    # TYPE culvert_policy_decisions counter
+    # TYPE culvert_policy_rules counter
+    # TYPE culvert_policy_failures counter
+    # TYPE culvert_policy_decision_duration_seconds histogram
+    # TYPE culvert_policy_shadow_answers counter
+    # TYPE culvert_policy_shadows_dropped counter
+    # TYPE culvert_policy_reloads counter
+    # TYPE culvert_policy_generation gauge
+    # TYPE culvert_policy_records_written counter
+    # TYPE culvert_policy_records_dropped counter
+    ");
+    for (figure, value) in [
+        (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="201"}"#, 1.0),
+        (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="422"}"#, 1.0),
+        (r#"culvert_rate_limited_total{window="minute"}"#, 1.0),
+        (r#"culvert_policy_decisions_total{kind="validation",module="validation",verdict="invalid"}"#, 1.0),
+        (r#"culvert_policy_decisions_total{kind="team-role",module="team-role",verdict="allow"}"#, 2.0),
+        ("culvert_policy_generation", 1.0),
+        ("culvert_agents_connected", 0.0),
+    ] {
+        assert_eq!(swapped.metric(figure).await, Some(value), "{figure} in {metrics}");
+    }
+}

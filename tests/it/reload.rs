@@ -1,0 +1,285 @@
+//! Policies that are swapped under a running host: whole or not at all, and without losing anybody.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use culvert::config::Config;
+use insta::assert_snapshot;
+use serde_json::json;
+
+use crate::support::host::Engine;
+use crate::support::hostile::{DENY, GOOD, Module};
+use crate::support::policies::{Swapped, builtin, entry};
+use crate::support::program::Place;
+
+const OTHERS: [&str; 2] = ["plan-access", "validation"];
+
+/// The denying module with another code, of the same length.
+fn denying(code: &str) -> Vec<u8> {
+    let mut wasm = Module { check: DENY, ..GOOD }.component();
+    let at = wasm.windows(11).position(|bytes| bytes == b"test_denied").unwrap();
+    wasm[at..at + 11].copy_from_slice(code.as_bytes());
+    wasm
+}
+
+/// In every generation one of two modules denies, in one the first and in the next the second, each
+/// with a code of its own. A request that met modules of two generations would be let through by
+/// both, or be refused by the wrong one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_reloads_lose_no_request_and_mix_no_generations() {
+    let unlimited =
+        |config: &mut Config| (config.rate_limit.per_minute, config.rate_limit.per_day) = (u32::MAX, u32::MAX);
+    let swapped = Swapped::start(unlimited).await;
+    let allow = swapped.write("allow.wasm", &GOOD);
+    let (odd, even) = (
+        swapped.write_wasm("odd.wasm", &denying("denied__odd")),
+        swapped.write_wasm("even.wasm", &denying("denied_even")),
+    );
+    let chain = |first, second| builtin(&OTHERS) + &entry("team-role", first, "") + &entry("team-role", second, "");
+    let chains = [chain(&even, &allow), chain(&allow, &odd)];
+    swapped.configure(&chains[0]);
+    assert_eq!(swapped.reload().await, Ok(2));
+
+    let done = Arc::new(AtomicBool::new(false));
+    let ada = swapped.host.person("ada").await;
+    let clients: Vec<_> = (0..2)
+        .map(|_| {
+            let (api, done) = (swapped.host.api(&ada.key), done.clone());
+            tokio::spawn(async move {
+                let mut answers = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let answer = api.post("/tunnels", json!({"local_port": 80})).await;
+                    let generation: u64 = answer.header("x-policy-generation").unwrap().parse().unwrap();
+                    let expected = if generation.is_multiple_of(2) { "denied_even" } else { "denied__odd" };
+                    assert_eq!(
+                        (answer.status, answer.body["code"].as_str().unwrap()),
+                        (403, expected),
+                        "generation {generation}"
+                    );
+                    answers += 1;
+                }
+                answers
+            })
+        })
+        .collect();
+    for generation in 3..103 {
+        swapped.configure(&chains[generation as usize % 2]);
+        assert_eq!(swapped.reload().await, Ok(generation));
+    }
+    done.store(true, Ordering::Relaxed);
+    for client in clients {
+        assert!(client.await.unwrap() > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_said_and_changes_nothing() {
+    let swapped = Swapped::start(|_| {}).await;
+    let ada = swapped.host.person("ada").await;
+    let good = swapped.write("good.wasm", &GOOD);
+    let trap = swapped.write("trap.wasm", &Module { configure: "unreachable", ..GOOD });
+    let import = swapped.write_wasm("import.wasm", &importing());
+    let newer = swapped.write_wasm("newer.wasm", &renamed("@1.0.0", "@1.3.0"));
+    let older = swapped.write_wasm("older.wasm", &renamed("@1.0.0", "@0.9.0"));
+    let digest = "0".repeat(64);
+    let wrong_digest =
+        format!("[[policy]]\nkind = \"team-role\"\nmodule = \"{}\"\nsha256 = \"{digest}\"\n", good.display());
+    let no_digest = format!("[[policy]]\nkind = \"team-role\"\nmodule = \"{}\"\n", good.display());
+    let mistakes = [
+        "[[policy]]\nkind = \"team-role\"\nmodule = \"/dev/zero\"\n".to_owned(),
+        "[[policy]]\nkind = \"team-role\"\nmodule = \"no/such.wasm\"\n".to_owned(),
+        wrong_digest,
+        no_digest,
+        entry("validation", &good, ""),
+        entry("team-role", &import, ""),
+        entry("team-role", &newer, ""),
+        entry("team-role", &older, ""),
+        "[[policy]]\nkind = \"team-role\"\nmodule = \"builtin:team-role\"\nsettings = { strict = true }\n".to_owned(),
+        "[[policy]]\nkind = \"plan-access\"\nmodule = \"builtin:plan-access\"\nsettings = { plans = { free = { tunnel_limit = -1 } } }\n".to_owned(),
+        entry("team-role", &trap, ""),
+        entry("team-role", &failing_case(&swapped), ""),
+        entry("team-role", &good, "mode = \"shadow\""),
+        "[[policy]]\nkind = \"team-role\"\nmodule = \"builtin:team-role\"\ndeadline = 5\n".to_owned(),
+        "[[policy]\n".to_owned(),
+    ];
+    let mut said = String::new();
+    for mistake in mistakes {
+        let kind = mistake.lines().nth(1).unwrap_or_default();
+        let others: Vec<&str> =
+            ["plan-access", "team-role", "validation"].into_iter().filter(|k| !kind.contains(k)).collect();
+        swapped.configure(&(mistake + &builtin(&others)));
+        let problem = swapped.reload().await.unwrap_err();
+        assert!(!problem.contains('\n'), "{problem}");
+        assert_eq!(swapped.status().await["last_failure"]["problem"], problem.as_str());
+        let folder = good.parent().unwrap().to_str().unwrap();
+        said += &format!("{}\n", problem.replace(folder, "<folder>"));
+    }
+    assert_snapshot!(said, @r#"
+    policy[0].module: /dev/zero: it is no file
+    policy[0].module: ./no/such.wasm: No such file or directory (os error 2)
+    policy[0].sha256: <folder>/good.wasm has the digest 2f85a2d6e3a4051b91b1f00fc9a56a592fd72372b1a20f99d2ae341712ddc5ef, not 0000000000000000000000000000000000000000000000000000000000000000; load the file that was meant, or change the digest
+    policy[0].sha256: is required for a module from a file; this one's is 2f85a2d6e3a4051b91b1f00fc9a56a592fd72372b1a20f99d2ae341712ddc5ef
+    policy[0] (<folder>/good.wasm): it is no validation policy: it exports no `culvert:policy/inputs`; it is a team-role policy
+    policy[0] (<folder>/import.wasm): it imports `wasi:clocks/wall-clock@0.2.0/now`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)
+    policy[0] (<folder>/newer.wasm): it needs policy API 1.3.0, this host offers 1.0.0; build it with this release's SDK, or load it into a host that offers 1.3.0
+    policy[0] (<folder>/older.wasm): it needs policy API 0.9.0, this host offers 1.0.0; build it with this release's SDK, or load it into a host that offers 0.9.0
+    policy[0].settings: there is no setting `strict`
+    policy[0].settings.plans.free.tunnel_limit: -1 is less than the minimum of 0
+    policy[0] (<folder>/trap.wasm): its configure failed: it trapped: wasm `unreachable` instruction executed
+    policy[0] (<folder>/failing.wasm): its own case fails, so it was not built for this host: first.toml, "nobody may": expected {"deny":{"code":"test_denied"}}, got "allow"
+    policy: no module of kind team-role decides; add one, for instance `module = "builtin:team-role"`
+    policy[0].deadline: there is no such setting; there are kind, module, sha256, mode, deadline_ms, memory_kib, settings (in <folder>/culvert.toml)
+    configuration: TOML parse error at line 1, column 9: invalid table header: expected `.`, `]]` (in <folder>/culvert.toml)
+    "#);
+    assert_eq!(swapped.status().await["generation"], 1);
+    assert_eq!(swapped.metric(r#"culvert_policy_reloads_total{outcome="failed"}"#).await, Some(15.0));
+    let answer = swapped.host.api(&ada.key).post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!((answer.status, answer.header("x-policy-generation")), (201, Some("1")));
+}
+
+/// The good module, built for another version of the interface.
+fn renamed(from: &str, to: &str) -> Vec<u8> {
+    let mut wasm = GOOD.component();
+    let places: Vec<_> =
+        wasm.windows(from.len()).enumerate().filter(|(_, b)| *b == from.as_bytes()).map(|(at, _)| at).collect();
+    places.into_iter().for_each(|at| wasm[at..at + to.len()].copy_from_slice(to.as_bytes()));
+    wasm
+}
+
+/// What WASI would have it be.
+fn importing() -> Vec<u8> {
+    let text = r#"(component
+        (import "wasi:clocks/wall-clock@0.2.0" (instance (export "now" (func (result u64)))))
+        (instance (export "culvert:policy/roles@1.0.0")))"#;
+    wat::parse_str(text).unwrap()
+}
+
+/// A module that carries a case which it does not pass.
+fn failing_case(swapped: &Swapped) -> std::path::PathBuf {
+    let mut wasm = GOOD.component();
+    let cases =
+        json!([{"file": "first.toml", "case": [{"name": "nobody may", "expect": {"deny": {"code": "test_denied"}}}]}]);
+    culvert::policy::sections::append(&mut wasm, culvert::policy::sections::CASES, cases.to_string().as_bytes());
+    swapped.write_wasm("failing.wasm", &wasm)
+}
+
+/// What is written while it is read may be half of one module and half of another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_written_meanwhile_is_not_taken() {
+    let swapped = Swapped::start(|_| {}).await;
+    let good = swapped.write("good.wasm", &GOOD);
+    swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &good, "")));
+    let done = Arc::new(AtomicBool::new(false));
+    let (end, written) = (done.clone(), Arc::new(tokio::sync::Notify::new()));
+    let began = written.clone();
+    let writing = std::thread::spawn(move || {
+        let mut file = std::fs::OpenOptions::new().append(true).open(good).unwrap();
+        while !end.load(Ordering::Relaxed) {
+            file.write_all(b"more").unwrap();
+            began.notify_one();
+        }
+    });
+    written.notified().await;
+    let problem = swapped.reload().await.unwrap_err();
+    done.store(true, Ordering::Relaxed);
+    writing.join().unwrap();
+    // Whichever is seen first: that it changes, or that it has changed.
+    assert!(problem.contains("it changed while it was read") || problem.contains("has the digest"), "{problem}");
+    assert_eq!(swapped.status().await["generation"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollback_goes_back_a_generation() {
+    let swapped = Swapped::start(|_| {}).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    assert_eq!(swapped.rollback().await, Err("there is no earlier generation to go back to".into()));
+    let deny = swapped.write("deny.wasm", &Module { check: DENY, ..GOOD });
+    swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &deny, "")));
+    assert_eq!(swapped.reload().await, Ok(2));
+    let refused = api.post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!(
+        (refused.status, refused.body["code"].as_str().unwrap(), refused.header("x-policy-generation")),
+        (403, "test_denied", Some("2"))
+    );
+    let status = swapped.status().await;
+    assert_eq!(
+        (&status["generation"], &status["earlier"], &status["modules"][2]["name"]),
+        (&json!(2), &json!([1]), &json!("hostile"))
+    );
+
+    assert_eq!(swapped.rollback().await, Ok(1));
+    let made = api.post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!((made.status, made.header("x-policy-generation")), (201, Some("1")));
+    // A number is never used again.
+    assert_eq!(swapped.reload().await, Ok(3));
+    let status = swapped.status().await;
+    assert_eq!(
+        (&status["generation"], &status["earlier"], &status["last_failure"]),
+        (&json!(3), &json!([1]), &json!(null))
+    );
+    for generation in 4..10 {
+        assert_eq!(swapped.reload().await, Ok(generation));
+    }
+    assert_eq!(swapped.status().await["earlier"], json!([8, 7, 6, 5]), "four are kept");
+}
+
+/// The operator's listener is for no page in the operator's browser.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_cannot_reload() {
+    let swapped = Swapped::start(|_| {}).await;
+    assert_eq!(swapped.reload_from_a_page().await, 403);
+    assert_eq!(swapped.status().await["generation"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shadow_is_compared_and_decides_nothing() {
+    let swapped = Swapped::start(|_| {}).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    let deny = swapped.write("deny.wasm", &Module { check: DENY, ..GOOD });
+    let trap = swapped.write_wasm("trap.wasm", &Module { check: "unreachable", ..GOOD }.component());
+    let shadow = "mode = \"shadow\"";
+    swapped.configure(
+        &(builtin(&["plan-access", "team-role", "validation"])
+            + &entry("team-role", &deny, shadow)
+            + &entry("team-role", &trap, shadow)),
+    );
+    assert_eq!(swapped.reload().await, Ok(2));
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    let answers = |outcome: &str| {
+        format!(r#"culvert_policy_shadow_answers_total{{kind="team-role",module="hostile",outcome="{outcome}"}}"#)
+    };
+    swapped.host.until(async || swapped.metric(&answers("failed")).await.filter(|failed| *failed == 1.0)).await;
+    assert_eq!(swapped.metric(&answers("disagreed")).await, Some(1.0));
+    assert_eq!(swapped.metric(&answers("agreed")).await, Some(0.0));
+}
+
+/// The real host, by signal and by command; and a configuration that is gone is no empty one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hangup_reloads() {
+    let place = Place::new(Engine::Sqlite).await;
+    let file = place.folder.path().join("culvert.toml");
+    std::fs::write(&file, builtin(&["plan-access", "team-role", "validation"])).unwrap();
+    let mut host = place.serve().await;
+    host.hang_up().await;
+    host.until("the policies were reloaded").await;
+    assert_eq!(place.json("culvert policy status").await["generation"], 2);
+    std::fs::write(&file, builtin(&["plan-access", "team-role"])).unwrap();
+    host.hang_up().await;
+    host.until("the policies were not reloaded").await;
+    std::fs::remove_file(&file).unwrap();
+    let gone = place.run("culvert policy reload").await;
+    assert_eq!(
+        String::from_utf8_lossy(&gone.stderr),
+        "culvert: culvert.toml: there is no such file (the host's policies stay as they are)\n"
+    );
+    let status = place.json("culvert policy status").await;
+    assert_eq!(
+        (&status["generation"], &status["last_failure"]["problem"]),
+        (&json!(2), &json!("culvert.toml: there is no such file"))
+    );
+    assert_eq!(place.json("culvert policy rollback").await["generation"], 1);
+    let none = place.run("culvert policy rollback").await;
+    assert_eq!(String::from_utf8_lossy(&none.stderr), "culvert: there is no earlier generation to go back to\n");
+    assert_eq!(host.interrupt().await, Some(0));
+}

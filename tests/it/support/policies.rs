@@ -1,0 +1,101 @@
+//! A host whose policies are swapped: its configuration in a file, and its admin listener.
+
+use std::path::{Path, PathBuf};
+
+use culvert::config::Config;
+use reqwest::header::ORIGIN;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::host::{Engine, TestHost};
+use super::hostile::Module;
+
+pub struct Swapped {
+    pub host: TestHost,
+    file: PathBuf,
+}
+
+/// An entry of the configuration for a file, with its digest and whatever else it says.
+pub fn entry(kind: &str, file: &Path, more: &str) -> String {
+    let digest = hex::encode(Sha256::digest(std::fs::read(file).unwrap()));
+    let file = file.display();
+    format!("[[policy]]\nkind = \"{kind}\"\nmodule = \"{file}\"\nsha256 = \"{digest}\"\n{more}\n")
+}
+
+/// The shipped modules of these kinds.
+pub fn builtin(kinds: &[&str]) -> String {
+    kinds.iter().map(|kind| format!("[[policy]]\nkind = \"{kind}\"\nmodule = \"builtin:{kind}\"\n")).collect()
+}
+
+impl Swapped {
+    pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let mut file = PathBuf::new();
+        let host = TestHost::with(Engine::Sqlite, |config| {
+            file = config.data_dir.join("culvert.toml");
+            std::fs::write(&file, "").unwrap();
+            config.file = Some(file.clone());
+            change(config);
+        })
+        .await;
+        Self { host, file }
+    }
+
+    /// Writes a hostile module beside the configuration.
+    pub fn write(&self, name: &str, module: &Module) -> PathBuf {
+        self.write_wasm(name, &module.component())
+    }
+
+    pub fn write_wasm(&self, name: &str, wasm: &[u8]) -> PathBuf {
+        let path = self.file.with_file_name(name);
+        std::fs::write(&path, wasm).unwrap();
+        path
+    }
+
+    /// Changes the configuration.
+    pub fn configure(&self, policies: &str) {
+        std::fs::write(&self.file, policies).unwrap();
+    }
+
+    pub fn admin(&self, path: &str) -> String {
+        format!("http://{}/{path}", self.host.admin_address)
+    }
+
+    /// What `reload` answers: the generation, or the problem.
+    pub async fn reload(&self) -> Result<u64, String> {
+        self.post("policies/reload").await
+    }
+
+    pub async fn rollback(&self) -> Result<u64, String> {
+        self.post("policies/rollback").await
+    }
+
+    async fn post(&self, path: &str) -> Result<u64, String> {
+        let answer: Value = client().post(self.admin(path)).send().await.unwrap().json().await.unwrap();
+        answer["generation"].as_u64().ok_or_else(|| answer["problem"].as_str().unwrap().into())
+    }
+
+    /// As a browser would for a page.
+    pub async fn reload_from_a_page(&self) -> u16 {
+        let request = client().post(self.admin("policies/reload")).header(ORIGIN, "https://example.com");
+        request.send().await.unwrap().status().as_u16()
+    }
+
+    pub async fn status(&self) -> Value {
+        client().get(self.admin("policies")).send().await.unwrap().json().await.unwrap()
+    }
+
+    pub async fn metrics(&self) -> String {
+        client().get(self.admin("metrics")).send().await.unwrap().text().await.unwrap()
+    }
+
+    /// One figure of `/metrics`, by its whole name with labels.
+    pub async fn metric(&self, name: &str) -> Option<f64> {
+        let metrics = self.metrics().await;
+        let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+}
+
+fn client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
