@@ -22,6 +22,7 @@ pub mod dynamic;
 pub mod engine;
 pub mod generations;
 pub mod javascript;
+pub mod kind;
 pub mod live;
 pub mod meters;
 pub mod observer;

@@ -1,6 +1,6 @@
 //! The modules that are shipped with the host, built in.
 
-use super::component::Kind;
+use super::kind::Kind;
 
 /// How a configuration names one: `builtin:plan-access`.
 pub const PREFIX: &str = "builtin:";

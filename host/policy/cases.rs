@@ -138,18 +138,26 @@ impl File {
         self.cases.retain(|case| case.name.contains(filter));
     }
 
-    /// Runs the cases against a module that may use so much.
-    pub fn run(
+    /// Runs the cases against a module as a host would have it decide.
+    pub fn run(&self, engines: &Engines, module: &Module) -> Result<Vec<Outcome>, CasesError> {
+        let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
+        let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
+        let dynamic = Dynamic::new(engines, &configured.map_err(load)?).map_err(load)?;
+        Ok(self.cases.iter().map(|case| self.outcome(case, &dynamic)).collect())
+    }
+
+    /// Runs the cases until one fails, within what a host gives the module. Every case configures
+    /// an instance of its own, for compiling a snapshot takes longer than all of them.
+    pub fn first_failure(
         &self,
         engines: &Engines,
-        artefacts: &Artefacts,
         module: &Module,
         limits: Limits,
-    ) -> Result<Vec<Outcome>, CasesError> {
+    ) -> Result<Option<Outcome>, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
-        let configured = module.configure(engines, artefacts, &self.settings, limits).map_err(load)?;
-        let dynamic = Dynamic::new(engines, &configured).map_err(load)?;
-        Ok(self.cases.iter().map(|case| self.outcome(case, &dynamic)).collect())
+        let dynamic = Dynamic::configuring(engines, module, &self.settings, limits).map_err(load)?;
+        let mut outcomes = self.cases.iter().map(|case| self.outcome(case, &dynamic));
+        Ok(outcomes.find(|outcome| !outcome.differences.is_empty()))
     }
 
     /// What a case asks, with what every case of the file begins with. A case that calls another

@@ -16,8 +16,9 @@ use sha2::{Digest, Sha256};
 use super::artefact::Artefacts;
 use super::bundle;
 use super::cases::{CasesError, File, Outcome};
-use super::component::{Configured, Kind, LoadError, Module, SIZE_LIMIT};
+use super::component::{Configured, LoadError, Module, SIZE_LIMIT};
 use super::engine::{Engines, MEMORY_LIMIT};
+use super::kind::Kind;
 use super::sandbox::Limits;
 
 /// One `[[policy]]` of the configuration.
@@ -189,8 +190,8 @@ impl Loader {
             return Err(LoadError::Case(format!("it carries more than {CASES}")));
         }
         for file in files {
-            let outcomes = file.run(&self.engines, &self.artefacts, module, limits).map_err(case)?;
-            if let Some(Outcome { name, differences, .. }) = outcomes.iter().find(|o| !o.differences.is_empty()) {
+            let failed = file.first_failure(&self.engines, module, limits).map_err(case)?;
+            if let Some(Outcome { name, differences, .. }) = failed {
                 return Err(LoadError::Case(format!("{}, \"{name}\": {}", file.file, differences[0])));
             }
         }

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use wasmtime::component::types::ComponentItem;
@@ -17,11 +16,9 @@ use wasmtime::{Engine, Trap, component};
 use super::artefact::Artefacts;
 use super::bindings::types::{Description, Problem};
 use super::engine::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
+use super::kind::{INTERFACE_VERSION, Kind};
 use super::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
 use super::{schema, snapshot};
-
-/// The version of `wit/` that this host offers.
-pub const INTERFACE_VERSION: &str = "1.0.0";
 
 const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
@@ -31,56 +28,6 @@ pub const SIZE_LIMIT: usize = 64 << 20;
 const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 /// A module with more memory than this has no place in a pool.
 const SMALL_BYTES: usize = 1024 * 1024;
-
-/// What a policy decides; each kind is a world of `wit/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    PlanAccess,
-    TeamRole,
-    Validation,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::PlanAccess, Kind::TeamRole, Kind::Validation];
-
-    /// The world's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::PlanAccess => "plan-access",
-            Kind::TeamRole => "team-role",
-            Kind::Validation => "validation",
-        }
-    }
-
-    /// The interface that holds the world's decision.
-    fn interface(self) -> &'static str {
-        match self {
-            Kind::PlanAccess => "plans",
-            Kind::TeamRole => "roles",
-            Kind::Validation => "inputs",
-        }
-    }
-
-    /// That interface, as a component exports it.
-    pub fn export(self) -> String {
-        format!("culvert:policy/{}@{INTERFACE_VERSION}", self.interface())
-    }
-
-    /// The function that decides.
-    pub fn decision(self) -> &'static str {
-        match self {
-            Kind::PlanAccess | Kind::TeamRole => "check",
-            Kind::Validation => "validate",
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// Why a module was not loaded. Each says what its author or operator can do.
 #[derive(Debug, thiserror::Error)]
@@ -167,6 +114,8 @@ pub struct Module {
     pub digest: String,
     pub description: Description,
     pub initial_memory_bytes: usize,
+    /// On the loader's engine, with what it takes to read its memory.
+    pub compiled: Component,
     size: Size,
 }
 
@@ -208,7 +157,7 @@ impl Module {
     ) -> Result<Vec<u8>, LoadError> {
         let settings = Value::Object(settings.clone()).to_string();
         let load = Limits { deadline: LOAD_DEADLINE, ..limits };
-        guarded(|| snapshot::configured(engines, &self.wasm, &settings, load))
+        guarded(|| snapshot::configured(engines, &self.wasm, &self.compiled, &settings, load))
     }
 }
 
@@ -229,26 +178,34 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
         return Err(LoadError::CoreModule);
     }
     let engine = engines.loader();
-    let component = compiled(engine, artefacts, &wasm)?;
-    let kind = kind_of(engine, &component)?;
-    refuse_imports(engine, &component)?;
-    let description = describe(engine, &component)?;
-    let (initial_memory_bytes, size) = needs(&component);
+    let key = artefacts.key(engine, &[b"instrumented", &wasm]);
+    let compiled = match artefacts.find(&key) {
+        // SAFETY: `artefact` was made two lines below, on an engine of the same configuration.
+        Some(artefact) => unsafe { Component::deserialize(engine, artefact) }.map_err(LoadError::snapshot)?,
+        None => {
+            let compiled = compile(engine, &wasm)?;
+            artefacts.keep(&key, &compiled.serialize().map_err(LoadError::snapshot)?);
+            compiled
+        }
+    };
+    let kind = kind_of(engine, &compiled)?;
+    refuse_imports(engine, &compiled)?;
+    let description = describe(engine, &compiled)?;
+    let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { kind, digest, description, initial_memory_bytes, size, wasm })
+    Ok(Module { kind, digest, description, initial_memory_bytes, compiled, size, wasm })
 }
 
-/// The module as it came, compiled to be described.
-fn compiled(engine: &Engine, artefacts: &Artefacts, wasm: &[u8]) -> Result<Component, LoadError> {
+fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
     let not = |error: wasmtime::Error| LoadError::NotAComponent(chain(&error));
-    let key = artefacts.key(engine, &[b"described", wasm]);
-    if let Some(artefact) = artefacts.find(&key) {
-        // SAFETY: `artefact` was made by the line below, on an engine of the same configuration.
-        return unsafe { Component::deserialize(engine, artefact) }.map_err(not);
-    }
-    let component = Component::from_binary(engine, wasm).map_err(not)?;
-    artefacts.keep(&key, &component.serialize().map_err(not)?);
-    Ok(component)
+    snapshot::instrumented(wasm).and_then(|wasm| Component::from_binary(engine, &wasm).map_err(not)).or_else(|error| {
+        // What cannot be instrumented is mostly no policy at all: that is said first.
+        let component = Component::from_binary(engine, wasm).map_err(not)?;
+        kind_of(engine, &component)?;
+        refuse_imports(engine, &component)?;
+        describe(engine, &component)?;
+        Err(error)
+    })
 }
 
 /// The memory that an instance begins with, and where it is to come from.
@@ -283,7 +240,7 @@ fn configure(
         Some(artefact) => artefact,
         None => {
             let load = Limits { deadline: LOAD_DEADLINE, ..limits };
-            let snapshot = snapshot::configured(engines, &module.wasm, &settings, load)?;
+            let snapshot = snapshot::configured(engines, &module.wasm, &module.compiled, &settings, load)?;
             let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
             artefacts.keep(&key, &artefact);
             artefact

@@ -7,10 +7,12 @@ use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Type, Va
 use wasmtime::{Engine, Store};
 
 use super::bindings::types::Description;
-use super::component::{Configured, Kind, LoadError};
+use super::component::{Configured, LoadError, Module};
 use super::contract;
 use super::engine::Engines;
+use super::kind::Kind;
 use super::sandbox::{self, Failure, Limits, Sandbox};
+use super::snapshot;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +32,8 @@ pub struct Dynamic {
     kind: Kind,
     description: Description,
     limits: Limits,
+    /// What every instance takes before it is asked; none where that is done already.
+    settings: Option<String>,
 }
 
 /// A question in the contract's types, for one of the functions that decide.
@@ -44,6 +48,19 @@ impl Dynamic {
         Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
     }
 
+    /// A module that is not configured yet: every instance is, before it is asked.
+    pub fn configuring(
+        engines: &Engines,
+        module: &Module,
+        settings: &Map<String, Value>,
+        limits: Limits,
+    ) -> Result<Self, LoadError> {
+        let (engine, component) = (engines.loader(), module.compiled.clone());
+        let mut dynamic = Self::on(engine, component, module.kind, module.description.clone(), limits)?;
+        dynamic.settings = Some(Value::Object(settings.clone()).to_string());
+        Ok(dynamic)
+    }
+
     /// On an engine of the caller's, for instance one that counts instructions.
     pub fn on(
         engine: &Engine,
@@ -54,7 +71,7 @@ impl Dynamic {
     ) -> Result<Self, LoadError> {
         let instances = sandbox::linker(engine).instantiate_pre(&component);
         let instances = instances.map_err(|error| LoadError::Contract(error.root_cause().to_string()))?;
-        Ok(Self { engine: engine.clone(), component, instances, kind, description, limits })
+        Ok(Self { engine: engine.clone(), component, instances, kind, description, limits, settings: None })
     }
 
     /// Asks one of the decision's functions; the kind's own one where none is named. What the
@@ -93,6 +110,10 @@ impl Dynamic {
     pub fn decide(&self, store: &mut Store<Sandbox>, question: &Prepared) -> Result<Val, Failure> {
         let mut answer = [Val::Bool(false)];
         let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
+            if let Some(settings) = &self.settings {
+                snapshot::configure(store, &instance, settings).map_err(wasmtime::Error::new)?;
+                sandbox::extend_deadline(store, self.limits);
+            }
             let function = instance.get_func(&mut *store, question.function);
             let function = function.ok_or_else(|| wasmtime::format_err!("the decision is no function"))?;
             function.call(&mut *store, &question.arguments, &mut answer)

@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use super::artefact::Artefacts;
 use super::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig, Trust};
-use super::component::Kind;
 use super::engine::Engines;
+use super::kind::Kind;
 use super::live::Set;
 use super::observer::Observer;
 use super::pinned::Pinned;

@@ -1,16 +1,24 @@
-//! The records of the contract as JSON in the contract's own names: fields, cases and words in
-//! kebab-case, a case with a payload as an object of one field, nothing as null.
+//! The records of the contract in the contract's own names: fields, cases and words in kebab-case, a
+//! case with a payload as an object of one field, nothing as null.
 //!
-//! serde knows the Rust names of what `bindings` generates; this puts WIT's in their place.
+//! serde knows the Rust names of what `bindings` generates; this puts WIT's in their place, on the
+//! way into whatever serializer.
 
-use std::fmt;
+use serde::ser::{Error, Impossible, Serialize, SerializeMap, SerializeSeq, SerializeStruct, Serializer};
+use serde_json::Value;
 
-use serde::ser::{self, Impossible, Serialize, SerializeSeq, SerializeStruct, Serializer};
-use serde_json::{Map, Value};
+/// A value of the contract, to be written in its own names.
+pub struct Plain<'a, T: ?Sized>(pub &'a T);
 
-/// A value of the contract.
+impl<T: Serialize + ?Sized> Serialize for Plain<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(Renaming(serializer))
+    }
+}
+
+/// A value of the contract as JSON.
 pub fn of(value: &impl Serialize) -> Value {
-    value.serialize(Plain).unwrap_or_else(|error| Value::String(error.to_string()))
+    serde_json::to_value(Plain(value)).unwrap_or_else(|error| Value::String(error.to_string()))
 }
 
 /// `TunnelCreate` and `tunnel_create` are `tunnel-create`.
@@ -32,44 +40,36 @@ fn kebab(name: &str) -> String {
 }
 
 /// The contract has none of the type.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct NotOfTheContract(String);
-
-impl ser::Error for NotOfTheContract {
-    fn custom<T: fmt::Display>(message: T) -> Self {
-        Self(message.to_string())
-    }
+fn none<T, E: Error>(what: &str) -> Result<T, E> {
+    Err(E::custom(format_args!("{what} is no type of the contract")))
 }
 
-fn none<T>(what: &str) -> Result<T, NotOfTheContract> {
-    Err(NotOfTheContract(format!("{what} is no type of the contract")))
-}
+struct Renaming<S>(S);
 
-struct Plain;
+/// A list on its way.
+struct Items<S>(S);
 
-/// A list or a record on its way.
-struct Items(Vec<Value>);
-struct Fields(Map<String, Value>);
+/// A record on its way.
+struct Fields<S>(S);
 
-macro_rules! scalars {
+macro_rules! as_they_are {
     ($($method:ident $ty:ty)*) => {
-        $(fn $method(self, value: $ty) -> Result<Value, NotOfTheContract> { Ok(value.into()) })*
+        $(fn $method(self, value: $ty) -> Result<S::Ok, S::Error> { self.0.$method(value) })*
     };
 }
 
-impl Serializer for Plain {
-    type Ok = Value;
-    type Error = NotOfTheContract;
-    type SerializeSeq = Items;
-    type SerializeStruct = Fields;
-    type SerializeTuple = Impossible<Value, NotOfTheContract>;
-    type SerializeTupleStruct = Impossible<Value, NotOfTheContract>;
-    type SerializeTupleVariant = Impossible<Value, NotOfTheContract>;
-    type SerializeMap = Impossible<Value, NotOfTheContract>;
-    type SerializeStructVariant = Impossible<Value, NotOfTheContract>;
+impl<S: Serializer> Serializer for Renaming<S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
+    type SerializeSeq = Items<S::SerializeSeq>;
+    type SerializeStruct = Fields<S::SerializeMap>;
+    type SerializeTuple = Impossible<S::Ok, S::Error>;
+    type SerializeTupleStruct = Impossible<S::Ok, S::Error>;
+    type SerializeTupleVariant = Impossible<S::Ok, S::Error>;
+    type SerializeMap = Impossible<S::Ok, S::Error>;
+    type SerializeStructVariant = Impossible<S::Ok, S::Error>;
 
-    scalars! {
+    as_they_are! {
         serialize_bool bool
         serialize_i8 i8
         serialize_i16 i16
@@ -81,42 +81,32 @@ impl Serializer for Plain {
         serialize_u64 u64
         serialize_f32 f32
         serialize_f64 f64
+        serialize_char char
         serialize_str &str
+        serialize_bytes &[u8]
     }
 
-    fn serialize_char(self, value: char) -> Result<Value, NotOfTheContract> {
-        Ok(value.to_string().into())
+    fn serialize_none(self) -> Result<S::Ok, S::Error> {
+        self.0.serialize_none()
     }
 
-    fn serialize_bytes(self, value: &[u8]) -> Result<Value, NotOfTheContract> {
-        Ok(value.into())
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
+        self.0.serialize_some(&Plain(value))
     }
 
-    fn serialize_none(self) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Null)
+    fn serialize_unit(self) -> Result<S::Ok, S::Error> {
+        self.0.serialize_unit()
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<Value, NotOfTheContract> {
-        value.serialize(self)
+    fn serialize_unit_struct(self, _: &'static str) -> Result<S::Ok, S::Error> {
+        self.0.serialize_unit()
     }
 
-    fn serialize_unit(self) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Null)
+    fn serialize_unit_variant(self, _: &'static str, _: u32, name: &'static str) -> Result<S::Ok, S::Error> {
+        self.0.serialize_str(&kebab(name))
     }
 
-    fn serialize_unit_struct(self, _: &'static str) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Null)
-    }
-
-    fn serialize_unit_variant(self, _: &'static str, _: u32, name: &'static str) -> Result<Value, NotOfTheContract> {
-        Ok(kebab(name).into())
-    }
-
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(
-        self,
-        _: &'static str,
-        value: &T,
-    ) -> Result<Value, NotOfTheContract> {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<S::Ok, S::Error> {
         value.serialize(self)
     }
 
@@ -126,27 +116,25 @@ impl Serializer for Plain {
         _: u32,
         name: &'static str,
         value: &T,
-    ) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Object(Map::from_iter([(kebab(name), value.serialize(self)?)])))
+    ) -> Result<S::Ok, S::Error> {
+        let mut one = self.0.serialize_map(Some(1))?;
+        one.serialize_entry(&kebab(name), &Plain(value))?;
+        one.end()
     }
 
-    fn serialize_seq(self, length: Option<usize>) -> Result<Items, NotOfTheContract> {
-        Ok(Items(Vec::with_capacity(length.unwrap_or_default())))
+    fn serialize_seq(self, length: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
+        self.0.serialize_seq(length).map(Items)
     }
 
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Fields, NotOfTheContract> {
-        Ok(Fields(Map::new()))
+    fn serialize_struct(self, _: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
+        self.0.serialize_map(Some(length)).map(Fields)
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Self::SerializeTuple, NotOfTheContract> {
+    fn serialize_tuple(self, _: usize) -> Result<Self::SerializeTuple, S::Error> {
         none("a tuple")
     }
 
-    fn serialize_tuple_struct(
-        self,
-        name: &'static str,
-        _: usize,
-    ) -> Result<Self::SerializeTupleStruct, NotOfTheContract> {
+    fn serialize_tuple_struct(self, name: &'static str, _: usize) -> Result<Self::SerializeTupleStruct, S::Error> {
         none(name)
     }
 
@@ -156,11 +144,11 @@ impl Serializer for Plain {
         _: u32,
         _: &'static str,
         _: usize,
-    ) -> Result<Self::SerializeTupleVariant, NotOfTheContract> {
+    ) -> Result<Self::SerializeTupleVariant, S::Error> {
         none(name)
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Self::SerializeMap, NotOfTheContract> {
+    fn serialize_map(self, _: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
         none("a map")
     }
 
@@ -170,39 +158,33 @@ impl Serializer for Plain {
         _: u32,
         _: &'static str,
         _: usize,
-    ) -> Result<Self::SerializeStructVariant, NotOfTheContract> {
+    ) -> Result<Self::SerializeStructVariant, S::Error> {
         none(name)
     }
 }
 
-impl SerializeSeq for Items {
-    type Ok = Value;
-    type Error = NotOfTheContract;
+impl<S: SerializeSeq> SerializeSeq for Items<S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
 
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), NotOfTheContract> {
-        self.0.push(value.serialize(Plain)?);
-        Ok(())
+    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), S::Error> {
+        self.0.serialize_element(&Plain(value))
     }
 
-    fn end(self) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Array(self.0))
+    fn end(self) -> Result<S::Ok, S::Error> {
+        self.0.end()
     }
 }
 
-impl SerializeStruct for Fields {
-    type Ok = Value;
-    type Error = NotOfTheContract;
+impl<S: SerializeMap> SerializeStruct for Fields<S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
 
-    fn serialize_field<T: Serialize + ?Sized>(
-        &mut self,
-        name: &'static str,
-        value: &T,
-    ) -> Result<(), NotOfTheContract> {
-        self.0.insert(kebab(name), value.serialize(Plain)?);
-        Ok(())
+    fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), S::Error> {
+        self.0.serialize_entry(&kebab(name), &Plain(value))
     }
 
-    fn end(self) -> Result<Value, NotOfTheContract> {
-        Ok(Value::Object(self.0))
+    fn end(self) -> Result<S::Ok, S::Error> {
+        self.0.end()
     }
 }

@@ -1,13 +1,13 @@
 //! What a module is asked, and what it answers, whatever its kind.
 
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
 use super::bindings::inputs::{Current, Facts, Input, NullableText};
 use super::bindings::types::{Denial, Verdict, Violation};
 use super::bindings::{plans, roles};
-use super::component::Kind;
-use super::plain;
+use super::kind::Kind;
+use super::plain::{self, Plain};
 
 /// What stands for a secret where a question is written down.
 const MASK: &str = "********";
@@ -44,18 +44,6 @@ impl Question {
             Self::Entitlements(_) => "entitlements",
             Self::PlanAccess(_) | Self::TeamRole(_) => "check",
             Self::Validation(_) => "validate",
-        }
-    }
-
-    /// The question in the contract's own names, as cases have it.
-    pub fn plain(&self) -> Value {
-        match self {
-            Self::Entitlements(plan) => serde_json::json!({ "plan": plan }),
-            Self::PlanAccess(ask) => plain::of(ask),
-            Self::TeamRole(ask) => plain::of(ask),
-            Self::Validation(asked) => {
-                serde_json::json!({ "input": plain::of(&asked.0), "facts": plain::of(&asked.1) })
-            }
         }
     }
 
@@ -108,6 +96,27 @@ impl Secret {
     }
 }
 
+/// In the contract's own names, as cases have it.
+impl Serialize for Question {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Entitlements(plan) => {
+                let mut parameters = serializer.serialize_map(Some(1))?;
+                parameters.serialize_entry("plan", plan)?;
+                parameters.end()
+            }
+            Self::PlanAccess(ask) => Plain(ask).serialize(serializer),
+            Self::TeamRole(ask) => Plain(ask).serialize(serializer),
+            Self::Validation(asked) => {
+                let mut parameters = serializer.serialize_map(Some(2))?;
+                parameters.serialize_entry("input", &Plain(&asked.0))?;
+                parameters.serialize_entry("facts", &Plain(&asked.1))?;
+                parameters.end()
+            }
+        }
+    }
+}
+
 impl Answer {
     /// The answer in the contract's own names, as cases expect it.
     pub fn plain(&self) -> Value {
@@ -154,7 +163,7 @@ fn fields(violations: &[Violation]) -> std::collections::BTreeSet<&str> {
 }
 
 /// What an answer comes down to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Word {
     Allow,

@@ -8,23 +8,24 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use prometheus_client::metrics::counter::Counter;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::component::Configured;
+use super::kind::Kind;
 use super::question::{Answer, Question, Secret};
 
-/// Records that wait to be written.
+/// Records that wait to be written, at most.
 const QUEUE: usize = 8192;
+/// How often the writer looks.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// `[decisions]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -56,71 +57,107 @@ pub struct Record {
     pub took: Duration,
 }
 
-impl Record {
-    fn line(&self) -> Value {
-        let mut line = json!({
-            "time": self.time,
-            "request_id": self.request_id,
-            "generation": self.generation,
-            "kind": self.question.kind(),
-            "module": self.module.description.name,
-            "version": self.module.description.version,
-            "sha256": self.module.digest,
-            "call": self.question.call(),
-            "input": self.question.plain(),
-            "duration_us": self.took.as_nanos() as f64 / 1000.0,
-        });
-        match &self.answer {
-            Ok(answer) => {
-                line["verdict"] = json!(answer.word());
-                line["rules"] = json!(answer.rules());
-                line["answer"] = answer.plain();
-            }
-            Err(problem) => {
-                line["verdict"] = json!("failed");
-                line["rules"] = json!([]);
-                line["error"] = json!(problem);
-            }
-        }
-        if !self.secrets.is_empty() {
-            let fields: BTreeSet<&str> = self.secrets.iter().map(|secret| secret.field).collect();
-            line["masked"] = json!(fields);
-            for said in ["answer", "error"] {
-                if let Some(said) = line.get_mut(said) {
-                    self.secrets.iter().for_each(|secret| secret.mask_in(said));
-                }
-            }
-        }
-        line
-    }
+/// A record as it is written.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: DateTime<Utc>,
+    request_id: Option<Uuid>,
+    generation: u64,
+    kind: Kind,
+    module: &'a str,
+    version: &'a str,
+    sha256: &'a str,
+    call: &'static str,
+    input: &'a Question,
+    verdict: &'static str,
+    rules: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Value>,
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    masked: BTreeSet<&'static str>,
+    duration_us: f64,
 }
 
-enum Message {
-    Record(Box<Record>),
-    Close,
+impl Record {
+    fn line(&self) -> Line<'_> {
+        let masked = |mut said: Value| {
+            self.secrets.iter().for_each(|secret| secret.mask_in(&mut said));
+            said
+        };
+        let about = &self.module.description;
+        let answer = self.answer.as_ref();
+        Line {
+            time: self.time,
+            request_id: self.request_id,
+            generation: self.generation,
+            kind: self.question.kind(),
+            module: &about.name,
+            version: &about.version,
+            sha256: &self.module.digest,
+            call: self.question.call(),
+            input: &self.question,
+            verdict: answer.map_or("failed", |answer| answer.word().name()),
+            rules: answer.map(Answer::rules).unwrap_or_default(),
+            answer: answer.ok().map(|answer| masked(answer.plain())),
+            error: answer.err().map(|problem| masked(problem.as_str().into())),
+            masked: self.secrets.iter().map(|secret| secret.field).collect(),
+            duration_us: self.took.as_nanos() as f64 / 1000.0,
+        }
+    }
 }
 
 pub struct Records {
     /// Of 2^64 requests, so many.
     share: u128,
-    queue: SyncSender<Message>,
+    queue: Arc<Queue>,
     dropped: Counter,
-    moved: Arc<AtomicBool>,
     writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What waits to be written. The writer looks by itself from time to time: to wake it would take a
+/// request longer than to decide.
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    closed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    records: Vec<Record>,
+    /// Whether the file was moved away.
+    moved: bool,
+    closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has come together since the last look.
+    fn take(&self) -> Waiting {
+        let open = |waiting: &mut Waiting| !waiting.closed;
+        let waited = self.closed.wait_timeout_while(self.lock(), LOOK, open);
+        let mut waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let closed = waiting.closed;
+        std::mem::replace(&mut *waiting, Waiting { closed, ..Waiting::default() })
+    }
 }
 
 impl Records {
     /// Opens the file, which is for this user alone: it says what clients asked for.
     pub fn open(config: &RecordsConfig, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
         let Some(path) = &config.file else { return Ok(None) };
-        let file = open(path)?;
-        let (queue, messages) = sync_channel(QUEUE);
-        let (path, lost, moved) = (path.clone(), dropped.clone(), Arc::new(AtomicBool::new(false)));
-        let writer = Writer { path, file: BufWriter::new(file), written, lost, moved: moved.clone() };
-        let work = move || writer.run(&messages);
+        let writer = Writer { path: path.clone(), file: BufWriter::new(open(path)?), written, lost: dropped.clone() };
+        let queue = Arc::new(Queue::default());
+        let looked_at = queue.clone();
+        let work = move || writer.run(&looked_at);
         let writer = std::thread::Builder::new().name("policy-records".into()).spawn(work)?;
         let share = (config.sample * 2f64.powi(64)) as u128;
-        Ok(Some(Self { share, queue, dropped, moved, writer: Mutex::new(Some(writer)) }))
+        Ok(Some(Self { share, queue, dropped, writer: Mutex::new(Some(writer)) }))
     }
 
     /// Whether an answer is recorded: all those of a request are, or none. What a plan includes is
@@ -135,22 +172,32 @@ impl Records {
     }
 
     pub fn write(&self, record: Record) {
-        if self.queue.try_send(Message::Record(Box::new(record))).is_err() {
+        let mut waiting = self.queue.lock();
+        if waiting.records.len() < QUEUE {
+            waiting.records.push(record);
+        } else {
             self.dropped.inc();
         }
     }
 
-    /// Has the next record go to a file of the same name, after the old one was moved away.
+    /// Goes on in a file of the same name, after the old one was moved away.
     pub fn reopen(&self) {
-        self.moved.store(true, Ordering::Relaxed);
+        self.queue.lock().moved = true;
     }
 
     /// Writes what waits, and ends.
     pub fn close(&self) {
-        let _ = self.queue.send(Message::Close);
+        self.queue.lock().closed = true;
+        self.queue.closed.notify_one();
         if let Some(writer) = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = writer.join();
         }
+    }
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -173,46 +220,39 @@ struct Writer {
     file: BufWriter<File>,
     written: Counter,
     lost: Counter,
-    moved: Arc<AtomicBool>,
 }
 
 impl Writer {
-    fn run(mut self, messages: &Receiver<Message>) {
+    fn run(mut self, queue: &Queue) {
         loop {
-            let message = messages.try_recv().or_else(|error| {
-                if error == TryRecvError::Empty {
-                    self.flush();
+            let Waiting { records, moved, closed } = queue.take();
+            records.iter().for_each(|record| self.write(record));
+            if let Err(error) = self.file.flush() {
+                self.fail(&error);
+            }
+            if closed {
+                return;
+            }
+            if moved {
+                match open(&self.path) {
+                    Ok(file) => self.file = BufWriter::new(file),
+                    Err(error) => self.fail(&error),
                 }
-                messages.recv()
-            });
-            match message {
-                Ok(Message::Record(record)) => self.write(&record),
-                Ok(Message::Close) | Err(_) => return self.flush(),
             }
         }
     }
 
     fn write(&mut self, record: &Record) {
-        if self.moved.swap(false, Ordering::Relaxed) {
-            self.reopen();
-        }
+        let line = serde_json::to_vec(&record.line()).map_err(io::Error::other);
         // In one piece: whoever reads along finds whole lines.
-        match self.file.write_all(format!("{}\n", record.line()).as_bytes()) {
-            Ok(()) => drop(self.written.inc()),
-            Err(error) => self.fail(&error),
-        }
-    }
-
-    fn flush(&mut self) {
-        if let Err(error) = self.file.flush() {
-            self.fail(&error);
-        }
-    }
-
-    fn reopen(&mut self) {
-        self.flush();
-        match open(&self.path) {
-            Ok(file) => self.file = BufWriter::new(file),
+        let written = line.and_then(|mut line| {
+            line.push(b'\n');
+            self.file.write_all(&line)
+        });
+        match written {
+            Ok(()) => {
+                self.written.inc();
+            }
             Err(error) => self.fail(&error),
         }
     }

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::component::Kind;
 use super::dynamic::{Dynamic, NoAnswer};
+use super::kind::Kind;
 
 /// What a module that gives no answer comes to.
 const FAILED: &str = "failed";

@@ -15,13 +15,23 @@ use super::sandbox::{self, Limits, SandboxStore};
 /// To be read, a memory is grown by as much as its copy needs for a header.
 const SNAPSHOT_ROOM: usize = 128 * 1024;
 
-/// The component with these settings taken in.
-pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits) -> Result<Vec<u8>, LoadError> {
+/// The component with what it takes to read its memory: all that it was, and some functions more.
+pub fn instrumented(wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
+    Wizer::new().instrument_component(wasm).map(|(_, instrumented)| instrumented).map_err(LoadError::snapshot)
+}
+
+/// The component with these settings taken in. `compiled` is what [`instrumented`] made of it.
+pub fn configured(
+    engines: &Engines,
+    wasm: &[u8],
+    compiled: &Component,
+    settings: &str,
+    limits: Limits,
+) -> Result<Vec<u8>, LoadError> {
     let wizer = Wizer::new();
-    let (context, instrumented) = wizer.instrument_component(wasm).map_err(LoadError::snapshot)?;
+    let (context, _) = wizer.instrument_component(wasm).map_err(LoadError::snapshot)?;
     let engine = engines.loader();
-    let component = Component::from_binary(engine, &instrumented).map_err(LoadError::snapshot)?;
-    let instances = sandbox::linker(engine).instantiate_pre(&component).map_err(LoadError::snapshot)?;
+    let instances = sandbox::linker(engine).instantiate_pre(compiled).map_err(LoadError::snapshot)?;
 
     let limits = Limits { memory_bytes: limits.memory_bytes + SNAPSHOT_ROOM, ..limits };
     let mut store = sandbox::store(engine, limits);
@@ -41,7 +51,8 @@ pub fn configured(engines: &Engines, wasm: &[u8], settings: &str, limits: Limits
     }
 }
 
-fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> Result<(), LoadError> {
+/// Has an instance take its settings.
+pub fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> Result<(), LoadError> {
     let configure = module_function::<(&str,), (Result<(), Vec<Problem>>,)>(store, instance, "configure")
         .map_err(|e| LoadError::configure(store, &e))?;
     let (answer,) = configure.call(&mut *store, (settings,)).map_err(|e| LoadError::configure(store, &e))?;

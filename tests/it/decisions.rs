@@ -4,7 +4,9 @@ use culvert::config::Config;
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
+use crate::support::device::Remote;
 use crate::support::policies::Swapped;
+use crate::support::visitor::{echo_service, visit};
 
 fn recording(sample: f64) -> impl FnOnce(&mut Config) {
     move |config| {
@@ -204,4 +206,25 @@ async fn the_figures_are_told_to_prometheus() {
     ] {
         assert_eq!(swapped.metric(figure).await, Some(value), "{figure} in {metrics}");
     }
+}
+
+/// Agents, tunnels, and what goes through them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_figures_follow_what_happens() {
+    let swapped = Swapped::start(|_| {}).await;
+    let host = &swapped.host;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let service = echo_service().await;
+    assert_eq!(swapped.metric("culvert_agents_connected").await, Some(0.0));
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": service.port()})).await.id();
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    host.until_tunnel(&api, tunnel, "running").await;
+    assert_eq!(swapped.metric("culvert_agents_connected").await, Some(1.0));
+    assert_eq!(swapped.metric("culvert_tunnels_served").await, Some(1.0));
+    assert_eq!(visit(host, &api, tunnel, b"five!").await.unwrap(), b"five!");
+    host.note_traffic().await;
+    assert_eq!(swapped.metric(r#"culvert_tunnel_bytes_total{direction="in"}"#).await, Some(5.0));
+    assert_eq!(swapped.metric(r#"culvert_tunnel_bytes_total{direction="out"}"#).await, Some(5.0));
 }

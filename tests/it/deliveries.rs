@@ -270,6 +270,10 @@ on_both_engines! {
         }
         stage.receiver.next().await;
         assert_eq!(outcome(&stage.attempt(&event, 3).await), "succeeded - 204");
+        let figures = stage.host.app.meters.text(&stage.host.app);
+        for figure in [r#"outcome="failed"} 2"#, r#"outcome="succeeded"} 1"#] {
+            assert!(figures.contains(&format!("culvert_webhook_attempts_total{{{figure}\n")), "{figures}");
+        }
         let listed = stage.api.get(&format!("{}/deliveries", stage.webhook.path)).await;
         allow_duplicates! { assert_snapshot!(listed, @r#"
         200

@@ -3,7 +3,7 @@
 
 use culvert::config::Config;
 use culvert::policy::chain::PolicyConfig;
-use culvert::policy::component::Kind;
+use culvert::policy::kind::Kind;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 use sha2::{Digest, Sha256};

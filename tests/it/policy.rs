@@ -9,7 +9,6 @@ use culvert::policy::cases::File;
 use culvert::policy::chain::{Loader, PolicyConfig, Trust};
 use culvert::policy::component::Module;
 use culvert::policy::engine::Engines;
-use culvert::policy::sandbox::Limits;
 use culvert::policy::sources::Sources;
 
 use crate::support::artefacts;
@@ -63,7 +62,7 @@ fn every_case_holds_and_every_rule_has_one() {
             let declared: BTreeSet<String> = module.description.rules.iter().map(|rule| rule.id.clone()).collect();
             let mut met = BTreeSet::new();
             for file in File::read_all(Path::new(&format!("policies/{name}/cases"))).unwrap() {
-                for outcome in file.run(&engines, &artefacts, &module, Limits::generous()).unwrap() {
+                for outcome in file.run(&engines, &module).unwrap() {
                     let (case, differences) = (outcome.name, outcome.differences);
                     assert!(differences.is_empty(), "{name}, {}: {case}: {differences:?}", file.file);
                     met.extend(outcome.rules);
@@ -140,8 +139,7 @@ fn what_was_built_for_an_earlier_interface_still_decides() {
         let wasm = std::fs::read(dist(&format!("{name}@1.0.0"))).unwrap();
         let files = File::bundled(&wasm).unwrap();
         let module = Module::read(&engines, &artefacts, wasm).unwrap();
-        let outcomes =
-            files.iter().flat_map(|file| file.run(&engines, &artefacts, &module, Limits::generous()).unwrap());
+        let outcomes = files.iter().flat_map(|file| file.run(&engines, &module).unwrap());
         let outcomes: Vec<_> = outcomes.collect();
         assert!(outcomes.len() > 5, "{name} has lost its cases");
         for outcome in outcomes {

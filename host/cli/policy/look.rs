@@ -9,8 +9,8 @@ use super::{Progress, Tool, settings};
 use crate::cli::{Problem, print, refused};
 use crate::policy::artefact::Artefacts;
 use crate::policy::build;
-use crate::policy::cases::File;
-use crate::policy::component::{INTERFACE_VERSION, Kind};
+use crate::policy::cases::{File, Outcome};
+use crate::policy::kind::{INTERFACE_VERSION, Kind};
 use crate::policy::sandbox::Limits;
 
 #[derive(Args)]
@@ -48,11 +48,11 @@ impl Check {
         module.configure(&engines, &artefacts, &taken, limits).map_err(|e| fail(&e))?;
         let mut cases = 0;
         for file in File::bundled(&module.wasm).map_err(|e| fail(&e))? {
-            let outcomes = file.run(&engines, &artefacts, &module, limits).map_err(|e| fail(&e))?;
-            if let Some(failed) = outcomes.iter().find(|outcome| !outcome.differences.is_empty()) {
-                return Err(fail(&format!("its case \"{}\" fails: {}", failed.name, failed.differences[0])));
+            let failed = file.first_failure(&engines, &module, limits).map_err(|e| fail(&e))?;
+            if let Some(Outcome { name, differences, .. }) = failed {
+                return Err(fail(&format!("its case \"{name}\" fails: {}", differences[0])));
             }
-            cases += outcomes.len();
+            cases += file.cases.len();
         }
         let value = json!({"kind": module.kind, "interface": INTERFACE_VERSION, "cases": cases});
         drop(shown);

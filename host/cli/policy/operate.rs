@@ -5,11 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 
+use super::Progress;
 use crate::cli::{Problem, print, refused, table};
 use crate::config::Config;
 
 pub async fn reload(config: &Config, json: bool) -> Result<(), Problem> {
+    let shown = Progress::of("the host loads its policies");
     let answer = ask(config, Method::POST, "policies/reload").await;
+    drop(shown);
     let answer = answer.map_err(|problem| refused(format!("{problem} (the host's policies stay as they are)")))?;
     print(json, &answer, || format!("generation {} decides", answer["generation"]));
     Ok(())

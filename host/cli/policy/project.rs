@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::cli::{Problem, print, refused};
-use crate::policy::component::Kind;
+use crate::policy::kind::Kind;
 use crate::policy::project::{self, Language};
 
 #[derive(Args)]

@@ -13,9 +13,10 @@ use crate::cli::{Problem, print, refused};
 use crate::config::Config;
 use crate::policy::artefact::Artefacts;
 use crate::policy::chain::{Loaded, Loader, Mode, Trust};
-use crate::policy::component::{Configured, Kind};
+use crate::policy::component::Configured;
 use crate::policy::dynamic::Dynamic;
 use crate::policy::engine::Engines;
+use crate::policy::kind::Kind;
 use crate::policy::replay::{self, Recorded, Report};
 use crate::policy::sandbox::Limits;
 

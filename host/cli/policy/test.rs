@@ -9,10 +9,8 @@ use clap::Args;
 
 use super::{Progress, Tool, build};
 use crate::cli::{Problem, refused};
-use crate::policy::artefact::Artefacts;
 use crate::policy::cases::{File, Outcome};
 use crate::policy::coverage::Coverage;
-use crate::policy::sandbox::Limits;
 use watch::Watched;
 
 #[derive(Args)]
@@ -111,9 +109,7 @@ impl Test {
         let mut outcomes = Vec::new();
         for file in &files {
             progress.0.set_message(file.file.clone());
-            outcomes.extend(
-                file.run(&tool.engines, &Artefacts::none(), &tool.module, Limits::generous()).map_err(refused)?,
-            );
+            outcomes.extend(file.run(&tool.engines, &tool.module).map_err(refused)?);
         }
         let coverage = Coverage::of(&tool.module.description, &outcomes);
         Ok(Run { name: tool.module.description.name, outcomes, coverage })
