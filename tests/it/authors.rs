@@ -218,6 +218,12 @@ async fn what_an_author_gets_wrong_is_said() {
     std::fs::write(folder.join("stray.json"), r#"{"who": "me"}"#).unwrap();
     std::fs::write(folder.join("word.json"), r#"{"caller": {"role": "boss"}}"#).unwrap();
     std::fs::write(folder.join("trap.wasm"), Module { check: "unreachable", ..GOOD }.component()).unwrap();
+    // The code that it denies with is cut short, and so another one than it declares.
+    let mut breach = Module { check: "(i32.store (i32.const 1208) (i32.const 5)) i32.const 1200", ..GOOD }.component();
+    let cases =
+        json!([{"file": "first.toml", "case": [{"name": "nobody may", "expect": {"deny": {"rule": "test-rule"}}}]}]);
+    sections::append(&mut breach, sections::CASES, cases.to_string().as_bytes());
+    std::fs::write(folder.join("breach.wasm"), breach).unwrap();
     std::fs::write(folder.join("culvert.toml"), "nonsense = true\n").unwrap();
     let record = json!({
         "time": "2026-01-15T12:00:00Z", "request_id": null, "kind": "team-role", "module": "roles-of-old", "call": "check",
@@ -232,6 +238,7 @@ async fn what_an_author_gets_wrong_is_said() {
         "policy build taken",
         "policy build js",
         "policy test taken",
+        "policy check breach.wasm",
         "policy check lax.wasm",
         "policy check lax.wasm --kind validation",
         &format!("policy check {dist}/team-role.wasm --settings settings.toml"),
@@ -267,6 +274,9 @@ async fn what_an_author_gets_wrong_is_said() {
     exit code 1
     $ culvert policy test taken
     culvert: taken is no crate: Cargo.toml: No such file or directory (os error 2)
+    exit code 1
+    $ culvert policy check breach.wasm
+    culvert: breach.wasm: its case "nobody may" fails: expected {"deny":{"rule":"test-rule"}}, got "the module failed: its answer breaks the contract: it denies with the undeclared code \"test_\""
     exit code 1
     $ culvert policy check lax.wasm
     culvert: lax.wasm: its case "nobody may" fails: expected {"deny":{"code":"test_denied","rule":"test-rule"}}, got "allow"
