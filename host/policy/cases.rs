@@ -143,21 +143,19 @@ impl File {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
         let dynamic = Dynamic::new(engines, &configured.map_err(load)?).map_err(load)?;
-        Ok(self.cases.iter().map(|case| self.outcome(case, &dynamic)).collect())
+        Ok(self.outcomes(&dynamic).collect())
     }
 
-    /// Runs the cases until one fails, within what a host gives the module. Every case configures
-    /// an instance of its own, for compiling a snapshot takes longer than all of them.
-    pub fn first_failure(
-        &self,
-        engines: &Engines,
-        module: &Module,
-        limits: Limits,
-    ) -> Result<Option<Outcome>, CasesError> {
+    /// The module within what a host gives it, for this file's cases. Each of them configures an
+    /// instance of its own, for compiling a snapshot takes longer than all of them.
+    pub fn configuring(&self, engines: &Engines, module: &Module, limits: Limits) -> Result<Dynamic, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
-        let dynamic = Dynamic::configuring(engines, module, &self.settings, limits).map_err(load)?;
-        let mut outcomes = self.cases.iter().map(|case| self.outcome(case, &dynamic));
-        Ok(outcomes.find(|outcome| !outcome.differences.is_empty()))
+        Dynamic::configuring(engines, module, &self.settings, limits).map_err(load)
+    }
+
+    /// Runs one case after the other.
+    pub fn outcomes<'a>(&'a self, module: &'a Dynamic) -> impl Iterator<Item = Outcome> + 'a {
+        self.cases.iter().map(|case| self.outcome(case, module))
     }
 
     /// What a case asks, with what every case of the file begins with. A case that calls another

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_agent::clock::Clock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -97,8 +98,8 @@ impl PolicyConfig {
 
 /// Milliseconds. A decision holds one of the host's threads for as long as it takes.
 const DEADLINE_LIMIT: u32 = 1_000;
-/// Cases that a module may carry along: a host has to run them all.
-const CASES: usize = 10_000;
+/// How long the cases may take that a module carries along.
+const CASES_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a chain of policies was not loaded. One line, naming the entry and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -194,15 +195,18 @@ impl Loader {
         if self.artefacts.find(&passed).is_some() {
             return Ok(());
         }
-        let case = |error: CasesError| LoadError::Case(error.to_string());
-        let files = File::bundled(&module.wasm).map_err(case)?;
-        if files.iter().map(|file| file.cases.len()).sum::<usize>() > CASES {
-            return Err(LoadError::Case(format!("it carries more than {CASES}")));
-        }
-        for file in files {
-            let failed = file.first_failure(&self.engines, module, limits).map_err(case)?;
-            if let Some(Outcome { name, differences, .. }) = failed {
-                return Err(LoadError::Case(format!("{}, \"{name}\": {}", file.file, differences[0])));
+        let cannot = |error: CasesError| LoadError::Cases(error.to_string());
+        let clock = Clock::system();
+        let started = clock.moment();
+        for file in File::bundled(&module.wasm).map_err(cannot)? {
+            let configuring = file.configuring(&self.engines, module, limits).map_err(cannot)?;
+            for Outcome { name, differences, .. } in file.outcomes(&configuring) {
+                if let Some(difference) = differences.first() {
+                    return Err(LoadError::Case(format!("{}, \"{name}\": {difference}", file.file)));
+                }
+                if clock.moment().since(started) > CASES_DEADLINE {
+                    return Err(LoadError::Cases(format!("they take longer than {} s", CASES_DEADLINE.as_secs())));
+                }
             }
         }
         self.artefacts.keep(&passed, &[]);

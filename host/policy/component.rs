@@ -5,7 +5,6 @@
 //! within limits. What comes out is compiled code of a configured snapshot.
 
 use std::fmt;
-use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -24,8 +23,6 @@ const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
 /// Bytes of a module.
 pub const SIZE_LIMIT: usize = 64 << 20;
-/// How long `describe` or `configure` may take.
-const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 /// A module with more memory than this has no place in a pool.
 const SMALL_BYTES: usize = 1024 * 1024;
 
@@ -59,6 +56,8 @@ pub enum LoadError {
     Settings(Vec<Problem>),
     #[error("its own case fails, so it was not built for this host: {0}")]
     Case(String),
+    #[error("its cases cannot be run: {0}")]
+    Cases(String),
     #[error("its configured state cannot be kept: {0}")]
     Snapshot(String),
     #[error(
@@ -156,7 +155,7 @@ impl Module {
         limits: Limits,
     ) -> Result<Vec<u8>, LoadError> {
         let settings = Value::Object(settings.clone()).to_string();
-        let load = Limits { deadline: LOAD_DEADLINE, ..limits };
+        let load = limits.for_loading();
         guarded(|| snapshot::configured(engines, &self.wasm, &self.compiled, &settings, load))
     }
 }
@@ -239,7 +238,7 @@ fn configure(
     let artefact = match artefacts.find(&key) {
         Some(artefact) => artefact,
         None => {
-            let load = Limits { deadline: LOAD_DEADLINE, ..limits };
+            let load = limits.for_loading();
             let snapshot = snapshot::configured(engines, &module.wasm, &module.compiled, &settings, load)?;
             let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
             artefacts.keep(&key, &artefact);
@@ -299,7 +298,7 @@ fn refuse_imports(engine: &Engine, component: &Component) -> Result<(), LoadErro
 }
 
 fn describe(engine: &Engine, component: &Component) -> Result<Description, LoadError> {
-    let limits = Limits { deadline: LOAD_DEADLINE, memory_bytes: MEMORY_LIMIT };
+    let limits = Limits { memory_bytes: MEMORY_LIMIT, ..Limits::generous() }.for_loading();
     let mut store = sandbox::store(engine, limits);
     let contract = |error: wasmtime::Error| LoadError::Contract(chain(&error));
     let linker: component::Linker<Sandbox> = sandbox::linker(engine);

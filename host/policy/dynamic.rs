@@ -111,6 +111,7 @@ impl Dynamic {
         let mut answer = [Val::Bool(false)];
         let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
             if let Some(settings) = &self.settings {
+                sandbox::extend_deadline(store, self.limits.for_loading());
                 snapshot::configure(store, &instance, settings).map_err(wasmtime::Error::new)?;
                 sandbox::extend_deadline(store, self.limits);
             }

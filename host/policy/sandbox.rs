@@ -1,5 +1,7 @@
 //! One sandbox: a store with limits, for one call, thrown away after it.
 
+use std::time::Duration;
+
 use wasmtime::component::Linker;
 use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
 
@@ -9,15 +11,23 @@ use super::engine::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// By the wall clock.
-    pub deadline: std::time::Duration,
+    pub deadline: Duration,
     pub memory_bytes: usize,
 }
 
+/// How long `describe` or `configure` may take.
+const LOADING: Duration = Duration::from_secs(1);
+
 impl Limits {
+    /// The same, for what happens once.
+    pub fn for_loading(self) -> Self {
+        Self { deadline: LOADING, ..self }
+    }
+
     /// What the authors' tools allow: there a module is held to its answers. Whether it does with
     /// what a host gives it is seen by `culvert policy check`, and by the host before it loads it.
     pub fn generous() -> Self {
-        Self { deadline: std::time::Duration::from_secs(1), memory_bytes: MEMORY_LIMIT - 1024 * 1024 }
+        Self { deadline: Duration::from_secs(1), memory_bytes: MEMORY_LIMIT - 1024 * 1024 }
     }
 }
 

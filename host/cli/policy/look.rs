@@ -48,7 +48,8 @@ impl Check {
         module.configure(&engines, &artefacts, &taken, limits).map_err(|e| fail(&e))?;
         let mut cases = 0;
         for file in File::bundled(&module.wasm).map_err(|e| fail(&e))? {
-            let failed = file.first_failure(&engines, &module, limits).map_err(|e| fail(&e))?;
+            let configuring = file.configuring(&engines, &module, limits).map_err(|e| fail(&e))?;
+            let failed = file.outcomes(&configuring).find(|outcome| !outcome.differences.is_empty());
             if let Some(Outcome { name, differences, .. }) = failed {
                 return Err(fail(&format!("its case \"{name}\" fails: {}", differences[0])));
             }
