@@ -38,14 +38,16 @@ async fn author(place: &Place, line: &str) -> Output {
 
 async fn project(kind: &str, language: &str) -> Place {
     let place = place().await;
-    let made = author(&place, &format!("culvert policy new mine --kind {kind} --lang {language}")).await;
+    // A name of its own, for the projects are built in one place.
+    let made = author(&place, &format!("culvert policy new my-{kind} --kind {kind} --lang {language}")).await;
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     place
 }
 
 /// Builds a new project and runs its cases, which come by every rule.
-async fn builds_and_passes(place: &Place) {
-    let tested = author(place, "culvert policy test mine --min-coverage 100 --json --junit report.xml").await;
+async fn builds_and_passes(kind: &str, place: &Place) {
+    let tested =
+        author(place, &format!("culvert policy test my-{kind} --min-coverage 100 --json --junit report.xml")).await;
     let errors = String::from_utf8_lossy(&tested.stderr);
     assert!(tested.status.success(), "{}{errors}", String::from_utf8_lossy(&tested.stdout));
     let report: Value = serde_json::from_slice(&tested.stdout).unwrap();
@@ -58,21 +60,21 @@ async fn builds_and_passes(place: &Place) {
 
 #[tokio::test]
 async fn a_plan_access_project_in_rust() {
-    builds_and_passes(&project("plan-access", "rust").await).await;
+    builds_and_passes("plan-access", &project("plan-access", "rust").await).await;
 }
 
 #[tokio::test]
 async fn a_validation_project_in_rust() {
-    builds_and_passes(&project("validation", "rust").await).await;
+    builds_and_passes("validation", &project("validation", "rust").await).await;
 }
 
 /// And its rules are functions that are tested without any sandbox.
 #[tokio::test]
 async fn a_team_role_project_in_rust() {
     let place = project("team-role", "rust").await;
-    builds_and_passes(&place).await;
+    builds_and_passes("team-role", &place).await;
     let mut cargo = place.command_of("cargo");
-    cargo.args(["test", "--quiet"]).current_dir(place.folder.path().join("mine"));
+    cargo.args(["test", "--quiet"]).current_dir(place.folder.path().join("my-team-role"));
     let tested = cargo.env("HOME", std::env::var_os("HOME").unwrap()).output().await.unwrap();
     let said = String::from_utf8_lossy(&tested.stdout);
     assert!(tested.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&tested.stderr));
@@ -81,29 +83,29 @@ async fn a_team_role_project_in_rust() {
 async fn javascript(kind: &str) -> Place {
     let place = project(kind, "javascript").await;
     assert!(Path::new(JAVASCRIPT).is_dir(), "{JAVASCRIPT} is not there; tests/run installs it");
-    std::os::unix::fs::symlink(JAVASCRIPT, place.folder.path().join("mine/node_modules")).unwrap();
+    std::os::unix::fs::symlink(JAVASCRIPT, place.folder.path().join(format!("my-{kind}/node_modules"))).unwrap();
     place
 }
 
 #[tokio::test]
 async fn a_plan_access_project_in_javascript() {
-    builds_and_passes(&javascript("plan-access").await).await;
+    builds_and_passes("plan-access", &javascript("plan-access").await).await;
 }
 
 #[tokio::test]
 async fn a_validation_project_in_javascript() {
-    builds_and_passes(&javascript("validation").await).await;
+    builds_and_passes("validation", &javascript("validation").await).await;
 }
 
 /// A host loads it, and it decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_team_role_project_in_javascript() {
     let place = javascript("team-role").await;
-    let built = author(&place, "culvert policy build mine").await;
+    let built = author(&place, "culvert policy build my-team-role").await;
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let swapped = Swapped::start(|_| {}).await;
     let settings = "memory_kib = 32768\nsettings = { owner_only = [\"tunnels.create\"] }";
-    let module = place.folder.path().join("mine/mine.wasm");
+    let module = place.folder.path().join("my-team-role/my-team-role.wasm");
     swapped.configure(&(builtin(&["plan-access", "validation"]) + &entry("team-role", &module, settings)));
     assert_eq!(swapped.reload().await, Ok(2));
     let (ada, bea) = (swapped.host.person("ada").await, swapped.host.person("bea").await);

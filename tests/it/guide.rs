@@ -67,8 +67,8 @@ async fn shell(place: &Place, key: &str, command: &str) -> Output {
     shell.wait_with_output().await.unwrap()
 }
 
-/// Where projects are built: the standard library for WebAssembly is built once.
-pub const PROJECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-projects");
+/// Where projects are built: with the shipped policies, whose standard library is there already.
+pub const PROJECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_prints_what_it_says() {

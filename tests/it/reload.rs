@@ -112,6 +112,9 @@ async fn what_is_wrong_is_said_and_changes_nothing() {
         let problem = swapped.reload().await.unwrap_err();
         assert!(!problem.contains('\n'), "{problem}");
         assert_eq!(swapped.status().await["last_failure"]["problem"], problem.as_str());
+        // A configuration file is named as seen from here, wherever that is.
+        let problem =
+            problem.split_once(" (in ").map_or(problem.clone(), |(problem, _)| format!("{problem} (in <file>)"));
         let folder = good.parent().unwrap().to_str().unwrap();
         said += &format!("{}\n", problem.replace(folder, "<folder>"));
     }
@@ -129,8 +132,8 @@ async fn what_is_wrong_is_said_and_changes_nothing() {
     policy[0] (<folder>/trap.wasm): its configure failed: it trapped: wasm `unreachable` instruction executed
     policy[0] (<folder>/failing.wasm): its own case fails, so it was not built for this host: first.toml, "nobody may": expected {"deny":{"code":"test_denied"}}, got "allow"
     policy: no module of kind team-role decides; add one, for instance `module = "builtin:team-role"`
-    policy[0].deadline: there is no such setting; there are kind, module, sha256, mode, deadline_ms, memory_kib, settings (in <folder>/culvert.toml)
-    configuration: TOML parse error at line 1, column 9: invalid table header: expected `.`, `]]` (in <folder>/culvert.toml)
+    policy[0].deadline: there is no such setting; there are kind, module, sha256, mode, deadline_ms, memory_kib, settings (in <file>)
+    configuration: TOML parse error at line 1, column 9: invalid table header: expected `.`, `]]` (in <file>)
     "#);
     assert_eq!(swapped.status().await["generation"], 1);
     assert_eq!(swapped.metric(r#"culvert_policy_reloads_total{outcome="failed"}"#).await, Some(15.0));
