@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::port::PortRange;
+use crate::path;
 use crate::policy::chain::{PolicyConfig, Trust};
 use crate::policy::records::RecordsConfig;
 
@@ -269,11 +270,11 @@ impl Config {
 
 /// `node.ports: must be … (in culvert.toml)`.
 fn one_line(error: &figment::Error) -> String {
-    let mut setting = dotted(&error.path);
+    let mut setting = path::along(&error.path);
     let problem = match &error.kind {
         figment::error::Kind::UnknownField(field, known) => {
             if error.path.last() != Some(field) {
-                setting = format!("{}.{field}", dotted(&error.path)).trim_start_matches('.').to_owned();
+                setting = path::field(&setting, field);
             }
             format!("there is no such setting; there are {}", known.join(", "))
         }
@@ -292,17 +293,4 @@ fn one_line(error: &figment::Error) -> String {
     });
     let subject = if setting.is_empty() { "configuration".to_owned() } else { setting };
     format!("{subject}: {}{}", problem.replace('\n', " ").replace("``", "`"), source.unwrap_or_default())
-}
-
-/// `policy[0].deadline_ms`.
-fn dotted(path: &[String]) -> String {
-    let mut setting = String::new();
-    for part in path {
-        match part.parse::<usize>() {
-            Ok(index) => setting += &format!("[{index}]"),
-            Err(_) if setting.is_empty() => setting += part,
-            Err(_) => setting += &format!(".{part}"),
-        }
-    }
-    setting
 }

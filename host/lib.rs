@@ -21,6 +21,7 @@ pub mod http;
 pub mod meters;
 pub mod names;
 pub mod node;
+pub mod path;
 pub mod policy;
 pub mod record;
 pub mod relay;

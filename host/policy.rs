@@ -38,3 +38,4 @@ pub mod sections;
 pub mod shadows;
 pub mod snapshot;
 pub mod sources;
+pub mod written;

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
-use figment::providers::{Format, Toml};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value};
 
@@ -22,6 +21,7 @@ use crate::config::Config;
 use crate::policy::artefact::Artefacts;
 use crate::policy::component::{LoadError, Module};
 use crate::policy::engine::Engines;
+use crate::policy::written;
 
 #[derive(Subcommand)]
 pub enum Policy {
@@ -101,12 +101,7 @@ impl Tool {
 /// Settings from a file, TOML or JSON; none without one.
 fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, Problem> {
     let Some(path) = file else { return Ok(Map::new()) };
-    let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
-    if path.extension().is_some_and(|extension| extension == "json") {
-        return serde_json::from_str(&text).map_err(|e| fail(&e));
-    }
-    Toml::from_str(&text).map_err(|e| fail(&e.to_string().trim().replace('\n', " ")))
+    written::read(path).map_err(|problem| refused(format!("{}: {problem}", path.display())))
 }
 
 /// Something that takes its time: a line on the terminal that goes away with it. Elsewhere nothing

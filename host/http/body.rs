@@ -15,6 +15,7 @@ use crate::domain::input::{
 use crate::domain::word::Word;
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Body, NoBody};
+use crate::path;
 
 /// Items that one list is read with, at most: more than any may hold.
 const MOST_ITEMS: usize = 250;
@@ -143,7 +144,7 @@ impl<'t> Fields<'t> {
     }
 
     fn path(&self, name: &str) -> String {
-        if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
+        path::field(&self.path, name)
     }
 
     fn take(&mut self, name: &str) -> Option<&'t Tree> {

@@ -24,7 +24,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use figment::providers::{Format, Toml};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -33,7 +32,8 @@ use super::component::{LoadError, Module};
 use super::dynamic::Dynamic;
 use super::engine::Engines;
 use super::sandbox::Limits;
-use super::sections;
+use super::{sections, written};
+use crate::path;
 
 /// One file of cases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -105,12 +105,7 @@ impl File {
     /// Reads a file of cases, TOML or JSON.
     pub fn read(path: &Path) -> Result<Self, CasesError> {
         let fail = |problem: String| CasesError::File { path: path.into(), problem };
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-        let read = match path.extension().is_some_and(|extension| extension == "json") {
-            true => serde_json::from_str(&text).map_err(|e| e.to_string()),
-            false => Toml::from_str(&text).map_err(|e| e.to_string()),
-        };
-        let mut file: Self = read.map_err(|problem| fail(problem.trim().replace('\n', " ")))?;
+        let mut file: Self = written::read(path).map_err(fail)?;
         file.file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(file)
     }
@@ -210,8 +205,7 @@ pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<
     match (expected, got) {
         (Value::Object(expected), Value::Object(got)) => {
             for (name, expected) in expected {
-                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                compare(&path, expected, got.get(name).unwrap_or(&Value::Null), differences);
+                compare(&path::field(path, name), expected, got.get(name).unwrap_or(&Value::Null), differences);
             }
         }
         (Value::Array(expected), Value::Array(items)) if expected.len() == items.len() => {

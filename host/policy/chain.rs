@@ -53,15 +53,6 @@ pub enum Mode {
     Shadow,
 }
 
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Enforce => "enforce",
-            Self::Shadow => "shadow",
-        }
-    }
-}
-
 fn default_deadline() -> u32 {
     50
 }

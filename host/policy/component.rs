@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use jsonschema::Validator;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use wasmtime::component::types::ComponentItem;
@@ -115,6 +116,8 @@ pub struct Module {
     pub initial_memory_bytes: usize,
     /// On the loader's engine, with what it takes to read its memory.
     pub compiled: Component,
+    /// What its settings must be.
+    schema: Validator,
     size: Size,
 }
 
@@ -144,9 +147,7 @@ impl Module {
     ) -> Result<Configured, LoadError> {
         guarded(|| configure(self, engines, artefacts, settings, limits))
     }
-}
 
-impl Module {
     /// The component with the settings taken in, not yet compiled.
     pub fn snapshot(
         &self,
@@ -155,8 +156,7 @@ impl Module {
         limits: Limits,
     ) -> Result<Vec<u8>, LoadError> {
         let settings = Value::Object(settings.clone()).to_string();
-        let load = limits.for_loading();
-        guarded(|| snapshot::configured(engines, &self.wasm, &self.compiled, &settings, load))
+        guarded(|| snapshot(self, engines, &settings, limits))
     }
 }
 
@@ -189,10 +189,10 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     };
     let kind = kind_of(engine, &compiled)?;
     refuse_imports(engine, &compiled)?;
-    let description = describe(engine, &compiled)?;
+    let (description, schema) = describe(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { kind, digest, description, initial_memory_bytes, compiled, size, wasm })
+    Ok(Module { kind, digest, description, initial_memory_bytes, compiled, schema, size, wasm })
 }
 
 fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
@@ -231,15 +231,17 @@ fn configure(
     }
     debug_assert!(limits.memory_bytes <= MEMORY_LIMIT, "the configuration is bounded");
     let settings = Value::Object(settings.clone());
-    check_settings(&module.description, &settings)?;
+    let problems = schema::problems(&module.schema, &settings);
+    if !problems.is_empty() {
+        return Err(LoadError::Settings(problems));
+    }
     let settings = settings.to_string();
     let engine = engines.lanes()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
     let artefact = match artefacts.find(&key) {
         Some(artefact) => artefact,
         None => {
-            let load = limits.for_loading();
-            let snapshot = snapshot::configured(engines, &module.wasm, &module.compiled, &settings, load)?;
+            let snapshot = snapshot(module, engines, &settings, limits)?;
             let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
             artefacts.keep(&key, &artefact);
             artefact
@@ -250,14 +252,8 @@ fn configure(
     Ok(Configured { kind: *kind, digest, description, limits, size: *size, artefact })
 }
 
-fn check_settings(description: &Description, settings: &Value) -> Result<(), LoadError> {
-    let schema = schema::compile(&description.settings_schema).map_err(bad_schema)?;
-    let problems = schema::problems(&schema, settings);
-    if problems.is_empty() { Ok(()) } else { Err(LoadError::Settings(problems)) }
-}
-
-fn bad_schema(problem: String) -> LoadError {
-    LoadError::Describe(Failure::Contract(format!("settings-schema is no JSON Schema: {problem}")))
+fn snapshot(module: &Module, engines: &Engines, settings: &str, limits: Limits) -> Result<Vec<u8>, LoadError> {
+    snapshot::configured(engines, &module.wasm, &module.compiled, settings, limits.for_loading())
 }
 
 /// The world of a component, by the interfaces that it exports.
@@ -297,7 +293,7 @@ fn refuse_imports(engine: &Engine, component: &Component) -> Result<(), LoadErro
     Ok(())
 }
 
-fn describe(engine: &Engine, component: &Component) -> Result<Description, LoadError> {
+fn describe(engine: &Engine, component: &Component) -> Result<(Description, Validator), LoadError> {
     let limits = Limits { memory_bytes: MEMORY_LIMIT, ..Limits::generous() }.for_loading();
     let mut store = sandbox::store(engine, limits);
     let contract = |error: wasmtime::Error| LoadError::Contract(chain(&error));
@@ -308,16 +304,13 @@ fn describe(engine: &Engine, component: &Component) -> Result<Description, LoadE
         Ok(describe.call(&mut store, ())?.0)
     });
     let description = described.map_err(|e| LoadError::Describe(sandbox::failure(&store, &e)))?;
-    check_description(&description)?;
-    Ok(description)
-}
-
-fn check_description(description: &Description) -> Result<(), LoadError> {
-    let invalid = |what: String| Err(LoadError::Describe(Failure::Contract(what)));
+    let invalid = |what: String| LoadError::Describe(Failure::Contract(what));
     if let Some(code) = description.codes.iter().find(|code| !crate::error::is_code(&code.code)) {
-        return invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code));
+        return Err(invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code)));
     }
-    schema::compile(&description.settings_schema).map(drop).map_err(bad_schema)
+    let schema = schema::compile(&description.settings_schema);
+    let schema = schema.map_err(|problem| invalid(format!("settings-schema is no JSON Schema: {problem}")))?;
+    Ok((description, schema))
 }
 
 /// A function of the `module` interface, which is the same in every world.

@@ -13,11 +13,10 @@ use prometheus_client::registry::{Registry, Unit};
 use super::call::Failed;
 use super::component::Configured;
 use super::question::{Answer, Word};
+use super::sandbox::Failure;
 
-/// Seconds: a decision takes some microseconds, and 10 at most.
+/// Seconds: a decision takes some microseconds, and twice its deadline at most.
 const BUCKETS: [f64; 15] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 1.0];
-const WORDS: [Word; 6] = [Word::Allow, Word::Deny, Word::Valid, Word::Invalid, Word::Known, Word::Unknown];
-const CAUSES: [&str; 5] = ["timeout", "memory", "trap", "contract", "sandbox"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -74,9 +73,9 @@ pub struct Meters {
 
 /// One module's figures, looked up beforehand.
 pub struct ModuleMeters {
-    words: [Counter; WORDS.len()],
+    words: [Counter; Word::ALL.len()],
     rules: HashMap<String, Counter>,
-    failures: [Counter; CAUSES.len()],
+    failures: [Counter; Failure::CAUSES.len()],
     duration: Histogram,
     agreed: Counter,
     disagreed: Counter,
@@ -140,11 +139,11 @@ impl Meters {
             (rule.id.clone(), counter)
         });
         ModuleMeters {
-            words: WORDS.map(|word| {
+            words: Word::ALL.map(|word| {
                 self.decisions.get_or_create_owned(&Decision { kind, module: module_name(), verdict: word.name() })
             }),
             rules: rules.collect(),
-            failures: CAUSES
+            failures: Failure::CAUSES
                 .map(|cause| self.failures.get_or_create_owned(&ByCause { kind, module: module_name(), cause })),
             duration: self.durations.get_or_create_owned(&Of { kind, module: module_name() }),
             agreed: agreement("agreed"),
@@ -160,14 +159,14 @@ impl ModuleMeters {
         match answer {
             Ok(answer) => {
                 let word = answer.word();
-                count(&self.words, WORDS.iter().position(|known| *known == word));
+                count(&self.words, Word::ALL.iter().position(|known| *known == word));
                 for rule in answer.rules() {
                     self.rules.get(rule).map(Counter::inc);
                 }
             }
             Err(failed) => {
                 let cause = failed.failure.cause();
-                count(&self.failures, CAUSES.iter().position(|known| *known == cause));
+                count(&self.failures, Failure::CAUSES.iter().position(|known| *known == cause));
             }
         }
     }

@@ -163,8 +163,7 @@ fn fields(violations: &[Violation]) -> std::collections::BTreeSet<&str> {
 }
 
 /// What an answer comes down to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Allow,
     Deny,
@@ -176,6 +175,8 @@ pub enum Word {
 }
 
 impl Word {
+    pub const ALL: [Self; 6] = [Self::Allow, Self::Deny, Self::Valid, Self::Invalid, Self::Known, Self::Unknown];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",

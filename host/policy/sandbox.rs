@@ -47,6 +47,9 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Every cause there is.
+    pub const CAUSES: [&str; 5] = ["timeout", "memory", "trap", "contract", "sandbox"];
+
     /// The cause in one word, for logs and metrics.
     pub fn cause(&self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@ use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
 use super::bindings::types::Problem;
+use crate::path;
 
 /// A module's schema, read.
 ///
@@ -44,18 +45,7 @@ fn message(error: &ValidationError<'_>) -> String {
     }
 }
 
-/// `/plans/free/limits/0` is `plans.free.limits[0]`.
+/// `/plans/free/limits/0` (RFC 6901) is `plans.free.limits[0]`.
 fn dotted(pointer: &str) -> String {
-    let mut path = String::new();
-    for part in pointer.split('/').skip(1) {
-        if part.bytes().all(|byte| byte.is_ascii_digit()) && !part.is_empty() {
-            path += &format!("[{part}]");
-            continue;
-        }
-        if !path.is_empty() {
-            path.push('.');
-        }
-        path += &part.replace("~1", "/").replace("~0", "~");
-    }
-    path
+    path::along(pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")))
 }

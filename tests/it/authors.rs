@@ -170,13 +170,18 @@ async fn a_failing_case_is_shown_field_by_field() {
     ");
 }
 
+/// The one case of `cases/`.
+fn one_case(place: &Place, name: &str, expect: &str) {
+    let cases = place.folder.path().join("cases");
+    std::fs::create_dir_all(&cases).unwrap();
+    std::fs::write(cases.join("one.json"), json!({"case": [{"name": name, "expect": expect}]}).to_string()).unwrap();
+}
+
 #[tokio::test]
 async fn rules_without_a_case_are_missed() {
     let place = place().await;
     lax(&place);
-    let cases = place.folder.path().join("cases");
-    std::fs::create_dir(&cases).unwrap();
-    std::fs::write(cases.join("one.json"), r#"{"case": [{"name": "anybody", "expect": "allow"}]}"#).unwrap();
+    one_case(&place, "anybody", "allow");
     assert_snapshot!(told(&place, "culvert policy test lax.wasm --cases cases --min-coverage 80").await, @"
     ok    one.json: anybody
     hostile: 1 passed, 0 failed; 0 of 1 rules covered (0 %)
@@ -192,14 +197,10 @@ async fn rules_without_a_case_are_missed() {
 async fn watching_tests_what_was_saved() {
     let place = place().await;
     lax(&place);
-    let cases = place.folder.path().join("cases");
-    std::fs::create_dir(&cases).unwrap();
-    let file = cases.join("one.json");
-    let case = |expect: Value| json!({"case": [{"name": "what it answers", "expect": expect}]}).to_string();
-    std::fs::write(&file, case(json!("allow"))).unwrap();
+    one_case(&place, "what it answers", "allow");
     let mut watching = place.start("culvert policy test lax.wasm --cases cases --watch");
     watching.until("1 passed, 0 failed").await;
-    std::fs::write(&file, case(json!("refuse"))).unwrap();
+    one_case(&place, "what it answers", "refuse");
     watching.until("0 passed, 1 failed").await;
     assert_eq!(watching.interrupt().await, None, "ended by the signal");
 }

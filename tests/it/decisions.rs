@@ -1,10 +1,14 @@
 //! Decision records, and the figures that go with them.
 
 use culvert::config::Config;
+use culvert::policy::bindings::types::Verdict;
+use culvert::policy::records::RecordsConfig;
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
+use crate::sandbox;
 use crate::support::device::Remote;
+use crate::support::hostile::GOOD;
 use crate::support::policies::Swapped;
 use crate::support::visitor::{echo_service, visit};
 
@@ -146,6 +150,27 @@ async fn none_is_recorded_where_none_is_wanted() {
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
     assert_eq!(records(swapped).await, Vec::<Value>::new());
+}
+
+/// Nobody reads from the pipe that records go to, so its writer is held up from the first few on. The
+/// questions are not: each is answered, and what finds no place in the queue is counted.
+#[test]
+fn a_full_queue_drops_and_counts() {
+    const QUESTIONS: u64 = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("decisions.pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let config = RecordsConfig { file: Some(pipe.clone()), sample: 1.0 };
+    let (pinned, observer) = sandbox::pinned(GOOD.component(), &config).unwrap();
+    for _ in 0..QUESTIONS {
+        assert_eq!(pinned.team_role(sandbox::ask()).unwrap(), Verdict::Allow);
+    }
+    let dropped = observer.meters.records_dropped.get();
+    assert!(dropped > 0);
+    let reader = std::thread::spawn(move || std::fs::read_to_string(pipe).unwrap().lines().count() as u64);
+    observer.close();
+    assert_eq!(reader.join().unwrap() + dropped, QUESTIONS);
+    assert_eq!(observer.meters.records_written.get() + dropped, QUESTIONS);
 }
 
 /// Of a part of the requests, all decisions are recorded.

@@ -34,21 +34,21 @@ fn load(module: &Module) -> Result<Pinned, LoadError> {
 }
 
 fn load_wasm(wasm: Vec<u8>) -> Result<Pinned, LoadError> {
-    let (engines, clock) = (engines(), Clock::manual(start_of_time()));
-    let module = Policy::read(&engines, &Artefacts::none(), wasm)?.configure(
-        &engines,
-        &Artefacts::none(),
-        &Map::new(),
-        LIMITS,
-    )?;
-    let entry = PolicyConfig::builtin(Kind::TeamRole);
-    let loaded = vec![Loaded { entry, module: Arc::new(module) }];
-    let observer = Observer::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
-    let set = Set::new(&engines, &observer.meters, loaded, 1, clock.now())?;
-    Ok(Pinned::new(Arc::new(set), Arc::new(observer), None))
+    pinned(wasm, &RecordsConfig::default()).map(|(pinned, _)| pinned)
 }
 
-fn ask() -> Ask {
+/// A team-role module as a host would ask it, and what sees its answers.
+pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<Observer>), LoadError> {
+    let (engines, clock) = (engines(), Clock::manual(start_of_time()));
+    let module = Policy::read(&engines, &Artefacts::none(), wasm)?;
+    let module = module.configure(&engines, &Artefacts::none(), &Map::new(), LIMITS)?;
+    let loaded = vec![Loaded { entry: PolicyConfig::builtin(Kind::TeamRole), module: Arc::new(module) }];
+    let observer = Arc::new(Observer::open(clock.clone(), &mut Registry::default(), records).unwrap());
+    let set = Set::new(&engines, &observer.meters, loaded, 1, clock.now())?;
+    Ok((Pinned::new(Arc::new(set), observer.clone(), None), observer))
+}
+
+pub fn ask() -> Ask {
     Ask {
         caller: Caller {
             account_id: "ada".into(),

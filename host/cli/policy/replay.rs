@@ -79,10 +79,11 @@ impl Replay {
             recorded.insert((record.kind.name(), record.module));
         }
         drop(progress);
-        for (candidate, _) in candidates.iter().zip(&reports).filter(|(_, report)| report.asked == 0) {
-            if self.module.is_some() {
-                return Err(fail(&nothing(candidate, &recorded)));
-            }
+        let mut unasked = candidates.iter().zip(&reports).filter(|(_, report)| report.asked == 0);
+        if self.module.is_some()
+            && let Some((candidate, _)) = unasked.next()
+        {
+            return Err(fail(&nothing(candidate, &recorded)));
         }
         let value = json!({ "modules": reports, "unreadable_lines": unreadable });
         print(json, &value, || {
