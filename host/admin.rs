@@ -1,19 +1,29 @@
 //! The operator's own listener: whether the host is alive, whether it can answer, what it stands on,
 //! its figures, and the policies' reload and rollback.
 //!
-//! Whoever reaches it may do all of this, so it is bound to loopback; and since a browser on the same
-//! machine reaches it too, a page's request is refused.
+//! Loopback is a place and not a person: whoever asks for more than the host's health shows the token
+//! that is in the data folder. And since a browser on the same machine reaches it too, a page's request
+//! is refused.
 
+use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
+use culvert_agent::clock::Clock;
+
 use salvo::http::StatusCode;
-use salvo::http::header::{CONTENT_TYPE, HOST, HeaderValue, ORIGIN};
+use salvo::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use salvo::writing::{Json, Text};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_trait};
 use serde_json::json;
+use subtle::ConstantTimeEq;
 
 use crate::app::App;
+use crate::folder;
+
+/// The file that holds the operator's token.
+pub const TOKEN: &str = "admin.token";
 
 pub fn service(app: &Arc<App>) -> Service {
     let router = Router::new()
@@ -24,7 +34,60 @@ pub fn service(app: &Arc<App>) -> Service {
         .push(Router::with_path("policies").get(Policies(app.clone())))
         .push(Router::with_path("policies/reload").post(Reload(app.clone())))
         .push(Router::with_path("policies/rollback").post(Rollback(app.clone())));
-    Service::new(router).hoop(NoPages { loopback: app.config.admin_listen.ip().is_loopback() })
+    Service::new(router)
+        .hoop(NoPages { loopback: app.config.admin_listen.ip().is_loopback() })
+        .hoop(OperatorsOnly { token: app.admin_token.clone(), metrics_open: app.config.metrics_open })
+}
+
+/// The operator's token: in the data folder, made with the first start.
+///
+/// # Errors
+///
+/// Where it cannot be read or made.
+pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
+    let path = data_dir.join(TOKEN);
+    match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let token = hex::encode(clock.random::<32>());
+            folder::create_file(&path, &token)?;
+            Ok(token)
+        }
+        read => Ok(read?.trim().to_owned()),
+    }
+}
+
+/// Refuses whoever does not show the token, but for the paths that are open.
+struct OperatorsOnly {
+    token: String,
+    metrics_open: bool,
+}
+
+#[async_trait]
+impl Handler for OperatorsOnly {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+        let is_open = match req.uri().path() {
+            "/healthz" | "/readyz" => true,
+            "/metrics" => self.metrics_open,
+            _ => false,
+        };
+        if !is_open && !self.shows_token(req) {
+            refuse(
+                res,
+                StatusCode::UNAUTHORIZED,
+                "the token in <data_dir>/admin.token is needed, as `Authorization: Bearer`",
+            );
+            res.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            ctrl.skip_rest();
+        }
+    }
+}
+
+impl OperatorsOnly {
+    fn shows_token(&self, req: &Request) -> bool {
+        let shown = req.headers().get(AUTHORIZATION).and_then(|header| header.to_str().ok());
+        let shown = shown.and_then(|header| header.strip_prefix("Bearer "));
+        shown.is_some_and(|shown| shown.as_bytes().ct_eq(self.token.as_bytes()).into())
+    }
 }
 
 /// Refuses what a browser sends for a page: such a request names its origin, or the page's own host.

@@ -1,6 +1,6 @@
 //! One host: everything that a request, an agent or a visitor meets, and how it starts and stops.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use argon2::{Argon2, PasswordHasher};
 use culvert_agent::clock::Clock;
 use salvo::conn::TcpListener;
+use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
 use salvo::{Listener, Server};
 use tokio::sync::{Semaphore, mpsc};
@@ -19,30 +20,33 @@ use uuid::Uuid;
 
 use crate::config::{Config, ConfigError, NodeConfig};
 use crate::dns::Dns;
+use crate::domain::session::EndReason;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::hoop::auth::{KeyCache, Strangers};
 use crate::http::hoop::rate_limit::RateLimits;
-use crate::meters::Meters;
+use crate::http::listener::{self, Admission, Connections};
+use crate::meters::{Meters, TrafficMeter};
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
 use crate::node::{Node, Surroundings};
 use crate::policy::generations::Generations;
-use crate::secret::Secrets;
 use crate::store::catalog::EnteredNode;
 use crate::store::db::Db;
-use crate::store::{Store, Wake};
+use crate::store::{Store, Wake, key_check};
 use crate::turn::Turns;
 use crate::webhook::client::Client;
 use crate::webhook::courier::{self, Courier};
 use crate::webhook::network::{Guard, Networks};
-use crate::{admin, http, names, relay};
+use crate::{admin, folder, http, names, relay};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
 /// Password hashes that are made at the same time: each takes 19 MiB.
 const HASHERS: usize = 2;
+/// Connections to the admin listener: an operator, a scraper and a health check take one each.
+const ADMIN_CONNECTIONS: usize = 64;
 
 pub struct App {
     pub config: Config,
@@ -62,13 +66,17 @@ pub struct App {
     /// Requests that change the same scope.
     pub scopes: Turns<Uuid>,
     pub gateway: Gateway,
-    pub nodes: Nodes,
+    /// Who is connected to the API's listener.
+    pub connections: Arc<Connections>,
+    pub nodes: Arc<Nodes>,
     pub courier: Courier,
     /// Looks up names.
     pub guard: Arc<Guard>,
     /// Everything that must come to its end before the host does.
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
+    /// What an operator shows on the admin listener.
+    pub admin_token: String,
     hashers: Semaphore,
 }
 
@@ -113,16 +121,26 @@ impl Host {
     /// One line that names the setting and what to do.
     pub async fn start(config: Config, clock: Clock, pace: Pace) -> std::result::Result<Self, ConfigError> {
         let lock = lock_data_dir(&config)?;
-        let secret_file = config.secret_key_file();
-        let secrets = Secrets::open(&secret_file, &clock).map_err(|e| ConfigError::new("secret_key_file", e))?;
         let db = open_database(&config).await?;
+        let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
+        let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", e))?;
+        let admin_token = admin::token(&config.data_dir, &clock);
+        let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
         let mut meters = Meters::new();
-        let policies = Generations::open(&config, clock.clone(), &mut meters.registry)?;
+        let policies = Generations::open(&config, clock.clone(), store.secrets(), &mut meters.registry)?;
         let (guard, courier) = open_courier(&config, &clock)?;
-        let nodes = open_nodes(&config, &store, &tasks, &stop).await?;
+        let countries = Countries::open(config.geoip.database.as_deref());
+        let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
+        let refusals = meters.refused.clone();
+        let around = Surroundings { refusals, countries, tasks: tasks.clone(), stop: stop.clone() };
+        let nodes = Arc::new(open_nodes(&config, &store, around, meters.bytes.clone()).await?);
+        store.attach(nodes.clone());
+        let api = &config.api;
+        let (trusted, refused) = (config.trusted_proxies.clone(), meters.connections.clone());
+        let connections = Connections::new(api.connections_per_address, trusted, refused);
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
@@ -135,7 +153,9 @@ impl Host {
             strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
             twins: Turns::new(),
             scopes: Turns::new(),
-            gateway: Gateway::default(),
+            gateway: Gateway::new(api.agents),
+            connections,
+            admin_token,
             courier,
             nodes,
             tasks,
@@ -154,16 +174,20 @@ impl Host {
         pace: Pace,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
+        enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", e))?;
         app.nodes.open_doors().await.map_err(|e| ConfigError::new("database_url", e))?;
-        let (address, api) = serve("listen", app.config.listen, http::service(&app)).await?;
-        let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin::service(&app)).await?;
+        let admission = Admission(app.connections.clone());
+        let api = (http::service(&app), admission, app.config.api.connections);
+        let (address, api) = serve("listen", app.config.listen, api).await?;
+        let admin = (admin::service(&app), listener::timeouts(), ADMIN_CONNECTIONS);
+        let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
         let workers = vec![
             tokio::spawn(relay::run(app.clone(), wakes, pace)),
             tokio::spawn(courier::run(app.clone())),
             tokio::spawn(names::run(app.clone())),
         ];
         if !admin_address.ip().is_loopback() {
-            tracing::warn!(%admin_address, "whoever reaches admin_listen can reload the policies; bind it to loopback, or keep others away");
+            tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }
         tracing::info!(%address, %admin_address, nodes = app.nodes.ids().count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
@@ -197,7 +221,7 @@ fn lock_data_dir(config: &Config) -> std::result::Result<File, ConfigError> {
     let folder = &config.data_dir;
     let fail =
         |problem: &dyn std::fmt::Display| ConfigError::new("data_dir", format!("{}: {problem}", folder.display()));
-    fs::create_dir_all(folder).map_err(|e| fail(&e))?;
+    folder::open(folder).map_err(|e| fail(&e))?;
     let file = File::options().write(true).create(true).truncate(false).open(folder.join("host.lock"));
     let file = file.map_err(|e| fail(&e))?;
     match file.try_lock() {
@@ -229,12 +253,10 @@ fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guar
 async fn open_nodes(
     config: &Config,
     store: &Arc<Store>,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
+    around: Surroundings,
+    carried: TrafficMeter,
 ) -> std::result::Result<Nodes, ConfigError> {
-    let countries = Countries::open(config.geoip.database.as_deref());
-    let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
-    let around = Surroundings { countries: countries.clone(), tasks: tasks.clone(), stop: stop.clone() };
+    let countries = around.countries.clone();
     let configs = config.nodes();
     let identities = embedded::identities(&config.data_dir, configs.len(), store.clock());
     let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
@@ -246,7 +268,19 @@ async fn open_nodes(
         nodes
             .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
     }
-    Ok(Nodes::new(nodes, countries))
+    Ok(Nodes::new(nodes, countries, carried))
+}
+
+/// Has the database know the host's keys. Where they are others than before, the tokens of leases hold
+/// no longer: what runs is given new ones.
+async fn enter_keys(app: &App) -> Result<()> {
+    if app.store.enter_keys().await? {
+        tracing::info!("secret_key_file has a new key; what runs is leased anew");
+        for node_id in app.nodes.ids() {
+            app.store.end_sessions_of_node(node_id, EndReason::NodeShutdown).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes a node and its domain known, and gives running tunnels time to be found again.
@@ -272,12 +306,13 @@ async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bo
 async fn serve(
     setting: &str,
     address: SocketAddr,
-    service: salvo::Service,
+    (service, admission, connections): (salvo::Service, impl FusePolicy, usize),
 ) -> std::result::Result<(SocketAddr, (ServerHandle, JoinHandle<io::Result<()>>)), ConfigError> {
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new(setting, format!("{address}: {problem}"));
     let acceptor = TcpListener::new(address).try_bind().await.map_err(|e| fail(&e))?;
     let bound = acceptor.inner().local_addr().map_err(|e| fail(&e))?;
-    let server = Server::new(acceptor);
+    let mut server = Server::new(acceptor).fuse_policy(admission).max_connections(connections);
+    server.http1_mut().max_buf_size(listener::READ_AHEAD);
     let handle = server.handle();
     Ok((bound, (handle, tokio::spawn(server.try_serve(service)))))
 }

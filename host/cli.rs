@@ -8,6 +8,7 @@ mod node;
 mod operator;
 mod plan;
 mod policy;
+mod secrets;
 mod serve;
 mod team;
 
@@ -61,6 +62,9 @@ enum Command {
     /// Policy modules
     #[command(subcommand)]
     Policy(policy::Policy),
+    /// What the host keeps sealed
+    #[command(subcommand)]
+    Secrets(secrets::Secrets),
     /// The agent, as `culvert-agent`
     #[command(hide = true, disable_help_flag = true)]
     Agent {
@@ -75,6 +79,9 @@ enum Problem {
     /// The operator's settings: exit code 2.
     #[error("{0}")]
     Config(#[from] ConfigError),
+    /// The command is wrong: exit code 2.
+    #[error("{0}")]
+    Usage(String),
     /// What was asked for cannot be: exit code 1.
     #[error("{0}")]
     Refused(String),
@@ -96,6 +103,10 @@ pub fn main() -> ExitCode {
     if let Command::Agent { arguments } = command {
         return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
     }
+    // What a policy's author makes is theirs to share; everything else here is the host's own.
+    if !matches!(&command, Command::Policy(policy) if !policy.concerns_a_host()) {
+        crate::folder::keep_private();
+    }
     // Who writes a policy needs no host, and so none of its settings.
     let settings = match &command {
         Command::Policy(policy) if !policy.concerns_a_host() => Ok(Config::default()),
@@ -106,7 +117,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("culvert: {problem}");
-            ExitCode::from(if matches!(problem, Problem::Config(_)) { 2 } else { 1 })
+            ExitCode::from(if matches!(problem, Problem::Refused(_)) { 1 } else { 2 })
         }
     }
 }
@@ -124,6 +135,7 @@ fn execute(config: Config, json: bool, command: Command) -> Result<(), Problem> 
             Command::Node(command) => command.run(&config, json).await,
             Command::Plan(command) => command.run(&config, json).await,
             Command::Policy(command) => command.run(&config, json).await,
+            Command::Secrets(command) => command.run(&config, json).await,
             // Handled before, for it brings its own runtime.
             Command::Agent { .. } => Ok(()),
         }

@@ -38,6 +38,9 @@ pub struct Config {
     /// The plan of new accounts and Teams.
     pub default_plan: String,
     pub rate_limit: RateLimit,
+    pub api: ApiConfig,
+    /// Whether `/metrics` answers without the operator's token.
+    pub metrics_open: bool,
     /// Peers whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub node: NodeConfig,
@@ -70,6 +73,17 @@ pub struct RateLimit {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct ApiConfig {
+    /// Connections to `listen` at the same time, beside those of agents; more wait to be accepted.
+    pub connections: usize,
+    /// Of these, from one address (IPv6: /64). Those of `trusted_proxies` are not counted.
+    pub connections_per_address: usize,
+    /// Agents that are connected at the same time.
+    pub agents: usize,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NodeConfig {
     /// The name under which visitors and agents reach this node.
     pub hostname: String,
@@ -78,6 +92,57 @@ pub struct NodeConfig {
     /// The address that public ports are bound to.
     pub bind: IpAddr,
     pub ports: PortRange,
+    /// Visitors at the same time, of all tunnels together.
+    #[serde(default = "NodeConfig::default_visitors")]
+    pub visitors: usize,
+    /// Visitors of one tunnel at the same time.
+    #[serde(default = "NodeConfig::default_visitors_per_tunnel")]
+    pub visitors_per_tunnel: usize,
+    /// Visitors of one tunnel from one address (IPv6: /64) at the same time.
+    #[serde(default = "NodeConfig::default_visitors_per_address")]
+    pub visitors_per_address: usize,
+    /// MiB of all buffers that visitors' bytes are in.
+    #[serde(default = "NodeConfig::default_buffer_mib")]
+    pub buffer_mib: usize,
+    /// The share of the process's file descriptors that is kept for the API and the agents.
+    #[serde(default = "NodeConfig::default_descriptor_reserve")]
+    pub descriptor_reserve: f64,
+    /// Agents' connections that have not proved a lease yet.
+    #[serde(default = "NodeConfig::default_unproven")]
+    pub unproven: usize,
+    /// Of these, from one address (IPv6: /64).
+    #[serde(default = "NodeConfig::default_unproven_per_address")]
+    pub unproven_per_address: usize,
+}
+
+impl NodeConfig {
+    fn default_visitors() -> usize {
+        20_000
+    }
+
+    fn default_visitors_per_tunnel() -> usize {
+        1000
+    }
+
+    fn default_visitors_per_address() -> usize {
+        100
+    }
+
+    fn default_buffer_mib() -> usize {
+        256
+    }
+
+    fn default_descriptor_reserve() -> f64 {
+        0.1
+    }
+
+    fn default_unproven() -> usize {
+        1024
+    }
+
+    fn default_unproven_per_address() -> usize {
+        64
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -131,12 +196,21 @@ impl Default for Config {
             secret_key_file: None,
             default_plan: "self-hosted".into(),
             rate_limit: RateLimit { per_minute: 120, per_day: 10_000, failed_auth_per_minute: 30 },
+            api: ApiConfig { connections: 4096, connections_per_address: 256, agents: 20_000 },
+            metrics_open: false,
             trusted_proxies: Vec::new(),
             node: NodeConfig {
                 hostname: "localhost".into(),
                 listen: loopback(7835),
                 bind: Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first: 20_000, last: 29_999 },
+                visitors: NodeConfig::default_visitors(),
+                visitors_per_tunnel: NodeConfig::default_visitors_per_tunnel(),
+                visitors_per_address: NodeConfig::default_visitors_per_address(),
+                buffer_mib: NodeConfig::default_buffer_mib(),
+                descriptor_reserve: NodeConfig::default_descriptor_reserve(),
+                unproven: NodeConfig::default_unproven(),
+                unproven_per_address: NodeConfig::default_unproven_per_address(),
             },
             extra_node: Vec::new(),
             geoip: GeoipConfig { database: None },
@@ -208,6 +282,14 @@ impl Config {
                 "must be sqlite:<path> or postgres://<user>@<host>/<database>",
             ));
         }
+        self.check_bounds()?;
+        if !(0.0..=1.0).contains(&self.decisions.sample) {
+            return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
+        }
+        self.check_nodes()
+    }
+
+    fn check_bounds(&self) -> Result<(), ConfigError> {
         let limits = &self.rate_limit;
         for (setting, limit) in [
             ("rate_limit.per_minute", limits.per_minute),
@@ -218,10 +300,30 @@ impl Config {
                 return Err(ConfigError::new(setting, "must be at least 1"));
             }
         }
-        if !(0.0..=1.0).contains(&self.decisions.sample) {
-            return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
+        let api = &self.api;
+        for (setting, bound) in [
+            ("api.connections", api.connections),
+            ("api.connections_per_address", api.connections_per_address),
+            ("api.agents", api.agents),
+        ] {
+            at_least_one(setting, bound)?;
         }
-        self.check_nodes()
+        for (node, config) in self.nodes() {
+            for (setting, bound) in [
+                ("visitors", config.visitors),
+                ("visitors_per_tunnel", config.visitors_per_tunnel),
+                ("visitors_per_address", config.visitors_per_address),
+                ("buffer_mib", config.buffer_mib),
+                ("unproven", config.unproven),
+                ("unproven_per_address", config.unproven_per_address),
+            ] {
+                at_least_one(&format!("{node}.{setting}"), bound)?;
+            }
+            if !(0.0..=0.9).contains(&config.descriptor_reserve) {
+                return Err(ConfigError::new(&format!("{node}.descriptor_reserve"), "must be between 0 and 0.9"));
+            }
+        }
+        Ok(())
     }
 
     fn check_nodes(&self) -> Result<(), ConfigError> {
@@ -236,8 +338,20 @@ impl Config {
                 let problem = format!("must not overlap with {other}.ports, for both bind {}", node.bind);
                 return Err(ConfigError::new(&format!("{setting}.ports"), problem));
             }
+            if let Some((listener, address)) = self.listener_within(node) {
+                let problem = format!("must not contain {}, which is {listener}", address.port());
+                return Err(ConfigError::new(&format!("{setting}.ports"), problem));
+            }
         }
         Ok(())
+    }
+
+    /// A listener of this host that has one of a node's public ports.
+    fn listener_within(&self, node: &NodeConfig) -> Option<(String, SocketAddr)> {
+        let own = [("listen".to_owned(), self.listen), ("admin_listen".to_owned(), self.admin_listen)];
+        let agents = self.nodes().into_iter().map(|(setting, other)| (format!("{setting}.listen"), other.listen));
+        let meets = |ip: IpAddr| ip == node.bind || ip.is_unspecified() || node.bind.is_unspecified();
+        own.into_iter().chain(agents).find(|(_, address)| meets(address.ip()) && node.ports.contains(address.port()))
     }
 
     /// Every node of this host, with the setting that describes it.
@@ -266,6 +380,10 @@ impl Config {
     pub fn secret_key_file(&self) -> PathBuf {
         self.secret_key_file.clone().unwrap_or_else(|| self.data_dir.join("secret.key"))
     }
+}
+
+fn at_least_one(setting: &str, bound: usize) -> Result<(), ConfigError> {
+    if bound == 0 { Err(ConfigError::new(setting, "must be at least 1")) } else { Ok(()) }
 }
 
 /// `node.ports: must be … (in culvert.toml)`.

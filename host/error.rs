@@ -10,6 +10,9 @@ use std::time::Duration;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Faults that one answer names.
+pub const MOST_FAULTS: usize = 1000;
+
 #[derive(Debug)]
 pub struct Error {
     pub code: Code,
@@ -50,7 +53,9 @@ impl Error {
         Self::new(Code::NotFound, "There is no such resource.")
     }
 
-    pub fn invalid(faults: Vec<Fault>) -> Self {
+    /// More faults than [`MOST_FAULTS`] are not told of: the answer would be longer than the request.
+    pub fn invalid(mut faults: Vec<Fault>) -> Self {
+        faults.truncate(MOST_FAULTS);
         Self { faults, ..Self::new(Code::ValidationFailed, "The request has invalid fields; `errors` names them.") }
     }
 
@@ -163,6 +168,12 @@ codes! {
          the key: the same key works again once access returns."
     InvalidContentType "invalid_content_type" "The body is not JSON"
         "A request with a body needs `Content-Type: application/json`."
+    HostRequired "host_required" "A Host header is required"
+        "An HTTP/1.1 request has exactly one `Host` header (RFC 9112, section 3.2)."
+    RequestTimeout "request_timeout" "The request took too long"
+        "The body did not arrive in time. Send it without pauses."
+    UnsupportedContentEncoding "unsupported_content_encoding" "The body's encoding is not supported"
+        "A request body is sent as it is: without `Content-Encoding`, or with `identity` (RFC 9110, section 8.4)."
     PayloadTooLarge "payload_too_large" "The body is too large"
         "A request body has at most 256 KiB."
     InvalidJson "invalid_json" "The body is not valid JSON"
@@ -199,6 +210,9 @@ codes! {
         "Add the device to the tunnel's device bindings, or name one that is listed there."
     RemoteControlDisabled "remote_control_disabled" "Remote control is turned off on the device"
         "It can only be turned on at the device: `culvert-agent remote-control enable`."
+    TargetNotAllowed "target_not_allowed" "The device's owner has not allowed this target"
+        "Remote control leads to what the device's owner allowed. The detail has the command that allows more, to be run \
+         on the device: `culvert-agent targets allow <TARGET>`."
     UpgradeRequired "upgrade_required" "The device's agent is too old"
         "The agent lacks a capability that the action needs. Update it on the device."
     TunnelAlreadyRunning "tunnel_already_running" "Another device runs the tunnel"

@@ -18,6 +18,7 @@ use crate::domain::caller::Caller;
 use crate::domain::device::Device;
 use crate::domain::input::Input;
 use crate::domain::plan::Entitlement;
+use crate::domain::text;
 use crate::error::{Code, Error, Fault, Result};
 use crate::policy::bindings::types::Verdict;
 use crate::policy::call::Failed;
@@ -79,6 +80,25 @@ pub struct Wants {
     pub domain: Option<String>,
 }
 
+/// The devices that lead to a tunnel's target, or are to: the one that runs it, the one that is to run
+/// it again, and the one that is being asked to start it. Whoever changes the target leads them there.
+fn led(facts: &Facts) -> Vec<(Uuid, Part)> {
+    let Some(tunnel) = &facts.tunnel else { return Vec::new() };
+    let running = tunnel.run.as_ref().map(|run| run.device_id);
+    let starting = tunnel.operation.as_ref().map(|operation| operation.device_id);
+    let mut devices: Vec<Uuid> = running.into_iter().chain(tunnel.wanted_on).chain(starting).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.into_iter().map(|id| (id, Part::Target)).collect()
+}
+
+/// Adds what is wrong with a text that others will read.
+fn check_text(text: Option<&str>, field: &str, faults: &mut Vec<Fault>) {
+    if let Some(message) = text.and_then(text::fault) {
+        faults.push(Fault::new(field, message));
+    }
+}
+
 /// What an action means for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -124,6 +144,8 @@ pub trait Draft: Clone + Send + Sync + 'static {
 pub struct Body<D> {
     pub draft: D,
     pub faults: Vec<Fault>,
+    /// Fields that the request does not have.
+    pub unknown: Vec<Fault>,
 }
 
 /// A request without a body.
@@ -162,7 +184,7 @@ impl Gate {
     ) -> Result<(Permit, D::Valid)> {
         let facts = self.store.facts(caller, subject).await?;
         let entitlement = entitlement(policies, &caller.scope.plan)?;
-        let Body { mut draft, mut faults } = body;
+        let Body { mut draft, mut faults, unknown } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
 
         let ask = convert::plan_ask(caller, action, facts.counters, draft.wants());
@@ -186,18 +208,22 @@ impl Gate {
         merge(&mut faults, draft.look_outside(&self.guard).await);
         let basis = Basis::of(caller, &facts);
         match draft.validate(&facts, &entitlement) {
-            Ok(valid) if faults.is_empty() => {
+            Ok(valid) if faults.is_empty() && unknown.is_empty() => {
                 let caller = caller.clone();
-                Ok((Permit { caller, action, subject, facts, basis, entitlement }, valid))
+                return Ok((Permit { caller, action, subject, facts, basis, entitlement }, valid));
             }
-            Ok(_) => Err(Error::invalid(faults)),
+            Ok(_) => {}
             Err(mut own) => {
                 // A whole that is wrong is no news where something in it is.
                 own.retain(|whole| !faults.iter().any(|known| lies_in(&known.field, &whole.field)));
                 merge(&mut faults, own);
-                Err(Error::invalid(faults))
             }
         }
+        if !unknown.is_empty() {
+            faults.retain(|fault| fault.field != "body");
+            faults.extend(unknown);
+        }
+        Err(Error::invalid(faults))
     }
 
     /// Decides once more, on facts that have changed.
@@ -238,10 +264,14 @@ impl Gate {
     }
 }
 
+/// What a plan includes; none, where no policy knows it.
+pub fn known_entitlement(policies: &Pinned, plan: &str) -> Result<Option<Entitlement>> {
+    policies.entitlement(plan).map_err(unavailable)
+}
+
 /// What a plan includes. A plan that no policy knows includes nothing.
 pub fn entitlement(policies: &Pinned, plan: &str) -> Result<Entitlement> {
-    let entitlement = policies.entitlement(plan).map_err(unavailable)?;
-    Ok(entitlement.unwrap_or_else(|| {
+    Ok(known_entitlement(policies, plan)?.unwrap_or_else(|| {
         tracing::warn!(plan, "no policy knows this plan; it includes nothing");
         Entitlement::default()
     }))

@@ -12,19 +12,30 @@ mod life;
 mod local;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use culvert_agent::clock::Clock;
 use culvert_agent::wire::{CONNECT_PATH, ENROL_PATH, FRAME_LIMIT, PROTOCOL};
 use salvo::http::StatusError;
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::app::App;
+use crate::bucket::Bucket;
+use crate::error::{Code, Error};
+use crate::http::hoop::trace::RequestId;
+use crate::http::problem;
 use crate::store::presence::Connection;
+use crate::turn::{Turn, Turns};
+
+/// When agents are to come back to a host that has no place for them.
+const BUSY_FOR: Duration = Duration::from_secs(10);
 
 pub fn router(app: &Arc<App>) -> Router {
     Router::new()
@@ -32,12 +43,25 @@ pub fn router(app: &Arc<App>) -> Router {
         .push(Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(app.clone())))
 }
 
+/// Connections that have not said who they are, at most. Each has ten seconds for it.
+const GREETING: usize = 1024;
+/// Arrivals of one device: so many at once, and then so many a second.
+const ARRIVALS: u32 = 10;
+const ARRIVALS_PER_SECOND: u32 = 1;
+/// Devices whose arrivals are remembered before those that have not come for a while are let go.
+const MOST_REMEMBERED: usize = 1024;
+
 /// The devices that are connected to this host.
-#[derive(Default)]
 pub struct Gateway {
     connected: Mutex<HashMap<Uuid, Entry>>,
     /// When connections were last heard of, to be noted together.
     seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
+    /// Places for agents, and for those who have not said that they are one.
+    agents: Arc<Semaphore>,
+    greeting: Arc<Semaphore>,
+    /// One arrival of a device at a time, and how often it has arrived.
+    arriving: Turns<Uuid>,
+    arrivals: Mutex<HashMap<Uuid, Bucket>>,
 }
 
 /// One connection, as others see it.
@@ -49,6 +73,37 @@ struct Entry {
 }
 
 impl Gateway {
+    pub fn new(agents: usize) -> Self {
+        Self {
+            connected: Mutex::default(),
+            seen: Mutex::default(),
+            agents: Arc::new(Semaphore::new(agents)),
+            greeting: Arc::new(Semaphore::new(GREETING)),
+            arriving: Turns::new(),
+            arrivals: Mutex::default(),
+        }
+    }
+
+    /// A device's turn to arrive: one after the other, and not too often.
+    async fn turn_to_arrive(&self, device_id: Uuid, clock: &Clock) -> Turn {
+        let turn = self.arriving.lock(device_id).await;
+        let now = clock.moment();
+        let wait = {
+            let mut arrivals = lock(&self.arrivals);
+            if arrivals.len() >= MOST_REMEMBERED {
+                arrivals.retain(|_, bucket| !bucket.is_full(now));
+            }
+            let bucket = arrivals.entry(device_id).or_insert_with(|| Bucket::new(ARRIVALS, ARRIVALS_PER_SECOND, now));
+            let wait = bucket.wait(now);
+            bucket.take(1, now);
+            wait
+        };
+        if let Some(wait) = wait {
+            clock.sleep(wait).await;
+        }
+        turn
+    }
+
     /// Enters a connection; an older one of the same device ends.
     fn enter(&self, connection: Connection) -> Entry {
         let entry = Entry { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
@@ -96,14 +151,19 @@ struct Connect(Arc<App>);
 
 #[async_trait]
 impl Handler for Connect {
-    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let app = self.0.clone();
+        let Ok(greeting) = app.gateway.greeting.clone().try_acquire_owned() else {
+            let full = Error::new(Code::ServiceUnavailable, "Too many agents connect at once.").after(BUSY_FOR);
+            return problem::render(res, &full, &app.docs_url, RequestId::of(depot));
+        };
+        let peer = req.remote_addr().clone().into_std();
         let upgrade =
             WebSocketUpgrade::new().protocols(&[PROTOCOL]).max_message_size(FRAME_LIMIT).max_frame_size(FRAME_LIMIT);
         let tasks = app.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
-                let life = life::live(app, socket);
+                let life = life::live(app, socket, Stranger { peer, _greeting: greeting });
                 // Shutdown waits for the farewell.
                 let _ = tasks.spawn(life).await;
             })
@@ -112,4 +172,10 @@ impl Handler for Connect {
             res.status_code(error.code);
         }
     }
+}
+
+/// Somebody who has connected and not said who they are.
+struct Stranger {
+    peer: Option<SocketAddr>,
+    _greeting: OwnedSemaphorePermit,
 }

@@ -10,9 +10,11 @@ pub mod docs;
 pub mod domains;
 pub mod endpoint;
 pub mod hoop;
+pub mod listener;
 pub mod openapi;
 pub mod operations;
 pub mod page;
+pub mod path;
 pub mod ports;
 pub mod problem;
 pub mod reply;
@@ -31,6 +33,7 @@ use crate::app::App;
 use crate::gateway;
 use hoop::auth::Auth;
 use hoop::drain::Drain;
+use hoop::headers::Headers;
 use hoop::rate_limit::RateLimit;
 use hoop::trace::{RequestId, Trace};
 
@@ -39,11 +42,17 @@ pub fn service(app: &Arc<App>) -> Service {
     let router = Router::new().push(routes::router(app)).push(docs::router(app)).push(gateway::router(app));
     Service::new(router)
         .hoop(Trace(app.clone()))
+        .hoop(Headers(app.clone()))
         .hoop(Drain(app.clone()))
         .hoop(CatchPanic::new())
         .hoop(Auth(app.clone()))
         .hoop(RateLimit(app.clone()))
         .catcher(Catcher::default().hoop(Problems(app.clone())))
+}
+
+/// Whether a page for people is here, or the description of the API.
+pub fn is_page(path: &str) -> bool {
+    path == "/" || path == openapi::PATH || path == "/docs" || path.starts_with("/docs/")
 }
 
 /// Whom a path is for.
@@ -57,9 +66,10 @@ pub enum Audience {
     Clients,
 }
 
+/// Of a normalised path.
 pub fn audience(path: &str) -> Audience {
     let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if path == "/" || path == openapi::PATH || below("/docs") || below("/agent") {
+    if is_page(path) || below("/agent") {
         Audience::Anybody
     } else if below("/v1") {
         Audience::FormerClients

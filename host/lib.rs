@@ -8,13 +8,17 @@
 //! permit → [`store`]: one transaction with the change, its events and the stored answer → [`relay`]:
 //! the [`gateway`] to the agents, the [`node`] for the visitors, [`webhook`] for the events.
 
+#![deny(unsafe_code)]
+
 pub mod admin;
 pub mod app;
+pub mod bucket;
 pub mod cli;
 pub mod config;
 pub mod dns;
 pub mod domain;
 pub mod error;
+pub mod folder;
 pub mod gate;
 pub mod gateway;
 pub mod http;

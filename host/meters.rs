@@ -14,6 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::app::App;
 use crate::domain::usage::Traffic;
 use crate::domain::webhook::Outcome;
+use crate::node::bounds::Refusals;
 
 /// Seconds of one request.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -26,7 +27,12 @@ pub struct Meters {
     pub http: HttpMeters,
     refusals: Family<Refusal, Counter>,
     deliveries: Family<Delivery, Counter>,
-    bytes: Family<Direction, Counter>,
+    pub bytes: TrafficMeter,
+    /// Connections that nodes refused.
+    pub refused: Refusals,
+    /// Connections to the API that were refused.
+    pub connections: ConnectionMeter,
+    node_buffers: Gauge,
     agents: Gauge,
     tunnels: Gauge,
     visitors: Gauge,
@@ -59,6 +65,36 @@ struct Direction {
     direction: &'static str,
 }
 
+/// Payload of tunnels.
+#[derive(Clone, Default)]
+pub struct TrafficMeter(Family<Direction, Counter>);
+
+impl TrafficMeter {
+    pub fn count(&self, traffic: Traffic) {
+        for (direction, bytes) in [("in", traffic.bytes_in), ("out", traffic.bytes_out)] {
+            self.0.get_or_create(&Direction { direction }).inc_by(bytes);
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedBy {
+    bound: &'static str,
+}
+
+/// Connections to `listen` that were one too many.
+#[derive(Clone, Default)]
+pub struct ConnectionMeter(Family<RefusedBy, Counter>);
+
+impl ConnectionMeter {
+    /// `address` for `api.connections_per_address`, `agents` for `api.agents`.
+    pub const BOUNDS: [&str; 2] = ["address", "agents"];
+
+    pub fn count(&self, bound: &'static str) {
+        self.0.get_or_create(&RefusedBy { bound }).inc();
+    }
+}
+
 /// Requests of API clients.
 pub struct HttpMeters {
     requests: Family<Request, Counter>,
@@ -86,7 +122,10 @@ impl Meters {
             http,
             refusals: Family::default(),
             deliveries: Family::default(),
-            bytes: Family::default(),
+            bytes: TrafficMeter::default(),
+            refused: Refusals::default(),
+            connections: ConnectionMeter::default(),
+            node_buffers: Gauge::default(),
             agents: Gauge::default(),
             tunnels: Gauge::default(),
             visitors: Gauge::default(),
@@ -97,7 +136,12 @@ impl Meters {
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
         registry.register("rate_limited", "Requests that were too many, by the window", meters.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", meters.deliveries.clone());
-        registry.register("tunnel_bytes", "Payload, as it was noted", meters.bytes.clone());
+        registry.register("tunnel_bytes", "Payload, as it was noted", meters.bytes.0.clone());
+        meters.refused.register(registry);
+        let refused = meters.connections.0.clone();
+        registry.register("api_refused", "Connections to the API that were one too many, by the bound", refused);
+        let buffers = meters.node_buffers.clone();
+        registry.register_with_unit("node_buffer", "Buffers that visitors' bytes are in", Unit::Bytes, buffers);
         registry.register("agents_connected", "Agents on this host", meters.agents.clone());
         registry.register("tunnels_served", "Tunnels that this host's nodes serve", meters.tunnels.clone());
         registry.register("visitors", "Visitors that are being served", meters.visitors.clone());
@@ -113,7 +157,10 @@ impl Meters {
         for outcome in ["succeeded", "failed"] {
             self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
         }
-        self.count_traffic(Traffic::default());
+        self.bytes.count(Traffic::default());
+        for bound in ConnectionMeter::BOUNDS {
+            self.connections.0.get_or_create(&RefusedBy { bound }).inc_by(0);
+        }
     }
 
     /// A request was refused by a window: `minute`, `day`, or `address` for failed authentications.
@@ -128,18 +175,13 @@ impl Meters {
         self.deliveries.get_or_create(&Delivery { outcome }).inc();
     }
 
-    pub fn count_traffic(&self, traffic: Traffic) {
-        for (direction, bytes) in [("in", traffic.bytes_in), ("out", traffic.bytes_out)] {
-            self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
-        }
-    }
-
     /// Everything, now.
     pub fn text(&self, app: &App) -> String {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.agents.set(gauge(app.gateway.connected()));
         self.tunnels.set(gauge(app.nodes.tunnels()));
         self.visitors.set(gauge(app.nodes.visitors()));
+        self.node_buffers.set(gauge(app.nodes.buffer_bytes()));
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = text::encode(&mut text, &self.registry);

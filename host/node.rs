@@ -4,18 +4,21 @@
 //! makes it so, whenever somebody says that something changed, and once a second.
 
 mod access;
+pub mod bounds;
 pub mod countries;
 mod door;
 pub mod embedded;
 mod identity;
 mod run;
 mod tunnel;
+mod unproven;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_agent::clock::{Clock, Moment};
 use culvert_agent::wire::{Blob, NodeAddress};
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
@@ -30,8 +33,10 @@ use crate::domain::usage::Traffic;
 use crate::error::Result;
 use crate::secret::Secrets;
 use crate::store::Store;
+use crate::store::runs::RunId;
 use crate::store::sessions::Lease;
 use access::Access;
+use bounds::{Bounds, Refusals};
 use countries::Countries;
 pub use identity::{Identity, IdentityError};
 use run::Run;
@@ -48,11 +53,19 @@ pub struct Node {
     id: Uuid,
     /// Where agents come in, until they may.
     door: Mutex<Option<(TcpListener, Arc<ServerConfig>)>>,
+    /// The epochs, by tunnel, that have been ended here and that the store may still have open.
+    closed: Mutex<HashMap<Uuid, (i64, Moment)>>,
+    /// The scopes of what is served, with their plans.
+    plans: Mutex<HashMap<Uuid, String>>,
 }
+
+/// How long an epoch that was ended is not served again, if the store goes on saying that it is open.
+const CLOSED_FOR: Duration = Duration::from_secs(10);
 
 /// What a node shares with its host.
 #[derive(Clone)]
 pub struct Surroundings {
+    pub refusals: Refusals,
     pub countries: Arc<Countries>,
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
@@ -66,7 +79,22 @@ struct Shared {
     tasks: TaskTracker,
     stop: CancellationToken,
     countries: Arc<Countries>,
+    bounds: Arc<Bounds>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
+    /// When it was last said that a visitor could not be accepted.
+    complained: Mutex<Option<Moment>>,
+}
+
+impl Shared {
+    /// Says so, once a second for all ports.
+    fn log_unaccepted(&self, error: &std::io::Error) {
+        let now = self.clock.moment();
+        let mut complained = lock(&self.complained);
+        if complained.is_none_or(|last| now.since(last) >= Duration::from_secs(1)) {
+            *complained = Some(now);
+            tracing::warn!(%error, "visitors cannot be accepted");
+        }
+    }
 }
 
 impl Node {
@@ -77,7 +105,7 @@ impl Node {
         store: Arc<Store>,
         around: Surroundings,
     ) -> std::io::Result<Self> {
-        let Surroundings { countries, tasks, stop } = around;
+        let Surroundings { refusals, countries, tasks, stop } = around;
         let listener = TcpListener::bind(config.listen).await?;
         let address = NodeAddress {
             host: config.hostname.clone(),
@@ -91,12 +119,15 @@ impl Node {
             tasks,
             stop,
             countries,
+            bounds: Bounds::new(config, refusals),
             tunnels: Mutex::default(),
+            complained: Mutex::default(),
         });
         let id = identity.id;
         let tls = identity.tls().map_err(std::io::Error::other)?;
         let door = Mutex::new(Some((listener, tls)));
-        Ok(Self { shared, store, door, address, ending: Mutex::default(), turn: tokio::sync::Mutex::new(()), id })
+        let (ending, closed, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::new(()));
+        Ok(Self { shared, store, door, address, ending, turn, id, closed, plans: Mutex::default() })
     }
 
     /// Lets the agents in. A lease that is not served yet would look to them like one that is over,
@@ -111,6 +142,11 @@ impl Node {
     pub fn load(&self) -> (usize, usize) {
         let tunnels = lock(&self.shared.tunnels);
         (tunnels.len(), tunnels.values().map(|tunnel| tunnel.run().visitors()).sum())
+    }
+
+    /// Bytes of all pipes' buffers.
+    pub fn buffer_bytes(&self) -> usize {
+        self.shared.bounds.buffers.taken()
     }
 
     pub fn id(&self) -> Uuid {
@@ -131,6 +167,9 @@ impl Node {
     async fn serve_now(&self, lease: &Lease) -> Result<(), String> {
         if lease.protocol != Protocol::Tcp {
             return Err(format!("This version's nodes carry tcp, not {}.", lease.protocol));
+        }
+        if self.is_closed(lease) {
+            return Ok(());
         }
         match self.with(lease.tunnel_id, |tunnel| tunnel.turn_to(lease, &self.shared)) {
             Some(Turned::Outdated) => return Ok(()),
@@ -155,7 +194,9 @@ impl Node {
 
     /// Opens a tunnel's own port. Nobody comes in before its rules are known.
     async fn open_tunnel(&self, lease: &Lease) -> Result<(), String> {
-        let access = Access::new(self.shared.countries.clone(), lease.rules_version, self.rules(lease).await?);
+        let rules = self.rules(lease).await?;
+        let (countries, bounds) = (self.shared.countries.clone(), self.shared.bounds.clone());
+        let access = Access::new(countries, bounds, lease.rules_version, rules);
         let own = Wanted { port: lease.remote_port, id: None };
         let listener = tunnel::open(own, &self.shared).await;
         let listener = listener.map_err(|error| format!("The node cannot open port {}: {error}.", own.port))?;
@@ -192,12 +233,18 @@ impl Node {
         rules.map_err(|_| "The tunnel's rules could not be read.".into())
     }
 
+    /// The scopes of what is served, with their plans, as of the last reconciliation.
+    pub fn plans(&self) -> HashMap<Uuid, String> {
+        lock(&self.plans).clone()
+    }
+
     /// The country database has changed: whoever is inside is judged by it.
     pub fn judge_again(&self) {
         lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.judge_again());
     }
 
-    /// Serves a lease no longer: its port is closed when this returns.
+    /// Serves a lease no longer: its port is closed when this returns, and stays so while the store
+    /// is about to end the session.
     pub async fn end(&self, lease: &Lease) {
         let _turn = self.turn.lock().await;
         let tunnel = {
@@ -206,8 +253,50 @@ impl Node {
             if served { tunnels.remove(&lease.tunnel_id) } else { None }
         };
         if let Some(tunnel) = tunnel {
-            let run = tunnel.close().await;
-            lock(&self.ending).push(run);
+            self.close_off(lease);
+            self.retire(tunnel).await;
+        }
+    }
+
+    async fn retire(&self, tunnel: Tunnel) {
+        let run = tunnel.close().await;
+        lock(&self.ending).push(run);
+    }
+
+    fn close_off(&self, lease: &Lease) {
+        lock(&self.closed).insert(lease.tunnel_id, (lease.epoch, self.shared.clock.moment()));
+    }
+
+    /// Whether a lease has been ended here, and the store is about to say so as well.
+    fn is_closed(&self, lease: &Lease) -> bool {
+        let mut closed = lock(&self.closed);
+        let Some((epoch, at)) = closed.get(&lease.tunnel_id).copied() else { return false };
+        let holds = lease.epoch <= epoch && self.shared.clock.moment().since(at) < CLOSED_FOR;
+        if !holds {
+            closed.remove(&lease.tunnel_id);
+        }
+        holds
+    }
+
+    /// The run of a session that is served here, or was until a moment ago.
+    fn run_of(&self, id: RunId) -> Option<Arc<Run>> {
+        let is = |run: &Arc<Run>| run.lease().session_id == id.session_id;
+        let served = lock(&self.shared.tunnels).get(&id.tunnel_id).map(Tunnel::run).filter(is);
+        served.or_else(|| lock(&self.ending).iter().find(|run| is(run)).cloned())
+    }
+
+    /// Ends a run, and waits until no more bytes of it can come.
+    pub async fn end_run(&self, id: RunId) {
+        if let Some(run) = self.run_of(id) {
+            self.close_off(run.lease());
+            run.finish().await;
+        }
+    }
+
+    /// A session that was ended here is open after all.
+    pub fn reopen_run(&self, id: RunId) {
+        if self.run_of(id).is_some() {
+            lock(&self.closed).remove(&id.tunnel_id);
         }
     }
 
@@ -223,9 +312,9 @@ impl Node {
             }
             None => {
                 let tunnel = lock(&self.shared.tunnels).remove(&tunnel_id);
+                lock(&self.closed).remove(&tunnel_id);
                 if let Some(tunnel) = tunnel {
-                    let run = tunnel.close().await;
-                    lock(&self.ending).push(run);
+                    self.retire(tunnel).await;
                 }
             }
         }
@@ -236,16 +325,17 @@ impl Node {
     pub async fn reconcile(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         let leases = self.store.leases_on_node(self.id).await?;
+        let open: HashSet<Uuid> = leases.iter().map(|lease| lease.tunnel_id).collect();
         let over: Vec<_> = {
             let mut tunnels = lock(&self.shared.tunnels);
-            let over: Vec<Uuid> =
-                tunnels.keys().filter(|id| leases.iter().all(|lease| lease.tunnel_id != **id)).copied().collect();
+            let over: Vec<Uuid> = tunnels.keys().filter(|id| !open.contains(id)).copied().collect();
             over.into_iter().filter_map(|id| tunnels.remove(&id)).collect()
         };
         for tunnel in over {
-            let run = tunnel.close().await;
-            lock(&self.ending).push(run);
+            self.retire(tunnel).await;
         }
+        *lock(&self.plans) = leases.iter().map(|lease| (lease.scope_id, lease.plan.clone())).collect();
+        lock(&self.closed).retain(|tunnel_id, _| open.contains(tunnel_id));
         for lease in leases {
             if let Err(problem) = self.serve_now(&lease).await {
                 tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
@@ -254,25 +344,33 @@ impl Node {
         Ok(())
     }
 
-    /// What went through since the last time, by session. What is not noted in the end is to be
-    /// given back.
-    pub fn take_traffic(&self) -> Vec<Counted> {
+    /// The runs that have carried something which is not noted yet; with `over`, only those that
+    /// have ended.
+    pub fn uncounted(&self, over: bool) -> Vec<RunId> {
+        let mut runs: Vec<Arc<Run>> = match over {
+            true => Vec::new(),
+            false => lock(&self.shared.tunnels).values().map(Tunnel::run).collect(),
+        };
         let mut ending = lock(&self.ending);
-        let mut runs: Vec<Arc<Run>> = lock(&self.shared.tunnels).values().map(Tunnel::run).collect();
-        // What has ended before it is counted is counted whole, and let go if that can be noted.
-        let (over, rest): (Vec<_>, Vec<_>) = ending.drain(..).partition(|run| run.is_over());
-        runs.extend(over.into_iter().chain(rest.iter().cloned()));
-        *ending = rest;
-        runs.into_iter().filter_map(Counted::take).collect()
+        ending.retain(|run| !run.is_over() || run.has_traffic());
+        runs.extend(ending.iter().cloned());
+        drop(ending);
+        let id = |run: &Arc<Run>| {
+            let Lease { scope_id, tunnel_id, session_id, .. } = *run.lease();
+            RunId { scope_id, tunnel_id, session_id }
+        };
+        runs.iter().filter(|run| run.has_traffic()).map(id).collect()
+    }
+
+    /// What a run has carried since the last time.
+    pub fn take_traffic(&self, id: RunId) -> Traffic {
+        self.run_of(id).map(|run| run.take_traffic()).unwrap_or_default()
     }
 
     /// Counts again, the next time, what could not be noted.
-    pub fn give_back(&self, counted: Counted) {
-        let Counted { run, traffic } = counted;
-        run.give_back(traffic);
-        let mut ending = lock(&self.ending);
-        if run.is_over() && !ending.iter().any(|other| Arc::ptr_eq(other, &run)) {
-            ending.push(run);
+    pub fn give_back(&self, id: RunId, traffic: Traffic) {
+        if let Some(run) = self.run_of(id) {
+            run.give_back(traffic);
         }
     }
 
@@ -280,26 +378,8 @@ impl Node {
     pub async fn close(&self) {
         let tunnels: Vec<_> = lock(&self.shared.tunnels).drain().map(|(_, tunnel)| tunnel).collect();
         for tunnel in tunnels {
-            let run = tunnel.close().await;
-            lock(&self.ending).push(run);
+            self.retire(tunnel).await;
         }
-    }
-}
-
-/// Traffic of one session that the store does not know yet.
-pub struct Counted {
-    run: Arc<Run>,
-    pub traffic: Traffic,
-}
-
-impl Counted {
-    fn take(run: Arc<Run>) -> Option<Self> {
-        let traffic = run.take_traffic();
-        (traffic.total() > 0).then_some(Self { run, traffic })
-    }
-
-    pub fn lease(&self) -> &Lease {
-        self.run.lease()
     }
 }
 

@@ -3,10 +3,11 @@
 //! Nothing here knows more than the store does: a wake-up that gets lost is made up for by the next
 //! tick.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -15,65 +16,98 @@ use crate::domain::session::EndReason;
 use crate::domain::usage::next_month;
 use crate::error::Result;
 use crate::gate;
-use crate::node::Counted;
 use crate::store::Wake;
+use crate::store::runs::RunId;
 
 const TICK: Duration = Duration::from_secs(1);
 /// Ticks between two notes of what went through.
 const TRAFFIC_EVERY: u64 = 5;
-/// Ticks between two looks at what can be deleted.
+/// Ticks between two looks at what can be deleted, and before the first one: a host that is
+/// restarted often deletes as well.
 const PRUNE_EVERY: u64 = 3600;
+const FIRST_PRUNE: u64 = 60;
 
-/// Runs until the host stops.
-pub async fn run(app: Arc<App>, mut wakes: mpsc::UnboundedReceiver<Wake>, pace: Pace) {
-    let mut ticks = 0;
+/// Runs until the host stops. Time and wake-ups do not wait for each other: however many wake-ups
+/// come, what is due is done, and while a row is locked, wake-ups are passed on.
+pub async fn run(app: Arc<App>, wakes: mpsc::UnboundedReceiver<Wake>, pace: Pace) {
+    let time = async {
+        if pace == Pace::ByItself {
+            keep_time(&app).await;
+        }
+    };
+    tokio::join!(time, pass_on_all(&app, wakes));
+}
+
+async fn keep_time(app: &App) {
     let mut next = app.clock.moment().plus(TICK);
-    loop {
+    for ticks in 1.. {
         tokio::select! {
             biased;
             () = app.stop.cancelled() => return,
-            Some(wake) = wakes.recv() => pass_on(&app, wake, &mut wakes).await,
-            () = app.clock.until(next), if pace == Pace::ByItself => {
+            () = app.clock.until(next) => {
                 next = app.clock.moment().plus(TICK);
-                ticks += 1;
-                tick(&app, ticks).await;
+                tick(app, ticks).await;
             }
         }
     }
 }
 
-/// Passes on everything that waits at once: the node looks only once for all of it.
+async fn pass_on_all(app: &App, mut wakes: mpsc::UnboundedReceiver<Wake>) {
+    loop {
+        tokio::select! {
+            biased;
+            () = app.stop.cancelled() => return,
+            Some(wake) = wakes.recv() => pass_on(app, wake, &mut wakes).await,
+        }
+    }
+}
+
+/// Passes on everything that waits at once: what several wake-ups are about is looked at only once.
 async fn pass_on(app: &App, first: Wake, wakes: &mut mpsc::UnboundedReceiver<Wake>) {
-    let mut tunnels = false;
+    let (mut tunnels, mut scopes) = (HashSet::new(), HashSet::new());
     let mut wake = Some(first);
     while let Some(next) = wake {
         match next {
             Wake::Device(device_id) => app.gateway.wake(device_id),
-            Wake::Tunnel(_) => tunnels = true,
+            Wake::Tunnel(tunnel_id) => drop(tunnels.insert(tunnel_id)),
             Wake::Courier => app.courier.wake(),
+            Wake::Usage(scope_id) => drop(scopes.insert(scope_id)),
         }
         wake = wakes.try_recv().ok();
     }
-    if tunnels {
-        note("the nodes could not be brought up to date", app.nodes.reconcile().await);
+    for tunnel_id in tunnels {
+        app.nodes.apply(tunnel_id).await;
+    }
+    for scope_id in scopes {
+        note("what a scope has used up could not be looked at", note_scope(app, scope_id, Vec::new()).await);
     }
 }
 
-/// Everything that is due; some of it only at every so many ticks.
+/// Everything that is due; some of it only at every so many ticks. Where the database does not answer,
+/// the rest waits for the next tick.
 pub async fn tick(app: &App, ticks: u64) {
     let now = app.clock.now();
-    note("presence could not be noted", app.store.note_seen(app.gateway.take_seen()).await);
-    note("request counts could not be kept", app.limits.save(&app.store, now).await);
-    note("what is due could not be done", app.store.sweep().await);
     // Another host may have written what is due now.
     app.courier.wake();
-    note("queued operations could not be looked for", wake_queued(app).await);
-    note("the nodes could not be brought up to date", app.nodes.reconcile().await);
     app.nodes.refresh_countries().await;
-    if ticks.is_multiple_of(TRAFFIC_EVERY) {
-        note("traffic could not be noted", note_traffic(app).await);
+    let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
+        ("presence could not be noted", Box::pin(app.store.note_seen(app.gateway.take_seen()))),
+        ("request counts could not be kept", Box::pin(app.limits.save(&app.store, now))),
+        ("what is due could not be done", Box::pin(app.store.sweep())),
+        ("queued operations could not be looked for", Box::pin(wake_queued(app))),
+        ("the nodes could not be brought up to date", Box::pin(app.nodes.reconcile())),
+        ("traffic could not be noted", Box::pin(note_runs(app, !ticks.is_multiple_of(TRAFFIC_EVERY)))),
+    ];
+    for (what, step) in steps {
+        let result = step.await;
+        let failed = result.is_err();
+        note(what, result);
+        if failed && !app.store.answers().await {
+            return;
+        }
     }
-    if ticks.is_multiple_of(PRUNE_EVERY) {
+    end_unknown_plans(app).await;
+    if ticks % PRUNE_EVERY == FIRST_PRUNE {
         note("old rows could not be deleted", app.store.prune().await);
     }
 }
@@ -89,38 +123,34 @@ async fn wake_queued(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Writes down what went through the node, scope by scope, and ends what has used up its month.
+/// Writes down what went through the nodes, scope by scope, and ends what has used up its month.
 pub async fn note_traffic(app: &App) -> Result<()> {
-    let mut by_scope: HashMap<Uuid, Vec<Counted>> = HashMap::new();
-    for counted in app.nodes.take_traffic() {
-        by_scope.entry(counted.lease().scope_id).or_default().push(counted);
+    note_runs(app, false).await
+}
+
+/// With `over`, only of runs that have ended: their figures are final.
+async fn note_runs(app: &App, over: bool) -> Result<()> {
+    let mut by_scope: HashMap<Uuid, Vec<RunId>> = HashMap::new();
+    for run in app.nodes.uncounted(over) {
+        by_scope.entry(run.scope_id).or_default().push(run);
     }
     let mut result = Ok(());
-    for (scope_id, counted) in by_scope {
-        match note_scope(app, scope_id, &counted).await {
-            Ok(()) => counted.iter().for_each(|counted| app.meters.count_traffic(counted.traffic)),
-            Err(error) => {
-                counted.into_iter().for_each(|counted| app.nodes.give_back(counted));
-                result = Err(error);
-            }
-        }
+    for (scope_id, runs) in by_scope {
+        result = result.and(note_scope(app, scope_id, runs).await);
     }
     result
 }
 
-async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()> {
+async fn note_scope(app: &App, scope_id: Uuid, runs: Vec<RunId>) -> Result<()> {
     let plan = app.store.scope(scope_id).await?.map(|scope| scope.plan).unwrap_or_default();
     let limit = gate::entitlement(&app.policies.pin(None), &plan)?.bandwidth_limit_bytes;
-    let rows: Vec<_> = counted
-        .iter()
-        .map(|counted| (counted.lease().tunnel_id, counted.lease().session_id, counted.traffic))
-        .collect();
+    if runs.is_empty() && limit.is_none() {
+        return Ok(());
+    }
     app.store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
-                for (tunnel_id, session_id, traffic) in rows {
-                    write.add_traffic(scope_id, tunnel_id, session_id, traffic).await?;
-                }
+                write.count_runs(&runs).await?;
                 let used = write.scope_bandwidth(scope_id).await?.month.total();
                 if limit.is_some_and(|limit| used >= limit) {
                     let until = next_month(write.now);
@@ -131,6 +161,20 @@ async fn note_scope(app: &App, scope_id: Uuid, counted: &[Counted]) -> Result<()
             })
         })
         .await
+}
+
+/// Ends what runs under a plan that no policy knows: what such a plan allows, nobody has said.
+async fn end_unknown_plans(app: &App) {
+    let policies = app.policies.pin(None);
+    for (scope_id, plan) in app.nodes.plans() {
+        if policies.entitlement(&plan).is_ok_and(|known| known.is_none()) {
+            tracing::warn!(%scope_id, plan, "no policy knows this plan; what runs under it ends");
+            let end = app.store.write(Some(scope_id), move |write| {
+                Box::pin(async move { write.end_sessions_of_scope(scope_id, EndReason::LimitReached).await })
+            });
+            note("what runs under an unknown plan could not be ended", end.await);
+        }
+    }
 }
 
 /// Notes what there is to note of a host that ends: its node serves nobody any longer.

@@ -1,8 +1,9 @@
 //! The host's own keys: what it seals, and what it vouches for.
 //!
 //! One file holds the master keys, a line each, `v1:<base64 of 32 bytes>`; the last one seals and
-//! vouches, the older ones still open and verify. Every use has a key of its own, derived from the
-//! master key and its purpose.
+//! vouches. The older ones still open what is stored, and vouch for nothing: whoever has got hold of
+//! one can forge no cursor, lease or compiled policy. Every use has a key of its own, derived from
+//! the master key and its purpose.
 
 use std::fs;
 use std::io::{self, Write};
@@ -31,6 +32,10 @@ pub enum Purpose {
     Leases,
     /// What webhook deliveries are signed with.
     Webhooks,
+    /// Compiled policies.
+    Artefacts,
+    /// The value by which a database knows its host's keys.
+    KeyCheck,
 }
 
 impl Purpose {
@@ -41,7 +46,15 @@ impl Purpose {
             Purpose::Cursors => b"cursors",
             Purpose::Leases => b"leases",
             Purpose::Webhooks => b"webhooks",
+            Purpose::Artefacts => b"artefacts",
+            Purpose::KeyCheck => b"key check",
         }
+    }
+
+    /// Whether what an older key has vouched for still holds. Fingerprints do, for a day at most: they
+    /// only say that a repeated request is the same.
+    fn outlives_its_key(self) -> bool {
+        matches!(self, Purpose::Fingerprints)
     }
 }
 
@@ -51,6 +64,10 @@ pub enum SecretError {
     File { path: PathBuf, error: io::Error },
     #[error("{}:{line}: a key is `v<number from 1 to 255>:<base64 of 32 bytes>`, each number once", .path.display())]
     Line { path: PathBuf, line: usize },
+    #[error("{}: it is not there, and the database holds what was sealed with it; bring it back", .0.display())]
+    Missing(PathBuf),
+    #[error("{}: none of its keys opens what the database holds; bring back the file that belongs to it", .0.display())]
+    Other(PathBuf),
     #[error("{}: there is no key in it; delete it, and a new one is made (what was sealed is then lost)", .0.display())]
     Empty(PathBuf),
 }
@@ -69,6 +86,8 @@ pub struct Secrets {
 }
 
 const NONCE_BYTES: usize = 24;
+/// What a database's check value says.
+const CHECK: &[u8] = b"culvert";
 
 impl Secrets {
     /// Reads the key file, or makes one.
@@ -78,6 +97,31 @@ impl Secrets {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, clock).map_err(file)?,
             read => read.map_err(file)?,
         };
+        Self::parse(path, &text, clock)
+    }
+
+    /// Reads the key file of a database that knows its keys by a sealed value.
+    pub fn of_database(path: &Path, clock: &Clock, check: &[u8]) -> Result<Self, SecretError> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing(path.into())),
+            read => read.map_err(|error| SecretError::File { path: path.into(), error })?,
+        };
+        let secrets = Self::parse(path, &text, clock)?;
+        let opened = secrets.open_sealed(Purpose::KeyCheck, CHECK, check);
+        if opened.as_deref() == Some(CHECK) { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
+    }
+
+    /// A value by which a database knows these keys again.
+    pub fn check(&self) -> Vec<u8> {
+        self.seal(Purpose::KeyCheck, CHECK, CHECK)
+    }
+
+    /// Whether something was sealed with the key that is in use.
+    pub fn is_current(&self, sealed: &[u8]) -> bool {
+        sealed.first() == Some(&self.current().version)
+    }
+
+    fn parse(path: &Path, text: &str, clock: &Clock) -> Result<Self, SecretError> {
         let mut keys: Vec<Key> = Vec::new();
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match parse(line.trim()).filter(|key| keys.iter().all(|known| known.version != key.version)) {
@@ -113,6 +157,7 @@ impl Secrets {
 
     pub fn verify(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
         let key = tag.first().and_then(|version| self.keys.iter().find(|key| key.version == *version));
+        let key = key.filter(|key| purpose.outlives_its_key() || key.version == self.current().version);
         key.is_some_and(|key| tag_by(key, purpose, data).ct_eq(tag).into())
     }
 
@@ -182,8 +227,10 @@ mod tests {
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 1", &sealed).as_deref(), Some(&b"hello"[..]));
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 2", &sealed), None);
         assert_eq!(new.open_sealed(Purpose::Leases, b"row 1", &sealed), None);
-        assert!(new.verify(Purpose::Cursors, b"page", &tag) && !new.verify(Purpose::Cursors, b"pagf", &tag));
-        assert_ne!(new.tag(Purpose::Cursors, b"page"), tag, "the newest key vouches");
+        assert!(old.verify(Purpose::Cursors, b"page", &tag) && !old.verify(Purpose::Cursors, b"pagf", &tag));
+        assert!(!new.verify(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
+        let fingerprint = old.tag(Purpose::Fingerprints, b"request");
+        assert!(new.verify(Purpose::Fingerprints, b"request", &fingerprint), "but a repeated request is the same");
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod devices;
 pub mod domains;
 pub mod facts;
 pub mod idempotency;
+pub mod key_check;
 pub mod keys;
 pub mod operations;
 pub mod outbox;
@@ -22,6 +23,7 @@ pub mod page;
 pub mod ports;
 pub mod presence;
 pub mod rate;
+pub mod runs;
 pub mod scopes;
 pub mod sessions;
 pub mod sweep;
@@ -30,6 +32,7 @@ pub mod usage;
 pub mod webhooks;
 
 use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
 use culvert_agent::clock::Clock;
@@ -39,9 +42,11 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use crate::domain::usage::Traffic;
 use crate::error::{Error, Result};
 use crate::secret::Secrets;
 use db::{Db, Tx, args};
+use runs::{RunId, Runs};
 
 pub struct Store {
     db: Db,
@@ -50,6 +55,8 @@ pub struct Store {
     tasks: TaskTracker,
     wakes: mpsc::UnboundedSender<Wake>,
     commits: watch::Sender<u64>,
+    /// None in a process without nodes.
+    runs: OnceLock<Arc<dyn Runs>>,
 }
 
 /// Who has something new to look at, once it is committed. Losing one costs a second, not the
@@ -62,6 +69,8 @@ pub enum Wake {
     Tunnel(Uuid),
     /// Whoever delivers to webhooks.
     Courier,
+    /// Whoever looks at what a scope has used up.
+    Usage(Uuid),
 }
 
 /// A transaction at work.
@@ -71,6 +80,11 @@ pub struct Write {
     pub now: DateTime<Utc>,
     pub clock: Clock,
     wakes: Vec<Wake>,
+    runs: Option<Arc<dyn Runs>>,
+    /// The sessions that were ended.
+    ended: Vec<RunId>,
+    /// What was taken of runs to be noted.
+    counted: Vec<(RunId, Traffic)>,
 }
 
 impl Write {
@@ -80,6 +94,32 @@ impl Write {
             self.wakes.push(wake);
         }
     }
+
+    async fn commit(self) -> Result<Vec<Wake>> {
+        let Self { tx, wakes, runs, ended, counted, .. } = self;
+        let committed = tx.commit().await;
+        if let Some(runs) = runs {
+            match committed {
+                Ok(()) => counted.iter().for_each(|(_, traffic)| runs.noted(*traffic)),
+                Err(_) => give_back(&*runs, &ended, counted),
+            }
+        }
+        Ok(committed.map(|()| wakes)?)
+    }
+
+    async fn undo(self) -> Result<()> {
+        let Self { tx, runs, ended, counted, .. } = self;
+        if let Some(runs) = runs {
+            give_back(&*runs, &ended, counted);
+        }
+        Ok(tx.rollback().await?)
+    }
+}
+
+/// What was taken of runs was not noted, and what was ended was not.
+fn give_back(runs: &dyn Runs, ended: &[RunId], counted: Vec<(RunId, Traffic)>) {
+    counted.into_iter().for_each(|(run, traffic)| runs.give_back(run, traffic));
+    ended.iter().for_each(|run| runs.reopen(*run));
 }
 
 impl Deref for Write {
@@ -100,7 +140,13 @@ impl Store {
     /// The store, and the end at which wake-ups come out.
     pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Wake>) {
         let (wakes, woken) = mpsc::unbounded_channel();
-        (Self { db, clock, secrets, tasks, wakes, commits: watch::Sender::new(0) }, woken)
+        let (commits, runs) = (watch::Sender::new(0), OnceLock::new());
+        (Self { db, clock, secrets, tasks, wakes, commits, runs }, woken)
+    }
+
+    /// Has the figures of sessions written with their end. Once, before anything is served.
+    pub fn attach(&self, runs: Arc<dyn Runs>) {
+        let _ = self.runs.set(runs);
     }
 
     pub fn clock(&self) -> &Clock {
@@ -116,6 +162,11 @@ impl Store {
         self.commits.subscribe()
     }
 
+    /// Whether the database answers at once.
+    pub async fn answers(&self) -> bool {
+        self.db.answers().await
+    }
+
     pub async fn close(&self) {
         self.db.close().await;
     }
@@ -129,25 +180,15 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (db, clock, wakes, commits) =
-            (self.db.clone(), self.clock.clone(), self.wakes.clone(), self.commits.clone());
+        let (db, clock, wakes, commits, runs) =
+            (self.db.clone(), self.clock.clone(), self.wakes.clone(), self.commits.clone(), self.runs.get().cloned());
         let transaction = async move {
             let tx = db.begin().await?;
-            let mut write = Write { tx, now: clock.now(), clock, wakes: Vec::new() };
-            let worked = match scope_id {
-                Some(scope_id) => lock_scope(&mut write, scope_id).await,
-                None => Ok(()),
-            };
-            // The time is that of the turn, not of the wait for it.
-            write.now = write.clock.now();
-            let worked = match worked {
-                Ok(()) => work(&mut write).await,
-                Err(error) => Err(error),
-            };
-            let Write { tx, wakes: to_wake, .. } = write;
-            match worked {
+            let (now, nothing) = (clock.now(), Vec::new());
+            let mut write = Write { tx, now, clock, wakes: nothing, runs, ended: Vec::new(), counted: Vec::new() };
+            match in_turn(&mut write, scope_id, work).await {
                 Ok(value) => {
-                    tx.commit().await?;
+                    let to_wake = write.commit().await?;
                     commits.send_modify(|commits| *commits += 1);
                     // Nobody listens while the host stops.
                     for wake in to_wake {
@@ -156,7 +197,10 @@ impl Store {
                     Ok(value)
                 }
                 Err(error) => {
-                    tx.rollback().await?;
+                    // What went wrong is what was done, not that it could not be undone.
+                    if let Err(error) = write.undo().await {
+                        tracing::warn!(%error, "a transaction could not be rolled back; its connection is closed");
+                    }
                     Err(error)
                 }
             }
@@ -164,6 +208,21 @@ impl Store {
         let done = self.tasks.spawn(transaction.in_current_span()).await;
         done.unwrap_or_else(|panic| Err(Error::internal(panic)))
     }
+}
+
+/// The work of a transaction, once its scope is its own.
+async fn in_turn<T, F>(write: &mut Write, scope_id: Option<Uuid>, work: F) -> Result<T>
+where
+    F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>>,
+{
+    if let Some(scope_id) = scope_id {
+        lock_scope(write, scope_id).await?;
+    }
+    // The time is that of the turn, not of the wait for it.
+    write.now = write.clock.now();
+    let value = work(write).await?;
+    write.finish_runs().await?;
+    Ok(value)
 }
 
 /// Against whoever locks it as well, and not against those who only refer to it: a transaction that
@@ -175,14 +234,23 @@ async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
 /// What a client is told of a database's error: nothing of it, but whether to try again.
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        let passes = match &error {
+        let will_pass = match &error {
             sqlx::Error::PoolTimedOut | sqlx::Error::Io(_) | sqlx::Error::PoolClosed => true,
-            // PostgreSQL: lock_timeout, deadlock, serialization, shutdown; SQLite: busy, locked.
-            sqlx::Error::Database(error) => error.code().is_some_and(|code| {
-                matches!(&*code, "55P03" | "40P01" | "40001" | "57P01" | "57P03" | "5" | "6" | "261" | "517")
-            }),
+            sqlx::Error::Database(error) => error.code().is_some_and(|code| passes(&code)),
             _ => false,
         };
-        if passes { Error::unavailable(error) } else { Error::internal(error) }
+        if will_pass { Error::unavailable(error) } else { Error::internal(error) }
     }
+}
+
+/// Whether a database's error will pass by itself, or with another connection.
+fn passes(code: &str) -> bool {
+    // PostgreSQL: a server that is a standby, a statement or transaction that took too long, a lock that
+    // was not had, a deadlock, a serialization failure, too few resources (53: a full disk, too many
+    // connections), a server that goes away (57P), a connection that broke (08), an error of its disk.
+    let postgres = matches!(code, "25006" | "25P03" | "25P04" | "40001" | "40P01" | "55P03" | "57014" | "58030")
+        || ["08", "53", "57P"].iter().any(|class| code.len() == 5 && code.starts_with(class));
+    // SQLite: busy, locked, an error of the disk, a full disk; with their extended codes.
+    let sqlite = code.parse::<u32>().is_ok_and(|code| code < 10_000 && matches!(code & 0xff, 5 | 6 | 10 | 13));
+    postgres || sqlite
 }

@@ -25,6 +25,7 @@ use crate::local::{self, Incoming};
 use crate::state::StateDir;
 use crate::stopped::Stopped;
 use crate::target::LinkLocal;
+use crate::targets::Targets;
 use crate::tunnel::{Report, Surroundings};
 use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
@@ -62,11 +63,14 @@ pub struct Agent {
     boot_id: Uuid,
     program: PathBuf,
     consent: Consent,
+    targets: Targets,
     agreed: Agreed,
     journal: Journal,
     stopped: Stopped,
     leases: Leases,
     host: Option<Host>,
+    /// When the last hello was signed: no lease that it brings is older.
+    greeted: Moment,
     /// The decision about remote control that the host was last told of in a hello.
     told: Option<SignedConsent>,
     /// The local stops that the host was last told of in a hello.
@@ -81,6 +85,8 @@ struct Host {
     outbox: mpsc::Sender<ToHost>,
     heartbeat: Duration,
     next_beat: Moment,
+    /// It says when it knows that a tunnel runs.
+    confirms_running: bool,
 }
 
 impl Agent {
@@ -97,15 +103,19 @@ impl Agent {
         let (events, mut happened) = mpsc::channel(256);
         local::listen(&state, requests)?;
         tokio::spawn(link::run(device.server.clone(), clock.clone(), events));
+        let mut consent = Consent::load(&state)?;
+        let targets = targets_of(&state, &mut consent, &device, &clock)?;
         let mut agent = Self {
             boot_id: clock.id(),
             program: std::env::current_exe()?,
-            consent: Consent::load(&state)?,
+            consent,
+            targets: targets.clone(),
             agreed: Agreed::load(&state)?,
             journal: Journal::load(&state, clock.now())?,
             stopped: Stopped::load(&state)?,
-            leases: Leases::new(Surroundings { clock: clock.clone(), link_local, reports }),
+            leases: Leases::new(Surroundings { clock: clock.clone(), link_local, targets, reports }),
             host: None,
+            greeted: clock.moment(),
             told: None,
             told_stopped: Vec::new(),
             waiting: requests::Waiting::default(),
@@ -161,6 +171,7 @@ impl Agent {
 
     fn introduce(&mut self, nonce: &[u8], hello: oneshot::Sender<Hello>) {
         let device_id = self.device.id;
+        self.greeted = self.clock.moment();
         self.told = self.consent.pending();
         self.told_stopped = self.stopped.leases();
         // The link may have given up meanwhile; it will ask again.
@@ -187,7 +198,8 @@ impl Agent {
             ToAgent::Abandon { operation_id } => self.drop_command(operation_id),
             ToAgent::Cancel { operation_id } => self.on_cancel(operation_id).await,
             ToAgent::Settled { operation_id } => self.settle(operation_id),
-            ToAgent::Resume { grant } => self.resume(grant).await,
+            // Nothing was asked for that it would answer.
+            ToAgent::Resume { grant } => self.resume(grant, self.clock.moment()).await,
             ToAgent::Renewed { sequence, lease_ids } => {
                 self.leases.renewed(sequence, &lease_ids);
                 Ok(())
@@ -196,7 +208,11 @@ impl Agent {
                 self.end_lease(lease_id, &reason).await?;
                 Ok(())
             }
-            ToAgent::Retarget { lease_id, target } => self.retarget(lease_id, target),
+            ToAgent::Running { lease_id } => {
+                self.answer_started(lease_id);
+                Ok(())
+            }
+            ToAgent::Retarget { lease_id, target } => self.retarget(lease_id, target).await,
             ToAgent::Consent(state) => {
                 self.consent.settle(state)?;
                 self.waiting.consent_confirmed(state);
@@ -211,7 +227,8 @@ impl Agent {
     async fn on_welcome(&mut self, welcome: Welcome) -> io::Result<()> {
         let Some(outbox) = self.waiting.outbox.take() else { return Ok(()) };
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms);
-        self.host = Some(Host { outbox, heartbeat, next_beat: self.clock.moment().plus(heartbeat) });
+        let next_beat = self.clock.moment().plus(heartbeat);
+        self.host = Some(Host { outbox, heartbeat, next_beat, confirms_running: welcome.confirms_running });
         tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
         match self.consent.pending() {
             // Decided since the hello: the host has yet to hear of it.
@@ -227,7 +244,7 @@ impl Agent {
         self.stopped.confirm(&std::mem::take(&mut self.told_stopped))?;
         self.renew().await;
         for grant in welcome.grants {
-            self.resume(grant).await?;
+            self.resume(grant, self.greeted).await?;
         }
         for lease_id in kept {
             self.say_how_it_is(lease_id).await;
@@ -274,12 +291,13 @@ impl Agent {
             Report::Serving => self.on_serving(lease_id).await,
             Report::Failed(failure) => self.on_start_failed(lease_id, failure).await,
             Report::Target(error) => {
-                if let Some(error) = &error {
+                if let Some(error) = error {
                     tracing::warn!(%error, %lease_id, "the local target does not answer");
                 }
-                self.say(ToHost::TargetState { lease_id, error }).await;
+                self.say_target_state(lease_id).await;
                 Ok(())
             }
+            Report::LookedUp { target, refused } => self.on_looked_up(lease_id, target, refused).await,
             Report::Fenced => {
                 self.end_lease(lease_id, "handoff").await?;
                 Ok(())
@@ -300,6 +318,18 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// The device's list of allowed targets. An agent that consented before it knew of lists makes one,
+/// and signs it for the host.
+fn targets_of(state: &StateDir, consent: &mut Consent, device: &Device, clock: &Clock) -> io::Result<Targets> {
+    let targets = Targets::open(state, consent.enabled())?;
+    if consent.enabled() && !Targets::is_stored(state) {
+        // The list comes last: where the process ends in between, the next one begins anew.
+        consent.decide(true, &targets.list(), device, clock)?;
+        targets.replace(targets.list())?;
+    }
+    Ok(targets)
 }
 
 async fn due(clock: &Clock, at: Option<Moment>) {

@@ -6,16 +6,44 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::state::StateDir;
+use crate::target::Chosen;
 use crate::wire::Target;
 
 const FILE: &str = "targets.json";
 
 pub struct Agreed {
     state: StateDir,
-    targets: BTreeMap<Uuid, Target>,
+    targets: BTreeMap<Uuid, Agreement>,
+}
+
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+struct Agreement {
+    #[serde(flatten)]
+    target: Target,
+    /// Whether somebody at the device chose it. An agent that did not note it took any for chosen.
+    #[serde(default = "yes")]
+    chosen_here: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Agreement {
+    fn chosen(&self) -> Chosen {
+        if self.chosen_here { Chosen::Here } else { Chosen::FromAfar }
+    }
+
+    /// Whether it is this host and has these ports.
+    fn includes(&self, target: &Target) -> bool {
+        self.target.host == target.host
+            && self.target.port == target.port
+            && target.extra.iter().all(|extra| self.target.extra.contains(extra))
+    }
 }
 
 impl Agreed {
@@ -26,23 +54,29 @@ impl Agreed {
         Ok(Self { state: state.clone(), targets: state.read(FILE)?.unwrap_or_default() })
     }
 
-    /// Whether the tunnel was last run with this host and these ports.
-    pub fn includes(&self, tunnel_id: Uuid, target: &Target) -> bool {
-        self.targets.get(&tunnel_id).is_some_and(|agreed| {
-            agreed.host == target.host
-                && agreed.port == target.port
-                && target.extra.iter().all(|extra| agreed.extra.contains(extra))
-        })
+    /// Who chose a target, if the tunnel was last run with this host and these ports.
+    pub fn chosen(&self, tunnel_id: Uuid, target: &Target) -> Option<Chosen> {
+        self.targets.get(&tunnel_id).filter(|agreed| agreed.includes(target)).map(Agreement::chosen)
+    }
+
+    /// What a tunnel was last run with.
+    pub fn last(&self, tunnel_id: Uuid) -> Option<(Target, Chosen)> {
+        self.targets.get(&tunnel_id).map(|agreed| (agreed.target.clone(), agreed.chosen()))
+    }
+
+    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.targets.values().map(|agreed| &agreed.target)
     }
 
     /// # Errors
     ///
     /// Where the disk does not take it.
-    pub fn agree(&mut self, tunnel_id: Uuid, target: &Target) -> io::Result<()> {
-        if self.targets.get(&tunnel_id) == Some(target) {
+    pub fn agree(&mut self, tunnel_id: Uuid, target: &Target, chosen: Chosen) -> io::Result<()> {
+        let agreement = Agreement { target: target.clone(), chosen_here: chosen == Chosen::Here };
+        if self.targets.get(&tunnel_id) == Some(&agreement) {
             return Ok(());
         }
-        self.targets.insert(tunnel_id, target.clone());
+        self.targets.insert(tunnel_id, agreement);
         self.state.write(FILE, &self.targets)
     }
 

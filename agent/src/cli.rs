@@ -1,21 +1,22 @@
 //! The agent's command line.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{Agent, Exit, Setup, VERSION, platform};
 use crate::clock::Clock;
 use crate::consent::Consent;
 use crate::device::{Device, DeviceKey};
-use crate::local::{self, Answer, Request, Status};
+use crate::local::{self, Answer, Request, Status, TunnelStatus};
 use crate::socket;
 use crate::state::StateDir;
 use crate::target::LinkLocal;
+use crate::targets::{self, AllowedTarget, ListError, Targets};
 use crate::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Failure};
 
 /// Runs on a device and opens its tunnels.
@@ -45,7 +46,7 @@ enum Commands {
         /// The server's URL
         #[arg(long)]
         server: String,
-        /// The one-time code from `culvert device code`
+        /// The one-time code from `culvert device code`; `-` reads it from standard input
         #[arg(long)]
         code: String,
         /// What the device is called [default: the machine's host name]
@@ -54,18 +55,26 @@ enum Commands {
     },
     /// Run the agent until it is stopped
     Run {
-        /// Let tunnels lead to link-local addresses (169.254.0.0/16, fe80::/10), where clouds keep secrets
+        /// Let tunnels that are started here lead to link-local addresses (169.254.0.0/16, fe80::/10), where
+        /// clouds keep secrets
         #[arg(long)]
         allow_link_local: bool,
     },
     /// Show what the agent does
     Status,
     /// Let clients of the API start and stop tunnels on this device, or not
-    RemoteControl { decision: Decision },
+    #[command(subcommand)]
+    RemoteControl(Decision),
+    /// Say where remote control may lead
+    #[command(subcommand)]
+    Targets(Change),
     /// Start a tunnel on this device
     Start {
         /// The tunnel's id or name
         tunnel: String,
+        /// Start it also where it leads to a target that is not in this device's list
+        #[arg(long)]
+        yes: bool,
     },
     /// Stop a tunnel on this device
     Stop {
@@ -74,11 +83,34 @@ enum Commands {
     },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Subcommand)]
 enum Decision {
-    Enable,
+    /// Let them, to targets on this machine and those that are allowed
+    Enable {
+        /// Allow a target elsewhere too: 10.0.0.5:5432, 10.0.0.0/24, [fd00::5]:443, db.internal
+        #[arg(long, value_name = "TARGET")]
+        allow: Vec<AllowedTarget>,
+    },
+    /// Do not let them
     Disable,
+    /// Show whether they may
     Status,
+}
+
+#[derive(Subcommand)]
+enum Change {
+    /// Show the targets that are allowed
+    List,
+    /// Allow targets: an address, a network or a host name, with a port or without
+    Allow {
+        #[arg(required = true, value_name = "TARGET")]
+        targets: Vec<AllowedTarget>,
+    },
+    /// Allow targets no longer, from their next connection on
+    Revoke {
+        #[arg(required = true, value_name = "TARGET")]
+        targets: Vec<AllowedTarget>,
+    },
 }
 
 /// Runs the command line that this process was started with.
@@ -132,6 +164,14 @@ enum Problem {
     Unreachable(String),
     #[error("{}", .0.detail)]
     Refused(Failure),
+    #[error("{0} Start it with `--yes`, or allow it: `culvert-agent targets allow {1}`.")]
+    NotAccepted(String, String),
+    #[error("not started")]
+    Declined,
+    #[error("--code: there is no code on standard input")]
+    NoCode,
+    #[error("{0}")]
+    List(#[from] ListError),
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -145,17 +185,11 @@ async fn execute(cli: Cli) -> Result<Exit, Problem> {
         Commands::Enroll { server, code, name } => enrol(&state, &server, code, name, json).await?,
         Commands::Run { allow_link_local } => return run_agent(state, allow_link_local).await,
         Commands::Status => status(&state, json).await?,
-        Commands::RemoteControl { decision } => remote_control(&state, decision, json).await?,
-        Commands::Start { tunnel } => {
-            let answer = ask(&state, Request::Start { tunnel }).await?;
-            if let Answer::Started(tunnel) = &answer {
-                print(json, tunnel, || {
-                    let mut text = format!("{} → {}", tunnel.public_address, tunnel.local_target);
-                    if let Some(error) = &tunnel.target_error {
-                        text += &format!("\nnothing answers there yet: {error}");
-                    }
-                    text
-                });
+        Commands::RemoteControl(decision) => remote_control(&state, decision, json).await?,
+        Commands::Targets(change) => change_targets(&state, change, json).await?,
+        Commands::Start { tunnel, yes } => {
+            if let Answer::Started(tunnel) = start(&state, &tunnel, yes).await? {
+                print(json, &tunnel, || started(&tunnel));
             }
         }
         Commands::Stop { tunnel } => {
@@ -168,11 +202,54 @@ async fn execute(cli: Cli) -> Result<Exit, Problem> {
     Ok(Exit::Stopped)
 }
 
+/// Starts a tunnel. Where it leads out of the list, somebody has to see where, and to want it.
+async fn start(state: &StateDir, tunnel: &str, yes: bool) -> Result<Answer, Problem> {
+    let wish = |accept| Request::Start { tunnel: tunnel.into(), accept };
+    let Failure { detail, accept, .. } = match ask(state, wish(None)).await {
+        Err(Problem::Refused(failure)) if failure.accept.is_some() => failure,
+        answered => return answered,
+    };
+    if !yes {
+        if !io::stdin().is_terminal() {
+            return Err(Problem::NotAccepted(detail, accept.unwrap_or_default()));
+        }
+        eprint!("{detail} Start it? [y/N] ");
+        let answer = read_line()?;
+        if !matches!(answer.to_ascii_lowercase().as_str(), "y" | "yes") {
+            return Err(Problem::Declined);
+        }
+    }
+    ask(state, wish(accept)).await
+}
+
+fn started(tunnel: &TunnelStatus) -> String {
+    let mut text = format!("{} → {}", tunnel.public_address, tunnel.local_target);
+    if let Some(error) = &tunnel.target_error {
+        text += &format!("\nnothing answers there yet: {error}");
+    }
+    text
+}
+
+fn read_line() -> io::Result<String> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(line.trim().into())
+}
+
+/// The code itself, which others on the machine would see among the arguments.
+fn read_code(code: String) -> Result<String, Problem> {
+    if code != "-" {
+        return Ok(code);
+    }
+    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(Problem::NoCode)
+}
+
 async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String>, json: bool) -> Result<(), Problem> {
     if let Some(device) = Device::load(state)? {
         return Err(Problem::AlreadyEnrolled(device.id));
     }
-    let server = server_url(server)?;
+    let (server, client) = (server_url(server)?, client(server)?);
+    let code = read_code(code)?;
     let key = DeviceKey::generate(&Clock::system());
     let enrol = Enrol {
         code,
@@ -182,8 +259,7 @@ async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String
         capabilities: Capability::ALL.map(String::from).into(),
         public_key: key.public(),
     };
-    let unreachable = |error: reqwest::Error| Problem::Unreachable(chain(&error));
-    let request = reqwest::Client::new().post(format!("{server}{ENROL_PATH}")).json(&enrol);
+    let request = client.post(format!("{server}{ENROL_PATH}")).json(&enrol);
     let response = request.send().await.map_err(unreachable)?;
     if !response.status().is_success() {
         let status = response.status();
@@ -200,18 +276,34 @@ async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String
     Ok(())
 }
 
+fn unreachable(error: reqwest::Error) -> Problem {
+    Problem::Unreachable(chain(&error))
+}
+
+/// What sends the code to the server that was named and to nobody else: no redirect takes it on, and
+/// no proxy sees it on its way to this machine itself.
+fn client(server: &str) -> Result<reqwest::Client, Problem> {
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+    let local = reqwest::Url::parse(server).is_ok_and(|url| is_loopback(&url));
+    let builder = if local { builder.no_proxy() } else { builder };
+    builder.build().map_err(unreachable)
+}
+
+fn is_loopback(url: &reqwest::Url) -> bool {
+    match url.host_str() {
+        Some("localhost") => true,
+        Some(host) => host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
+        None => false,
+    }
+}
+
 /// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is
 /// for this machine alone.
 fn server_url(server: &str) -> Result<String, Problem> {
     let url = reqwest::Url::parse(server).map_err(|error| Problem::Server(error.to_string()))?;
-    let local = match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
-        None => false,
-    };
     match url.scheme() {
         "https" => {}
-        "http" if local => {}
+        "http" if is_loopback(&url) => {}
         "http" => return Err(Problem::Server("http:// is for loopback only; use https://".into())),
         other => return Err(Problem::Server(format!("{other}:// is no https:// URL"))),
     }
@@ -239,7 +331,7 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, Prob
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new("info"))
         .with_writer(io::stderr)
-        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        .with_ansi(io::stderr().is_terminal())
         .init();
     socket::allow_many();
     let link_local = if allow_link_local { LinkLocal::Allowed } else { LinkLocal::Refused };
@@ -273,19 +365,21 @@ async fn status(state: &StateDir, json: bool) -> Result<(), Problem> {
 
 fn status_at_rest(state: &StateDir) -> Result<Status, Problem> {
     let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+    let consent = Consent::load(state)?;
     Ok(Status {
         device_id: device.id,
         name: device.name,
         server: device.server,
         version: VERSION.into(),
         connected: false,
-        remote_control: Consent::load(state)?.state(),
+        remote_control: consent.state(),
+        allowed_targets: Targets::open(state, consent.enabled())?.list(),
         tunnels: Vec::new(),
     })
 }
 
 fn describe(status: &Status, running: bool) -> String {
-    let Status { device_id, name, server, connected, remote_control, tunnels, .. } = status;
+    let Status { device_id, name, server, connected, remote_control, allowed_targets, tunnels, .. } = status;
     let state = match (running, connected) {
         (true, true) => "connected",
         (true, false) => "running, not connected",
@@ -296,29 +390,37 @@ fn describe(status: &Status, running: bool) -> String {
     let mut text = format!(
         "device          {device_id} ({name})\nserver          {server}\nagent           {state}\nremote control  {consent}"
     );
+    for target in allowed_targets {
+        text += &format!("\nmay lead to     {target}");
+    }
     for tunnel in tunnels {
         text += &format!("\ntunnel          {}: {} → {}", tunnel.name, tunnel.public_address, tunnel.local_target);
         if let Some(error) = &tunnel.target_error {
-            text += &format!(" (does not answer: {error})");
+            text += &format!(" ({error})");
         }
     }
     text
 }
 
 async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Result<(), Problem> {
-    let enabled = match decision {
+    let (enabled, allow) = match decision {
         Decision::Status => return consent_status(state, json),
-        Decision::Enable => true,
-        Decision::Disable => false,
+        Decision::Enable { allow } => (true, allow),
+        Decision::Disable => (false, Vec::new()),
     };
-    let (now, confirmed) = match local::ask(state, &Request::RemoteControl { enabled }).await? {
+    let request = Request::RemoteControl { enabled, allow: allow.clone() };
+    let (now, confirmed) = match local::ask(state, &request).await? {
         Some(Ok(Answer::RemoteControl { state, confirmed })) => (state, confirmed),
         Some(Err(failure)) => return Err(Problem::Refused(failure)),
         _ => {
             // No agent runs, so the decision waits in the state folder for the next one.
             let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
             let mut consent = Consent::load(state)?;
-            consent.decide(enabled, &device, &Clock::system())?;
+            let list = Targets::open(state, consent.enabled())?;
+            if enabled {
+                list.replace(targets::with(list.list(), targets::standard().into_iter().chain(allow))?)?;
+            }
+            consent.decide(enabled, &list.list(), &device, &Clock::system())?;
             (consent.state(), false)
         }
     };
@@ -333,6 +435,50 @@ async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Res
         let detail = "it was turned off on the server meanwhile; decide again";
         Err(Problem::Refused(Failure::new("consent_outdated", detail)))
     }
+}
+
+/// Shows the list of allowed targets, or changes it.
+async fn change_targets(state: &StateDir, change: Change, json: bool) -> Result<(), Problem> {
+    let (allow, revoke) = match change {
+        Change::List => (Vec::new(), Vec::new()),
+        Change::Allow { targets } => (targets, Vec::new()),
+        Change::Revoke { targets } => (Vec::new(), targets),
+    };
+    let request = Request::Targets { allow: allow.clone(), revoke: revoke.clone() };
+    let (list, confirmed) = match local::ask(state, &request).await? {
+        Some(Ok(Answer::Targets { targets, confirmed })) => (targets, confirmed),
+        Some(Err(failure)) => return Err(Problem::Refused(failure)),
+        _ => change_at_rest(state, allow, &revoke)?,
+    };
+    print(json, &serde_json::json!({"targets": list, "confirmed": confirmed}), || {
+        let mut lines: Vec<_> = list.iter().map(ToString::to_string).collect();
+        if confirmed == Some(false) {
+            lines.push("the server will hear of it when the agent next connects".into());
+        }
+        lines.join("\n")
+    });
+    Ok(())
+}
+
+/// No agent runs, so the change waits in the state folder for the next one.
+fn change_at_rest(
+    state: &StateDir,
+    allow: Vec<AllowedTarget>,
+    revoke: &[AllowedTarget],
+) -> Result<(Vec<AllowedTarget>, Option<bool>), Problem> {
+    let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+    let mut consent = Consent::load(state)?;
+    let targets = Targets::open(state, consent.enabled())?;
+    let before = targets.list();
+    let list = targets::without(targets::with(before.clone(), allow)?, revoke)?;
+    if list == before {
+        return Ok((list, None));
+    }
+    targets.replace(list.clone())?;
+    if consent.enabled() {
+        consent.decide(true, &list, &device, &Clock::system())?;
+    }
+    Ok((list, consent.enabled().then_some(false)))
 }
 
 fn consent_status(state: &StateDir, json: bool) -> Result<(), Problem> {

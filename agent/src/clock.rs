@@ -27,7 +27,7 @@ enum Source {
 }
 
 /// A point of a clock's own, which no change of the wall clock moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(Duration);
 
 impl Moment {

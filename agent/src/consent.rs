@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::device::Device;
 use crate::state::StateDir;
-use crate::wire::{Blob, ConsentState, SignedConsent, consent_statement};
+use crate::targets::AllowedTarget;
+use crate::wire::{Blob, ConsentState, SignedConsent, SignedTargets, consent_statement, targets_statement};
 
 const FILE: &str = "consent.json";
 
@@ -46,16 +47,24 @@ impl Consent {
         self.record.pending.clone()
     }
 
-    /// Decides, and holds from here on, whether the host hears of it now or later.
+    /// Decides, and holds from here on, whether the host hears of it now or later. Whoever lets the
+    /// device be controlled says where to.
     ///
     /// # Errors
     ///
     /// Where the disk does not take it; then nothing has changed.
-    pub fn decide(&mut self, enabled: bool, device: &Device, clock: &Clock) -> io::Result<SignedConsent> {
+    pub fn decide(
+        &mut self,
+        enabled: bool,
+        targets: &[AllowedTarget],
+        device: &Device,
+        clock: &Clock,
+    ) -> io::Result<SignedConsent> {
         let revision = self.record.revision;
         let nonce = Blob(clock.random::<16>().into());
         let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
-        let signed = SignedConsent { enabled, revision, nonce, signature };
+        let targets = enabled.then(|| sign_targets(targets, revision, &nonce, device));
+        let signed = SignedConsent { enabled, revision, nonce, signature, targets };
         self.save(Record { enabled, revision, pending: Some(signed.clone()) })?;
         Ok(signed)
     }
@@ -77,4 +86,10 @@ impl Consent {
         self.record = record;
         Ok(())
     }
+}
+
+fn sign_targets(targets: &[AllowedTarget], revision: i64, nonce: &Blob, device: &Device) -> SignedTargets {
+    let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
+    let signature = device.key.sign(&targets_statement(device.id, revision, &nonce.0, &targets));
+    SignedTargets { targets, signature }
 }

@@ -3,7 +3,10 @@
 //! Shared: the [`wire`] between them, the [`clock`], the [`pipe`] that carries visitors' bytes, and
 //! [`tls`]. The agent itself is [`agent`]: one task that listens to the host ([`link`]), to people at
 //! the device ([`local`]) and to its tunnels ([`tunnel`]). What must survive a crash is on disk
-//! before anything is done about it ([`state`], [`journal`], [`consent`], [`agreed`], [`stopped`]).
+//! before anything is done about it ([`state`], [`journal`], [`consent`], [`targets`],
+//! [`agreed`], [`stopped`]).
+
+#![deny(unsafe_code)]
 
 pub mod agent;
 pub mod agreed;
@@ -19,6 +22,7 @@ pub mod socket;
 pub mod state;
 pub mod stopped;
 pub mod target;
+pub mod targets;
 pub mod tls;
 pub mod tunnel;
 pub mod wire;

@@ -105,10 +105,14 @@ async fn shake_hands(server: &str, events: &mpsc::Sender<Event>) -> Result<(Sock
     let challenged = Event::Challenged { nonce: nonce.0, hello };
     events.send(challenged).await.map_err(|_| Ended::Stopped)?;
     let hello = answer.await.map_err(|_| Ended::Stopped)?;
-    send(&mut socket, &ToHost::Hello(hello)).await?;
+    send(&mut socket, &ToHost::Hello(Box::new(hello))).await?;
     match receive(&mut socket).await? {
         welcome @ ToAgent::Welcome(_) => Ok((socket, welcome)),
         ToAgent::Refused { code, detail } => Err(Ended::Refused(format!("{code}: {detail}"))),
+        // It is busy, and says when it is worth coming back.
+        ToAgent::Goodbye { reason, reconnect_after_ms } => {
+            Err(Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) })
+        }
         _ => Err(Ended::Protocol),
     }
 }

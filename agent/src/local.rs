@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::state::StateDir;
+use crate::targets::AllowedTarget;
 use crate::wire::{ConsentState, Failure};
 
 const SOCKET: &str = "agent.sock";
@@ -21,10 +22,24 @@ pub enum Request {
     Status,
     RemoteControl {
         enabled: bool,
+        /// Where it may lead, beside this machine itself and what the list has already.
+        #[serde(default)]
+        allow: Vec<AllowedTarget>,
+    },
+    /// Changes the list of allowed targets, or only shows it.
+    Targets {
+        #[serde(default)]
+        allow: Vec<AllowedTarget>,
+        #[serde(default)]
+        revoke: Vec<AllowedTarget>,
     },
     /// By id or name.
     Start {
         tunnel: String,
+        /// The targets outside of the list that somebody has seen and accepted, as a refusal named
+        /// them.
+        #[serde(default)]
+        accept: Option<String>,
     },
     Stop {
         tunnel: String,
@@ -42,6 +57,11 @@ pub enum Answer {
         state: ConsentState,
         confirmed: bool,
     },
+    /// The list as it is now; where remote control is on, whether the host has confirmed it yet.
+    Targets {
+        targets: Vec<AllowedTarget>,
+        confirmed: Option<bool>,
+    },
     Started(TunnelStatus),
     Stopped {
         tunnel_id: Uuid,
@@ -56,6 +76,9 @@ pub struct Status {
     pub version: String,
     pub connected: bool,
     pub remote_control: ConsentState,
+    /// Where remote control may lead.
+    #[serde(default)]
+    pub allowed_targets: Vec<AllowedTarget>,
     pub tunnels: Vec<TunnelStatus>,
 }
 

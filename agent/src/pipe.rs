@@ -8,7 +8,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -34,19 +34,67 @@ pub struct Counters {
     pub back: AtomicU64,
 }
 
+/// The bytes that the buffers of many pipes may take together.
+///
+/// Every pipe has the buffers that it begins with; what goes beyond them is taken from here, and
+/// given back when the pipe ends. Where nothing is left, a pipe goes on with what it has.
+#[derive(Debug)]
+pub struct Budget {
+    most: usize,
+    taken: AtomicUsize,
+}
+
+impl Budget {
+    pub fn new(most: usize) -> Self {
+        Self { most, taken: AtomicUsize::new(0) }
+    }
+
+    /// For one whose pipes are all its own.
+    pub fn unlimited() -> Self {
+        Self::new(usize::MAX)
+    }
+
+    /// Bytes of all buffers now.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether there were so many left.
+    fn try_take(&self, bytes: usize) -> bool {
+        let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What pipes take and count while they run.
+#[derive(Clone, Copy)]
+pub struct Account<'a> {
+    pub counters: &'a Counters,
+    pub budget: &'a Budget,
+}
+
 /// Carries bytes between two streams.
 ///
 /// # Errors
 ///
 /// Whatever ends the pipe before both directions have ended; `TimedOut` where it was silent.
-pub async fn run<A, B>(a: &mut A, b: &mut B, limits: Limits, counters: &Counters, clock: &Clock) -> io::Result<()>
+pub async fn run<A, B>(a: &mut A, b: &mut B, limits: Limits, account: Account<'_>, clock: &Clock) -> io::Result<()>
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut forth = Direction::new(limits.buffer_size);
-    let mut back = Direction::new(limits.buffer_size);
-    let active = AtomicU64::new(0);
+    let Account { counters, budget } = account;
+    let mut forth = Direction::new(limits.buffer_size, budget);
+    let mut back = Direction::new(limits.buffer_size, budget);
+    let active = Activity::new(clock);
     let both = poll_fn(|context| {
         let one = forth.poll(context, a, b, &counters.forth, &active);
         let other = back.poll(context, b, a, &counters.back, &active);
@@ -59,23 +107,36 @@ where
     tokio::select! {
         biased;
         ended = both => ended,
-        () = silence(limits.idle_timeout, &active, clock) => Err(io::ErrorKind::TimedOut.into()),
+        () = active.silence(limits.idle_timeout) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
-/// Ends when nothing has moved for a whole timeout.
-async fn silence(timeout: Duration, active: &AtomicU64, clock: &Clock) {
-    let mut seen = active.load(Ordering::Relaxed);
-    let mut since: Moment = clock.moment();
-    // Half the time between two looks would do for a bound; a quarter keeps it close.
-    let step = (timeout / 4).max(Duration::from_millis(1));
-    loop {
-        clock.until(clock.moment().plus(step)).await;
-        let now = active.load(Ordering::Relaxed);
-        if now != seen {
-            (seen, since) = (now, clock.moment());
-        } else if clock.moment().since(since) >= timeout {
-            return;
+/// When something last moved, in either direction.
+struct Activity<'a> {
+    clock: &'a Clock,
+    start: Moment,
+    /// Microseconds after the start.
+    last: AtomicU64,
+}
+
+impl<'a> Activity<'a> {
+    fn new(clock: &'a Clock) -> Self {
+        Self { clock, start: clock.moment(), last: AtomicU64::new(0) }
+    }
+
+    fn note(&self) {
+        let since = self.clock.moment().since(self.start).as_micros();
+        self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Ends when nothing has moved for a whole timeout.
+    async fn silence(&self, timeout: Duration) {
+        loop {
+            let end = self.start.plus(Duration::from_micros(self.last.load(Ordering::Relaxed)) + timeout);
+            if self.clock.moment() >= end {
+                return;
+            }
+            self.clock.until(end).await;
         }
     }
 }
@@ -84,7 +145,8 @@ async fn silence(timeout: Duration, active: &AtomicU64, clock: &Clock) {
 const FIRST_BUFFER: usize = 8 * 1024;
 
 /// One direction: what was read and is not yet written.
-struct Direction {
+struct Direction<'a> {
+    budget: &'a Budget,
     buffer: Vec<u8>,
     largest: usize,
     start: usize,
@@ -99,9 +161,25 @@ enum State {
     Ended,
 }
 
-impl Direction {
-    fn new(size: usize) -> Self {
-        Self { buffer: vec![0; size.min(FIRST_BUFFER)], largest: size, start: 0, end: 0, state: State::Open }
+impl Drop for Direction<'_> {
+    fn drop(&mut self) {
+        self.budget.give_back(self.buffer.len());
+    }
+}
+
+impl<'a> Direction<'a> {
+    fn new(size: usize, budget: &'a Budget) -> Self {
+        let buffer = vec![0; size.min(FIRST_BUFFER)];
+        budget.take(buffer.len());
+        Self { budget, buffer, largest: size, start: 0, end: 0, state: State::Open }
+    }
+
+    /// The last read filled the buffer, so there is more to come.
+    fn grow(&mut self) {
+        let larger = (self.buffer.len() * 4).min(self.largest);
+        if self.budget.try_take(larger - self.buffer.len()) {
+            self.buffer.resize(larger, 0);
+        }
     }
 
     fn poll<R, W>(
@@ -110,7 +188,7 @@ impl Direction {
         reader: &mut R,
         writer: &mut W,
         counter: &AtomicU64,
-        active: &AtomicU64,
+        active: &Activity<'_>,
     ) -> Poll<io::Result<()>>
     where
         R: AsyncRead + Unpin,
@@ -127,11 +205,10 @@ impl Direction {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
                 self.start += written;
-                active.fetch_add(1, Ordering::Relaxed);
+                active.note();
             }
             if self.end == self.buffer.len() && self.end < self.largest {
-                // The last read filled it, so there is more to come.
-                self.buffer.resize((self.end * 4).min(self.largest), 0);
+                self.grow();
             }
             if matches!(self.state, State::Ending) {
                 ready!(Pin::new(&mut *writer).poll_shutdown(context))?;
@@ -147,7 +224,7 @@ impl Direction {
             let read = space.filled().len();
             (self.start, self.end) = (0, read);
             counter.fetch_add(read as u64, Ordering::Relaxed);
-            active.fetch_add(1, Ordering::Relaxed);
+            active.note();
             if read == 0 {
                 self.state = State::Ending;
             }

@@ -20,6 +20,11 @@ pub fn allow_many() {
     }
 }
 
+/// How many files and sockets this process may have open; none where there is no limit.
+pub fn descriptor_limit() -> Option<u64> {
+    rlimit::Resource::NOFILE.get_soft().ok().filter(|limit| *limit != rlimit::INFINITY)
+}
+
 /// Sends at once, and notices a peer that is gone.
 ///
 /// # Errors

@@ -1,53 +1,108 @@
 //! The local service that a tunnel leads to: which addresses are allowed, and dialling them.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::clock::Clock;
 use crate::socket;
+use crate::targets::{Targets, exactly, is_reserved, not_allowed, ports};
 use crate::wire::{Failure, Target};
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 
 /// Whether tunnels may lead to link-local addresses, where clouds keep their instances' secrets.
-/// Only the device's own command line allows it.
+/// Only the device's own command line allows it, for what is chosen at the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLocal {
     Refused,
     Allowed,
 }
 
+/// Who chose what a tunnel leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    /// Somebody at the device. It may be anywhere but at a link-local or metadata address.
+    Here,
+    /// Somebody by remote control, who is held to the list of the device's owner.
+    FromAfar,
+}
+
+/// What a target is held to when it is dialled.
+pub struct Bounds<'a> {
+    pub chosen: Chosen,
+    pub link_local: LinkLocal,
+    pub targets: &'a Targets,
+}
+
+impl Bounds<'_> {
+    fn admit(&self, host: &str, address: SocketAddr) -> bool {
+        let ordinary = self.link_local == LinkLocal::Allowed || !is_reserved(address.ip());
+        (self.chosen == Chosen::Here && ordinary) || self.targets.admits(host, address.ip(), address.port())
+    }
+
+    /// Those of a host's addresses that may be dialled.
+    fn sift(&self, host: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Failure> {
+        let (allowed, refused): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| self.admit(host, *address));
+        match refused.first() {
+            Some(refused) if allowed.is_empty() => Err(self.refusal(host, *refused)),
+            _ => Ok(allowed),
+        }
+    }
+
+    fn refusal(&self, host: &str, address: SocketAddr) -> Failure {
+        let (ip, port) = (address.ip().to_canonical(), address.port());
+        if self.chosen == Chosen::Here {
+            let detail = format!(
+                "{ip} is a link-local or metadata address; `culvert-agent run --allow-link-local` permits them."
+            );
+            return Failure::new("agent_rejected", detail);
+        }
+        // A name allows no reserved address, so the address is what is to be allowed.
+        let by_host = !is_reserved(ip) && exactly(host, port).is_some();
+        let detail = if by_host { not_allowed(host, port) } else { not_allowed(&ip.to_string(), port) };
+        Failure::new("target_not_allowed", detail)
+    }
+}
+
 /// Connects to a target.
 ///
 /// # Errors
 ///
-/// `agent_rejected` for an address that the device does not lead to, `local_target_unreachable`
-/// where nothing answers.
-pub async fn dial(target: &Target, link_local: LinkLocal, clock: &Clock) -> Result<TcpStream, Failure> {
-    match clock.timeout(DIAL_WITHIN, connect(target, link_local)).await {
+/// `target_not_allowed` or `agent_rejected` for an address that the device does not lead to,
+/// `local_target_unreachable` where nothing answers.
+pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<TcpStream, Failure> {
+    match clock.timeout(DIAL_WITHIN, connect(target, bounds)).await {
         Ok(connected) => connected,
         Err(_) => Err(unreachable(target, "no answer within 10 seconds")),
     }
 }
 
-async fn connect(target: &Target, link_local: LinkLocal) -> Result<TcpStream, Failure> {
-    let addresses = lookup_host((target.host.as_str(), target.port)).await.map_err(|e| unreachable(target, e))?;
-    let (allowed, refused): (Vec<_>, Vec<_>) =
-        addresses.partition(|address| link_local == LinkLocal::Allowed || !is_link_local(address.ip()));
-    if allowed.is_empty()
-        && let Some(refused) = refused.first()
-    {
-        let detail = format!(
-            "{} is a link-local or metadata address; `culvert-agent run --allow-link-local` permits them.",
-            refused.ip()
-        );
-        return Err(Failure::new("agent_rejected", detail));
+/// Looks a target up, without dialling it. One that cannot be looked up is judged when it is dialled.
+///
+/// # Errors
+///
+/// As [`dial`], where none of its addresses is allowed for one of its ports.
+pub async fn look_up(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<(), Failure> {
+    let Ok(Ok(found)) = clock.timeout(DIAL_WITHIN, resolve(target)).await else { return Ok(()) };
+    for port in ports(target) {
+        let addresses = found.iter().map(|address| SocketAddr::new(address.ip(), port)).collect();
+        bounds.sift(&target.host, addresses)?;
     }
+    Ok(())
+}
+
+async fn resolve(target: &Target) -> io::Result<Vec<SocketAddr>> {
+    Ok(lookup_host((target.host.as_str(), target.port)).await?.collect())
+}
+
+async fn connect(target: &Target, bounds: &Bounds<'_>) -> Result<TcpStream, Failure> {
+    let addresses = resolve(target).await.map_err(|error| unreachable(target, error))?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in allowed {
+    for address in bounds.sift(&target.host, addresses)? {
         match open(address).await {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -64,27 +119,4 @@ async fn open(address: SocketAddr) -> io::Result<TcpStream> {
 
 fn unreachable(target: &Target, why: impl std::fmt::Display) -> Failure {
     Failure::new("local_target_unreachable", format!("{}:{}: {why}", target.host, target.port))
-}
-
-/// 169.254.0.0/16, fe80::/10, and the address of a cloud's metadata service over IPv6.
-fn is_link_local(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6 == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metadata_addresses_are_link_local_in_every_spelling() {
-        for refused in ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254"] {
-            assert!(is_link_local(refused.parse().unwrap()), "{refused}");
-        }
-        for allowed in ["127.0.0.1", "10.0.0.1", "192.168.1.1", "::1", "fd00::1"] {
-            assert!(!is_link_local(allowed.parse().unwrap()), "{allowed}");
-        }
-    }
 }

@@ -21,7 +21,8 @@ use uuid::Uuid;
 use crate::clock::Clock;
 use crate::pipe;
 use crate::socket;
-use crate::target::{self, LinkLocal};
+use crate::target::{self, Bounds, Chosen, LinkLocal};
+use crate::targets::Targets;
 use crate::tls;
 use crate::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
 use crate::wire::{Failure, Grant, NodeAddress, Target};
@@ -47,6 +48,8 @@ pub enum Report {
     Failed(Failure),
     /// Whether the local target answers, when that changes.
     Target(Option<String>),
+    /// A target that was to be looked up before the tunnel is led there, and why it may not be.
+    LookedUp { target: Target, refused: Option<Failure> },
     /// The node knows a newer run.
     Fenced,
 }
@@ -63,6 +66,7 @@ pub enum Probe {
 pub struct Surroundings {
     pub clock: Clock,
     pub link_local: LinkLocal,
+    pub targets: Targets,
     pub reports: mpsc::Sender<(Uuid, Report)>,
 }
 
@@ -75,8 +79,8 @@ pub struct Running {
 
 struct Shared {
     grant: Grant,
-    target: Mutex<Target>,
-    target_error: Mutex<Option<String>>,
+    led: Mutex<Led>,
+    trouble: Mutex<Trouble>,
     /// How the node of the grant is known.
     tls: Arc<ClientConfig>,
     around: Surroundings,
@@ -90,16 +94,38 @@ struct Shared {
     node_is_back: Notify,
 }
 
+/// What it leads to.
+#[derive(Clone)]
+struct Led {
+    target: Target,
+    chosen: Chosen,
+}
+
+/// What is wrong with what it leads to.
+#[derive(Default)]
+struct Trouble {
+    /// It does not answer.
+    dial: Option<String>,
+    /// It was to lead elsewhere, and must not.
+    refused: Option<String>,
+}
+
+impl Trouble {
+    fn said(&self) -> Option<String> {
+        self.refused.as_ref().or(self.dial.as_ref()).cloned()
+    }
+}
+
 impl Running {
     /// # Errors
     ///
     /// Where TLS 1.3 is not to be had.
-    pub fn start(grant: Grant, probe: Probe, around: Surroundings) -> Result<Self, rustls::Error> {
+    pub fn start(grant: Grant, chosen: Chosen, probe: Probe, around: Surroundings) -> Result<Self, rustls::Error> {
         let tls = tls::client(grant.node.fingerprint.0.clone())?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
-            target: Mutex::new(grant.target.clone()),
-            target_error: Mutex::default(),
+            led: Mutex::new(Led { target: grant.target.clone(), chosen }),
+            trouble: Mutex::default(),
             grant: grant.clone(),
             tls,
             around,
@@ -124,21 +150,42 @@ impl Running {
     }
 
     /// Leads new connections to another target.
-    pub fn retarget(&self, target: Target) {
-        *lock(&self.shared.target) = target;
+    pub fn retarget(&self, target: Target, chosen: Chosen) {
+        *lock(&self.shared.led) = Led { target, chosen };
+        lock(&self.shared.trouble).refused = None;
+    }
+
+    /// Says that it was to lead elsewhere and must not, until it is led elsewhere.
+    pub fn refuse(&self, detail: String) {
+        lock(&self.shared.trouble).refused = Some(detail);
+    }
+
+    /// Looks up whether it may be led to another target by remote control; the answer is a report.
+    pub fn look_up(&self, target: Target) {
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            let judged = target::look_up(&target, &shared.bounds(Chosen::FromAfar), &shared.around.clock).await;
+            shared.report(Report::LookedUp { target, refused: judged.err() }).await;
+        });
     }
 
     pub fn target(&self) -> Target {
-        lock(&self.shared.target).clone()
+        lock(&self.shared.led).target.clone()
     }
 
+    pub fn chosen(&self) -> Chosen {
+        lock(&self.shared.led).chosen
+    }
+
+    /// What is wrong with its target.
     pub fn target_error(&self) -> Option<String> {
-        lock(&self.shared.target_error).clone()
+        lock(&self.shared.trouble).said()
     }
 
     /// Looks whether a target that did not answer does so now.
     pub fn probe_again(&self) {
-        if self.target_error().is_some() {
+        let silent = lock(&self.shared.trouble).dial.is_some();
+        if silent {
             let shared = self.shared.clone();
             tokio::spawn(async move {
                 let answer = shared.dial_target(None).await;
@@ -289,11 +336,12 @@ impl Shared {
     async fn carry(&self, connection: &mut TlsStream<TcpStream>, target: TcpStream) -> io::Result<()> {
         let mut target = Served { stream: target, complete: false };
         connection.write_all(&[ACCEPTED]).await?;
-        let Target { idle_timeout, buffer_size, .. } = lock(&self.target).clone();
+        let Target { idle_timeout, buffer_size, .. } = lock(&self.led).target.clone();
         let limits =
             pipe::Limits { buffer_size: buffer_size as usize, idle_timeout: Duration::from_secs(idle_timeout.into()) };
-        let counters = pipe::Counters::default();
-        let ended = pipe::run(connection, &mut target.stream, limits, &counters, &self.around.clock).await;
+        let (counters, budget) = (pipe::Counters::default(), pipe::Budget::unlimited());
+        let account = pipe::Account { counters: &counters, budget: &budget };
+        let ended = pipe::run(connection, &mut target.stream, limits, account, &self.around.clock).await;
         target.complete = ended.is_ok();
         if ended.is_err() {
             socket::reset(connection.get_ref().0);
@@ -303,22 +351,26 @@ impl Shared {
 
     /// Connects to what the tunnel's own port leads to, or one of its extra ports.
     async fn dial_target(&self, port_id: Option<Uuid>) -> Result<TcpStream, Failure> {
-        let mut target = lock(&self.target).clone();
+        let Led { mut target, chosen } = lock(&self.led).clone();
         if let Some(port_id) = port_id {
             let extra = target.extra.iter().find(|extra| extra.port_id == port_id);
             let unknown = || Failure::new("agent_rejected", "Nobody at this device agreed to the extra port.");
             target.port = extra.ok_or_else(unknown)?.port;
         }
-        target::dial(&target, self.around.link_local, &self.around.clock).await
+        target::dial(&target, &self.bounds(chosen), &self.around.clock).await
+    }
+
+    fn bounds(&self, chosen: Chosen) -> Bounds<'_> {
+        Bounds { chosen, link_local: self.around.link_local, targets: &self.around.targets }
     }
 
     async fn note_target(&self, failure: Option<Failure>) {
         let error = failure.map(|failure| failure.detail);
         let changed = {
-            let mut known = lock(&self.target_error);
-            let changed = known.is_some() != error.is_some();
-            (*known).clone_from(&error);
-            changed
+            let mut trouble = lock(&self.trouble);
+            let before = trouble.said().is_some();
+            trouble.dial.clone_from(&error);
+            before != trouble.said().is_some()
         };
         if changed {
             self.report(Report::Target(error)).await;

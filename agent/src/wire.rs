@@ -112,6 +112,11 @@ pub enum ToAgent {
         lease_id: Uuid,
         target: Target,
     },
+    /// The tunnel under this lease runs, as far as everybody else is concerned: the answer to a
+    /// [`ToHost::Serving`].
+    Running {
+        lease_id: Uuid,
+    },
     /// Remote control as the host knows it.
     Consent(ConsentState),
     /// The answer to a [`ToHost::Start`] or [`ToHost::Stop`].
@@ -131,7 +136,7 @@ pub enum ToAgent {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToHost {
-    Hello(Hello),
+    Hello(Box<Hello>),
     /// The command is in the journal.
     Claimed {
         operation_id: Uuid,
@@ -216,6 +221,9 @@ pub struct Welcome {
     /// What the device is to run on: leases that it still holds, and new ones for what it ran
     /// before. Others that it holds are over.
     pub grants: Vec<Grant>,
+    /// Whether the host answers [`ToHost::Serving`].
+    #[serde(default)]
+    pub confirms_running: bool,
 }
 
 /// Where the agent's data connections go, and the certificate that must answer there.
@@ -299,6 +307,17 @@ pub struct SignedConsent {
     pub nonce: Blob,
     /// Over [`consent_statement`].
     pub signature: Blob,
+    /// Where remote control may lead. An agent that knew of no list signs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<SignedTargets>,
+}
+
+/// The local targets that the device's owner has allowed, as they stand with a consent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedTargets {
+    pub targets: Vec<String>,
+    /// Over [`targets_statement`], with the consent's revision and nonce.
+    pub signature: Blob,
 }
 
 /// What a successful action leaves to say.
@@ -317,11 +336,15 @@ pub enum Done {
 pub struct Failure {
     pub code: String,
     pub detail: String,
+    /// What is to be repeated to whoever refused, where that is all that it takes: for
+    /// `target_not_accepted`, the local targets that somebody has to accept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept: Option<String>,
 }
 
 impl Failure {
     pub fn new(code: &str, detail: impl Into<String>) -> Self {
-        Self { code: code.into(), detail: detail.into() }
+        Self { code: code.into(), detail: detail.into(), accept: None }
     }
 }
 
@@ -333,6 +356,16 @@ pub fn connect_statement(device_id: Uuid, nonce: &[u8]) -> Vec<u8> {
 /// What a device signs to turn remote control on or off.
 pub fn consent_statement(device_id: Uuid, enabled: bool, revision: i64, nonce: &[u8]) -> Vec<u8> {
     statement("culvert consent v1", device_id, &[&[u8::from(enabled)], &revision.to_be_bytes(), nonce])
+}
+
+/// What a device signs to say where remote control may lead: every part with its length before it.
+pub fn targets_statement(device_id: Uuid, revision: i64, nonce: &[u8], targets: &[String]) -> Vec<u8> {
+    let mut statement = statement("culvert targets v1", device_id, &[&revision.to_be_bytes()]);
+    for part in std::iter::once(nonce).chain(targets.iter().map(String::as_bytes)) {
+        statement.extend((part.len() as u64).to_be_bytes());
+        statement.extend(part);
+    }
+    statement
 }
 
 /// The parts have fixed lengths but for the last, so no two statements read the same.

@@ -27,8 +27,8 @@ impl Account {
         let plan = plan.unwrap_or_else(|| config.default_plan.clone());
         check_email(&email)?;
         operator::check_name("--name", &name)?;
-        operator::check_plan(config, &plan)?;
         let store = operator::store(config).await?;
+        operator::check_plan(config, &store, &plan)?;
         let (wanted, plan_name) = (email.clone(), plan);
         let account = store
             .write(None, move |write| {

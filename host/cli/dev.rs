@@ -46,9 +46,7 @@ struct Notes {
 }
 
 pub async fn run(mut config: Config) -> Result<(), Problem> {
-    if config.data_dir == Config::default().data_dir {
-        config.data_dir = FOLDER.into();
-    }
+    config.data_dir = data_dir(&config);
     // Whoever tries a policy out builds it again and again.
     config.trust = Trust::Path;
     serve::log(config.log.format, "warn");
@@ -73,6 +71,11 @@ pub async fn run(mut config: Config) -> Result<(), Problem> {
     sample_server.abort();
     host.stop().await;
     ended
+}
+
+/// Where this command keeps everything.
+pub fn data_dir(config: &Config) -> PathBuf {
+    if config.data_dir == Config::default().data_dir { FOLDER.into() } else { config.data_dir.clone() }
 }
 
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]

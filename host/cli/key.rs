@@ -55,7 +55,7 @@ async fn create(
     scopes: &str,
     expires_at: Option<DateTime<Utc>>,
 ) -> Result<(), Problem> {
-    let grants = Grants::parse(scopes).map_err(|problem| refused(format!("--scopes: {problem}")))?;
+    let grants = Grants::parse(scopes).map_err(|problem| Problem::Usage(format!("--scopes: {problem}")))?;
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;

@@ -8,20 +8,18 @@ use uuid::Uuid;
 use super::{Problem, refused};
 use crate::config::{Config, ConfigError};
 use crate::domain::caller::Scope;
+use crate::domain::text;
 use crate::policy::generations;
-use crate::secret::Secrets;
-use crate::store::Store;
 use crate::store::db::{Db, Schema};
 use crate::store::scopes::Account;
+use crate::store::{Store, key_check};
 
 /// Opens the store that the host of this configuration uses.
 pub async fn store(config: &Config) -> Result<Store, Problem> {
     let clock = Clock::system();
     let folder = &config.data_dir;
-    std::fs::create_dir_all(folder)
+    crate::folder::open(folder)
         .map_err(|error| ConfigError::new("data_dir", format!("{}: {error}", folder.display())))?;
-    let secrets =
-        Secrets::open(&config.secret_key_file(), &clock).map_err(|e| ConfigError::new("secret_key_file", e))?;
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
     match db.schema().await {
@@ -32,6 +30,8 @@ pub async fn store(config: &Config) -> Result<Store, Problem> {
         }
         Schema::Newer => return Err(fail(&"the database was made by a newer version of this program").into()),
     }
+    let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
+    let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", e))?;
     let (store, _) = Store::new(db, clock, secrets, TaskTracker::new());
     Ok(store)
 }
@@ -67,8 +67,8 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 }
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub fn check_plan(config: &Config, plan: &str) -> Result<(), Problem> {
-    let policies = generations::for_a_question(config, Clock::system())?;
+pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), Problem> {
+    let policies = generations::for_a_question(config, Clock::system(), store.secrets())?;
     match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),
@@ -77,7 +77,7 @@ pub fn check_plan(config: &Config, plan: &str) -> Result<(), Problem> {
 
 /// A name that people are shown.
 pub fn check_name(option: &str, name: &str) -> Result<(), Problem> {
-    let fits = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
+    let fits = (1..=100).contains(&name.chars().count()) && text::is_plain(name);
     if fits {
         Ok(())
     } else {

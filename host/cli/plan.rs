@@ -24,8 +24,8 @@ pub enum Plan {
 impl Plan {
     pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
         let Self::Set { account, team, plan } = self;
-        operator::check_plan(config, &plan)?;
         let store = operator::store(config).await?;
+        operator::check_plan(config, &store, &plan)?;
         let scope_id = match team {
             Some(team) => operator::team(&store, &team).await?.id,
             None => operator::account(&store, &account.unwrap_or_default()).await?.id,

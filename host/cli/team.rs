@@ -70,8 +70,8 @@ impl Team {
 async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), Problem> {
     let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     operator::check_name("--name", &name)?;
-    operator::check_plan(config, &plan)?;
     let store = operator::store(config).await?;
+    operator::check_plan(config, &store, &plan)?;
     let owner = operator::account(&store, owner).await?;
     let owner_id = owner.id;
     let team = store

@@ -62,6 +62,10 @@ impl Range {
     /// An address, or a range as its first address and a prefix length; an address alone is a range
     /// of one.
     pub fn network(text: &str) -> Option<Self> {
+        // `/08` is eight to some and no number to others.
+        if text.rsplit_once('/').is_some_and(|(_, prefix)| prefix.len() > 1 && prefix.starts_with('0')) {
+            return None;
+        }
         let network = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
         Some(Self::Network(network.trunc()))
     }

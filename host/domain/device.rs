@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use culvert_agent::targets::{self, AllowedTarget};
 use uuid::Uuid;
 
 use super::operation::RemoteAction;
+use super::text;
 use crate::error::{Code, Error, Result};
 
 /// How long a device counts as online after it was last heard of.
@@ -26,8 +28,30 @@ pub struct Device {
     pub online: bool,
     pub remote_control: bool,
     pub consent_revision: i64,
+    /// Where its owner lets remote control lead; none where its agent has not told.
+    pub allowed_targets: Option<Vec<AllowedTarget>>,
     pub last_seen_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
+}
+
+/// What an agent says of its device, as much of it as is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    pub platform: String,
+    pub version: String,
+    pub capabilities: Vec<String>,
+}
+
+impl Description {
+    /// Short words, whatever the agent says.
+    pub fn cleaned(platform: &str, version: &str, capabilities: &[String]) -> Self {
+        let word = |word: &String| text::cleaned(word, 64).replace(' ', "");
+        Self {
+            platform: text::cleaned(platform, 100),
+            version: text::cleaned(version, 100),
+            capabilities: capabilities.iter().take(50).map(word).filter(|word| !word.is_empty()).collect(),
+        }
+    }
 }
 
 impl Device {
@@ -50,6 +74,15 @@ impl Device {
                 let detail = format!("The device's agent lacks the capability {missing}. Update it on the device.");
                 Err(Error::new(Code::UpgradeRequired, detail))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether remote control may lead it to ports of a host, as far as its owner's list alone shows.
+    pub fn may_be_led_to(&self, host: &str, ports: impl IntoIterator<Item = u16>) -> Result<()> {
+        let Some(list) = self.allowed_targets.as_ref().filter(|_| self.remote_control) else { return Ok(()) };
+        match ports.into_iter().find(|port| targets::forbids(list, host, *port)) {
+            Some(port) => Err(Error::new(Code::TargetNotAllowed, targets::not_allowed(host, port))),
             None => Ok(()),
         }
     }

@@ -13,8 +13,11 @@ use super::tunnel::Protocol;
 use super::webhook::WebhookStatus;
 
 /// Patterns of the description (ECMA-262). The validation policy judges; these say what it says.
-const TEXT: &str = r"^[^\u0000-\u001f\u007f-\u009f]*$";
-const USER: &str = r"^[^:\u0000-\u001f\u007f-\u009f]*$";
+const TEXT: &str =
+    r"^[^\u0000-\u001f\u007f-\u009f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]*$";
+const PASSWORD: &str = r"^[^\u0000-\u001f\u007f-\u009f]*$";
+const USER: &str =
+    r"^[^:\u0000-\u001f\u007f-\u009f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]*$";
 const SUBDOMAIN: &str = "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$";
 const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
 const DOMAIN: &str = r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$";
@@ -53,10 +56,10 @@ fn ipv6() -> String {
     format!("({word}:){{7}}{word}|({word}:){{1,7}}:|{}|:((:{word}){{1,7}}|:)", cuts.join("|"))
 }
 
-/// Exactly one of the two, and the other null or absent.
+/// Exactly one of the two is a text, and so the other null or absent.
 fn one_address() -> Value {
-    let one = |given: &str, absent: &str| json!({"required": [given], "properties": {given: {"type": "string"}, absent: {"type": "null"}}});
-    json!([one("ip_address", "ip_cidr"), one("ip_cidr", "ip_address")])
+    let given = |name: &str| json!({"required": [name], "properties": {name: {"type": "string"}}});
+    json!([given("ip_address"), given("ip_cidr")])
 }
 
 /// A field that a change may also clear: absent, null, or a value.
@@ -98,8 +101,14 @@ pub struct NewTunnel {
     #[schemars(length(min = 1, max = 64), extend("pattern" = USER))]
     pub http_basic_auth_username: Option<String>,
     /// For http tunnels; never returned.
-    #[schemars(length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = TEXT))]
+    #[schemars(length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = PASSWORD))]
     pub http_basic_auth_password: Option<String>,
+    /// Seconds without a byte in either direction after which one connection is closed; null: the default.
+    #[schemars(with = "Option<u32>", range(min = 30, max = 3600))]
+    pub idle_timeout: Option<i64>,
+    /// Bytes that each direction of a connection is copied with; null: the default.
+    #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
+    pub buffer_size: Option<i64>,
     /// The premium network; true for plans that include it, where it is not given.
     #[schemars(with = "bool")]
     pub pro_network: Option<bool>,
@@ -140,14 +149,14 @@ pub struct TunnelPatch {
     #[schemars(with = "Option<String>", length(min = 1, max = 64), extend("pattern" = USER))]
     pub http_basic_auth_username: Nullable<String>,
     /// Never returned.
-    #[schemars(with = "Option<String>", length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = TEXT))]
+    #[schemars(with = "Option<String>", length(min = 8, max = 128), extend("writeOnly" = true, "pattern" = PASSWORD))]
     pub http_basic_auth_password: Nullable<String>,
-    /// Seconds without a byte in either direction after which one connection is closed.
-    #[schemars(with = "u32", range(min = 30, max = 3600))]
-    pub idle_timeout: Option<i64>,
-    /// Bytes that each direction of a connection is copied with.
-    #[schemars(with = "u32", range(min = 1024, max = 1_048_576))]
-    pub buffer_size: Option<i64>,
+    /// Seconds without a byte in either direction after which one connection is closed; null: the default.
+    #[schemars(with = "Option<u32>", range(min = 30, max = 3600))]
+    pub idle_timeout: Nullable<i64>,
+    /// Bytes that each direction of a connection is copied with; null: the default.
+    #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
+    pub buffer_size: Nullable<i64>,
     #[schemars(with = "bool")]
     pub pro_network: Option<bool>,
 }

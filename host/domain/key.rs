@@ -60,9 +60,12 @@ fn checksum(body: &str) -> String {
 /// without the hyphens.
 pub struct EnrolmentCode(String);
 
+/// Without the hyphens.
+const CODE_CHARACTERS: usize = 20;
+
 impl EnrolmentCode {
     pub fn generate(clock: &Clock) -> Self {
-        let characters: Vec<char> = (0..20).map(|_| draw(clock, CROCKFORD)).collect();
+        let characters: Vec<char> = (0..CODE_CHARACTERS).map(|_| draw(clock, CROCKFORD)).collect();
         let groups: Vec<String> = characters.chunks(4).map(|group| group.iter().collect()).collect();
         Self(groups.join("-"))
     }
@@ -75,6 +78,12 @@ impl EnrolmentCode {
     pub fn hash(typed: &str) -> [u8; 32] {
         let plain: String = typed.chars().filter(char::is_ascii_alphanumeric).collect();
         Sha256::digest(plain.to_ascii_uppercase()).into()
+    }
+
+    /// The same, for what has the form of a code at all.
+    pub fn hash_of(typed: &str) -> Option<[u8; 32]> {
+        let characters = typed.chars().filter(char::is_ascii_alphanumeric).count();
+        (typed.len() <= 2 * CODE_CHARACTERS && characters == CODE_CHARACTERS).then(|| Self::hash(typed))
     }
 }
 

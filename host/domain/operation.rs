@@ -154,6 +154,7 @@ words! {
         AgentRejected "agent_rejected",
         RemoteControlDisabled "remote_control_disabled",
         DeviceNotAllowed "device_not_allowed",
+        TargetNotAllowed "target_not_allowed",
         LocalTargetUnreachable "local_target_unreachable",
         TunnelStartFailed "tunnel_start_failed",
         LeaseConflict "lease_conflict",
@@ -161,6 +162,11 @@ words! {
         UnsupportedAction "unsupported_action",
         OutcomeUnknown "outcome_unknown",
         TunnelDeleted "tunnel_deleted",
+        DeviceRemoved "device_removed",
+        /// Whoever asked for it, or the device, may no longer act for the scope.
+        AccessLost "access_lost",
+        /// The device did not take the command in time.
+        NotClaimed "not_claimed",
         InternalError "internal_error",
     }
 }

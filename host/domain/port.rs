@@ -59,6 +59,12 @@ pub struct NewExtraPort {
     pub label: Option<String>,
 }
 
+impl NewExtraPort {
+    pub fn carries_tcp(&self) -> bool {
+        self.protocol.transports().contains(&Transport::Tcp)
+    }
+}
+
 /// Ports from the first to the last, both included: `20000-29999`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

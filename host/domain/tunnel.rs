@@ -35,6 +35,9 @@ words! {
     }
 }
 
+/// Seconds without a byte after which a connection is closed, where its tunnel says nothing.
+pub const DEFAULT_IDLE_TIMEOUT: u32 = 3600;
+
 /// Bytes that one direction of a connection is copied with, where nothing else was asked for.
 pub const DEFAULT_BUFFER_SIZE: u32 = 65_536;
 
@@ -64,8 +67,10 @@ pub struct Tunnel {
     pub idle_timeout: Option<u32>,
     pub buffer_size: u32,
     pub pro_network: bool,
-    /// The devices that may run it; none: any of the scope.
+    /// The devices that may run it.
     pub device_ids: Vec<Uuid>,
+    /// Whether only these may; otherwise any of the scope. They can have become none.
+    pub restricted: bool,
     /// The device that is to run it whenever it can.
     pub wanted_on: Option<Uuid>,
     pub start_error: Option<String>,
@@ -97,6 +102,7 @@ pub struct ActiveOperation {
     pub id: Uuid,
     pub action: RemoteAction,
     pub status: OperationStatus,
+    pub device_id: Uuid,
 }
 
 /// Where visitors reach a tunnel.
@@ -134,7 +140,7 @@ impl Tunnel {
     }
 
     pub fn allows(&self, device_id: Uuid) -> bool {
-        self.device_ids.is_empty() || self.device_ids.contains(&device_id)
+        !self.restricted || self.device_ids.contains(&device_id)
     }
 
     pub fn public_address(&self) -> PublicAddress {

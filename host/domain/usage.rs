@@ -15,6 +15,17 @@ impl Traffic {
     }
 }
 
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            bytes_in: self.bytes_in.saturating_add(more.bytes_in),
+            bytes_out: self.bytes_out.saturating_add(more.bytes_out),
+        }
+    }
+}
+
 /// What one scope or tunnel used, today and in this month.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bandwidth {

@@ -36,7 +36,7 @@ words! {
         Pending "pending",
         Succeeded "succeeded",
         Failed "failed",
-        /// The endpoint was disabled before it was made.
+        /// The endpoint was disabled before it was made, or too many others waited for it.
         Canceled "canceled",
     }
 }
@@ -44,8 +44,9 @@ words! {
 words! {
     /// Why an attempt failed.
     AttemptError {
+        /// The name has no public address.
         DnsFailed "dns_failed",
-        /// The name leads to an address that is not public.
+        /// The URL spells out an address that is not public.
         AddressBlocked "address_blocked",
         ConnectFailed "connect_failed",
         TlsError "tls_error",
@@ -55,6 +56,8 @@ words! {
         HttpStatus "http_status",
         /// An answer of more than 16 KiB.
         TooLarge "too_large",
+        /// Too many others waited for the endpoint, so it was not made.
+        TooManyWaiting "too_many_waiting",
     }
 }
 
@@ -92,6 +95,8 @@ pub struct Attempt {
     pub error: Option<AttemptError>,
     pub duration_ms: Option<u64>,
     pub created_at: DateTime<Utc>,
+    /// When it was made; none while it is pending.
+    pub attempted_at: Option<DateTime<Utc>>,
     /// When this attempt is due, while it is pending; when the next one is, once it has failed.
     pub next_attempt_at: Option<DateTime<Utc>>,
 }

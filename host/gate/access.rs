@@ -7,6 +7,7 @@ use crate::domain::access::{
 use crate::domain::caller::Caller;
 use crate::domain::input::{self, Input, ReplaceFirewall, ReplaceGeoip};
 use crate::domain::plan::Entitlement;
+use crate::domain::text;
 use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::Facts;
@@ -36,8 +37,8 @@ fn firewall_rule(rule: input::NewFirewallRule) -> Result<NewFirewallRule, (&'sta
         (None, Some(range)) => Range::network(range).ok_or((".ip_cidr", "must be an address or CIDR range"))?,
         _ => return Err(("", "must have exactly one of ip_address and ip_cidr")),
     };
-    if rule.description.as_ref().is_some_and(|text| text.chars().count() > 255) {
-        return Err((".description", "must have at most 255 characters"));
+    if let Some(message) = rule.description.as_deref().and_then(text::fault) {
+        return Err((".description", message));
     }
     Ok(NewFirewallRule { rule_type, range, description: rule.description })
 }

@@ -1,6 +1,6 @@
 //! What requests about devices must be to be admitted.
 
-use super::Draft;
+use super::{Draft, check_text};
 use crate::domain::caller::Caller;
 use crate::domain::input::{DevicePatch, Input};
 use crate::domain::plan::Entitlement;
@@ -28,7 +28,11 @@ impl Draft for DevicePatch {
             Self { name: None, remote_control_enabled: None } => {
                 Err(vec![Fault::new("body", "at least one field is required")])
             }
-            patch => Ok(patch),
+            patch => {
+                let mut faults = Vec::new();
+                check_text(patch.name.as_deref(), "name", &mut faults);
+                if faults.is_empty() { Ok(patch) } else { Err(faults) }
+            }
         }
     }
 }

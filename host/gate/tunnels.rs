@@ -1,18 +1,25 @@
 //! What requests about tunnels must be to be admitted, and what they are then.
 
+use std::ops::RangeInclusive;
+
 use uuid::Uuid;
 
-use super::{Draft, Part, Wants};
+use super::{Draft, Part, Wants, check_text, led};
 use crate::domain::caller::Caller;
 use crate::domain::input::{
     BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
 };
 use crate::domain::plan::Entitlement;
-use crate::domain::port::{self, valid};
-use crate::domain::tunnel::Protocol;
+use crate::domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
+use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
 use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::Facts;
+
+/// Seconds (specification, "Limits").
+const IDLE_TIMEOUT: RangeInclusive<u32> = 30..=3600;
+/// Bytes (specification, "Limits").
+const BUFFER_SIZE: RangeInclusive<u32> = 1024..=1_048_576;
 
 /// A tunnel that may be created.
 #[derive(Clone, Debug)]
@@ -29,6 +36,8 @@ pub struct TunnelDefinition {
     pub basic_auth: bool,
     pub basic_auth_user: Option<String>,
     pub basic_auth_password: Option<String>,
+    pub idle_timeout: Option<u32>,
+    pub buffer_size: u32,
     pub pro_network: bool,
     pub device_ids: Vec<Uuid>,
     pub extra_ports: Vec<port::NewExtraPort>,
@@ -80,7 +89,16 @@ impl Draft for NewTunnel {
         if subdomain.as_deref().is_some_and(|subdomain| !is_label(subdomain)) {
             faults.push(Fault::new("subdomain", "must be a DNS label"));
         }
-        let extra = self.extra_ports.unwrap_or_default().into_iter().enumerate();
+        check_text(self.name.as_deref(), "name", &mut faults);
+        check_text(self.local_host.as_deref(), "local_host", &mut faults);
+        check_text(self.http_basic_auth_username.as_deref(), "http_basic_auth_username", &mut faults);
+        let idle_timeout = bounded(self.idle_timeout, IDLE_TIMEOUT, "idle_timeout", &mut faults);
+        let buffer_size = bounded(self.buffer_size, BUFFER_SIZE, "buffer_size", &mut faults);
+        let extra_ports = self.extra_ports.unwrap_or_default();
+        if extra_ports.len() > EXTRA_PORTS_PER_TUNNEL as usize {
+            faults.push(Fault::new("extra_ports", format!("must hold at most {EXTRA_PORTS_PER_TUNNEL} ports")));
+        }
+        let extra = extra_ports.into_iter().take(EXTRA_PORTS_PER_TUNNEL as usize).enumerate();
         let path = |index| format!("extra_ports[{index}].");
         let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, &path(index), &mut faults)).collect();
         let definition = TunnelDefinition {
@@ -96,6 +114,8 @@ impl Draft for NewTunnel {
             basic_auth: self.http_basic_auth_enabled.unwrap_or(false),
             basic_auth_user: self.http_basic_auth_username,
             basic_auth_password: self.http_basic_auth_password,
+            idle_timeout,
+            buffer_size: buffer_size.unwrap_or(DEFAULT_BUFFER_SIZE),
             pro_network: self.pro_network.unwrap_or(entitlement.premium_network),
             device_ids: distinct(self.device_ids.unwrap_or_default()),
             extra_ports,
@@ -113,6 +133,7 @@ fn extra_port(port: NewExtraPort, tunnel: Protocol, path: &str, faults: &mut Vec
         faults.push(Fault::new(format!("{path}protocol"), "http ports are for http tunnels only"));
     }
     let local_port = required_port(local_port, &format!("{path}local_port"), faults);
+    check_text(label.as_deref(), &format!("{path}label"), faults);
     port::NewExtraPort { local_port, protocol, label }
 }
 
@@ -129,6 +150,11 @@ impl Draft for NewExtraPort {
 
     fn wants(&self) -> Wants {
         Wants { extra_ports: 1, ..Wants::default() }
+    }
+
+    /// It leads to a port of theirs.
+    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+        led(facts)
     }
 
     fn validate(self, facts: &Facts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
@@ -168,7 +194,7 @@ pub struct TunnelChange {
     pub basic_auth: Option<bool>,
     pub basic_auth_user: Nullable<String>,
     pub basic_auth_password: Nullable<String>,
-    pub idle_timeout: Option<u32>,
+    pub idle_timeout: Nullable<u32>,
     pub buffer_size: Option<u32>,
     pub pro_network: Option<bool>,
 }
@@ -188,11 +214,22 @@ impl Draft for TunnelPatch {
         Wants { premium_network: self.pro_network == Some(true), ..Wants::default() }
     }
 
+    /// A change of the target leads them there.
+    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+        if self.local_host.is_some() || self.local_port.is_some() { led(facts) } else { Vec::new() }
+    }
+
     fn validate(self, _: &Facts, _: &Entitlement) -> Result<TunnelChange, Vec<Fault>> {
         let mut faults = Vec::new();
         if self == Self::default() {
             faults.push(Fault::new("body", "at least one field is required"));
         }
+        check_text(self.name.as_deref(), "name", &mut faults);
+        check_text(self.local_host.as_deref(), "local_host", &mut faults);
+        let user = self.http_basic_auth_username.as_ref().and_then(|user| user.as_deref());
+        check_text(user, "http_basic_auth_username", &mut faults);
+        let idle_timeout = self.idle_timeout.map(|value| bounded(value, IDLE_TIMEOUT, "idle_timeout", &mut faults));
+        let buffer_size = self.buffer_size.map(|value| bounded(value, BUFFER_SIZE, "buffer_size", &mut faults));
         let change = TunnelChange {
             name: self.name,
             local_host: self.local_host,
@@ -201,8 +238,8 @@ impl Draft for TunnelPatch {
             basic_auth: self.http_basic_auth_enabled,
             basic_auth_user: self.http_basic_auth_username,
             basic_auth_password: self.http_basic_auth_password,
-            idle_timeout: bounded(self.idle_timeout, 30, 3600, "idle_timeout", &mut faults),
-            buffer_size: bounded(self.buffer_size, 1024, 1_048_576, "buffer_size", &mut faults),
+            idle_timeout,
+            buffer_size: buffer_size.map(|bytes| bytes.unwrap_or(DEFAULT_BUFFER_SIZE)),
             pro_network: self.pro_network,
         };
         if faults.is_empty() { Ok(change) } else { Err(faults) }
@@ -292,11 +329,11 @@ fn required_port(port: Option<i64>, field: &str, faults: &mut Vec<Fault>) -> u16
     0
 }
 
-fn bounded(value: Option<i64>, low: u32, high: u32, field: &str, faults: &mut Vec<Fault>) -> Option<u32> {
+fn bounded(value: Option<i64>, range: RangeInclusive<u32>, field: &str, faults: &mut Vec<Fault>) -> Option<u32> {
     let value = value?;
-    let fits = u32::try_from(value).ok().filter(|value| (low..=high).contains(value));
+    let fits = u32::try_from(value).ok().filter(|value| range.contains(value));
     if fits.is_none() {
-        faults.push(Fault::new(field, format!("must be between {low} and {high}")));
+        faults.push(Fault::new(field, format!("must be between {} and {}", range.start(), range.end())));
     }
     fits
 }

@@ -1,6 +1,6 @@
 //! What requests about webhook endpoints must be to be admitted, and what they are then.
 
-use super::Draft;
+use super::{Draft, check_text};
 use crate::domain::caller::Caller;
 use crate::domain::event::EventKind;
 use crate::domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
@@ -40,6 +40,7 @@ impl Draft for NewWebhook {
         let url = self.url.unwrap_or_default();
         check_url(&url, &mut faults);
         let events = events(self.events.unwrap_or_default(), &mut faults);
+        check_text(self.description.as_deref(), "description", &mut faults);
         let definition = WebhookDefinition { url, events, description: self.description };
         if faults.is_empty() { Ok(definition) } else { Err(faults) }
     }
@@ -76,14 +77,17 @@ impl Draft for WebhookPatch {
         }
         self.url.iter().for_each(|url| check_url(url, &mut faults));
         let events = self.events.map(|words| events(words, &mut faults));
+        let description = self.description.as_ref().and_then(|description| description.as_deref());
+        check_text(description, "description", &mut faults);
         let change = WebhookChange { url: self.url, events, description: self.description, status: self.status };
         if faults.is_empty() { Ok(change) } else { Err(faults) }
     }
 }
 
 fn check_url(url: &str, faults: &mut Vec<Fault>) {
-    let fits = reqwest::Url::parse(url)
-        .is_ok_and(|url| url.has_host() && url.username().is_empty() && url.password().is_none());
+    let fits = reqwest::Url::parse(url).is_ok_and(|url| {
+        url.has_host() && url.username().is_empty() && url.password().is_none() && url.port() != Some(0)
+    });
     if !fits || !url.starts_with("https://") || url.len() > 2048 {
         faults.push(Fault::new("url", "must be an https:// URL of at most 2048 characters"));
     }

@@ -1,12 +1,16 @@
 //! A device connects: it proves who it is, and host and device bring each other up to date.
 
 use culvert_agent::device::verify;
-use culvert_agent::wire::{ConsentState, Hello, SignedConsent, connect_statement, consent_statement};
+use culvert_agent::targets::MOST;
+use culvert_agent::wire::{
+    ConsentState, Hello, SignedConsent, SignedTargets, connect_statement, consent_statement, targets_statement,
+};
 use uuid::Uuid;
 
+use super::life::MORE_IDS;
 use super::local;
 use crate::app::App;
-use crate::domain::device::Device;
+use crate::domain::device::{Description, Device};
 use crate::domain::session::{EndReason, Target};
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::{Code, Error, Result};
@@ -43,22 +47,26 @@ pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result
     let host_id = app.host_id;
     let scope_id = enrolled.device.scope_id;
     let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
+    let resumes = local::plan_is_known(app, scope_id).await?;
+    let _turn = app.scopes.lock(scope_id).await;
     let (connection, consent) = app
         .store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let EnrolledDevice { device, public_key } = enrolled;
-                write.describe_device(device.id, &hello.platform, &hello.version, &hello.capabilities).await?;
+                check_lists(write, &device, &hello).await?;
+                let description = Description::cleaned(&hello.platform, &hello.version, &hello.capabilities);
+                write.describe_device(device.id, &description).await?;
                 if let Some(signed) = &hello.signed_consent {
                     decide(write, &device, &public_key, signed).await?;
                 }
                 // It is told of as it is now.
                 let connection = write.connect_device(device.id, host_id, boot_id).await?;
-                for session_id in &hello.stopped {
-                    local::stop(write, &device, *session_id).await?;
-                }
+                local::stop(write, &device, &hello.stopped).await?;
                 end_lost_leases(write, device.id, &hello).await?;
-                resume_wanted(write, &device, boot_id).await?;
+                if resumes {
+                    resume_wanted(write, &device, boot_id).await?;
+                }
                 Ok((connection, consent_of(write, &device).await?))
             })
         })
@@ -66,21 +74,41 @@ pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result
     Ok(Arrived { connection, scope_id, boot_id, consent, held })
 }
 
+/// An agent holds as many leases as it runs tunnels, and has few commands that are not settled.
+async fn check_lists(write: &mut Write, device: &Device, hello: &Hello) -> Result<()> {
+    let longest = [&hello.lease_ids, &hello.stopped, &hello.operation_ids].map(Vec::len).into_iter().max();
+    let longest = longest.unwrap_or_default();
+    if longest <= MORE_IDS || longest <= write.open_sessions(device.id).await? + MORE_IDS {
+        return Ok(());
+    }
+    Err(Error::new(Code::ValidationFailed, "A hello must not list more ids than the device has sessions, and 256."))
+}
+
 /// Takes a decision about remote control that the device has signed. Where it was made on an older
 /// state than the host's, it is void.
 pub async fn decide(write: &mut Write, device: &Device, public_key: &[u8], signed: &SignedConsent) -> Result<()> {
-    let SignedConsent { enabled, revision, nonce, signature } = signed;
+    let SignedConsent { enabled, revision, nonce, signature, targets } = signed;
     let statement = consent_statement(device.id, *enabled, *revision, &nonce.0);
     let current = write.device(device.scope_id, device.id).await?;
     let current = current.is_some_and(|device| device.consent_revision == *revision);
     if !current || !verify(public_key, &statement, &signature.0) {
         return Ok(());
     }
-    if *enabled {
-        write.turn_remote_control_on(device.id).await
-    } else {
-        write.turn_remote_control_off(device.id).await
+    if !enabled {
+        return write.turn_remote_control_off(device.id).await;
     }
+    let holds = |signed: &SignedTargets| {
+        let statement = targets_statement(device.id, *revision, &nonce.0, &signed.targets);
+        signed.targets.len() <= MOST && verify(public_key, &statement, &signed.signature.0)
+    };
+    match targets {
+        Some(signed) if holds(signed) => write.set_allowed_targets(device.id, Some(&signed.targets)).await?,
+        // What somebody else has put there changes nothing.
+        Some(_) => {}
+        // An agent without a list leads to anything.
+        None => write.set_allowed_targets(device.id, None).await?,
+    }
+    write.turn_remote_control_on(device.id).await
 }
 
 pub async fn consent_of(write: &mut Write, device: &Device) -> Result<ConsentState> {

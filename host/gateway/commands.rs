@@ -6,11 +6,13 @@ use uuid::Uuid;
 use crate::domain::device::Device;
 use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use crate::domain::session::EndReason;
+use crate::domain::text;
 use crate::domain::tunnel::{Protocol, Tunnel};
-use crate::error::Result;
+use crate::error::{Code, Result, is_code};
 use crate::record::operation::{OperationResultOut, RestartAgentResultOut, StopAllResultOut, StopResultOut};
 use crate::store::Write;
 use crate::store::change::actions::{Started, start_result};
+use crate::store::sweep::not_claimed;
 
 /// What an agent that is ready to begin is told.
 #[derive(Debug)]
@@ -35,18 +37,26 @@ pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Re
         return Ok(!operation.status.is_terminal());
     }
     if operation.expires_at <= write.now {
+        operation.error = Some(not_claimed());
         write.advance_operation(&mut operation, OperationStatus::Expired).await?;
         return Ok(false);
     }
-    if let Err(refused) = device.consents_to(operation.action) {
-        let code = match refused.code {
-            crate::error::Code::RemoteControlDisabled => OperationErrorCode::RemoteControlDisabled,
-            _ => OperationErrorCode::UnsupportedAction,
-        };
-        write.fail_operation(&mut operation, OperationError::new(code, refused.detail)).await?;
+    if let Err(error) = consent(device, &operation) {
+        write.fail_operation(&mut operation, error).await?;
         return Ok(false);
     }
     write.advance_operation(&mut operation, OperationStatus::Claimed).await
+}
+
+/// Whether the device consents, and is able to.
+fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError> {
+    device.consents_to(operation.action).map_err(|refused| {
+        let code = match refused.code {
+            Code::RemoteControlDisabled => OperationErrorCode::RemoteControlDisabled,
+            _ => OperationErrorCode::UnsupportedAction,
+        };
+        OperationError::new(code, refused.detail)
+    })
 }
 
 /// The agent is about to begin. From here on the operation runs; a start gets its lease.
@@ -57,6 +67,11 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
         // An agent that has begun does not ask again: it never got the answer.
         OperationStatus::Running => return Ok(Go::Proceed { session_id: operation.session_id }),
         _ => return Ok(Go::Abandon),
+    }
+    // It may have been withdrawn since the claim.
+    if let Err(error) = consent(device, &operation) {
+        write.fail_operation(&mut operation, error).await?;
+        return Ok(Go::Abandon);
     }
     if !matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
         let begun = write.advance_operation(&mut operation, OperationStatus::Running).await?;
@@ -90,6 +105,9 @@ fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<()
     if tunnel.suspended {
         return refuse(OperationErrorCode::TunnelStartFailed, "The month's bandwidth is used up.");
     }
+    if !device.owner_active {
+        return refuse(OperationErrorCode::DeviceNotAllowed, "The device's owner is no longer a member of its Team.");
+    }
     if !tunnel.allows(device.id) {
         return refuse(OperationErrorCode::DeviceNotAllowed, "The device is no longer allowed for this tunnel.");
     }
@@ -110,6 +128,8 @@ async fn tunnel(write: &mut Write, operation: &Operation) -> Result<Option<Tunne
 /// The agent canceled the command before it began.
 pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<()> {
     if let Some(mut operation) = own(write, device, operation_id).await? {
+        let detail = "The agent canceled the command before it began.";
+        operation.error = Some(OperationError::new(OperationErrorCode::AgentRejected, detail));
         write.advance_operation(&mut operation, OperationStatus::Canceled).await?;
     }
     Ok(())
@@ -133,7 +153,8 @@ pub async fn finish(
 }
 
 async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
-    let Failure { code, detail } = failure;
+    let code = if is_code(&failure.code) { failure.code } else { OperationErrorCode::AgentRejected.to_string() };
+    let detail = text::cleaned(&failure.detail, 500);
     write.abort_operation(operation, OperationError { code, detail }).await
 }
 
@@ -153,6 +174,7 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
         (RemoteAction::RestartAgent, Done::RestartAgent { previous_version, version, boot_id }) => {
             let leases = write.leases_of_device(device.id).await?;
             let resumed_tunnels = leases.iter().filter(|lease| lease.ready).map(|lease| lease.tunnel_id).collect();
+            let [previous_version, version] = [previous_version, version].map(|text| text::cleaned(&text, 100));
             let result = RestartAgentResultOut { previous_version, version, boot_id, resumed_tunnels };
             OperationResultOut::RestartAgent(result)
         }

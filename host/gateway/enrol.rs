@@ -1,13 +1,17 @@
 //! `POST /agent/enroll`: a one-time code makes a machine a device.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_agent::wire::{Enrol, Enrolled};
 use salvo::writing::Json;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
+use uuid::Uuid;
 
 use crate::app::App;
+use crate::domain::device::Description;
 use crate::domain::key::EnrolmentCode;
+use crate::domain::text;
 use crate::error::{Code, Error, Fault, Result};
 use crate::http::hoop::auth::client_address;
 use crate::http::hoop::trace::RequestId;
@@ -15,6 +19,8 @@ use crate::http::problem;
 use crate::store::devices::NewDevice;
 
 const BODY_LIMIT: usize = 16 * 1024;
+/// For the whole of it: it comes from somebody without a key.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
 const PUBLIC_KEY_BYTES: usize = 32;
 
 pub struct Enrolment(pub Arc<App>);
@@ -31,15 +37,42 @@ impl Handler for Enrolment {
 
 async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
     let client = client_address(req, &app.config.trusted_proxies);
-    let body = req.payload_with_max_size(BODY_LIMIT).await;
-    let body = body.map_err(|error| Error::new(Code::InvalidJson, format!("The body could not be read: {error}.")))?;
-    let enrol: Enrol = serde_json::from_slice(body)
-        .map_err(|error| Error::new(Code::InvalidJson, format!("The body is no enrolment: {error}.")))?;
+    // Nobody is hurt by waiting: a person types a code.
+    if let Some(wait) = app.strangers.is_over(client, app.clock.moment()) {
+        return Err(Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait));
+    }
+    let enrol = read(app, req).await?;
     let new = new_device(&enrol)?;
-    let hash = EnrolmentCode::hash(&enrol.code);
     let name = new.name.clone();
-    let device_id = app
-        .store
+    let device_id = match EnrolmentCode::hash_of(&enrol.code) {
+        Some(hash) => redeem(app, hash, new).await?,
+        // What cannot be a code is not looked for.
+        None => None,
+    };
+    let Some(device_id) = device_id else {
+        app.strangers.count(client, app.clock.moment());
+        let message = "is not valid, was used already, or is older than ten minutes";
+        return Err(Error::invalid(vec![Fault::new("code", message)]));
+    };
+    tracing::info!(%device_id, "a device was enrolled");
+    Ok(Enrolled { device_id, name })
+}
+
+async fn read(app: &App, req: &mut Request) -> Result<Enrol> {
+    let body = app.clock.timeout(BODY_WITHIN, req.payload_with_max_size(BODY_LIMIT)).await;
+    let body = body.map_err(|_| Error::of(Code::RequestTimeout))?;
+    let body = body.map_err(|error| Error::new(Code::InvalidJson, format!("The body could not be read: {error}.")))?;
+    serde_json::from_slice(body)
+        .map_err(|error| Error::new(Code::InvalidJson, format!("The body is no enrolment: {error}.")))
+}
+
+/// Makes a device of whoever has a good code.
+async fn redeem(app: &App, hash: [u8; 32], new: NewDevice) -> Result<Option<Uuid>> {
+    // A wrong code costs a look, and not a turn of those who write.
+    if !app.store.has_device_code(&hash).await? {
+        return Ok(None);
+    }
+    app.store
         .write(None, move |write| {
             Box::pin(async move {
                 match write.take_device_code(&hash).await? {
@@ -48,33 +81,14 @@ async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
                 }
             })
         })
-        .await?;
-    match device_id {
-        Some(device_id) => {
-            tracing::info!(%device_id, "a device was enrolled");
-            Ok(Enrolled { device_id, name })
-        }
-        None => Err(match app.strangers.count(client, app.clock.moment()) {
-            Some(wait) => Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait),
-            None => {
-                Error::invalid(vec![Fault::new("code", "is not valid, was used already, or is older than ten minutes")])
-            }
-        }),
-    }
+        .await
 }
 
 fn new_device(enrol: &Enrol) -> Result<NewDevice> {
     let mut faults = Vec::new();
-    let text = |text: &str, longest: usize| text.chars().count() <= longest && !text.chars().any(char::is_control);
     let name = enrol.name.as_deref().map(str::trim).filter(|name| !name.is_empty());
-    if name.is_some_and(|name| !text(name, 100)) {
-        faults.push(Fault::new("name", "must have at most 100 characters, none of them a control character"));
-    }
-    let short = text(&enrol.platform, 100) && text(&enrol.version, 100);
-    let words =
-        enrol.capabilities.len() <= 50 && enrol.capabilities.iter().all(|word| text(word, 64) && !word.contains(' '));
-    if !short || !words {
-        faults.push(Fault::new("capabilities", "platform, version and capabilities must be short words"));
+    if name.is_some_and(|name| name.chars().count() > 100 || !text::is_plain(name)) {
+        faults.push(Fault::new("name", "must have at most 100 characters, none of them a control or format character"));
     }
     if enrol.public_key.0.len() != PUBLIC_KEY_BYTES {
         faults.push(Fault::new("public_key", "must be an Ed25519 public key (32 bytes)"));
@@ -84,9 +98,7 @@ fn new_device(enrol: &Enrol) -> Result<NewDevice> {
     }
     Ok(NewDevice {
         name: name.map(String::from),
-        platform: enrol.platform.clone(),
-        version: enrol.version.clone(),
-        capabilities: enrol.capabilities.clone(),
+        description: Description::cleaned(&enrol.platform, &enrol.version, &enrol.capabilities),
         public_key: enrol.public_key.0.clone(),
     })
 }

@@ -2,11 +2,9 @@
 
 use culvert_agent::wire::{Blob, ExtraTarget, Grant, NodeAddress, Target};
 
+use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
-
-/// Seconds without a byte after which a connection is closed, where its tunnel says nothing.
-pub const DEFAULT_IDLE_TIMEOUT: u32 = 3600;
 
 /// What a lease's token vouches for.
 pub fn vouched(lease: &Lease) -> Vec<u8> {

@@ -6,20 +6,24 @@ mod told;
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_agent::clock::Clock;
 use culvert_agent::wire::{Blob, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
 use futures_util::future::BoxFuture;
 use salvo::websocket::WebSocket;
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 use uuid::Uuid;
 
 use super::arrival::{self, Arrived};
 use super::commands::{self, Go};
-use super::{Entry, local};
+use super::{BUSY_FOR, Entry, Stranger, local};
 use crate::app::App;
+use crate::bucket::Bucket;
 use crate::domain::device::{Device, OFFLINE_AFTER};
 use crate::domain::event::OfflineReason;
 use crate::domain::operation::RemoteAction;
 use crate::domain::session::{EndReason, LEASE};
+use crate::domain::text;
 use crate::error::{Code, Error, Result};
 use crate::store::Write;
 use crate::store::presence::Connection;
@@ -29,6 +33,14 @@ use told::Told;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Frames of one agent: so many at once, and then so many a second. One that says more is read later.
+const FRAMES: u32 = 100;
+const FRAMES_PER_SECOND: u32 = 20;
+/// Starts of tunnels at the device, each of which writes a session and events. More are refused.
+const STARTS: u32 = 60;
+const STARTS_PER_SECOND: u32 = 2;
+/// Ids that one frame may list, beside those of the sessions that the device has open.
+pub(in crate::gateway) const MORE_IDS: usize = 256;
 /// When agents are to come back after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
@@ -41,12 +53,16 @@ enum End {
     Goodbye,
     #[error("it was silent for too long")]
     Silent,
+    #[error("it takes nothing any longer")]
+    Stuck,
     #[error("a newer connection of the device counts")]
     Replaced,
     #[error("the device was removed")]
     Removed,
     #[error("the device's owner has left its Team")]
     NotAllowed,
+    #[error("the host has no place for more agents")]
+    Full,
     #[error("the host is stopping")]
     Stopping,
     #[error("the agent does not speak this host's language: {0}")]
@@ -55,15 +71,24 @@ enum End {
     Store(#[from] Error),
 }
 
-pub async fn live(app: Arc<App>, socket: WebSocket) {
-    let mut link = Link { socket };
+pub async fn live(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
+    let mut link = Link::new(socket, app.clock.clone());
     let greeted = app.clock.timeout(HELLO_WITHIN, greet(&app, &mut link)).await;
+    if let (Ok(Ok(_)), Some(peer)) = (&greeted, stranger.peer) {
+        app.connections.release(peer);
+    }
+    drop(stranger);
     match greeted {
-        Ok(Ok((arrived, public_key))) => {
+        Ok(Ok((arrived, public_key, _place))) => {
             let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
             Life::new(app, link, arrived, public_key).run().instrument(span).await;
         }
-        Ok(Err(End::Store(error))) if !matches!(error.code, Code::NotFound | Code::DeviceNotAllowed) => {
+        Ok(Err(End::Full)) => {
+            app.meters.connections.count("agents");
+            let reconnect_after_ms = BUSY_FOR.as_millis() as u64;
+            let _ = link.send(&ToAgent::Goodbye { reason: End::Full.to_string(), reconnect_after_ms }).await;
+        }
+        Ok(Err(End::Store(error))) if !is_refusal(&error) => {
             tracing::warn!(%error, "an agent could not be let in");
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
             let _ = link.send(&ToAgent::Goodbye { reason: "the host is busy".into(), reconnect_after_ms }).await;
@@ -77,16 +102,23 @@ pub async fn live(app: Arc<App>, socket: WebSocket) {
     }
 }
 
-async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>), End> {
+/// Whether an error says that the agent itself is not let in, and not that something of ours failed.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error.code, Code::NotFound | Code::DeviceNotAllowed | Code::ValidationFailed)
+}
+
+async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>, OwnedSemaphorePermit), End> {
     let nonce = app.clock.random::<32>();
     link.send(&ToAgent::Challenge { nonce: Blob(nonce.into()) }).await?;
     let ToHost::Hello(hello) = link.receive().await? else {
         return Err(End::Protocol("its first frame is no hello".into()));
     };
-    let hello: Hello = hello;
+    let hello: Hello = *hello;
     let enrolled = arrival::identify(app, &hello, &nonce).await?;
+    let place = app.gateway.agents.clone().try_acquire_owned().map_err(|_| End::Full)?;
     let public_key = enrolled.public_key.clone();
-    Ok((arrival::arrive(app, enrolled, hello).await?, public_key))
+    let _turn = app.gateway.turn_to_arrive(hello.device_id, &app.clock).await;
+    Ok((arrival::arrive(app, enrolled, hello).await?, public_key, place))
 }
 
 struct Life {
@@ -100,6 +132,9 @@ struct Life {
     held: Vec<Uuid>,
     public_key: Vec<u8>,
     told: Told,
+    /// What the agent may still say at once, and how much of it may be starts.
+    frames: Bucket,
+    starts: Bucket,
 }
 
 impl Life {
@@ -107,7 +142,9 @@ impl Life {
         let Arrived { connection, scope_id, boot_id, consent, held } = arrived;
         let entry = app.gateway.enter(connection);
         let told = Told::of(consent);
-        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told }
+        let frames = Bucket::new(FRAMES, FRAMES_PER_SECOND, app.clock.moment());
+        let starts = Bucket::new(STARTS, STARTS_PER_SECOND, app.clock.moment());
+        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told, frames, starts }
     }
 
     async fn run(mut self) {
@@ -117,7 +154,7 @@ impl Life {
             Err(end) => end,
         };
         let reason = end.to_string();
-        if !matches!(end, End::Gone | End::Goodbye | End::Silent) {
+        if !matches!(end, End::Gone | End::Goodbye | End::Silent | End::Stuck) {
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
             let _ = self.link.send(&ToAgent::Goodbye { reason: reason.clone(), reconnect_after_ms }).await;
         }
@@ -144,6 +181,7 @@ impl Life {
             lease_ms: LEASE.as_millis() as u64,
             consent: self.told.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
             grants,
+            confirms_running: true,
         };
         self.link.send(&ToAgent::Welcome(welcome)).await?;
         self.catch_up().await
@@ -158,7 +196,7 @@ impl Life {
                 biased;
                 () = stop.cancelled() => Err(End::Stopping),
                 () = replaced.cancelled() => Err(End::Replaced),
-                frame = self.link.receive() => {
+                frame = paced(&mut self.link, &mut self.frames, &clock) => {
                     heard = clock.moment();
                     match frame {
                         Ok(frame) => self.on_frame(frame).await,
@@ -194,7 +232,8 @@ impl Life {
             ToHost::Start { request_id, tunnel } => self.on_start(request_id, tunnel).await,
             ToHost::Stop { request_id, lease_id } => {
                 self.told.leases.remove(&lease_id);
-                self.write(move |write, device| Box::pin(local::stop(write, device, lease_id))).await?;
+                self.write(move |write, device| Box::pin(async move { local::stop(write, device, &[lease_id]).await }))
+                    .await?;
                 self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
             }
             ToHost::NotResumed { lease_id, detail } => {
@@ -221,15 +260,19 @@ impl Life {
         let renewed = if asked.is_empty() {
             Vec::new()
         } else {
-            self.write(move |write, device| Box::pin(renew(write, device.id, asked))).await?
+            self.write(move |write, device| Box::pin(renew(write, device.id, asked))).await??
         };
-        for lease_id in lease_ids.into_iter().filter(|id| !renewed.contains(id)) {
+        let held = |id: &Uuid| self.told.leases.contains_key(id) || self.held.contains(id);
+        let over: Vec<Uuid> = lease_ids.into_iter().filter(|id| !renewed.contains(id) && held(id)).collect();
+        for lease_id in over {
             self.told.leases.remove(&lease_id);
             self.link.send(&ToAgent::Revoke { lease_id, reason: "lease_expired".into() }).await?;
         }
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
         let boot_id = self.boot_id;
-        if self.app.store.has_unserved_wishes(self.scope_id, self.connection.device_id).await? {
+        if self.app.store.has_unserved_wishes(self.scope_id, self.connection.device_id).await?
+            && local::plan_is_known(&self.app, self.scope_id).await?
+        {
             self.write(move |write, device| Box::pin(arrival::resume_wanted(write, device, boot_id))).await?;
         }
         // Others may have changed something, whom no wake-up comes from: the operator's commands.
@@ -304,10 +347,17 @@ impl Life {
                 }
             })
         })
-        .await
+        .await?;
+        self.link.send(&ToAgent::Running { lease_id }).await
     }
 
     async fn on_start(&mut self, request_id: Uuid, tunnel: String) -> Result<(), End> {
+        let now = self.app.clock.moment();
+        if self.starts.wait(now).is_some() {
+            let failure = Failure::new("rate_limited", "This device starts tunnels too often; try again in a second.");
+            return self.link.send(&ToAgent::Answer { request_id, outcome: Err(failure) }).await;
+        }
+        self.starts.take(1, now);
         let device = self.device().await?;
         let wish = local::start(&self.app, device, self.boot_id, &tunnel).await?;
         let outcome = match wish {
@@ -358,6 +408,8 @@ impl Life {
         F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
         let (connection, scope_id) = (self.connection, self.scope_id);
+        // Before a connection to the database is taken: who waits for a scope waits outside of it.
+        let _turn = self.app.scopes.lock(scope_id).await;
         let written = self.app.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 if !write.counts(connection).await? {
@@ -376,6 +428,7 @@ impl Life {
     /// be back before its leases end.
     async fn depart(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
+        let _turn = self.app.scopes.lock(self.scope_id).await;
         self.app
             .store
             .write(Some(self.scope_id), move |write| {
@@ -399,16 +452,24 @@ impl Life {
 }
 
 /// As much of an agent's words as is kept.
-fn shortened(text: &str) -> String {
-    text.chars().take(500).collect()
+fn shortened(words: &str) -> String {
+    text::cleaned(words, 500)
 }
 
-async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {
-    let mut renewed = Vec::new();
-    for lease_id in lease_ids {
-        if write.renew_lease(lease_id, device_id).await? {
-            renewed.push(lease_id);
-        }
+/// The next frame, as soon as the agent may say one.
+async fn paced(link: &mut Link, frames: &mut Bucket, clock: &Clock) -> Result<ToHost, End> {
+    if let Some(wait) = frames.wait(clock.moment()) {
+        clock.sleep(wait).await;
     }
-    Ok(renewed)
+    let frame = link.receive().await?;
+    frames.take(1, clock.moment());
+    Ok(frame)
+}
+
+/// Another term for leases, or a protocol error where more are listed than there can be.
+async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Result<Result<Vec<Uuid>, End>> {
+    if lease_ids.len() > MORE_IDS && lease_ids.len() > write.open_sessions(device_id).await? + MORE_IDS {
+        return Ok(Err(End::Protocol("it lists more leases than there can be".into())));
+    }
+    write.renew_leases(&lease_ids, device_id).await.map(Ok)
 }

@@ -23,7 +23,12 @@ pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Re
         [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
         _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
     };
-    let entitlement = gate::entitlement(&app.policies.pin(None), &scope_plan(app, device.scope_id).await?)?;
+    let plan = scope_plan(app, device.scope_id).await?;
+    let Some(entitlement) = gate::known_entitlement(&app.policies.pin(None), &plan)? else {
+        let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
+        return Ok(Err(Failure::new("feature_not_available", detail)));
+    };
+    let _turn = app.scopes.lock(device.scope_id).await;
     app.store
         .write(Some(device.scope_id), move |write| {
             Box::pin(async move {
@@ -36,6 +41,12 @@ pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Re
             })
         })
         .await
+}
+
+/// Whether some policy says what a scope's plan includes. Otherwise nothing runs for it.
+pub async fn plan_is_known(app: &App, scope_id: Uuid) -> Result<bool> {
+    let plan = scope_plan(app, scope_id).await?;
+    Ok(gate::known_entitlement(&app.policies.pin(None), &plan)?.is_some())
 }
 
 async fn scope_plan(app: &App, scope_id: Uuid) -> Result<String> {
@@ -79,11 +90,16 @@ pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, d
 }
 
 /// Ends what somebody at the device stopped.
-pub async fn stop(write: &mut Write, device: &Device, session_id: Uuid) -> Result<()> {
-    // The lease may have ended meanwhile; what was wanted of it ends as well.
-    write.forget_wish(session_id, device.id).await?;
-    if write.lease(session_id).await?.is_some_and(|lease| lease.device_id == device.id) {
-        write.end_session(session_id, EndReason::StoppedLocal).await?;
+pub async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> Result<()> {
+    if session_ids.is_empty() {
+        return Ok(());
+    }
+    // A lease may have ended meanwhile; what was wanted of it ends as well.
+    write.forget_wishes(session_ids, device.id).await?;
+    for lease in write.leases_of_device(device.id).await? {
+        if session_ids.contains(&lease.session_id) {
+            write.end_session(lease.session_id, EndReason::StoppedLocal).await?;
+        }
     }
     Ok(())
 }

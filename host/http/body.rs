@@ -13,12 +13,15 @@ use crate::domain::input::{
     NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
 use crate::domain::word::Word;
-use crate::error::{Code, Error, Fault, Result};
+use crate::error::{Code, Error, Fault, MOST_FAULTS, Result};
 use crate::gate::{Body, NoBody};
 use crate::path;
 
 /// Items that one list is read with, at most: more than any may hold.
 const MOST_ITEMS: usize = 250;
+/// Unknown fields that are named, of the whole body, and as much of their names as is repeated.
+const MOST_UNKNOWN: usize = 20;
+const LONGEST_NAME: usize = 100;
 
 /// JSON (RFC 8259), but for objects with a key that stands twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,26 +44,54 @@ impl Tree {
         }
     }
 
-    /// The same text for every spelling of the same value: no spaces, keys in order.
+    /// The same text for every spelling of the same value: no spaces, keys in order, and numbers as
+    /// JCS writes them (RFC 8785, section 3.2.2.3), so that `7`, `7.0` and `70e-1` are one.
     pub fn canonical(&self) -> String {
+        let mut text = String::new();
+        self.append_to(&mut text);
+        text
+    }
+
+    fn append_to(&self, text: &mut String) {
         match self {
-            Tree::Null => "null".into(),
-            Tree::Bool(flag) => flag.to_string(),
-            Tree::Number(number) => number.to_string(),
-            Tree::Text(text) => quoted(text),
-            Tree::List(items) => format!("[{}]", items.iter().map(Tree::canonical).collect::<Vec<_>>().join(",")),
+            Tree::Null => text.push_str("null"),
+            Tree::Bool(flag) => text.push_str(if *flag { "true" } else { "false" }),
+            Tree::Number(number) => text.push_str(&canonical_number(number)),
+            Tree::Text(value) => text.push_str(&quoted(value)),
+            Tree::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    text.push(if index == 0 { '[' } else { ',' });
+                    item.append_to(text);
+                }
+                text.push_str(if items.is_empty() { "[]" } else { "]" });
+            }
             Tree::Object(fields) => {
                 let mut fields: Vec<_> = fields.iter().collect();
-                fields.sort_by(|(a, _), (b, _)| a.cmp(b));
-                let fields = fields.iter().map(|(name, value)| format!("{}:{}", quoted(name), value.canonical()));
-                format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+                fields.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+                for (index, (name, value)) in fields.iter().enumerate() {
+                    text.push(if index == 0 { '{' } else { ',' });
+                    text.push_str(&quoted(name));
+                    text.push(':');
+                    value.append_to(text);
+                }
+                text.push_str(if fields.is_empty() { "{}" } else { "}" });
             }
         }
     }
 }
 
+/// Whole numbers without a fraction; others as they are, for one number has one shortest text.
+fn canonical_number(number: &serde_json::Number) -> String {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0 && float.abs() <= EXACT) {
+        Some(whole) => format!("{}", whole as i64),
+        None => number.to_string(),
+    }
+}
+
 fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    // Writing a text into a text does not fail.
+    serde_json::to_string(text).unwrap_or_default()
 }
 
 impl<'de> Deserialize<'de> for Tree {
@@ -132,6 +163,38 @@ pub struct Fields<'t> {
     path: String,
     fields: Vec<(&'t str, &'t Tree)>,
     faults: Vec<Fault>,
+    unknown: Unknown,
+}
+
+/// Fields that no request has. They are for the client to see, and for no policy: nothing is missing
+/// because of them.
+#[derive(Debug, Default)]
+struct Unknown {
+    named: Vec<Fault>,
+    more: usize,
+}
+
+impl Unknown {
+    fn add(&mut self, field: impl FnOnce() -> String) {
+        if self.named.len() < MOST_UNKNOWN {
+            self.named.push(Fault::new(field(), "is not a field of this request"));
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn absorb(&mut self, other: Self) {
+        other.named.into_iter().for_each(|fault| self.add(|| fault.field));
+        self.more += other.more;
+    }
+
+    fn into_faults(self) -> Vec<Fault> {
+        let Self { mut named, more } = self;
+        if more > 0 {
+            named.push(Fault::new("body", format!("and {more} more unknown fields")));
+        }
+        named
+    }
 }
 
 impl<'t> Fields<'t> {
@@ -140,7 +203,7 @@ impl<'t> Fields<'t> {
             Tree::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
             _ => Vec::new(),
         };
-        Self { path, fields, faults: Vec::new() }
+        Self { path, fields, faults: Vec::new(), unknown: Unknown::default() }
     }
 
     fn path(&self, name: &str) -> String {
@@ -153,8 +216,10 @@ impl<'t> Fields<'t> {
     }
 
     fn fault(&mut self, name: &str, message: impl Into<String>) {
-        let field = self.path(name);
-        self.faults.push(Fault::new(field, message));
+        if self.faults.len() < MOST_FAULTS {
+            let field = self.path(name);
+            self.faults.push(Fault::new(field, message));
+        }
     }
 
     fn read<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Option<T> {
@@ -208,7 +273,10 @@ impl<'t> Fields<'t> {
             }
             let mut fields = Fields::of(item, self.path(&path));
             values.push(read(&mut fields));
-            self.faults.extend(fields.finish());
+            let (faults, unknown) = fields.finish();
+            let left = MOST_FAULTS.saturating_sub(self.faults.len());
+            self.faults.extend(faults.into_iter().take(left));
+            self.unknown.absorb(unknown);
         }
         Some(values)
     }
@@ -219,11 +287,13 @@ impl<'t> Fields<'t> {
     }
 
     /// Whatever nobody asked for is unknown.
-    fn finish(mut self) -> Vec<Fault> {
-        for (name, _) in std::mem::take(&mut self.fields) {
-            self.fault(name, "is not a field of this request");
+    fn finish(self) -> (Vec<Fault>, Unknown) {
+        let Self { path, fields, faults, mut unknown } = self;
+        for (name, _) in fields {
+            let short = || name.chars().take(LONGEST_NAME).collect::<String>();
+            unknown.add(|| path::field(&path, &short()));
         }
-        self.faults
+        (faults, unknown)
     }
 }
 
@@ -280,7 +350,8 @@ pub fn read<D: Readable>(tree: Option<&Tree>) -> Body<D> {
     let empty = Tree::Object(Vec::new());
     let mut fields = Fields::of(tree.unwrap_or(&empty), String::new());
     let draft = D::read(&mut fields);
-    Body { draft, faults: fields.finish() }
+    let (faults, unknown) = fields.finish();
+    Body { draft, faults, unknown: unknown.into_faults() }
 }
 
 impl Readable for NoBody {
@@ -289,8 +360,26 @@ impl Readable for NoBody {
     }
 }
 
+/// What a tunnel is returned with and cannot be asked for.
+const TUNNEL_MADE: [&str; 13] = [
+    "id",
+    "remote_port",
+    "status",
+    "runtime",
+    "bindings",
+    "node",
+    "custom_domain",
+    "public_address",
+    "created_by",
+    "created_at",
+    "updated_at",
+    "current_device",
+    "authorized_devices",
+];
+
 impl Readable for NewTunnel {
     fn read(fields: &mut Fields<'_>) -> Self {
+        fields.ignore(&TUNNEL_MADE);
         Self {
             local_port: fields.read("local_port", integer),
             name: fields.read("name", text),
@@ -304,6 +393,8 @@ impl Readable for NewTunnel {
             http_basic_auth_enabled: fields.read("http_basic_auth_enabled", flag),
             http_basic_auth_username: fields.read_or_null("http_basic_auth_username", text),
             http_basic_auth_password: fields.read_or_null("http_basic_auth_password", text),
+            idle_timeout: fields.read_or_null("idle_timeout", integer),
+            buffer_size: fields.read_or_null("buffer_size", integer),
             pro_network: fields.read("pro_network", flag),
             device_ids: fields.list("device_ids", id),
             extra_ports: fields.objects("extra_ports", NewExtraPort::read),
@@ -322,32 +413,13 @@ impl Readable for NewExtraPort {
     }
 }
 
-/// What a tunnel is returned with and cannot be changed by `PATCH`.
-const TUNNEL_RETURNED: [&str; 19] = [
-    "id",
-    "protocol",
-    "remote_port",
-    "status",
-    "runtime",
-    "bindings",
-    "node",
-    "subdomain",
-    "region",
-    "country",
-    "game_preset_id",
-    "custom_domain",
-    "public_address",
-    "created_by",
-    "created_at",
-    "updated_at",
-    "current_device",
-    "authorized_devices",
-    "extra_ports",
-];
+/// What can be asked for with a new tunnel, and cannot be changed by `PATCH`.
+const TUNNEL_FIXED: [&str; 6] = ["protocol", "subdomain", "region", "country", "game_preset_id", "extra_ports"];
 
 impl Readable for TunnelPatch {
     fn read(fields: &mut Fields<'_>) -> Self {
-        fields.ignore(&TUNNEL_RETURNED);
+        fields.ignore(&TUNNEL_MADE);
+        fields.ignore(&TUNNEL_FIXED);
         Self {
             name: fields.read("name", text),
             local_host: fields.read("local_host", text),
@@ -356,8 +428,8 @@ impl Readable for TunnelPatch {
             http_basic_auth_enabled: fields.read("http_basic_auth_enabled", flag),
             http_basic_auth_username: fields.read_or_clear("http_basic_auth_username", text),
             http_basic_auth_password: fields.read_or_clear("http_basic_auth_password", text),
-            idle_timeout: fields.read("idle_timeout", integer),
-            buffer_size: fields.read("buffer_size", integer),
+            idle_timeout: fields.read_or_clear("idle_timeout", integer),
+            buffer_size: fields.read_or_clear("buffer_size", integer),
             pro_network: fields.read("pro_network", flag),
         }
     }
@@ -462,7 +534,8 @@ mod tests {
 
     fn faults(body: &str) -> Vec<String> {
         let tree = Tree::parse(body.as_bytes()).unwrap();
-        let mut faults: Vec<_> = read::<NewTunnel>(Some(&tree)).faults.into_iter().map(|f| f.field).collect();
+        let Body { faults, unknown, .. } = read::<NewTunnel>(Some(&tree));
+        let mut faults: Vec<_> = faults.into_iter().chain(unknown).map(|f| f.field).collect();
         faults.sort();
         faults
     }
@@ -517,5 +590,10 @@ mod tests {
         let one: Tree = serde_json::from_str(r#"{ "b": [1, "ä\n"], "a": {"y": null, "x": true} }"#).unwrap();
         let other: Tree = serde_json::from_str(r#"{"a":{"x":true,"y":null},"b":[1,"\u00e4\n"]}"#).unwrap();
         assert_eq!(one.canonical(), other.canonical());
+        let number = |text: &str| serde_json::from_str::<Tree>(text).unwrap().canonical();
+        for seven in ["7", "7.0", "70e-1", "0.7e1", "7E0"] {
+            assert_eq!(number(seven), "7");
+        }
+        assert_eq!((number("-0.0"), number("7.5"), number("1e300")), ("0".into(), "7.5".into(), "1e+300".into()));
     }
 }

@@ -1,12 +1,16 @@
 //! The documentation that the host serves by itself: the endpoints, and what every code means.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use pulldown_cmark::Options;
-use salvo::writing::{Json, Redirect, Text};
+use salvo::http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
+use salvo::http::{ResBody, StatusCode};
+use salvo::writing::Redirect;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::openapi;
 use super::problem;
@@ -27,43 +31,106 @@ const GUIDE: &str = include_str!("../../policies/README.md");
 const STYLE: &str = include_str!("docs.css");
 
 pub fn router(app: &Arc<App>) -> Router {
-    let document = Arc::new(openapi::document(&app.config.public_url(), &app.docs_url));
-    let page = |page| Page { app: app.clone(), document: document.clone(), page };
+    let document = openapi::document(&app.config.public_url(), &app.docs_url);
+    let fixed = |path: &str, rendered| {
+        let page = Fixed(Arc::new(rendered));
+        Router::with_path(path).get(page.clone()).head(page)
+    };
+    let errors = Errors { app: app.clone(), rendered: Arc::default() };
+    let document_text = serde_json::to_vec(&document).unwrap_or_default();
     Router::new()
-        .get(page(PageKind::Start))
-        .push(Router::with_path("docs").get(page(PageKind::Reference)))
-        .push(Router::with_path("docs/errors").get(page(PageKind::Errors)))
-        .push(Router::with_path("docs/policies").get(page(PageKind::Policies)))
-        .push(Router::with_path(openapi::PATH.trim_start_matches('/')).get(page(PageKind::OpenApi)))
+        .get(ToDocs)
+        .head(ToDocs)
+        .push(fixed("docs", Rendered::page(&reference(&document))))
+        .push(Router::with_path("docs/errors").get(errors.clone()).head(errors))
+        .push(fixed("docs/policies", Rendered::page(&policies())))
+        .push(fixed(openapi::PATH.trim_start_matches('/'), Rendered::new("application/json", document_text)))
+}
+
+/// Something that is rendered once, and answered often: whoever asks needs no key.
+struct Rendered {
+    content_type: &'static str,
+    body: Bytes,
+    /// Of the body (RFC 9110, section 8.8.3).
+    etag: String,
+}
+
+impl Rendered {
+    fn new(content_type: &'static str, body: Vec<u8>) -> Self {
+        let etag = format!("\"{}\"", &hex::encode(Sha256::digest(&body))[..32]);
+        Self { content_type, body: body.into(), etag }
+    }
+
+    fn page(page: &Markup) -> Self {
+        Self::new("text/html; charset=utf-8", page.0.clone().into_bytes())
+    }
+
+    fn answer(&self, req: &Request, res: &mut Response) {
+        let headers = res.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=300"));
+        if let Ok(etag) = HeaderValue::from_str(&self.etag) {
+            headers.insert(ETAG, etag);
+        }
+        if self.is_known(req) {
+            res.status_code(StatusCode::NOT_MODIFIED);
+            return;
+        }
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        res.status_code(StatusCode::OK);
+        res.replace_body(ResBody::Once(self.body.clone()));
+    }
+
+    /// Whether the client has it already (RFC 9110, section 13.1.2).
+    fn is_known(&self, req: &Request) -> bool {
+        let known = req.headers().get_all(IF_NONE_MATCH).iter().filter_map(|known| known.to_str().ok());
+        let mut tags = known.flat_map(|list| list.split(',')).map(str::trim);
+        tags.any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == self.etag)
+    }
+}
+
+#[derive(Clone)]
+struct Fixed(Arc<Rendered>);
+
+#[async_trait]
+impl Handler for Fixed {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        self.0.answer(req, res);
+    }
 }
 
 #[derive(Clone, Copy)]
-enum PageKind {
-    Start,
-    Reference,
-    Errors,
-    Policies,
-    OpenApi,
+struct ToDocs;
+
+#[async_trait]
+impl Handler for ToDocs {
+    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        res.render(Redirect::found("/docs"));
+    }
 }
 
-struct Page {
+/// The codes, those of the policies included: rendered anew when other policies decide.
+#[derive(Clone)]
+struct Errors {
     app: Arc<App>,
-    /// The description of the API, which stays what it is while the host runs.
-    document: Arc<Value>,
-    page: PageKind,
+    /// With the generation that it tells of.
+    rendered: Arc<Mutex<(u64, Option<Arc<Rendered>>)>>,
 }
 
 #[async_trait]
-impl Handler for Page {
-    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let app = &self.app;
-        match self.page {
-            PageKind::Start => res.render(Redirect::found("/docs")),
-            PageKind::Reference => res.render(Text::Html(reference(&self.document).into_string())),
-            PageKind::Errors => res.render(Text::Html(errors(app).into_string())),
-            PageKind::Policies => res.render(Text::Html(policies().into_string())),
-            PageKind::OpenApi => res.render(Json(&*self.document)),
+impl Handler for Errors {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        self.current().answer(req, res);
+    }
+}
+
+impl Errors {
+    fn current(&self) -> Arc<Rendered> {
+        let generation = self.app.policies.current().generation;
+        let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
+        if rendered.0 != generation {
+            *rendered = (generation, None);
         }
+        rendered.1.get_or_insert_with(|| Arc::new(Rendered::page(&errors(&self.app)))).clone()
     }
 }
 
@@ -188,7 +255,8 @@ fn events(document: &Value) -> Markup {
         }
         p {
             "Check " code { "Service-Webhook-Signature" } " before anything else, on the body as it came, and refuse a "
-            code { "Service-Webhook-Timestamp" } " older than five minutes:"
+            code { "Service-Webhook-Timestamp" } " older than five minutes. The signature is this API's own and not "
+            "Standard Webhooks', though the secrets look alike: their libraries do not verify it."
         }
         pre { (VERIFY) }
         table {

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use salvo::http::header::{CONTENT_TYPE, HeaderValue};
+use salvo::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use salvo::http::{Mime, ParseError, StatusCode};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::body::Tree;
 use super::call::Call;
 use super::hoop::trace::{RequestId, Route};
+use super::path::Path;
 use super::problem;
 use super::routes::{Row, Takes};
 use crate::app::App;
@@ -23,10 +24,13 @@ use crate::turn::Turn;
 
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;
+/// For the whole of a body: 256 KiB come over a slow line within it.
+const BODY_WITHIN: Duration = Duration::from_secs(60);
 const KEY_LIMIT: usize = 128;
 /// How long a request waits for the first one with its key.
 const TWIN_WAIT: Duration = Duration::from_secs(5);
 
+#[derive(Clone)]
 pub struct Endpoint {
     pub app: Arc<App>,
     pub row: Arc<Row>,
@@ -67,9 +71,13 @@ impl Endpoint {
         }
         let body = match row.takes {
             Takes::Nothing => None,
-            Takes::EmptyObject | Takes::Object => read_body(req, row.takes).await?,
+            Takes::EmptyObject | Takes::Object => {
+                let read = app.clock.timeout(BODY_WITHIN, read_body(req, row.takes)).await;
+                read.map_err(|_| Error::of(Code::RequestTimeout))??
+            }
         };
-        let claim = if row.idempotent { Some(claim(req, &caller, body.as_ref())?) } else { None };
+        let path = Path::of(depot);
+        let claim = if row.idempotent { Some(claim(req, path, &caller, body.as_ref())?) } else { None };
         let _turn = match &claim {
             Some(claim) => Some(self.wait_for_twin(claim).await?),
             None => None,
@@ -84,7 +92,7 @@ impl Endpoint {
             action: row.action,
             entitlement,
             request_id: RequestId::of(depot).into(),
-            path: req.uri().path().into(),
+            path: path.into(),
             query: req
                 .queries()
                 .iter_all()
@@ -120,6 +128,11 @@ impl Endpoint {
 
 /// The body as JSON, `None` where none was sent and none is needed.
 async fn read_body(req: &mut Request, takes: Takes) -> Result<Option<Tree>> {
+    let mut encodings = req.headers().get_all(CONTENT_ENCODING).iter();
+    if encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let detail = "A request body is sent as it is: the only content coding is `identity`.";
+        return Err(Error::new(Code::UnsupportedContentEncoding, detail));
+    }
     let is_json = req.content_type().is_some_and(|mime: Mime| mime.essence_str() == "application/json");
     let too_large = || Error::of(Code::PayloadTooLarge);
     let bytes = match req.payload_with_max_size(BODY_LIMIT).await {
@@ -137,7 +150,7 @@ async fn read_body(req: &mut Request, takes: Takes) -> Result<Option<Tree>> {
 }
 
 /// The request's Idempotency-Key, and what the request is.
-fn claim(req: &Request, caller: &Caller, body: Option<&Tree>) -> Result<Claim> {
+fn claim(req: &Request, path: &str, caller: &Caller, body: Option<&Tree>) -> Result<Claim> {
     let mut keys = req.headers().get_all("idempotency-key").iter();
     let key = keys.next().ok_or_else(|| Error::of(Code::IdempotencyKeyRequired))?;
     let visible = |key: &&str| (1..=KEY_LIMIT).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
@@ -145,6 +158,6 @@ fn claim(req: &Request, caller: &Caller, body: Option<&Tree>) -> Result<Claim> {
     let key = key.ok_or_else(|| Error::of(Code::InvalidIdempotencyKey))?;
     let (method, uri) = (req.method(), req.uri());
     let body = body.map(Tree::canonical).unwrap_or_else(|| "{}".into());
-    let request = format!("{method}\n{}\n{}\n{body}", uri.path(), uri.query().unwrap_or_default()).into_bytes();
+    let request = format!("{method}\n{path}\n{}\n{body}", uri.query().unwrap_or_default()).into_bytes();
     Ok(Claim { api_key_id: caller.key_id, key: key.into(), request })
 }

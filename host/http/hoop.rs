@@ -2,5 +2,6 @@
 
 pub mod auth;
 pub mod drain;
+pub mod headers;
 pub mod rate_limit;
 pub mod trace;

@@ -2,7 +2,10 @@
 
 mod endpoints;
 mod events;
+mod links;
 mod problems;
+
+use std::collections::BTreeSet;
 
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
@@ -26,17 +29,16 @@ pub fn document(public_url: &str, docs_url: &str) -> Value {
     let problem = schemas.answers.subschema_for::<Problem<'_>>();
     let paths = endpoints::paths(&mut schemas);
     let events = events::webhooks(&mut schemas);
+    let problem_statuses = endpoints::all_problem_statuses();
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Culvert",
             "version": "2",
             "summary": "Tunnels from a port on a device to a public address",
-            "description": "Successful answers carry `data` and `meta`; errors are problem records (RFC 9457) whose \
-                `code` says what is wrong. Times are RFC 3339 in UTC, identifiers are UUIDs. What is added later - \
-                fields, values of lists that are called open, event kinds - breaks no client that ignores what it does \
-                not know.",
-            "license": {"name": "Private"},
+            "description": description(&problem_statuses),
+            "contact": {"name": "Culvert", "url": docs_url},
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": format!("{public_url}/v2")}],
         "externalDocs": {"url": docs_url},
@@ -45,7 +47,7 @@ pub fn document(public_url: &str, docs_url: &str) -> Value {
         "paths": paths,
         "webhooks": events,
         "components": {
-            "responses": problems::responses(&problem, docs_url),
+            "responses": problems::responses(&problem_statuses, &problem, docs_url),
             "schemas": schemas.definitions(),
             "headers": headers(),
             "securitySchemes": {
@@ -53,6 +55,16 @@ pub fn document(public_url: &str, docs_url: &str) -> Value {
             },
         },
     })
+}
+
+fn description(problem_statuses: &BTreeSet<u16>) -> String {
+    format!(
+        "Successful answers carry `data` and `meta`; errors are problem records (RFC 9457) whose `code` says what is \
+         wrong. What is none of these operations is answered with `not_found` (404), {}. Times are RFC 3339 in UTC, \
+         identifiers are UUIDs. What is added later - fields, values of lists that are called open, event kinds - \
+         breaks no client that ignores what it does not know.",
+        problems::codes_beside(problem_statuses),
+    )
 }
 
 /// Requests and answers are described by the rules of their own direction.

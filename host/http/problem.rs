@@ -29,7 +29,7 @@ pub struct Problem<'a> {
 /// A wrong field
 #[derive(Serialize, JsonSchema)]
 pub struct FieldError<'a> {
-    /// A path into the request: `rules[2].ip_cidr`.
+    /// A path into the request: `rules[2].ip_cidr`. `body` stands for the whole body.
     field: &'a str,
     message: &'a str,
 }
@@ -43,10 +43,13 @@ pub fn status(code: &Code) -> StatusCode {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Code::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+        Code::UnsupportedContentEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Code::InsufficientScope | Code::FeatureNotAvailable | Code::PlanLimitReached | Code::Policy(_) => {
             StatusCode::FORBIDDEN
         }
-        Code::InvalidContentType
+        Code::HostRequired
+        | Code::InvalidContentType
         | Code::InvalidJson
         | Code::InvalidJsonObject
         | Code::IdempotencyKeyRequired
@@ -63,6 +66,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::DeviceOffline
         | Code::DeviceNotAllowed
         | Code::RemoteControlDisabled
+        | Code::TargetNotAllowed
         | Code::UpgradeRequired
         | Code::TunnelAlreadyRunning
         | Code::OperationInProgress

@@ -257,7 +257,8 @@ pub fn router(app: &Arc<App>) -> Router {
             Method::PUT => route.put(goal),
             Method::PATCH => route.patch(goal),
             Method::DELETE => route.delete(goal),
-            _ => route.get(goal),
+            // RFC 9110, section 9.1: what answers GET answers HEAD.
+            _ => route.get(goal.clone()).head(goal),
         });
     }
     router

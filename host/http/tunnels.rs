@@ -71,8 +71,10 @@ pub struct RuntimeOut {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DeviceBindings")]
 pub struct BindingsOut {
-    /// Empty: any authorized device.
+    /// Empty: any authorized device, if it is unrestricted.
     device_ids: Vec<Uuid>,
+    /// False with an empty list where the devices that were listed have gone: then the tunnel starts
+    /// nowhere until the list is changed.
     unrestricted: bool,
 }
 
@@ -135,7 +137,7 @@ impl From<Tunnel> for TunnelOut {
             remote_port: tunnel.remote_port,
             status,
             runtime: RuntimeOut { running: device_id.is_some(), device_id },
-            bindings: BindingsOut::from(tunnel.device_ids),
+            bindings: BindingsOut { unrestricted: !tunnel.restricted, device_ids: tunnel.device_ids },
             node: TunnelNodeOut { id, name, region, country, region_flag, status: node_status },
             subdomain: tunnel.subdomain,
             region: tunnel.region,
@@ -152,12 +154,6 @@ impl From<Tunnel> for TunnelOut {
             created_at: tunnel.created_at,
             updated_at: tunnel.updated_at,
         }
-    }
-}
-
-impl From<Vec<Uuid>> for BindingsOut {
-    fn from(device_ids: Vec<Uuid>) -> Self {
-        Self { unrestricted: device_ids.is_empty(), device_ids }
     }
 }
 
@@ -246,7 +242,8 @@ pub async fn bind(call: Call, body: Body<BindDevices>) -> Answer<Found<BoundOut>
         |device_ids| BindTunnel { tunnel_id, device_ids },
         |bound| {
             let Bound { device_ids, stopped_device_id } = bound;
-            Found(BoundOut { bindings: device_ids.into(), stopped_device_id })
+            let bindings = BindingsOut { unrestricted: device_ids.is_empty(), device_ids };
+            Found(BoundOut { bindings, stopped_device_id })
         },
     )
     .await

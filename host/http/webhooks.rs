@@ -47,7 +47,7 @@ pub struct LastDeliveryOut {
 pub struct NewWebhookOut {
     #[serde(flatten)]
     webhook: WebhookOut,
-    /// Deliveries are signed with it: HMAC-SHA256, keyed with the UTF-8 bytes of the whole string.
+    /// Signs deliveries: HMAC-SHA256, keyed with the UTF-8 bytes of it all. The API's own way, not Standard Webhooks'.
     secret: String,
 }
 
@@ -138,6 +138,8 @@ pub struct DeliveryOut {
     error: Option<AttemptError>,
     duration_ms: Option<u64>,
     created_at: DateTime<Utc>,
+    /// When the attempt was made; null while it is pending.
+    attempted_at: Option<DateTime<Utc>>,
     /// When this attempt is due, or when the next one is.
     next_attempt_at: Option<DateTime<Utc>>,
 }
@@ -154,6 +156,7 @@ impl From<Attempt> for DeliveryOut {
             error,
             duration_ms,
             created_at,
+            attempted_at,
             next_attempt_at,
         } = attempt;
         Self {
@@ -166,6 +169,7 @@ impl From<Attempt> for DeliveryOut {
             error,
             duration_ms,
             created_at,
+            attempted_at,
             next_attempt_at,
         }
     }

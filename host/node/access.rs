@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
+use super::bounds::{Bound, Bounds, Place};
 use super::countries::Countries;
 use super::lock;
 use crate::domain::access::AccessRules;
+use crate::domain::prefix::prefix;
 
 pub struct Access {
     countries: Arc<Countries>,
+    bounds: Arc<Bounds>,
     door: Mutex<Door>,
 }
 
@@ -22,20 +25,31 @@ struct Door {
     version: i64,
     rules: AccessRules,
     inside: HashMap<u64, (IpAddr, CancellationToken)>,
+    /// How many of them came from one address.
+    by_address: HashMap<IpAddr, usize>,
     next: u64,
+}
+
+/// Why a visitor was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnedAway {
+    Rules,
+    /// There are too many.
+    Bound(Bound),
 }
 
 /// A visitor who was let in. Dropped, they are gone.
 pub struct Inside {
     access: Arc<Access>,
     number: u64,
+    _place: Place,
     /// Cancelled when the rules turn against them, or their port is taken away.
     pub out: CancellationToken,
 }
 
 impl Access {
-    pub fn new(countries: Arc<Countries>, version: i64, rules: AccessRules) -> Arc<Self> {
-        Arc::new(Self { countries, door: Mutex::new(Door { version, rules, ..Door::default() }) })
+    pub fn new(countries: Arc<Countries>, bounds: Arc<Bounds>, version: i64, rules: AccessRules) -> Arc<Self> {
+        Arc::new(Self { countries, bounds, door: Mutex::new(Door { version, rules, ..Door::default() }) })
     }
 
     pub fn version(&self) -> i64 {
@@ -43,15 +57,28 @@ impl Access {
     }
 
     /// Lets a visitor in at a port, for as long as that is open; or not.
-    pub fn enter(self: &Arc<Self>, visitor: IpAddr, port: &CancellationToken) -> Option<Inside> {
+    pub fn enter(self: &Arc<Self>, visitor: IpAddr, port: &CancellationToken) -> Result<Inside, TurnedAway> {
         let mut door = lock(&self.door);
         if !door.rules.admit(visitor, |address| self.countries.of(address)) {
-            return None;
+            return Err(TurnedAway::Rules);
         }
+        let place = self.place(&door, visitor).map_err(TurnedAway::Bound)?;
         let (number, out) = (door.next, port.child_token());
         door.next += 1;
         door.inside.insert(number, (visitor, out.clone()));
-        Some(Inside { access: self.clone(), number, out })
+        *door.by_address.entry(prefix(visitor)).or_default() += 1;
+        Ok(Inside { access: self.clone(), number, _place: place, out })
+    }
+
+    fn place(&self, door: &Door, visitor: IpAddr) -> Result<Place, Bound> {
+        let of_address = door.by_address.get(&prefix(visitor)).copied().unwrap_or_default();
+        if of_address >= self.bounds.visitors_per_address {
+            return Err(Bound::Address);
+        }
+        if door.inside.len() >= self.bounds.visitors_per_tunnel {
+            return Err(Bound::Tunnel);
+        }
+        self.bounds.take_place().ok_or(Bound::Node)
     }
 
     /// From now on other rules hold, for those who are inside as well.
@@ -77,6 +104,19 @@ impl Access {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        lock(&self.access.door).inside.remove(&self.number);
+        lock(&self.access.door).leave(self.number);
+    }
+}
+
+impl Door {
+    fn leave(&mut self, number: u64) {
+        let Some((visitor, _)) = self.inside.remove(&number) else { return };
+        let address = prefix(visitor);
+        if let Some(count) = self.by_address.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&address);
+            }
+        }
     }
 }

@@ -8,23 +8,25 @@ use std::time::Duration;
 use culvert_agent::socket;
 use culvert_agent::wire::data::{ATTACHED, Attach, FENCED, read_frame};
 use rustls::ServerConfig;
+use rustls::server::Acceptor;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::run::Run;
+use super::unproven::Unproven;
 use super::{Shared, lock};
 
+/// How long a connection may take to begin: an agent sends its ClientHello at once.
+const HELLO_WITHIN: Duration = Duration::from_secs(3);
+/// How long it may take to prove its lease.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
-/// Connections that have not proved anything yet, at most.
-const STRANGERS: usize = 1024;
 /// How long to wait when the machine has no more sockets to give.
-const EXHAUSTED: Duration = Duration::from_millis(100);
+pub(super) const EXHAUSTED: Duration = Duration::from_millis(100);
 
 pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
-    let acceptor = TlsAcceptor::from(tls);
-    let strangers = Arc::new(tokio::sync::Semaphore::new(STRANGERS));
+    let unproven = Unproven::new(shared.bounds.clone());
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {
         let stop = shared.stop.clone();
@@ -33,20 +35,22 @@ pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) 
                 () = stop.cancelled() => break,
                 accepted = listener.accept() => accepted,
             };
-            let Ok((stream, _)) = accepted else {
+            let Ok((stream, address)) = accepted else {
                 shared.clock.sleep(EXHAUSTED).await;
                 continue;
             };
-            let Ok(stranger) = strangers.clone().try_acquire_owned() else { continue };
-            let (shared, acceptor) = (shared.clone(), acceptor.clone());
+            let entry = unproven.enter(address.ip());
+            let (shared, tls) = (shared.clone(), tls.clone());
             tokio::spawn(async move {
-                let admitted = shared.clock.timeout(ATTACH_WITHIN, admit(&shared, &acceptor, stream)).await;
-                drop(stranger);
+                let admitted = shared.clock.timeout(ATTACH_WITHIN, admit(&shared, tls, stream));
+                let admitted = entry.evicted.run_until_cancelled(admitted).await;
+                drop(entry);
                 match admitted {
-                    Ok(Ok(Some((run, connection)))) => run.park(connection),
-                    Ok(Ok(None)) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "an agent's connection was not taken"),
-                    Err(_) => tracing::debug!("an agent's connection did not attach in time"),
+                    Some(Ok(Ok(Some((run, connection))))) => run.park(connection),
+                    Some(Ok(Ok(None))) => {}
+                    Some(Ok(Err(error))) => tracing::debug!(%error, "an agent's connection was not taken"),
+                    Some(Err(_)) => tracing::debug!("an agent's connection did not attach in time"),
+                    None => tracing::debug!("an agent's connection had to go before it attached"),
                 }
             });
         }
@@ -56,11 +60,14 @@ pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) 
 /// The run that a connection is for; none, where its lease does not hold.
 async fn admit(
     shared: &Shared,
-    acceptor: &TlsAcceptor,
+    tls: Arc<ServerConfig>,
     stream: TcpStream,
 ) -> io::Result<Option<(Arc<Run>, TlsStream<TcpStream>)>> {
     socket::prepare(&stream)?;
-    let mut connection = acceptor.accept(stream).await?;
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
+    let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
+    let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
+    let mut connection = hello.into_stream(tls).await?;
     let attach: Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
     let run = run.filter(|run| run.admits(&attach, &shared.secrets));

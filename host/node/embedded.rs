@@ -1,20 +1,26 @@
 //! The nodes that run in this process. Which of them serves a tunnel is the tunnel's placement.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use culvert_agent::clock::Clock;
 use culvert_agent::wire::NodeAddress;
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use super::countries::Countries;
-use super::{Counted, Identity, IdentityError, Node};
+use super::{Identity, IdentityError, Node};
+use crate::domain::usage::Traffic;
 use crate::error::Result;
+use crate::meters::TrafficMeter;
+use crate::store::runs::{RunId, Runs};
 use crate::store::sessions::Lease;
 
 pub struct Nodes {
     nodes: Vec<Node>,
     pub countries: Arc<Countries>,
+    carried: TrafficMeter,
 }
 
 /// The identities of so many nodes: the first is `node` in the data folder, the next `node-2`.
@@ -28,8 +34,8 @@ pub fn identities(data_dir: &Path, count: usize, clock: &Clock) -> Result<Vec<Id
 }
 
 impl Nodes {
-    pub fn new(nodes: Vec<Node>, countries: Arc<Countries>) -> Self {
-        Self { nodes, countries }
+    pub fn new(nodes: Vec<Node>, countries: Arc<Countries>, carried: TrafficMeter) -> Self {
+        Self { nodes, countries, carried }
     }
 
     pub fn ids(&self) -> impl Iterator<Item = Uuid> {
@@ -44,6 +50,11 @@ impl Nodes {
     /// Visitors that are being served here.
     pub fn visitors(&self) -> usize {
         self.nodes.iter().map(|node| node.load().1).sum()
+    }
+
+    /// Bytes of the buffers that visitors' bytes are in.
+    pub fn buffer_bytes(&self) -> usize {
+        self.nodes.iter().map(Node::buffer_bytes).sum()
     }
 
     fn of(&self, lease: &Lease) -> Option<&Node> {
@@ -99,16 +110,15 @@ impl Nodes {
         }
     }
 
-    /// What went through since the last time, by session.
-    pub fn take_traffic(&self) -> Vec<Counted> {
-        self.nodes.iter().flat_map(Node::take_traffic).collect()
+    /// The scopes that something is served of, with their plans, as of the last reconciliation.
+    pub fn plans(&self) -> HashMap<Uuid, String> {
+        self.nodes.iter().flat_map(Node::plans).collect()
     }
 
-    /// Counts again, the next time, what could not be noted.
-    pub fn give_back(&self, counted: Counted) {
-        if let Some(node) = self.of(counted.lease()) {
-            node.give_back(counted);
-        }
+    /// The runs that have carried something which is not noted yet; with `over`, only those that
+    /// have ended.
+    pub fn uncounted(&self, over: bool) -> Vec<RunId> {
+        self.nodes.iter().flat_map(|node| node.uncounted(over)).collect()
     }
 
     /// Ends everything that is served.
@@ -116,5 +126,32 @@ impl Nodes {
         for node in &self.nodes {
             node.close().await;
         }
+    }
+}
+
+impl Runs for Nodes {
+    fn end(&self, run: RunId) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            for node in &self.nodes {
+                node.end_run(run).await;
+            }
+        })
+    }
+
+    fn reopen(&self, run: RunId) {
+        self.nodes.iter().for_each(|node| node.reopen_run(run));
+    }
+
+    fn take(&self, run: RunId) -> Traffic {
+        self.nodes.iter().fold(Traffic::default(), |sum, node| sum + node.take_traffic(run))
+    }
+
+    /// The node that has the run; at most one has, for a session is placed on one node.
+    fn give_back(&self, run: RunId, traffic: Traffic) {
+        self.nodes.iter().for_each(|node| node.give_back(run, traffic));
+    }
+
+    fn noted(&self, traffic: Traffic) {
+        self.carried.count(traffic);
     }
 }

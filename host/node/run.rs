@@ -15,15 +15,17 @@ use culvert_agent::wire::data::{ACCEPTED, Attach, Visit, write_frame};
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::access::Inside;
+use super::bounds::Bounds;
 use super::{Shared, lock};
+use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::domain::usage::Traffic;
-use crate::gateway::grant::{DEFAULT_IDLE_TIMEOUT, vouched};
+use crate::gateway::grant::vouched;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
 
@@ -40,13 +42,16 @@ type Connection = TlsStream<TcpStream>;
 pub struct Run {
     lease: Lease,
     clock: Clock,
+    bounds: Arc<Bounds>,
     limits: Mutex<pipe::Limits>,
+    /// The store says that the tunnel runs: before, no visitor is served.
+    ready: watch::Sender<bool>,
     waiting: Mutex<Vec<Connection>>,
     parked: Notify,
     /// Visitors without a connection.
     visitors: AtomicUsize,
     /// Visitors that are being served.
-    active: AtomicUsize,
+    active: watch::Sender<usize>,
     counters: Counters,
     /// Of the counters, what was taken already.
     taken_in: AtomicU64,
@@ -58,12 +63,14 @@ impl Run {
     pub fn new(lease: Lease, shared: &Shared) -> Arc<Self> {
         Arc::new(Self {
             limits: Mutex::new(limits(&lease)),
+            ready: watch::Sender::new(lease.ready),
             lease,
             clock: shared.clock.clone(),
+            bounds: shared.bounds.clone(),
             waiting: Mutex::default(),
             parked: Notify::new(),
             visitors: AtomicUsize::new(0),
-            active: AtomicUsize::new(0),
+            active: watch::Sender::new(0),
             counters: Counters::default(),
             taken_in: AtomicU64::new(0),
             taken_out: AtomicU64::new(0),
@@ -77,12 +84,18 @@ impl Run {
 
     /// Visitors that are being served.
     pub fn visitors(&self) -> usize {
-        self.active.load(Ordering::Relaxed)
+        *self.active.borrow()
     }
 
-    /// For new connections; the others keep theirs.
-    pub fn set_limits(&self, lease: &Lease) {
+    /// Takes over what has changed of its lease. Limits are for new connections; the others keep
+    /// theirs.
+    pub fn follow(&self, lease: &Lease) {
         *lock(&self.limits) = limits(lease);
+        self.ready.send_if_modified(|ready| {
+            let becomes_ready = lease.ready && !*ready;
+            *ready |= lease.ready;
+            becomes_ready
+        });
     }
 
     /// Whether a connection is under this run's lease.
@@ -109,9 +122,27 @@ impl Run {
         lock(&self.waiting).clear();
     }
 
+    /// Ends it, and waits until no more bytes can come.
+    pub async fn finish(&self) {
+        self.end();
+        // The sender lives as long as `self`.
+        let _ = self.active.subscribe().wait_for(|active| *active == 0).await;
+    }
+
+    pub fn is_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
     /// Whether no more bytes can come.
     pub fn is_over(&self) -> bool {
-        self.ended.is_cancelled() && self.active.load(Ordering::Acquire) == 0
+        self.is_ended() && *self.active.borrow() == 0
+    }
+
+    /// Whether there is something to take.
+    pub fn has_traffic(&self) -> bool {
+        let left =
+            |counter: &AtomicU64, taken: &AtomicU64| counter.load(Ordering::Acquire) != taken.load(Ordering::Acquire);
+        left(&self.counters.forth, &self.taken_in) || left(&self.counters.back, &self.taken_out)
     }
 
     /// What was counted since the last time.
@@ -139,7 +170,7 @@ impl Run {
         port_id: Option<Uuid>,
         inside: Inside,
     ) {
-        self.active.fetch_add(1, Ordering::AcqRel);
+        self.active.send_modify(|active| *active += 1);
         let serve = inside.out.run_until_cancelled(self.serve(&mut visitor, address, port_id));
         let served = self.ended.run_until_cancelled(serve).await.flatten();
         if !matches!(served, Some(Ok(()))) {
@@ -147,7 +178,7 @@ impl Run {
             socket::reset(&visitor);
         }
         drop(visitor);
-        self.active.fetch_sub(1, Ordering::AcqRel);
+        self.active.send_modify(|active| *active -= 1);
         match served {
             Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.lease.name, "a visitor was cut off"),
             None => {
@@ -165,9 +196,10 @@ impl Run {
         let limits = *lock(&self.limits);
         let mut agent = Answering { connection, accepted: AtomicBool::new(false).into() };
         let accepted = agent.accepted.clone();
+        let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
         let carried = tokio::select! {
             biased;
-            carried = pipe::run(visitor, &mut agent, limits, &self.counters, &self.clock) => carried,
+            carried = pipe::run(visitor, &mut agent, limits, account, &self.clock) => carried,
             () = self.unanswered(&accepted) => Err(io::ErrorKind::TimedOut.into()),
         };
         if carried.is_err() {
@@ -179,11 +211,15 @@ impl Run {
     /// One of the agent's waiting connections, the newest: the older ones are let go by the agent
     /// where they are too many.
     async fn connection(&self) -> io::Result<Connection> {
-        if let Some(connection) = self.fresh() {
+        if *self.ready.borrow()
+            && let Some(connection) = self.fresh()
+        {
             return Ok(connection);
         }
         self.visitors.fetch_add(1, Ordering::Relaxed);
         let found = self.clock.timeout(VISITOR_WAIT, async {
+            // The sender lives as long as `self`.
+            let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
             loop {
                 let parked = self.parked.notified();
                 if let Some(connection) = self.fresh() {

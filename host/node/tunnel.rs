@@ -6,18 +6,16 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::access::Access;
+use super::access::{Access, TurnedAway};
+use super::door::EXHAUSTED;
 use super::run::Run;
 use super::{Shared, lock};
 use crate::store::sessions::Lease;
-
-/// How long to wait when the machine has no more sockets to give.
-const EXHAUSTED: std::time::Duration = std::time::Duration::from_millis(100);
 
 pub struct Tunnel {
     run: Arc<Mutex<Arc<Run>>>,
@@ -73,11 +71,12 @@ impl Tunnel {
         let mut run = lock(&self.run);
         match lease.epoch.cmp(&run.lease().epoch) {
             Ordering::Less => Turned::Outdated,
-            Ordering::Equal => {
-                run.set_limits(lease);
+            Ordering::Equal if !run.is_ended() => {
+                run.follow(lease);
                 Turned::Serving { former: None }
             }
-            Ordering::Greater => {
+            // Newer; or it was ended by a transaction that was rolled back.
+            Ordering::Equal | Ordering::Greater => {
                 let former = std::mem::replace(&mut *run, Run::new(lease.clone(), shared));
                 former.end();
                 Turned::Serving { former: Some(former) }
@@ -153,21 +152,32 @@ struct Door {
 impl Door {
     async fn listen(&self, listener: TcpListener, shared: &Shared) {
         loop {
+            // Whoever comes meanwhile waits in the listener's backlog.
+            while shared.bounds.is_short_of_descriptors(&listener) {
+                shared.clock.sleep(EXHAUSTED).await;
+            }
             match listener.accept().await {
-                Ok((visitor, address)) => match self.access.enter(address.ip(), &self.stop) {
-                    Some(inside) => {
-                        let run = lock(&self.run).clone();
-                        tokio::spawn(run.receive(visitor, address, self.port_id, inside));
-                    }
-                    None => {
-                        culvert_agent::socket::reset(&visitor);
-                        tracing::debug!(%address, "a visitor was turned away by the tunnel's rules");
-                    }
-                },
+                Ok((visitor, address)) => self.receive(visitor, address, shared),
                 Err(error) => {
-                    tracing::warn!(%error, "a visitor could not be accepted");
+                    shared.log_unaccepted(&error);
                     shared.clock.sleep(EXHAUSTED).await;
                 }
+            }
+        }
+    }
+
+    fn receive(&self, visitor: TcpStream, address: SocketAddr, shared: &Shared) {
+        match self.access.enter(address.ip(), &self.stop) {
+            Ok(inside) => {
+                let run = lock(&self.run).clone();
+                tokio::spawn(run.receive(visitor, address, self.port_id, inside));
+            }
+            Err(turned_away) => {
+                culvert_agent::socket::reset(&visitor);
+                if let TurnedAway::Bound(bound) = turned_away {
+                    shared.bounds.refusals.count(bound);
+                }
+                tracing::debug!(%address, ?turned_away, "a visitor was turned away");
             }
         }
     }

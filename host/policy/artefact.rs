@@ -1,35 +1,40 @@
 //! Compiled modules, kept between starts so that a restart compiles nothing.
 //!
 //! The folder is the host's own: what is in it is machine code that will run. A file is named by
-//! the digest of all that it was made from and carries the digest of what it holds; one that does
-//! not fit is not there. Keeping is best effort: a full disk costs time, not the start.
+//! the digest of all that it was made from and carries a tag of name and content that only the
+//! host's key makes; one that does not fit is not there. Keeping is best effort: a full disk costs
+//! time, not the start.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 
-const DIGEST_BYTES: usize = 32;
+use crate::folder;
+use crate::secret::{Purpose, Secrets};
+
+/// The key's version, and HMAC-SHA256.
+const TAG_BYTES: usize = 33;
 
 pub struct Artefacts {
-    folder: Option<PathBuf>,
+    place: Option<(PathBuf, Secrets)>,
 }
 
 impl Artefacts {
-    /// Artefacts in a folder, made if it is missing, readable by this user alone.
-    pub fn in_folder(folder: &Path) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        Ok(Self { folder: Some(folder.into()) })
+    /// Artefacts in a folder that only this user can write into, made if it is missing.
+    pub fn in_folder(folder: &Path, secrets: &Secrets) -> io::Result<Self> {
+        folder::open_trusted(folder)?;
+        Ok(Self { place: Some((folder.into(), secrets.clone())) })
     }
 
     /// Keeps nothing.
     pub fn none() -> Self {
-        Self { folder: None }
+        Self { place: None }
     }
 
     /// A name for what these inputs make on this engine, with this build of the host.
@@ -47,18 +52,20 @@ impl Artefacts {
     }
 
     pub fn find(&self, key: &str) -> Option<Vec<u8>> {
-        let mut content = fs::read(self.folder.as_ref()?.join(key)).ok()?;
-        let artefact = content.split_off(content.len().min(DIGEST_BYTES));
-        (Sha256::digest(&artefact)[..] == content).then_some(artefact)
+        let (folder, secrets) = self.place.as_ref()?;
+        let mut content = fs::read(folder.join(key)).ok()?;
+        let artefact = content.split_off(content.len().min(TAG_BYTES));
+        secrets.verify(Purpose::Artefacts, &vouched(key, &artefact), &content).then_some(artefact)
     }
 
     pub fn keep(&self, key: &str, artefact: &[u8]) {
-        let Some(folder) = &self.folder else { return };
+        let Some((folder, secrets)) = &self.place else { return };
+        let tag = secrets.tag(Purpose::Artefacts, &vouched(key, artefact));
         // Written aside and renamed, for another process may look for the same.
         static KEPT: AtomicUsize = AtomicUsize::new(0);
         let number = KEPT.fetch_add(1, Ordering::Relaxed);
         let aside = folder.join(format!("{key}.{}.{number}", std::process::id()));
-        let kept = write(&aside, artefact).and_then(|()| fs::rename(&aside, folder.join(key)));
+        let kept = write(&aside, &tag, artefact).and_then(|()| fs::rename(&aside, folder.join(key)));
         if let Err(error) = kept {
             tracing::warn!(%error, folder = %folder.display(), "a compiled policy could not be kept");
             let _ = fs::remove_file(aside);
@@ -66,9 +73,14 @@ impl Artefacts {
     }
 }
 
-fn write(path: &Path, artefact: &[u8]) -> io::Result<()> {
+/// What a tag vouches for: that this content is what goes by this name.
+fn vouched(key: &str, artefact: &[u8]) -> Vec<u8> {
+    [key.as_bytes(), &Sha256::digest(artefact)[..]].concat()
+}
+
+fn write(path: &Path, tag: &[u8], artefact: &[u8]) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    // Not synced: what a power cut leaves half written does not fit its digest, and is made again.
-    file.write_all(&Sha256::digest(artefact))?;
+    // Not synced: what a power cut leaves half written does not fit its tag, and is made again.
+    file.write_all(tag)?;
     file.write_all(artefact)
 }

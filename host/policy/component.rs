@@ -163,10 +163,17 @@ impl Module {
 impl Configured {
     /// The module on one lane's engine.
     pub fn on(&self, engine: &Engine) -> Result<Component, LoadError> {
-        // SAFETY: `artefact` was made by `Engine::precompile_component` on an engine of the same
-        // configuration, in this process or, by the digest it is stored with, in one before it.
-        unsafe { Component::deserialize(engine, &self.artefact) }.map_err(|e| LoadError::NotAComponent(e.to_string()))
+        deserialize(engine, &self.artefact).map_err(|e| LoadError::NotAComponent(e.to_string()))
     }
+}
+
+/// A component from machine code that this host compiled.
+#[expect(unsafe_code, reason = "wasmtime runs the machine code as it is")]
+fn deserialize(engine: &Engine, artefact: &[u8]) -> wasmtime::Result<Component> {
+    // SAFETY: `artefact` was made by `Component::serialize` or `Engine::precompile_component` on an
+    // engine of the same configuration: in this process, or in one before it that had the same key to
+    // authenticate what it kept.
+    unsafe { Component::deserialize(engine, artefact) }
 }
 
 fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Module, LoadError> {
@@ -179,8 +186,7 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     let engine = engines.loader();
     let key = artefacts.key(engine, &[b"instrumented", &wasm]);
     let compiled = match artefacts.find(&key) {
-        // SAFETY: `artefact` was made two lines below, on an engine of the same configuration.
-        Some(artefact) => unsafe { Component::deserialize(engine, artefact) }.map_err(LoadError::snapshot)?,
+        Some(artefact) => deserialize(engine, &artefact).map_err(LoadError::snapshot)?,
         None => {
             let compiled = compile(engine, &wasm)?;
             artefacts.keep(&key, &compiled.serialize().map_err(LoadError::snapshot)?);

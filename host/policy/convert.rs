@@ -11,7 +11,7 @@ use crate::domain::input::{
     NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
 use crate::domain::plan::Entitlement;
-use crate::domain::tunnel::{Protocol, Tunnel};
+use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol, Tunnel};
 use crate::domain::usage::Counters;
 use crate::domain::webhook::{Webhook, WebhookStatus};
 use crate::error::Fault;
@@ -213,8 +213,9 @@ fn tunnel_update(patch: &TunnelPatch) -> inputs::TunnelUpdate {
         http_basic_auth_enabled: patch.http_basic_auth_enabled,
         http_basic_auth_username: nullable(&patch.http_basic_auth_username),
         http_basic_auth_password: nullable(&patch.http_basic_auth_password),
-        idle_timeout: patch.idle_timeout,
-        buffer_size: patch.buffer_size,
+        // The contract has no null for these: what it stands for is the default.
+        idle_timeout: patch.idle_timeout.map(|seconds| seconds.unwrap_or(DEFAULT_IDLE_TIMEOUT.into())),
+        buffer_size: patch.buffer_size.map(|bytes| bytes.unwrap_or(DEFAULT_BUFFER_SIZE.into())),
         pro_network: patch.pro_network,
     }
 }

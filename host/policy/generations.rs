@@ -23,6 +23,7 @@ use super::observer::Observer;
 use super::pinned::Pinned;
 use super::records::{Records, RecordsConfig};
 use crate::config::{Config, ConfigError};
+use crate::secret::Secrets;
 
 /// Sets that are kept for going back.
 const KEPT: usize = 4;
@@ -79,13 +80,18 @@ pub struct ModuleStatus {
 
 impl Generations {
     /// Loads the first set.
-    pub fn open(config: &Config, clock: Clock, registry: &mut Registry) -> Result<Self, ConfigError> {
+    pub fn open(
+        config: &Config,
+        clock: Clock,
+        secrets: &Secrets,
+        registry: &mut Registry,
+    ) -> Result<Self, ConfigError> {
         let policy = |error: &dyn std::fmt::Display| ConfigError::new("policy", error);
         let lanes = std::thread::available_parallelism().map_or(1, usize::from);
         let cache = config.data_dir.join("policies");
         let loader = Loader {
             engines: Engines::new(lanes).map_err(|e| policy(&e))?,
-            artefacts: Artefacts::in_folder(&cache).map_err(|e| ConfigError::new("data_dir", e))?,
+            artefacts: Artefacts::in_folder(&cache, secrets).map_err(|e| ConfigError::new("data_dir", e))?,
             folder: ".".into(),
             trust: config.trust,
         };
@@ -230,10 +236,10 @@ fn stage(
 }
 
 /// The set of a configuration, for commands that ask it something and end.
-pub fn for_a_question(config: &Config, clock: Clock) -> Result<Pinned, ConfigError> {
+pub fn for_a_question(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // Who calls a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    Generations::open(&quiet, clock, &mut Registry::default()).map(|policies| policies.pin(None))
+    Generations::open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))
 }
 
 impl From<ChainError> for ConfigError {

@@ -65,7 +65,10 @@ impl Pinned {
     fn verdict(&self, question: Question) -> Result<Verdict, Failed> {
         let denies = |answer: &Answer| matches!(answer, Answer::Verdict(Verdict::Deny(_)));
         let answer = self.first(question, denies, Answer::Verdict(Verdict::Allow))?;
-        Ok(if let Answer::Verdict(verdict) = answer { verdict } else { Verdict::Allow })
+        match answer {
+            Answer::Verdict(verdict) => Ok(verdict),
+            _ => Err(self.another_answer()),
+        }
     }
 
     /// What any module of the chain finds wrong.
@@ -74,8 +77,9 @@ impl Pinned {
         let chain = self.chain(Kind::Validation)?;
         let mut all = Vec::new();
         for decider in &chain.enforced {
-            if let Answer::Violations(violations) = self.ask(decider, &question)? {
-                all.extend(violations);
+            match self.ask(decider, &question)? {
+                Answer::Violations(violations) => all.extend(violations),
+                _ => return Err(self.another_answer()),
             }
         }
         self.shadow(chain, question, || Answer::Violations(all.clone()));
@@ -95,6 +99,11 @@ impl Pinned {
         }
         self.shadow(chain, question, || answer.clone());
         Ok(answer)
+    }
+
+    /// An answer that is none to the question lets nothing through.
+    fn another_answer(&self) -> Failed {
+        Failed { module: "(chain)".into(), failure: Failure::Contract("the answer is none to the question".into()) }
     }
 
     fn chain(&self, kind: Kind) -> Result<&Chain, Failed> {

@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::migrate::{Migrate, Migrator};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
 use sqlx::{
-    ColumnIndex, Connection as _, Decode, PgConnection, PgPool, Postgres, Row as _, Sqlite, SqlitePool, Transaction,
-    Type,
+    ColumnIndex, Connection as _, Decode, Executor as _, PgConnection, PgPool, Postgres, Row as _, Sqlite, SqlitePool,
+    Transaction, Type,
 };
 use uuid::Uuid;
 
@@ -23,6 +25,16 @@ use crate::domain::word::Word;
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How long a request waits for a connection of the pool.
 const POOL_WAIT: Duration = Duration::from_secs(5);
+/// How long a statement may take: by PostgreSQL's own clock, and a second later by this program's, for
+/// a server that does not answer at all.
+const STATEMENT_WAIT: Duration = Duration::from_secs(7);
+const ANSWER_WAIT: Duration = Duration::from_secs(8);
+/// How long PostgreSQL keeps a transaction in which nothing is asked.
+const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(5);
+/// How long a connection may take to show that it is alive.
+const PING_WAIT: Duration = Duration::from_secs(1);
+/// Bytes that SQLite's write-ahead log is cut back to.
+const JOURNAL_BYTES: &str = "67108864";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
 
@@ -34,11 +46,12 @@ pub type DbResult<T> = Result<T, sqlx::Error>;
 #[derive(Clone)]
 pub enum Db {
     /// SQLite takes one writer at a time, so one connection writes and others only read.
-    Sqlite {
-        write: SqlitePool,
-        read: SqlitePool,
+    Sqlite { write: SqlitePool, read: SqlitePool },
+    Postgres {
+        pool: PgPool,
+        /// Without the bounds on statements: for migrations, which may take their time.
+        unbounded: Box<PgConnectOptions>,
     },
-    Postgres(PgPool),
 }
 
 /// What a database holds, as seen from this program.
@@ -53,7 +66,7 @@ pub enum Schema {
 /// A transaction that writes.
 pub enum Tx {
     Sqlite(Transaction<'static, Sqlite>),
-    Postgres(Transaction<'static, Postgres>),
+    Postgres(PostgresTx),
 }
 
 /// One value of a statement.
@@ -64,6 +77,8 @@ pub enum Arg<'a> {
     Flag(bool),
     Text(Option<&'a str>),
     Bytes(&'a [u8]),
+    /// For [`by_ids`].
+    Ids(&'a [Uuid]),
 }
 
 pub enum Row {
@@ -77,23 +92,29 @@ macro_rules! args {
 }
 pub(super) use args;
 
-/// A statement that locks the rows it reads, where an engine locks rows: those that somebody else
-/// has locked are left out.
-pub struct SkipLocked {
+/// A statement about a list of ids, which is one value of it: `id` and then `$2`.
+pub struct ByIds {
     pub sqlite: &'static str,
     pub postgres: &'static str,
 }
 
-macro_rules! skip_locked {
-    ($sql:literal) => {
-        $crate::store::db::SkipLocked { sqlite: $sql, postgres: concat!($sql, " FOR UPDATE SKIP LOCKED") }
+/// With `locked`, what it ends with where an engine locks rows.
+macro_rules! by_ids {
+    ($before:literal, $list:literal, $after:literal) => {
+        by_ids!($before, $list, $after, locked: "")
+    };
+    ($before:literal, $list:literal, $after:literal, locked: $locked:literal) => {
+        $crate::store::db::ByIds {
+            sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
+            postgres: concat!($before, " = ANY(", $list, ") ", $after, $locked),
+        }
     };
 }
-pub(super) use skip_locked;
+pub(super) use by_ids;
 
 /// A query of either engine with its values bound.
 macro_rules! query {
-    ($sql:expr, $args:expr) => {{
+    ($sql:expr, $args:expr, $ids:ident) => {{
         let mut query = sqlx::query($sql);
         for arg in $args {
             query = match *arg {
@@ -102,6 +123,7 @@ macro_rules! query {
                 Arg::Flag(flag) => query.bind(flag),
                 Arg::Text(text) => query.bind(text),
                 Arg::Bytes(bytes) => query.bind(bytes),
+                Arg::Ids(ids) => query.bind($ids(ids)),
             };
         }
         query
@@ -111,34 +133,22 @@ macro_rules! query {
 impl Db {
     /// Opens a database, `sqlite:<path>` or `postgres://…`, without touching what is in it.
     pub async fn open(url: &str) -> DbResult<Self> {
-        if let Some(path) = url.strip_prefix("sqlite:") {
-            let options = SqliteConnectOptions::new()
-                .filename(Path::new(path.strip_prefix("//").unwrap_or(path)))
-                .create_if_missing(true)
-                .journal_mode(SqliteJournalMode::Wal)
-                .synchronous(SqliteSynchronous::Full)
-                .foreign_keys(true)
-                .busy_timeout(LOCK_WAIT)
-                .optimize_on_close(true, None);
-            let pool = |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT);
-            let write = pool(1).connect_with(options.clone()).await?;
-            let read = pool(READERS).connect_with(options.read_only(true)).await?;
-            return Ok(Self::Sqlite { write, read });
+        match url.strip_prefix("sqlite:") {
+            Some(path) => open_sqlite(path).await,
+            None => open_postgres(url).await,
         }
-        let options = sqlx::postgres::PgConnectOptions::from_str(url)?
-            .application_name("culvert")
-            .options([("lock_timeout", format!("{}ms", LOCK_WAIT.as_millis()))]);
-        // A pool that cannot connect says only that it took too long.
-        PgConnection::connect_with(&options).await?.close().await?;
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(POOL_WAIT);
-        Ok(Self::Postgres(pool.connect_with(options).await?))
     }
 
     /// Brings the schema up to date.
     pub async fn migrate(&self) -> Result<(), sqlx::migrate::MigrateError> {
         match self {
             Self::Sqlite { write, .. } => SQLITE_MIGRATIONS.run(write).await,
-            Self::Postgres(pool) => POSTGRES_MIGRATIONS.run(pool).await,
+            Self::Postgres { unbounded, .. } => {
+                let mut connection = PgConnection::connect_with(unbounded).await?;
+                let migrated = POSTGRES_MIGRATIONS.run(&mut connection).await;
+                connection.close().await?;
+                migrated
+            }
         }
     }
 
@@ -149,7 +159,7 @@ impl Db {
                 Ok(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.ok(),
                 Err(_) => None,
             },
-            Self::Postgres(pool) => match pool.acquire().await {
+            Self::Postgres { pool, .. } => match pool.acquire().await {
                 Ok(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.ok(),
                 Err(_) => None,
             },
@@ -166,8 +176,22 @@ impl Db {
     pub async fn begin(&self) -> DbResult<Tx> {
         Ok(match self {
             Self::Sqlite { write, .. } => Tx::Sqlite(write.begin_with("BEGIN IMMEDIATE").await?),
-            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+            Self::Postgres { pool, .. } => Tx::Postgres(PostgresTx::begin(pool).await?),
         })
+    }
+
+    /// Whether it answers at once.
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    pub async fn answers(&self) -> bool {
+        let mut db = self;
+        let asked = tokio::time::timeout(PING_WAIT, Read::optional(&mut db, "SELECT 1 AS one", args![]));
+        asked.await.is_ok_and(|answered| answered.is_ok())
+    }
+
+    /// As [`Read::all`].
+    pub async fn all_by_ids(&self, sql: ByIds, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+        let sql = if matches!(self, Self::Sqlite { .. }) { sql.sqlite } else { sql.postgres };
+        Read::all(&mut &*self, sql, args).await
     }
 
     pub async fn close(&self) {
@@ -176,9 +200,130 @@ impl Db {
                 read.close().await;
                 write.close().await;
             }
-            Self::Postgres(pool) => pool.close().await,
+            Self::Postgres { pool, .. } => pool.close().await,
         }
     }
+}
+
+/// A transaction on a connection that goes back to the pool only if it ended well.
+pub struct PostgresTx {
+    connection: PoolConnection<Postgres>,
+    ended: bool,
+}
+
+impl Drop for PostgresTx {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+impl PostgresTx {
+    async fn begin(pool: &PgPool) -> DbResult<Self> {
+        let mut tx = Self { connection: pool.acquire().await?, ended: false };
+        bounded(tx.connection.execute("BEGIN")).await?;
+        Ok(tx)
+    }
+
+    async fn end(mut self, how: &'static str) -> DbResult<()> {
+        bounded(self.connection.execute(how)).await?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+/// A statement, as long as an answer is waited for.
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn bounded<T>(statement: impl Future<Output = DbResult<T>>) -> DbResult<T> {
+    let answered = tokio::time::timeout(ANSWER_WAIT, statement).await;
+    answered.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
+}
+
+/// Whether a connection shows that it is alive.
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn is_alive(connection: &mut PgConnection) -> bool {
+    tokio::time::timeout(PING_WAIT, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok())
+}
+
+/// Whether another statement on the same connection would fail as well: it is broken, or its server
+/// has become a standby (25006), is going away (57P01 to 57P05), or has ended the session.
+fn is_unfit(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => {
+            let unfit = |code: &str| code == "25006" || code.starts_with("08") || code.starts_with("57P");
+            error.code().is_some_and(|code| unfit(&code))
+        }
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
+/// A query outside of a transaction, on a connection that is closed where it is unfit for another.
+macro_rules! on_pool {
+    ($pool:expr, $query:expr, $fetch:ident) => {{
+        let mut connection = $pool.acquire().await?;
+        let answered = bounded($query.$fetch(&mut *connection)).await;
+        if answered.as_ref().err().is_some_and(is_unfit) {
+            connection.close_on_drop();
+        }
+        answered?
+    }};
+}
+
+/// The options of a connection by its URL. A server elsewhere has to show a certificate for its name,
+/// unless the URL says otherwise.
+fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
+    let options = PgConnectOptions::from_str(url)?.application_name("culvert");
+    let host = options.get_host();
+    let is_local = options.get_socket().is_some()
+        || host.starts_with('/')
+        || host == "localhost"
+        || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let says = query.split('&').any(|pair| pair.starts_with("sslmode=") || pair.starts_with("ssl-mode="));
+    Ok(if is_local || says { options } else { options.ssl_mode(PgSslMode::VerifyFull) })
+}
+
+async fn open_postgres(url: &str) -> DbResult<Db> {
+    let unbounded = postgres_options(url)?;
+    // A pool that cannot connect says only that it took too long.
+    bounded(PgConnection::connect_with(&unbounded)).await?.close().await?;
+    let millis = |wait: Duration| format!("{}ms", wait.as_millis());
+    let bounds = [
+        ("statement_timeout", millis(STATEMENT_WAIT)),
+        ("lock_timeout", millis(LOCK_WAIT)),
+        ("idle_in_transaction_session_timeout", millis(IDLE_IN_TRANSACTION)),
+    ];
+    let pool = PgPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(POOL_WAIT)
+        .test_before_acquire(false)
+        .before_acquire(|connection, about| {
+            // One that was used a moment ago is not asked again.
+            let is_fresh = about.idle_for < PING_WAIT;
+            Box::pin(async move { Ok(is_fresh || is_alive(connection).await) })
+        })
+        .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
+        .connect_with(unbounded.clone().options(bounds))
+        .await?;
+    Ok(Db::Postgres { pool, unbounded: Box::new(unbounded) })
+}
+
+async fn open_sqlite(path: &str) -> DbResult<Db> {
+    let options = SqliteConnectOptions::new()
+        .filename(Path::new(path.strip_prefix("//").unwrap_or(path)))
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .pragma("journal_size_limit", JOURNAL_BYTES)
+        .foreign_keys(true)
+        .busy_timeout(LOCK_WAIT)
+        .optimize_on_close(true, None);
+    let pool = |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT);
+    let write = pool(1).connect_with(options.clone()).await?;
+    let read = pool(READERS).connect_with(options.read_only(true)).await?;
+    Ok(Db::Sqlite { write, read })
 }
 
 /// Reading, inside of a transaction or outside.
@@ -198,16 +343,18 @@ impl Read for &Db {
     async fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
         Ok(match self {
-            Db::Sqlite { read, .. } => sqlite_rows(query!(sql, args).fetch_all(read).await?),
-            Db::Postgres(pool) => postgres_rows(query!(sql, args).fetch_all(pool).await?),
+            Db::Sqlite { read, .. } => sqlite_rows(query!(sql, args, sqlite_ids).fetch_all(read).await?),
+            Db::Postgres { pool, .. } => postgres_rows(on_pool!(pool, query!(sql, args, postgres_ids), fetch_all)),
         })
     }
 
     async fn optional(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
         check(sql, args);
         Ok(match self {
-            Db::Sqlite { read, .. } => query!(sql, args).fetch_optional(read).await?.map(Row::Sqlite),
-            Db::Postgres(pool) => query!(sql, args).fetch_optional(pool).await?.map(Row::Postgres),
+            Db::Sqlite { read, .. } => query!(sql, args, sqlite_ids).fetch_optional(read).await?.map(Row::Sqlite),
+            Db::Postgres { pool, .. } => {
+                on_pool!(pool, query!(sql, args, postgres_ids), fetch_optional).map(Row::Postgres)
+            }
         })
     }
 }
@@ -216,16 +363,20 @@ impl Read for Tx {
     async fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
         Ok(match self {
-            Tx::Sqlite(tx) => sqlite_rows(query!(sql, args).fetch_all(&mut **tx).await?),
-            Tx::Postgres(tx) => postgres_rows(query!(sql, args).fetch_all(&mut **tx).await?),
+            Tx::Sqlite(tx) => sqlite_rows(query!(sql, args, sqlite_ids).fetch_all(&mut **tx).await?),
+            Tx::Postgres(tx) => {
+                postgres_rows(bounded(query!(sql, args, postgres_ids).fetch_all(&mut *tx.connection)).await?)
+            }
         })
     }
 
     async fn optional(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
         check(sql, args);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql, args).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
-            Tx::Postgres(tx) => query!(sql, args).fetch_optional(&mut **tx).await?.map(Row::Postgres),
+            Tx::Sqlite(tx) => query!(sql, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
+            Tx::Postgres(tx) => {
+                bounded(query!(sql, args, postgres_ids).fetch_optional(&mut *tx.connection)).await?.map(Row::Postgres)
+            }
         })
     }
 }
@@ -235,8 +386,10 @@ impl Tx {
     pub async fn execute(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<u64> {
         check(sql, args);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql, args).execute(&mut **tx).await?.rows_affected(),
-            Tx::Postgres(tx) => query!(sql, args).execute(&mut **tx).await?.rows_affected(),
+            Tx::Sqlite(tx) => query!(sql, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
+            Tx::Postgres(tx) => {
+                bounded(query!(sql, args, postgres_ids).execute(&mut *tx.connection)).await?.rows_affected()
+            }
         })
     }
 
@@ -248,7 +401,7 @@ impl Tx {
         }
     }
 
-    pub async fn all_skip_locked(&mut self, sql: SkipLocked, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+    pub async fn all_by_ids(&mut self, sql: ByIds, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         let sql = if matches!(self, Tx::Sqlite(_)) { sql.sqlite } else { sql.postgres };
         self.all(sql, args).await
     }
@@ -256,16 +409,26 @@ impl Tx {
     pub async fn commit(self) -> DbResult<()> {
         match self {
             Tx::Sqlite(tx) => tx.commit().await,
-            Tx::Postgres(tx) => tx.commit().await,
+            Tx::Postgres(tx) => tx.end("COMMIT").await,
         }
     }
 
     pub async fn rollback(self) -> DbResult<()> {
         match self {
             Tx::Sqlite(tx) => tx.rollback().await,
-            Tx::Postgres(tx) => tx.rollback().await,
+            Tx::Postgres(tx) => tx.end("ROLLBACK").await,
         }
     }
+}
+
+/// A JSON list of hexadecimal texts, which `json_each` and `unhex` make ids again.
+fn sqlite_ids(ids: &[Uuid]) -> String {
+    let texts: Vec<String> = ids.iter().map(|id| id.simple().to_string()).collect();
+    format!("[{}]", texts.iter().map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(","))
+}
+
+fn postgres_ids(ids: &[Uuid]) -> Vec<Uuid> {
+    ids.to_vec()
 }
 
 fn sqlite_rows(rows: Vec<SqliteRow>) -> Vec<Row> {
@@ -371,6 +534,13 @@ impl Row {
     }
 }
 
+/// The rows that can be read: for those who look after all of a kind, whom one that is broken must not
+/// keep from the others.
+pub fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
+    let read = |row: &Row| read(row).inspect_err(|error| tracing::error!(%error, what, "a row cannot be read")).ok();
+    rows.iter().filter_map(read).collect()
+}
+
 fn narrow<T: TryFrom<i64>>(column: &'static str, number: i64) -> DbResult<T> {
     T::try_from(number).map_err(|_| unreadable(column, &number))
 }
@@ -450,6 +620,12 @@ impl<'a> From<Option<&'a str>> for Arg<'a> {
 impl<'a> From<&'a [u8]> for Arg<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Arg::Bytes(bytes)
+    }
+}
+
+impl<'a> From<&'a [Uuid]> for Arg<'a> {
+    fn from(ids: &'a [Uuid]) -> Self {
+        Arg::Ids(ids)
     }
 }
 

@@ -5,15 +5,16 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, args};
 use super::page::{Page, Place, Rows};
 use super::{Store, Wake, Write};
-use crate::domain::device::Device;
+use crate::domain::device::{Description, Device};
 use crate::domain::event::OfflineReason;
-use crate::error::Result;
+use crate::domain::operation::{OperationError, OperationErrorCode};
+use crate::error::{Error, Result};
 
 macro_rules! select_device {
     ($rest:literal) => {
         concat!(
             "SELECT d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
-                    d.consent_revision, d.created_at, d.public_key, p.last_seen_at, \
+                    d.consent_revision, d.allowed_targets, d.created_at, d.public_key, p.last_seen_at, \
                     COALESCE(p.online, FALSE) AS online, \
                     (d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
                         WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) AS owner_active \
@@ -27,9 +28,7 @@ macro_rules! select_device {
 #[derive(Clone, Debug)]
 pub struct NewDevice {
     pub name: Option<String>,
-    pub platform: String,
-    pub version: String,
-    pub capabilities: Vec<String>,
+    pub description: Description,
     pub public_key: Vec<u8>,
 }
 
@@ -58,7 +57,7 @@ impl Store {
     /// Every device of the scope that may run a tunnel.
     pub async fn authorized_devices(&self, scope_id: Uuid, tunnel_id: Uuid) -> Result<Vec<Device>> {
         let sql = select_device!(
-            "WHERE d.scope_id = $1 AND (NOT EXISTS (SELECT 1 FROM tunnel_devices b WHERE b.tunnel_id = $2) \
+            "WHERE d.scope_id = $1 AND (EXISTS (SELECT 1 FROM tunnels t WHERE t.id = $2 AND t.restricted = FALSE) \
                  OR EXISTS (SELECT 1 FROM tunnel_devices b WHERE b.tunnel_id = $2 AND b.device_id = d.id)) \
              ORDER BY d.created_at DESC, d.id DESC"
         );
@@ -106,26 +105,22 @@ impl Write {
     }
 
     pub async fn create_device(&mut self, scope_id: Uuid, owner_id: Uuid, new: &NewDevice) -> Result<Uuid> {
-        let (id, now, capabilities) = (self.clock.id(), self.now, new.capabilities.join(" "));
+        let Description { platform, version, capabilities } = &new.description;
+        let (id, now, capabilities) = (self.clock.id(), self.now, capabilities.join(" "));
         let sql = "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \
                        remote_control, consent_revision, created_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9)";
         let name = new.name.as_deref();
         let key = &new.public_key[..];
-        let args = args![id, scope_id, owner_id, name, &new.platform, &new.version, &capabilities, key, now];
+        let args = args![id, scope_id, owner_id, name, platform, version, &capabilities, key, now];
         self.execute(sql, args).await?;
         Ok(id)
     }
 
     /// What the agent says of itself when it connects.
-    pub async fn describe_device(
-        &mut self,
-        id: Uuid,
-        platform: &str,
-        version: &str,
-        capabilities: &[String],
-    ) -> Result<()> {
+    pub async fn describe_device(&mut self, id: Uuid, description: &Description) -> Result<()> {
         let sql = "UPDATE devices SET platform = $2, version = $3, capabilities = $4 WHERE id = $1";
+        let Description { platform, version, capabilities } = description;
         let capabilities = capabilities.join(" ");
         self.execute(sql, args![id, platform, version, &capabilities]).await?;
         Ok(())
@@ -140,7 +135,8 @@ impl Write {
     pub async fn turn_remote_control_off(&mut self, id: Uuid) -> Result<()> {
         let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
         self.execute(sql, args![id]).await?;
-        self.cancel_queued(id).await?;
+        let detail = "Remote control was turned off on the device.";
+        self.cancel_queued(id, &OperationError::new(OperationErrorCode::RemoteControlDisabled, detail)).await?;
         self.wake(Wake::Device(id));
         Ok(())
     }
@@ -148,6 +144,13 @@ impl Write {
     /// Turns remote control on: for the device alone to ask, with its signature.
     pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
         self.execute("UPDATE devices SET remote_control = TRUE WHERE id = $1", args![id]).await?;
+        Ok(())
+    }
+
+    /// Where the device's owner lets remote control lead, as the device has signed it.
+    pub async fn set_allowed_targets(&mut self, id: Uuid, targets: Option<&[String]>) -> Result<()> {
+        let targets = targets.map(serde_json::to_string).transpose().map_err(Error::internal)?;
+        self.execute("UPDATE devices SET allowed_targets = $2 WHERE id = $1", args![id, targets.as_deref()]).await?;
         Ok(())
     }
 
@@ -160,9 +163,24 @@ impl Write {
         Ok(rows.iter().map(|row| row.text("name")).collect::<DbResult<_>>()?)
     }
 
+    /// A device whose owner has left the Team goes along with them: into their personal scope, and
+    /// without consent. The allowlists that it stood in stay allowlists.
+    pub async fn take_device_along(&mut self, id: Uuid, owner_id: Uuid) -> Result<()> {
+        let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
+        self.release_device(id, &error).await?;
+        self.fail_operations_of_lost_device(id).await?;
+        self.set_offline(id, OfflineReason::NotAllowed).await?;
+        self.execute("DELETE FROM tunnel_devices WHERE device_id = $1", args![id]).await?;
+        let sql = "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
+                   WHERE id = $1";
+        self.execute(sql, args![id, owner_id]).await?;
+        Ok(())
+    }
+
     /// Removes a device, and what it ran or was to run.
     pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
-        self.release_device(id).await?;
+        let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
+        self.release_device(id, &error).await?;
         self.fail_operations_of_lost_device(id).await?;
         self.set_offline(id, OfflineReason::Removed).await?;
         self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
@@ -172,6 +190,7 @@ impl Write {
 }
 
 pub(super) fn device(row: &Row) -> DbResult<Device> {
+    let targets = row.json::<Vec<String>>("allowed_targets")?;
     Ok(Device {
         id: row.id("id")?,
         scope_id: row.id("scope_id")?,
@@ -184,6 +203,8 @@ pub(super) fn device(row: &Row) -> DbResult<Device> {
         online: row.flag("online")?,
         remote_control: row.flag("remote_control")?,
         consent_revision: row.int("consent_revision")?,
+        // A newer agent may have entries that this host cannot read.
+        allowed_targets: targets.map(|targets| targets.iter().filter_map(|text| text.parse().ok()).collect()),
         last_seen_at: row.optional_time("last_seen_at")?,
         created_at: row.time("created_at")?,
     })

@@ -10,7 +10,7 @@ use crate::domain::device::Device;
 use crate::domain::tunnel::Tunnel;
 use crate::domain::usage::Counters;
 use crate::domain::webhook::Webhook;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 
 /// The resource in a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,9 @@ pub struct Basis {
     session_id: Option<Uuid>,
     /// The tunnel's last change.
     updated_at: Option<DateTime<Utc>>,
+    /// The device that is to run the tunnel, and the operation that is on its way.
+    wanted_on: Option<Uuid>,
+    operation_id: Option<Uuid>,
 }
 
 impl Basis {
@@ -50,8 +53,12 @@ impl Basis {
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let session_id = run.map(|run| run.session_id);
         let updated_at = facts.tunnel.as_ref().map(|tunnel| tunnel.updated_at);
+        let wanted_on = facts.tunnel.as_ref().and_then(|tunnel| tunnel.wanted_on);
+        let operation = facts.tunnel.as_ref().and_then(|tunnel| tunnel.operation.as_ref());
+        let operation_id = operation.map(|operation| operation.id);
         let plan = caller.scope.plan.clone();
-        Self { plan, role: caller.role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at }
+        let role = caller.role;
+        Self { plan, role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at, wanted_on, operation_id }
     }
 }
 
@@ -95,12 +102,15 @@ impl Store {
 }
 
 impl Write {
-    /// What a decision was made on, as it is now.
+    /// What a decision was made on, as it is now. A key that has been revoked meanwhile, or is over,
+    /// decides nothing.
     pub async fn basis(&mut self, caller: &Caller, subject: Subject) -> Result<Basis> {
-        let scope_id = caller.scope.id;
+        let (scope_id, now) = (caller.scope.id, self.now);
         let sql = "SELECT s.plan, m.role FROM scopes s \
+                   JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
                    LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1";
-        let row = self.one(sql, args![scope_id, caller.account_id]).await?;
+        let row = self.optional(sql, args![scope_id, caller.account_id, caller.key_id, now]).await?;
+        let row = row.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
         let role = match caller.scope.kind {
             ScopeKind::Personal => None,
             ScopeKind::Team => row.optional_word("role")?,
@@ -108,15 +118,28 @@ impl Write {
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = counters(&mut **self, scope_id, subject).await?;
         let tunnel = match subject {
             Subject::Tunnel(id) => {
-                let sql = "SELECT t.updated_at, s.id FROM tunnels t \
-                           LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL WHERE t.id = $1";
+                let sql = "SELECT t.updated_at, t.wanted_on, s.id, o.id AS operation_id FROM tunnels t \
+                           LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
+                           LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') \
+                           WHERE t.id = $1";
                 self.optional(sql, args![id]).await?
             }
             _ => None,
         };
         let session_id = tunnel.as_ref().map(|row| row.optional_id("id")).transpose()?.flatten();
         let updated_at = tunnel.as_ref().map(|row| row.time("updated_at")).transpose()?;
-        Ok(Basis { plan: row.text("plan")?, role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at })
+        let of_tunnel = |column| tunnel.as_ref().map(|row| row.optional_id(column)).transpose().map(Option::flatten);
+        Ok(Basis {
+            plan: row.text("plan")?,
+            role,
+            tunnels,
+            extra_ports,
+            webhook_endpoints,
+            session_id,
+            updated_at,
+            wanted_on: of_tunnel("wanted_on")?,
+            operation_id: of_tunnel("operation_id")?,
+        })
     }
 }
 

@@ -69,6 +69,12 @@ impl Store {
         Ok(admissible(row)?.map(|owner| owner.caller))
     }
 
+    /// Whether there is such an enrolment code.
+    pub async fn has_device_code(&self, hash: &[u8]) -> Result<bool> {
+        let sql = "SELECT 1 AS one FROM device_codes WHERE hash = $1 AND expires_at > $2";
+        Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
+    }
+
     pub async fn keys(&self) -> Result<Vec<KeyRecord>> {
         let sql = "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
                           a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, WordArg, args, readable};
 use super::page::{Page, Place, Rows};
 use super::{Store, Wake, Write};
 use crate::domain::operation::{
@@ -70,7 +70,7 @@ impl Store {
     pub async fn unfinished_operations(&self) -> Result<Vec<Operation>> {
         let rows =
             (&self.db).all(select_operation!("WHERE status IN ('queued', 'claimed', 'running')"), args![]).await?;
-        Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
+        Ok(readable(&rows, "operation", operation))
     }
 }
 
@@ -207,21 +207,23 @@ impl Write {
         self.advance_operation(operation, OperationStatus::Failed).await
     }
 
-    /// Cancels what a device has not claimed yet.
-    pub async fn cancel_queued(&mut self, device_id: Uuid) -> Result<()> {
+    /// Cancels what a device has not claimed yet; the error says why.
+    pub async fn cancel_queued(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
         let rows = self.all(select_operation!("WHERE device_id = $1 AND status = 'queued'"), args![device_id]).await?;
-        self.cancel(&rows).await
+        self.cancel(&rows, why).await
     }
 
     /// Cancels what somebody who has lost access has asked for, and what no device has claimed yet.
     pub async fn cancel_queued_by(&mut self, scope_id: Uuid, account_id: Uuid) -> Result<()> {
         let sql = select_operation!("WHERE scope_id = $1 AND account_id = $2 AND status = 'queued'");
         let rows = self.all(sql, args![scope_id, account_id]).await?;
-        self.cancel(&rows).await
+        let detail = "Whoever asked for it has left the Team.";
+        self.cancel(&rows, &OperationError::new(OperationErrorCode::AccessLost, detail)).await
     }
 
-    async fn cancel(&mut self, rows: &[Row]) -> Result<()> {
+    async fn cancel(&mut self, rows: &[Row], why: &OperationError) -> Result<()> {
         for mut operation in rows.iter().map(operation).collect::<DbResult<Vec<_>>>()? {
+            operation.error = Some(why.clone());
             self.advance_operation(&mut operation, OperationStatus::Canceled).await?;
         }
         Ok(())
@@ -233,10 +235,11 @@ impl Write {
         let rows = self.all(sql, args![tunnel_id]).await?;
         for mut operation in rows.iter().map(operation).collect::<DbResult<Vec<_>>>()? {
             self.wake(Wake::Device(operation.device_id));
+            let error = OperationError::new(OperationErrorCode::TunnelDeleted, "The tunnel was deleted.");
             if operation.status == OperationStatus::Queued {
+                operation.error = Some(error);
                 self.advance_operation(&mut operation, OperationStatus::Canceled).await?;
             } else {
-                let error = OperationError::new(OperationErrorCode::TunnelDeleted, "The tunnel was deleted.");
                 self.fail_operation(&mut operation, error).await?;
             }
         }
@@ -245,8 +248,8 @@ impl Write {
 
     /// Takes everything off a device that may no longer act for its scope: its leases end, what was
     /// queued for it is canceled.
-    pub async fn release_device(&mut self, device_id: Uuid) -> Result<()> {
-        self.cancel_queued(device_id).await?;
+    pub async fn release_device(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
+        self.cancel_queued(device_id, why).await?;
         for lease in self.leases_of_device(device_id).await? {
             self.stop_session(lease.session_id, crate::domain::session::EndReason::DeviceNotAllowed).await?;
         }

@@ -4,18 +4,20 @@
 //! An event that no endpoint asks for is not written at all. The rows of one endpoint's deliveries
 //! change under the endpoint's own row's lock; a courier skips an endpoint that somebody else holds.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args, skip_locked};
+use super::db::{DbResult, Read, Row, WordArg, args, by_ids};
 use super::{Store, Wake, Write};
 use crate::domain::caller::ScopeKind;
 use crate::domain::device::Device;
 use crate::domain::event::{EventKind, OfflineReason, TEST_EVENT};
 use crate::domain::operation::{Operation, OperationStatus};
 use crate::domain::session::EndReason;
-use crate::domain::webhook::{AttemptStatus, Outcome, RETRIES};
+use crate::domain::webhook::{AttemptError, AttemptStatus, Outcome, RETRIES};
 use crate::error::{Error, Result};
 use crate::record::event::{
     CommandOut, DevicePresenceOut, EventOut, EventScopeOut, EventTunnelOut, TunnelRunOut, WebhookTestOut,
@@ -24,6 +26,12 @@ use crate::secret::{Purpose, Secrets};
 
 /// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
 pub const IN_FLIGHT_PER_ENDPOINT: i64 = 2;
+/// The same, where the attempt that ended last was not answered in time.
+const IN_FLIGHT_PER_SLOW_ENDPOINT: i64 = 1;
+/// Attempts under way for one scope, at most: a quarter of a courier's, for a scope has up to 20 endpoints.
+pub const IN_FLIGHT_PER_SCOPE: usize = 16;
+/// Deliveries that wait for one endpoint, at most. More are canceled as soon as they are made.
+pub const WAITING_PER_ENDPOINT: u32 = 10_000;
 /// After so long an attempt that nobody settled is made again. An attempt takes 15 seconds at most.
 const LEASE: TimeDelta = TimeDelta::seconds(60);
 /// Endpoints that are looked at in one go.
@@ -54,7 +62,10 @@ pub struct Delivery {
     pub lease: i64,
     pub attempt: u32,
     pub webhook_id: Uuid,
+    pub scope_id: Uuid,
     pub url: String,
+    /// The attempt before was not answered in time.
+    pub was_slow: bool,
     /// What the signature is keyed with.
     pub secret: String,
     pub event_id: Uuid,
@@ -161,13 +172,35 @@ impl Write {
         let sql = "INSERT INTO events (id, scope_id, kind, body, created_at) VALUES ($1, $2, $3, $4, $5)";
         self.execute(sql, args![id, audience.scope_id, kind, &body[..], now]).await?;
         for webhook_id in &audience.webhook_ids {
+            if !self.make_room(*webhook_id).await? {
+                self.cancel_at_once(*webhook_id, id).await?;
+                continue;
+            }
             self.schedule(*webhook_id, id, 1, now).await?;
             let sql = "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
-                       AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) < $3";
-            self.execute(sql, args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT]).await?;
+                       AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
+                           < CASE WHEN timed_out = TRUE THEN $4 ELSE $3 END";
+            let args = args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT];
+            self.execute(sql, args).await?;
         }
         self.wake(Wake::Courier);
         Ok(id)
+    }
+
+    /// Counts one more delivery that waits for an endpoint; not, where too many do.
+    async fn make_room(&mut self, webhook_id: Uuid) -> Result<bool> {
+        let sql = "UPDATE webhooks SET waiting = waiting + 1 WHERE id = $1 AND waiting < $2";
+        Ok(self.execute(sql, args![webhook_id, WAITING_PER_ENDPOINT]).await? == 1)
+    }
+
+    /// A delivery that finds too many before it is not made, and its list says so.
+    async fn cancel_at_once(&mut self, webhook_id: Uuid, event_id: Uuid) -> Result<()> {
+        let (id, now) = (self.clock.id(), self.now);
+        let sql = "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, error, \
+                       created_at, finished_at) \
+                   VALUES ($1, $2, $3, 1, 'canceled', $4, FALSE, 0, $5, $4, $4)";
+        self.execute(sql, args![id, webhook_id, event_id, now, WordArg(AttemptError::TooManyWaiting)]).await?;
+        Ok(())
     }
 
     async fn schedule(&mut self, webhook_id: Uuid, event_id: Uuid, attempt: u32, at: DateTime<Utc>) -> Result<()> {
@@ -188,20 +221,23 @@ impl Write {
         // What has failed is not tried again.
         let sql = "UPDATE deliveries SET next_attempt_at = NULL WHERE webhook_id = $1 AND next_attempt_at > $2";
         self.execute(sql, args![webhook_id, now]).await?;
-        self.execute("UPDATE webhooks SET due_at = NULL WHERE id = $1", args![webhook_id]).await?;
+        self.execute("UPDATE webhooks SET due_at = NULL, waiting = 0 WHERE id = $1", args![webhook_id]).await?;
         Ok(())
     }
 
     /// When a courier is to look at an endpoint next: as soon as something is due, or, while as much
-    /// as may be is under way, when it must have ended.
+    /// as may be is under way, when it must have ended. An endpoint with a backlog is due from now on,
+    /// and not since its backlog began: it waits its turn behind those that were due before.
     async fn set_due(&mut self, webhook_id: Uuid) -> Result<()> {
         let now = self.now;
         let sql = "UPDATE webhooks SET due_at = CASE \
-                       WHEN (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2) >= $3 \
+                       WHEN (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2) \
+                           >= CASE WHEN timed_out = TRUE THEN $4 ELSE $3 END \
                        THEN (SELECT MIN(run_at) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
-                       ELSE (SELECT MIN(run_at) FROM deliveries WHERE webhook_id = $1 AND status = 'pending') END \
+                       ELSE (SELECT CASE WHEN MIN(run_at) < $2 THEN $2 ELSE MIN(run_at) END \
+                             FROM deliveries WHERE webhook_id = $1 AND status = 'pending') END \
                    WHERE id = $1";
-        self.execute(sql, args![webhook_id, now, IN_FLIGHT_PER_ENDPOINT]).await?;
+        self.execute(sql, args![webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT]).await?;
         Ok(())
     }
 
@@ -215,17 +251,22 @@ impl Write {
         // Not on the second, so that what failed together does not come back together.
         let next = wait.map(|wait| now + self.clock.about(*wait));
         let sql = "UPDATE deliveries SET status = $3, in_flight = FALSE, status_code = $4, error = $5, duration_ms = $6, \
-                       next_attempt_at = $7, finished_at = $8 \
+                       next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
                    WHERE id = $1 AND lease = $2 AND status = 'pending'";
         let duration = u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX);
         let error = outcome.error.map(crate::domain::word::Word::word);
         let code = outcome.status_code.map(u32::from);
-        let args = args![delivery.id, delivery.lease, WordArg(status), code, error, duration, next, now];
+        let attempted_at = now - TimeDelta::from_std(outcome.duration).unwrap_or_default();
+        let args = args![delivery.id, delivery.lease, WordArg(status), code, error, duration, next, now, attempted_at];
         if self.execute(sql, args).await? == 0 {
             return Ok(());
         }
-        let sql = "UPDATE webhooks SET last_status = $2, last_at = $3 WHERE id = $1";
-        self.execute(sql, args![delivery.webhook_id, WordArg(status), now]).await?;
+        // A retry waits in the place of the attempt that has ended.
+        let sql = "UPDATE webhooks SET last_status = $2, last_at = $3, timed_out = $4, \
+                       waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
+                   WHERE id = $1";
+        let timed_out = outcome.error == Some(AttemptError::Timeout);
+        self.execute(sql, args![delivery.webhook_id, WordArg(status), now, timed_out, next.is_some()]).await?;
         if let Some(next) = next {
             self.schedule(delivery.webhook_id, delivery.event_id, delivery.attempt + 1, next).await?;
         }
@@ -236,18 +277,23 @@ impl Write {
 }
 
 impl Store {
-    /// When the next delivery is due.
-    pub async fn next_delivery(&self) -> Result<Option<DateTime<Utc>>> {
-        let sql = "SELECT due_at FROM webhooks WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1";
-        let row = (&self.db).optional(sql, args![]).await?;
-        Ok(row.map(|row| row.time("due_at")).transpose()?)
+    /// When the next delivery is due, of scopes that may have more of them under way.
+    pub async fn next_delivery(&self, under_way: &UnderWay) -> Result<Option<DateTime<Utc>>> {
+        let sql = by_ids!(
+            "SELECT due_at FROM webhooks WHERE due_at IS NOT NULL AND NOT scope_id",
+            "$1",
+            "ORDER BY due_at LIMIT 1"
+        );
+        let rows = self.db.all_by_ids(sql, args![&under_way.full()[..]]).await?;
+        Ok(rows.first().map(|row| row.time("due_at")).transpose()?)
     }
 
-    /// Takes up deliveries that are due, so many at most. Whatever is taken up and never settled
-    /// comes due again.
-    pub async fn claim_deliveries(&self, most: usize) -> Result<Vec<Delivery>> {
+    /// Takes up deliveries that are due, so many at most, beside those that are under way. Whatever is
+    /// taken up and never settled comes due again.
+    pub async fn claim_deliveries(&self, most: usize, under_way: UnderWay) -> Result<Vec<Delivery>> {
         let secrets = self.secrets.clone();
-        self.write(None, move |write| Box::pin(async move { write.claim_deliveries(&secrets, most).await })).await
+        self.write(None, move |write| Box::pin(async move { write.claim_deliveries(&secrets, most, under_way).await }))
+            .await
     }
 
     pub async fn settle_delivery(&self, delivery: Delivery, outcome: Outcome) -> Result<()> {
@@ -256,37 +302,47 @@ impl Store {
 }
 
 impl Write {
-    async fn claim_deliveries(&mut self, secrets: &Secrets, most: usize) -> Result<Vec<Delivery>> {
+    async fn claim_deliveries(
+        &mut self,
+        secrets: &Secrets,
+        most: usize,
+        mut under_way: UnderWay,
+    ) -> Result<Vec<Delivery>> {
         let now = self.now;
-        let due = skip_locked!(
-            "SELECT id, url, secret FROM webhooks WHERE due_at IS NOT NULL AND due_at <= $1 ORDER BY due_at LIMIT $2"
+        let due = by_ids!(
+            "SELECT id, scope_id, url, secret, timed_out FROM webhooks \
+             WHERE due_at IS NOT NULL AND due_at <= $2 AND NOT scope_id",
+            "$1",
+            "ORDER BY due_at LIMIT $3",
+            locked: " FOR UPDATE SKIP LOCKED"
         );
         let mut claimed = Vec::new();
-        for endpoint in self.all_skip_locked(due, args![now, ENDPOINTS_AT_ONCE]).await? {
-            let left = most - claimed.len();
-            if left == 0 {
+        for endpoint in self.all_by_ids(due, args![&under_way.full()[..], now, ENDPOINTS_AT_ONCE]).await? {
+            let endpoint = Endpoint::of(&endpoint, secrets)?;
+            let left = (most - claimed.len()).min(under_way.left(endpoint.scope_id));
+            if most == claimed.len() {
                 break;
             }
-            let webhook_id = endpoint.id("id")?;
-            match opened(secrets, webhook_id, &endpoint.bytes("secret")?) {
-                Some(secret) => {
-                    let url = endpoint.text("url")?;
-                    claimed.extend(self.take_up(webhook_id, left, &url, &secret).await?);
-                    self.set_due(webhook_id).await?;
-                }
-                None => self.put_off(webhook_id).await?,
+            if endpoint.secret.is_none() {
+                self.put_off(endpoint.webhook_id).await?;
+            } else if left > 0 {
+                let taken_up = self.take_up(&endpoint, left).await?;
+                under_way.add(endpoint.scope_id, taken_up.len());
+                claimed.extend(taken_up);
+                self.set_due(endpoint.webhook_id).await?;
             }
         }
         Ok(claimed)
     }
 
     /// Takes up what is due for one endpoint, as much as may be under way at once.
-    async fn take_up(&mut self, webhook_id: Uuid, most: usize, url: &str, secret: &str) -> Result<Vec<Delivery>> {
-        let now = self.now;
+    async fn take_up(&mut self, endpoint: &Endpoint, most: usize) -> Result<Vec<Delivery>> {
+        let (now, webhook_id) = (self.now, endpoint.webhook_id);
         let sql = "SELECT COUNT(*) AS under_way FROM deliveries \
                    WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2";
         let under_way = self.one(sql, args![webhook_id, now]).await?.int("under_way")?;
-        let most = (IN_FLIGHT_PER_ENDPOINT - under_way).min(i64::try_from(most).unwrap_or(i64::MAX)).max(0);
+        let places = if endpoint.was_slow { IN_FLIGHT_PER_SLOW_ENDPOINT } else { IN_FLIGHT_PER_ENDPOINT };
+        let most = (places - under_way).min(i64::try_from(most).unwrap_or(i64::MAX)).max(0);
         let sql = "UPDATE deliveries SET in_flight = TRUE, lease = lease + 1, run_at = $2 WHERE id IN ( \
                        SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
                        ORDER BY run_at, id LIMIT $4) \
@@ -298,8 +354,10 @@ impl Write {
                 lease: row.int("lease")?,
                 attempt: row.number("attempt")?,
                 webhook_id,
-                url: url.into(),
-                secret: secret.into(),
+                scope_id: endpoint.scope_id,
+                url: endpoint.url.clone(),
+                was_slow: endpoint.was_slow,
+                secret: endpoint.secret.clone().unwrap_or_default(),
                 event_id: row.id("event_id")?,
                 body: row.bytes("body")?,
             })
@@ -314,6 +372,57 @@ impl Write {
         let until = self.now + LEASE;
         self.execute("UPDATE webhooks SET due_at = $2 WHERE id = $1", args![webhook_id, until]).await?;
         Ok(())
+    }
+}
+
+/// An endpoint that something is due for.
+struct Endpoint {
+    webhook_id: Uuid,
+    scope_id: Uuid,
+    url: String,
+    was_slow: bool,
+    /// None, where it cannot be opened.
+    secret: Option<String>,
+}
+
+impl Endpoint {
+    fn of(row: &Row, secrets: &Secrets) -> DbResult<Self> {
+        let webhook_id = row.id("id")?;
+        Ok(Self {
+            webhook_id,
+            scope_id: row.id("scope_id")?,
+            url: row.text("url")?,
+            was_slow: row.flag("timed_out")?,
+            secret: opened(secrets, webhook_id, &row.bytes("secret")?),
+        })
+    }
+}
+
+/// How many deliveries are under way, by scope.
+#[derive(Clone, Debug, Default)]
+pub struct UnderWay(HashMap<Uuid, usize>);
+
+impl UnderWay {
+    pub fn add(&mut self, scope_id: Uuid, deliveries: usize) {
+        *self.0.entry(scope_id).or_default() += deliveries;
+    }
+
+    pub fn end_one(&mut self, scope_id: Uuid) {
+        if let Some(deliveries) = self.0.get_mut(&scope_id) {
+            *deliveries -= 1;
+            if *deliveries == 0 {
+                self.0.remove(&scope_id);
+            }
+        }
+    }
+
+    fn left(&self, scope_id: Uuid) -> usize {
+        IN_FLIGHT_PER_SCOPE.saturating_sub(self.0.get(&scope_id).copied().unwrap_or_default())
+    }
+
+    /// The scopes that may have no more of them.
+    fn full(&self) -> Vec<Uuid> {
+        self.0.keys().filter(|scope_id| self.left(**scope_id) == 0).copied().collect()
     }
 }
 

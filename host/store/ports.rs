@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use chrono::TimeDelta;
 use uuid::Uuid;
 
 use super::Write;
@@ -13,6 +14,31 @@ use crate::error::{Code, Error, Result};
 
 /// Ports that are tried by chance before the free ones are looked up.
 const GUESSES: usize = 8;
+/// How long a port that was given up is not given to another scope while others are free: whoever
+/// still dials it would reach somebody else.
+const REST: TimeDelta = TimeDelta::days(1);
+
+/// Whether a port may be taken while it rests for another scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rested {
+    Only,
+    OrNot,
+}
+
+/// Has the ports of the tunnel `$1` rest until `$2`.
+macro_rules! rest {
+    () => {
+        "INSERT INTO resting_ports (node_id, port, transport, scope_id, until) \
+         SELECT p.node_id, p.port, p.transport, t.scope_id, $2 FROM node_ports p JOIN tunnels t ON t.id = p.tunnel_id \
+         WHERE p.tunnel_id = $1 "
+    };
+}
+
+macro_rules! rest_again {
+    () => {
+        " ON CONFLICT (node_id, port, transport) DO UPDATE SET scope_id = excluded.scope_id, until = excluded.until"
+    };
+}
 
 impl Write {
     /// A public port of a node for a tunnel. An http tunnel gets the shared one.
@@ -29,30 +55,36 @@ impl Write {
         }
         for _ in 0..GUESSES {
             let guess = self.random_port(node);
-            if self.take_port(node.id, guess, transports, tunnel_id).await? {
+            if self.take_port(node.id, guess, transports, tunnel_id, Rested::Only).await? {
                 return Ok(guess);
             }
         }
-        let free = self.free_port(node, transports).await?.ok_or_else(|| Error::of(Code::NoPortAvailable))?;
-        if self.take_port(node.id, free, transports, tunnel_id).await? {
+        let free =
+            self.free_port(node, transports, tunnel_id).await?.ok_or_else(|| Error::of(Code::NoPortAvailable))?;
+        if self.take_port(node.id, free, transports, tunnel_id, Rested::OrNot).await? {
             Ok(free)
         } else {
             Err(Error::of(Code::NoPortAvailable))
         }
     }
 
-    /// A port that is free on all of these transports, the next one from a random place.
-    async fn free_port(&mut self, node: &Node, transports: &[Transport]) -> Result<Option<u16>> {
-        let mut taken = HashSet::new();
+    /// A port that is free on all of these transports, the next one from a random place; one that
+    /// rests only where there is no other.
+    async fn free_port(&mut self, node: &Node, transports: &[Transport], tunnel_id: Uuid) -> Result<Option<u16>> {
+        let (mut taken, mut resting, now) = (HashSet::new(), HashSet::new(), self.now);
         for transport in transports {
-            let sql = "SELECT port FROM node_ports WHERE node_id = $1 AND transport = $2";
-            for row in self.all(sql, args![node.id, WordArg(*transport)]).await? {
-                taken.insert(row.number::<u16>("port")?);
+            let sql = "SELECT port, FALSE AS resting FROM node_ports WHERE node_id = $1 AND transport = $2 \
+                       UNION ALL SELECT port, TRUE AS resting FROM resting_ports \
+                       WHERE node_id = $1 AND transport = $2 AND until > $3 \
+                           AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)";
+            for row in self.all(sql, args![node.id, WordArg(*transport), now, tunnel_id]).await? {
+                let numbers = if row.flag("resting")? { &mut resting } else { &mut taken };
+                numbers.insert(row.number::<u16>("port")?);
             }
         }
         let start = self.random_port(node);
-        let mut around = (start..=node.ports.last).chain(node.ports.first..start);
-        Ok(around.find(|port| !taken.contains(port)))
+        let around = || (start..=node.ports.last).chain(node.ports.first..start).filter(|port| !taken.contains(port));
+        Ok(around().find(|port| !resting.contains(port)).or_else(|| around().next()))
     }
 
     fn random_port(&self, node: &Node) -> u16 {
@@ -61,11 +93,24 @@ impl Write {
     }
 
     /// Takes one number on all of these transports, or on none.
-    async fn take_port(&mut self, node_id: Uuid, port: u16, transports: &[Transport], tunnel_id: Uuid) -> Result<bool> {
+    async fn take_port(
+        &mut self,
+        node_id: Uuid,
+        port: u16,
+        transports: &[Transport],
+        tunnel_id: Uuid,
+        rested: Rested,
+    ) -> Result<bool> {
+        let now = self.now;
         for (index, transport) in transports.iter().enumerate() {
-            let sql = "INSERT INTO node_ports (node_id, port, transport, tunnel_id) VALUES ($1, $2, $3, $4) \
+            let sql = "INSERT INTO node_ports (node_id, port, transport, tunnel_id) SELECT $1, $2, $3, $4 \
+                       WHERE $5 = FALSE OR NOT EXISTS (SELECT 1 FROM resting_ports \
+                           WHERE node_id = $1 AND port = $2 AND transport = $3 AND until > $6 \
+                               AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)) \
                        ON CONFLICT DO NOTHING";
-            if self.execute(sql, args![node_id, port, WordArg(*transport), tunnel_id]).await? == 0 {
+            let only_rested = rested == Rested::Only;
+            let args = args![node_id, port, WordArg(*transport), tunnel_id, only_rested, now];
+            if self.execute(sql, args).await? == 0 {
                 // What was taken just now, and not what the tunnel has had before.
                 for taken in &transports[..index] {
                     let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3";
@@ -98,15 +143,27 @@ impl Write {
     pub async fn delete_extra_port(&mut self, node: &Node, tunnel_id: Uuid, port: &ExtraPort) -> Result<()> {
         self.execute("DELETE FROM extra_ports WHERE id = $1", args![port.id]).await?;
         for transport in port.protocol.transports() {
+            let until = self.now + REST;
+            let sql = concat!(rest!(), "AND p.node_id = $3 AND p.port = $4 AND p.transport = $5", rest_again!());
+            let args = args![tunnel_id, until, node.id, port.remote_port, WordArg(*transport)];
+            self.execute(sql, args).await?;
             let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3 AND tunnel_id = $4";
             self.execute(sql, args![node.id, port.remote_port, WordArg(*transport), tunnel_id]).await?;
         }
         Ok(())
     }
 
+    /// The public ports of a tunnel that gives them up.
+    pub(super) async fn rest_ports(&mut self, tunnel_id: Uuid) -> Result<()> {
+        let until = self.now + REST;
+        self.execute(concat!(rest!(), rest_again!()), args![tunnel_id, until]).await?;
+        Ok(())
+    }
+
     /// Places a tunnel on another node. Its public ports stay what they are where they are free
     /// there.
     pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, moving: bool) -> Result<()> {
+        self.rest_ports(tunnel.id).await?;
         self.execute("DELETE FROM node_ports WHERE tunnel_id = $1", args![tunnel.id]).await?;
         let port = self.keep_port(node, tunnel.protocol, tunnel.remote_port, tunnel.https, tunnel.id).await?;
         for extra in self.extra_ports(tunnel.id).await? {
@@ -130,7 +187,7 @@ impl Write {
         let transports = protocol.transports();
         let kept = !transports.is_empty()
             && node.ports.contains(port)
-            && self.take_port(node.id, port, transports, tunnel_id).await?;
+            && self.take_port(node.id, port, transports, tunnel_id, Rested::Only).await?;
         if kept { Ok(port) } else { self.allocate_port(node, protocol, https, tunnel_id).await }
     }
 

@@ -1,13 +1,18 @@
 //! Which devices are there, and by which connection.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, args};
+use super::db::{DbResult, Read, Row, WordArg, args, readable};
 use super::{Store, Write};
 use crate::domain::device::OFFLINE_AFTER;
 use crate::domain::event::OfflineReason;
 use crate::error::Result;
+
+/// Changes of a device's presence that its endpoints are told of within this time, at most: one that
+/// comes and goes all the time is not told of every time.
+const TOLD_TIMES: u32 = 10;
+const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
 /// One connection of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +28,16 @@ impl Store {
         let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
                    WHERE p.online = TRUE AND p.last_seen_at <= $1";
         let rows = (&self.db).all(sql, args![self.clock.now() - OFFLINE_AFTER]).await?;
-        let ids = rows.iter().map(|row| Ok((row.id("device_id")?, row.id("scope_id")?)));
-        Ok(ids.collect::<DbResult<_>>()?)
+        Ok(readable(&rows, "device", ids))
+    }
+
+    /// Devices whose endpoints were last told something else than where they are now, because they had
+    /// been told too often; with their scopes.
+    pub async fn untold_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
+                   WHERE p.told <> p.online AND p.told_since <= $1";
+        let rows = (&self.db).all(sql, args![self.clock.now() - TOLD_WITHIN]).await?;
+        Ok(readable(&rows, "device", ids))
     }
 
     /// Notes when connections were last heard of. Older connections, and those that have ended since,
@@ -67,8 +80,8 @@ impl Write {
                        boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at \
                    RETURNING epoch";
         let epoch = self.one(sql, args![device_id, host_id, boot_id, now]).await?.int("epoch")?;
-        if !was_online && let Some(device) = self.any_device(device_id).await? {
-            self.tell_of_device(device, None).await?;
+        if !was_online {
+            self.tell_where_device_is(device_id).await?;
         }
         Ok(Connection { device_id, epoch })
     }
@@ -100,11 +113,38 @@ impl Write {
 
     /// The device counts as offline from now on.
     pub async fn set_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<()> {
-        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL WHERE device_id = $1 AND online = TRUE";
-        let was_online = self.execute(sql, args![device_id]).await? == 1;
-        match self.any_device(device_id).await? {
-            Some(device) if was_online => self.tell_of_device(device, Some(reason)).await,
-            _ => Ok(()),
+        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
+                   WHERE device_id = $1 AND online = TRUE";
+        if self.execute(sql, args![device_id, WordArg(reason)]).await? == 0 {
+            return Ok(());
         }
+        if matches!(reason, OfflineReason::Removed | OfflineReason::NotAllowed) {
+            // It goes from the scope, so there is no later.
+            let sql = "UPDATE device_presence SET told_times = 0 WHERE device_id = $1";
+            self.execute(sql, args![device_id]).await?;
+        }
+        self.tell_where_device_is(device_id).await
     }
+
+    /// Tells of a device's presence, unless its endpoints have been told of changes so often that they
+    /// have to wait: then they are told where it is when the time has passed.
+    pub(super) async fn tell_where_device_is(&mut self, device_id: Uuid) -> Result<()> {
+        let now = self.now;
+        let sql = "UPDATE device_presence SET told = online, \
+                       told_times = CASE WHEN told_since <= $2 THEN 1 ELSE told_times + 1 END, \
+                       told_since = CASE WHEN told_since <= $2 THEN $3 ELSE told_since END \
+                   WHERE device_id = $1 AND told <> online AND (told_since <= $2 OR told_times < $4) \
+                   RETURNING online, offline_reason";
+        let row = self.optional(sql, args![device_id, now - TOLD_WITHIN, now, TOLD_TIMES]).await?;
+        let (Some(row), Some(device)) = (row, self.any_device(device_id).await?) else { return Ok(()) };
+        let reason = match row.flag("online")? {
+            true => None,
+            false => Some(row.optional_word("offline_reason")?.unwrap_or(OfflineReason::Timeout)),
+        };
+        self.tell_of_device(device, reason).await
+    }
+}
+
+fn ids(row: &Row) -> DbResult<(Uuid, Uuid)> {
+    Ok((row.id("device_id")?, row.id("scope_id")?))
 }

@@ -39,18 +39,18 @@ impl Write {
         let sql = "INSERT INTO rate_windows (api_key_id, minute_start, minute_count, day_start, day_count) \
                    VALUES ($1, $2, $3, $4, $5) \
                    ON CONFLICT (api_key_id) DO UPDATE SET \
-                       minute_count = CASE WHEN rate_windows.minute_start > $6 THEN rate_windows.minute_count ELSE 0 END \
+                       minute_count = CASE WHEN rate_windows.minute_start > $6 AND rate_windows.minute_start <= $8 THEN rate_windows.minute_count ELSE 0 END \
                            + excluded.minute_count, \
-                       minute_start = CASE WHEN rate_windows.minute_start > $6 THEN rate_windows.minute_start \
+                       minute_start = CASE WHEN rate_windows.minute_start > $6 AND rate_windows.minute_start <= $8 THEN rate_windows.minute_start \
                            ELSE excluded.minute_start END, \
-                       day_count = CASE WHEN rate_windows.day_start > $7 THEN rate_windows.day_count ELSE 0 END \
+                       day_count = CASE WHEN rate_windows.day_start > $7 AND rate_windows.day_start <= $8 THEN rate_windows.day_count ELSE 0 END \
                            + excluded.day_count, \
-                       day_start = CASE WHEN rate_windows.day_start > $7 THEN rate_windows.day_start \
+                       day_start = CASE WHEN rate_windows.day_start > $7 AND rate_windows.day_start <= $8 THEN rate_windows.day_start \
                            ELSE excluded.day_start END \
                    RETURNING minute_start, minute_count, day_start, day_count";
         let now = self.now;
         let Windows { minute, day } = counted;
-        let args = args![key_id, minute.start, minute.count, day.start, day.count, now - MINUTE, now - DAY];
+        let args = args![key_id, minute.start, minute.count, day.start, day.count, now - MINUTE, now - DAY, now];
         Ok(windows(&self.one(sql, args).await?)?)
     }
 }

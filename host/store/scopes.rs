@@ -117,13 +117,14 @@ impl Write {
         Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
     }
 
-    /// A member leaves: whatever the Team runs or has queued on their devices goes.
+    /// A member leaves: whatever the Team runs or has queued on their devices goes, and the devices go
+    /// along with them.
     pub async fn remove_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
         let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
         self.execute(sql, args![team_id, account_id]).await?;
         self.cancel_queued_by(team_id, account_id).await?;
         for device_id in self.devices_of_owner(team_id, account_id).await? {
-            self.release_device(device_id).await?;
+            self.take_device_along(device_id, account_id).await?;
         }
         Ok(())
     }

@@ -3,9 +3,10 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, WordArg, args, by_ids, readable};
 use super::outbox::RunRef;
 use super::page::{Page, Place, Rows};
+use super::runs::RunId;
 use super::{Store, Wake, Write};
 use crate::domain::session::{EndReason, LEASE, Session, Target};
 use crate::domain::tunnel::{Protocol, Tunnel};
@@ -18,6 +19,8 @@ pub struct Lease {
     pub session_id: Uuid,
     pub tunnel_id: Uuid,
     pub scope_id: Uuid,
+    /// The scope's.
+    pub plan: String,
     pub device_id: Uuid,
     pub node_id: Uuid,
     pub epoch: i64,
@@ -52,9 +55,9 @@ macro_rules! select_lease {
         concat!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
                     (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.idle_timeout, \
-                    t.buffer_size, t.rules_version, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
+                    t.buffer_size, t.rules_version, c.plan, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN nodes n ON n.id = s.node_id \
-             JOIN platform_domains d ON d.id = t.domain_id \
+             JOIN scopes c ON c.id = s.scope_id JOIN platform_domains d ON d.id = t.domain_id \
              WHERE s.ended_at IS NULL ",
             $rest
         )
@@ -78,7 +81,7 @@ macro_rules! select_ports {
 macro_rules! leases {
     ($db:expr, $which:literal, $args:expr) => {{
         let rows = $db.all(concat!(select_lease!($which), " ORDER BY s.started_at, s.id"), $args).await?;
-        let mut leases = rows.iter().map(lease).collect::<DbResult<Vec<_>>>()?;
+        let mut leases = readable(&rows, "session", lease);
         if !leases.is_empty() {
             add_ports(&mut leases, &$db.all(select_ports!($which), $args).await?)?;
         }
@@ -139,8 +142,7 @@ impl Store {
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
         let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
-        let ids = rows.iter().map(|row| Ok((row.id("id")?, row.id("scope_id")?)));
-        Ok(ids.collect::<DbResult<_>>()?)
+        Ok(readable(&rows, "session", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }
 }
 
@@ -197,8 +199,10 @@ impl Write {
                    RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
         let Some(row) = self.optional(sql, args![session_id, now, WordArg(reason)]).await? else { return Ok(false) };
         let run = run(&row)?;
+        self.ended.push(RunId { scope_id: run.scope_id, tunnel_id: run.tunnel_id, session_id });
         self.wake(Wake::Tunnel(run.tunnel_id));
         self.wake(Wake::Device(run.device_id));
+        self.wake(Wake::Usage(run.scope_id));
         self.has_moved(run.tunnel_id).await?;
         if row.flag("ready")? {
             self.tell_of_run(run, Some(reason)).await?;
@@ -214,11 +218,15 @@ impl Write {
         self.end_session(session_id, reason).await
     }
 
-    /// Whatever became of a device's session, its tunnel is not to be resumed there.
-    pub async fn forget_wish(&mut self, session_id: Uuid, device_id: Uuid) -> Result<()> {
-        let sql = "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
-                       AND id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND device_id = $2)";
-        self.execute(sql, args![session_id, device_id]).await?;
+    /// Whatever became of a device's sessions, their tunnels are not to be resumed there.
+    pub async fn forget_wishes(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<()> {
+        let sql = by_ids!(
+            "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
+                 AND id IN (SELECT tunnel_id FROM sessions WHERE device_id = $2 AND id",
+            "$1",
+            ") RETURNING id"
+        );
+        self.all_by_ids(sql, args![session_ids, device_id]).await?;
         Ok(())
     }
 
@@ -240,6 +248,8 @@ impl Write {
         match self.optional(sql, args![session_id, now]).await? {
             Some(row) => {
                 let run = run(&row)?;
+                // Visitors are let in from here on.
+                self.wake(Wake::Tunnel(run.tunnel_id));
                 self.has_moved(run.tunnel_id).await?;
                 self.tell_of_run(run, None).await
             }
@@ -266,11 +276,22 @@ impl Write {
         Ok(())
     }
 
-    /// Another term for a lease that is still held by this agent. Whether it is.
-    pub async fn renew_lease(&mut self, session_id: Uuid, device_id: Uuid) -> Result<bool> {
+    /// Another term for the leases that are still held by this agent; those that are.
+    pub async fn renew_leases(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<Vec<Uuid>> {
         let until = self.now + LEASE;
-        let sql = "UPDATE sessions SET lease_until = $3 WHERE id = $1 AND device_id = $2 AND ended_at IS NULL";
-        Ok(self.execute(sql, args![session_id, device_id, until]).await? == 1)
+        let sql = by_ids!(
+            "UPDATE sessions SET lease_until = $3 WHERE device_id = $2 AND ended_at IS NULL AND id",
+            "$1",
+            "RETURNING id"
+        );
+        let rows = self.all_by_ids(sql, args![session_ids, device_id, until]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+
+    /// How many sessions a device has open.
+    pub async fn open_sessions(&mut self, device_id: Uuid) -> Result<usize> {
+        let sql = "SELECT COUNT(*) AS open FROM sessions WHERE device_id = $1 AND ended_at IS NULL";
+        Ok(self.one(sql, args![device_id]).await?.number("open")?)
     }
 
     /// Another term for everything that a node serves: for a host that was away and could not be
@@ -358,6 +379,7 @@ fn lease(row: &Row) -> DbResult<Lease> {
         session_id: row.id("id")?,
         tunnel_id: row.id("tunnel_id")?,
         scope_id: row.id("scope_id")?,
+        plan: row.text("plan")?,
         device_id: row.id("device_id")?,
         node_id: row.id("node_id")?,
         epoch: row.int("epoch")?,

@@ -1,58 +1,129 @@
 //! What time alone brings about: things that were not done, kept or heard of any longer.
 
-use chrono::TimeDelta;
+use chrono::{Months, TimeDelta};
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, stream};
 use uuid::Uuid;
 
-use super::db::args;
+use super::db::{Arg, args};
 use super::operations::overdue;
 use super::{Store, Write};
 use crate::domain::event::OfflineReason;
-use crate::domain::operation::{OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use crate::domain::session::EndReason;
+use crate::domain::usage::day_number;
 use crate::error::Result;
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
 const KEEP_DELIVERIES: TimeDelta = TimeDelta::days(30);
+const KEEP_USAGE: Months = Months::new(13);
+
+/// Things that are due and are done at the same time: one that waits for a lock holds up few others.
+const AT_ONCE: usize = 8;
+/// Rows that are deleted in one transaction.
+const BATCH: u32 = 1000;
+
+/// Deletes some rows, at most `$2`.
+macro_rules! prune {
+    ($table:literal, $key:literal, $columns:literal, $which:literal) => {
+        concat!(
+            "DELETE FROM ",
+            $table,
+            " WHERE ",
+            $key,
+            " IN (SELECT ",
+            $columns,
+            " FROM ",
+            $table,
+            " WHERE ",
+            $which,
+            " LIMIT $2)"
+        )
+    };
+}
 
 impl Store {
-    /// Everything that is due now.
+    /// Everything that is due now. What goes wrong with one thing is its own, and keeps no other from
+    /// being done.
     pub async fn sweep(&self) -> Result<()> {
-        for (device_id, scope_id) in self.silent_devices().await? {
-            self.write(Some(scope_id), move |write| boxed(write.lose_device(device_id))).await?;
-        }
-        for (session_id, scope_id) in self.expired_leases().await? {
-            self.write(Some(scope_id), move |write| boxed(write.expire_lease(session_id))).await?;
-        }
+        let (silent, expired, unfinished, untold) = tokio::join!(
+            self.silent_devices(),
+            self.expired_leases(),
+            self.unfinished_operations(),
+            self.untold_devices(),
+        );
+        let lost = each(silent, |(device_id, scope_id)| {
+            self.write(Some(scope_id), move |write| boxed(write.lose_device(device_id)))
+        })
+        .await;
+        let ended = each(expired, |(session_id, scope_id)| {
+            self.write(Some(scope_id), move |write| boxed(write.expire_lease(session_id)))
+        })
+        .await;
         let now = self.clock.now();
-        for operation in self.unfinished_operations().await?.into_iter().filter(|o| overdue(o, now).is_some()) {
-            self.write(Some(operation.scope_id), move |write| boxed(write.expire_operation(operation.id))).await?;
-        }
-        Ok(())
+        let overdue = unfinished.map(|all| all.into_iter().filter(|one| overdue(one, now).is_some()).collect());
+        let timed_out = each(overdue, |operation: Operation| {
+            self.write(Some(operation.scope_id), move |write| boxed(write.expire_operation(operation.id)))
+        })
+        .await;
+        let told = each(untold, |(device_id, scope_id)| {
+            self.write(Some(scope_id), move |write| boxed(write.tell_where_device_is(device_id)))
+        })
+        .await;
+        lost.and(ended).and(timed_out).and(told)
     }
 
-    /// Deletes what has been kept for long enough.
+    /// Deletes what has been kept for long enough, some rows at a time.
     pub async fn prune(&self) -> Result<()> {
-        self.write(None, |write| {
-            boxed(async move {
-                let now = write.now;
-                write.execute("DELETE FROM idempotency WHERE expires_at <= $1", args![now]).await?;
-                write.execute("DELETE FROM device_codes WHERE expires_at <= $1", args![now]).await?;
-                let sql = "DELETE FROM operations WHERE finished_at IS NOT NULL AND finished_at <= $1";
-                write.execute(sql, args![now - KEEP_OPERATIONS]).await?;
-                let sql = "DELETE FROM sessions WHERE ended_at IS NOT NULL AND ended_at <= $1";
-                write.execute(sql, args![now - KEEP_SESSIONS]).await?;
-                let sql = "DELETE FROM deliveries WHERE finished_at IS NOT NULL AND finished_at <= $1";
-                write.execute(sql, args![now - KEEP_DELIVERIES]).await?;
-                let sql = "DELETE FROM events WHERE created_at <= $1 \
-                           AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)";
-                write.execute(sql, args![now - KEEP_DELIVERIES]).await?;
-                Ok(())
-            })
-        })
-        .await
+        let now = self.clock.now();
+        let mut result = Ok(());
+        for (sql, until) in [
+            (prune!("idempotency", "(api_key_id, key)", "api_key_id, key", "expires_at <= $1"), now),
+            (prune!("device_codes", "hash", "hash", "expires_at <= $1"), now),
+            (prune!("operations", "id", "id", "finished_at IS NOT NULL AND finished_at <= $1"), now - KEEP_OPERATIONS),
+            (prune!("sessions", "id", "id", "ended_at IS NOT NULL AND ended_at <= $1"), now - KEEP_SESSIONS),
+            (prune!("deliveries", "id", "id", "finished_at IS NOT NULL AND finished_at <= $1"), now - KEEP_DELIVERIES),
+            (
+                prune!(
+                    "events",
+                    "id",
+                    "id",
+                    "created_at <= $1 AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)"
+                ),
+                now - KEEP_DELIVERIES,
+            ),
+            (prune!("resting_ports", "(node_id, port, transport)", "node_id, port, transport", "until <= $1"), now),
+        ] {
+            result = result.and(self.prune_all(sql, until.into()).await);
+        }
+        let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
+        let sql = prune!("usage_days", "(tunnel_id, day)", "tunnel_id, day", "day < $1");
+        result.and(self.prune_all(sql, first_day.into()).await)
     }
+
+    async fn prune_all(&self, sql: &'static str, until: Arg<'static>) -> Result<()> {
+        loop {
+            let deleted = self.write(None, move |write| {
+                boxed(async move { Ok(write.execute(sql, &[until, Arg::from(BATCH)]).await?) })
+            });
+            if deleted.await? < u64::from(BATCH) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Does what is due. An error says that it could not be looked for.
+async fn each<T, F: Future<Output = Result<()>>>(due: Result<Vec<T>>, act: impl Fn(T) -> F) -> Result<()> {
+    let acts = stream::iter(due?).map(act).buffer_unordered(AT_ONCE);
+    acts.for_each(async |done| {
+        if let Err(error) = done {
+            tracing::warn!(%error, "something that is due could not be done");
+        }
+    })
+    .await;
+    Ok(())
 }
 
 fn boxed<'w, T>(work: impl Future<Output = Result<T>> + Send + 'w) -> BoxFuture<'w, Result<T>> {
@@ -97,6 +168,7 @@ impl Write {
         match overdue(&operation, now) {
             Some(OperationStatus::Expired) => {
                 self.wake(super::Wake::Device(operation.device_id));
+                operation.error = Some(not_claimed());
                 self.advance_operation(&mut operation, OperationStatus::Expired).await?;
                 Ok(())
             }
@@ -119,4 +191,9 @@ impl Write {
         self.end_session(session_id, reason).await?;
         Ok(())
     }
+}
+
+/// Why an operation expired.
+pub fn not_claimed() -> OperationError {
+    OperationError::new(OperationErrorCode::NotClaimed, "The device did not take the command in time.")
 }

@@ -22,11 +22,12 @@ macro_rules! select_tunnel {
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
-                    t.pro_network, t.wanted_on, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.pro_network, t.restricted, t.wanted_on, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
-                    o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, ",
+                    o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, \
+                    o.device_id AS operation_device_id, ",
             node_columns!(),
             " FROM tunnels t \
               JOIN scopes c ON c.id = t.scope_id \
@@ -61,6 +62,7 @@ pub struct NewTunnelRow {
     pub basic_auth: bool,
     pub basic_auth_user: Option<String>,
     pub basic_auth_hash: Option<String>,
+    pub idle_timeout: Option<u32>,
     pub buffer_size: u32,
     pub pro_network: bool,
 }
@@ -166,9 +168,9 @@ impl Write {
     pub async fn insert_tunnel(&mut self, new: &NewTunnelRow) -> Result<bool> {
         let sql = "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                        node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
-                       basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at) \
+                       basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-                       0, $21, $21) ON CONFLICT DO NOTHING";
+                       0, $21, $21, $22) ON CONFLICT DO NOTHING";
         let now = self.now;
         let args = args![
             new.id,
@@ -192,6 +194,7 @@ impl Write {
             new.buffer_size,
             new.pro_network,
             now,
+            new.idle_timeout,
         ];
         Ok(self.execute(sql, args).await? == 1)
     }
@@ -234,12 +237,15 @@ impl Write {
     }
 
     pub async fn delete_tunnel(&mut self, id: Uuid) -> Result<()> {
+        self.rest_ports(id).await?;
         self.execute("DELETE FROM tunnels WHERE id = $1", args![id]).await?;
         Ok(())
     }
 
     /// Replaces the allowlist. The devices that are not of the scope, of which there must be none.
     pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
+        let sql = "UPDATE tunnels SET restricted = $2 WHERE id = $1";
+        self.execute(sql, args![tunnel_id, !device_ids.is_empty()]).await?;
         self.execute("DELETE FROM tunnel_devices WHERE tunnel_id = $1", args![tunnel_id]).await?;
         let mut unknown = Vec::new();
         for device_id in device_ids {
@@ -303,6 +309,7 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         buffer_size: row.number("buffer_size")?,
         pro_network: row.flag("pro_network")?,
         device_ids: Vec::new(),
+        restricted: row.flag("restricted")?,
         wanted_on: row.optional_id("wanted_on")?,
         start_error: row.optional_text("start_error")?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
@@ -328,5 +335,10 @@ fn run(row: &Row) -> DbResult<Option<Run>> {
 
 fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
     let Some(id) = row.optional_id("operation_id")? else { return Ok(None) };
-    Ok(Some(ActiveOperation { id, action: row.word("operation_action")?, status: row.word("operation_status")? }))
+    Ok(Some(ActiveOperation {
+        id,
+        action: row.word("operation_action")?,
+        status: row.word("operation_status")?,
+        device_id: row.id("operation_device_id")?,
+    }))
 }

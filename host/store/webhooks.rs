@@ -38,7 +38,7 @@ impl Store {
     /// The newest attempts, as many as are shown at all.
     pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<Rows<Attempt>> {
         let sql = "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
-                       d.created_at, d.next_attempt_at \
+                       d.created_at, d.attempted_at, d.next_attempt_at \
                    FROM deliveries d JOIN events e ON e.id = d.event_id \
                    WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
                        ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
@@ -117,6 +117,7 @@ fn attempt(row: &Row) -> DbResult<Attempt> {
         error: row.optional_word("error")?,
         duration_ms: row.optional_number("duration_ms")?,
         created_at: row.time("created_at")?,
+        attempted_at: row.optional_time("attempted_at")?,
         next_attempt_at: row.optional_time("next_attempt_at")?,
     })
 }

@@ -21,6 +21,9 @@ use crate::store::outbox::Delivery;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// From the name to the answer's last byte.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+/// Until an answer begins, where the attempt before was not answered in time: what hangs again does not
+/// hold its place for long.
+const SLOW_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Of an answer's body.
 const MOST_READ: usize = 16 * 1024;
 
@@ -76,7 +79,11 @@ impl Client {
             .header(sign::TIMESTAMP, timestamp)
             .header(sign::SIGNATURE, signature)
             .body(delivery.body.clone());
-        match request.send().await {
+        let first_byte = if delivery.was_slow { SLOW_ANSWER_WITHIN } else { ANSWER_WITHIN };
+        let Ok(answered) = self.clock.timeout(first_byte, request.send()).await else {
+            return (None, Some(AttemptError::Timeout));
+        };
+        match answered {
             Ok(response) if response.status().is_success() => {
                 let status = response.status().as_u16();
                 (Some(status), read(response).await.err())
@@ -113,7 +120,7 @@ fn classify(error: &reqwest::Error) -> AttemptError {
     while let Some(found) = cause {
         if let Some(refused) = found.downcast_ref::<Refused>() {
             return match refused {
-                Refused::Unresolved => AttemptError::DnsFailed,
+                Refused::NoPublicAddress => AttemptError::DnsFailed,
                 Refused::NotPublic => AttemptError::AddressBlocked,
             };
         }

@@ -3,7 +3,7 @@
 //! No transaction is open while a delivery is under way. One that is never settled, because the
 //! host went down, comes due again by itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::client::Client;
 use crate::app::App;
 use crate::error::Result;
-use crate::store::outbox::Delivery;
+use crate::store::outbox::{Delivery, UnderWay};
 
 /// Deliveries that are under way at the same time.
 const UNDER_WAY: usize = 64;
@@ -24,16 +24,21 @@ pub struct Courier {
     client: Client,
     woken: Notify,
     slots: Arc<Semaphore>,
+    under_way: Mutex<UnderWay>,
 }
 
 impl Courier {
     pub fn new(client: Client) -> Self {
-        Self { client, woken: Notify::new(), slots: Arc::new(Semaphore::new(UNDER_WAY)) }
+        Self { client, woken: Notify::new(), slots: Arc::new(Semaphore::new(UNDER_WAY)), under_way: Mutex::default() }
     }
 
     /// Has the courier look at what is due.
     pub fn wake(&self) {
         self.woken.notify_one();
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,14 +71,17 @@ async fn send_due(app: &Arc<App>) -> Result<Option<Moment>> {
     if free == 0 {
         return Ok(None);
     }
-    match app.store.next_delivery().await? {
+    let under_way = app.courier.under_way().clone();
+    match app.store.next_delivery(&under_way).await? {
         None => return Ok(None),
         Some(next) if next > app.clock.now() => return Ok(Some(moment(app, next))),
         Some(_) => {}
     }
-    let due = app.store.claim_deliveries(free).await?;
+    let due = app.store.claim_deliveries(free, under_way).await?;
     let none = due.is_empty();
     for delivery in due {
+        let scope_id = delivery.scope_id;
+        app.courier.under_way().add(scope_id, 1);
         let slot = app.courier.slots.clone().acquire_owned().await;
         let app = app.clone();
         app.tasks.clone().spawn(async move {
@@ -81,12 +89,14 @@ async fn send_due(app: &Arc<App>) -> Result<Option<Moment>> {
             // What the host's end interrupts is made again when it is back.
             stop.run_until_cancelled(deliver(&app, delivery)).await;
             drop(slot);
+            app.courier.under_way().end_one(scope_id);
             app.courier.wake();
         });
     }
     // What is due and cannot be had is in another host's hands.
     let soonest = app.clock.moment().plus(if none { LOOK_AGAIN } else { Duration::ZERO });
-    let next = app.store.next_delivery().await?.filter(|_| app.courier.slots.available_permits() > 0);
+    let under_way = app.courier.under_way().clone();
+    let next = app.store.next_delivery(&under_way).await?.filter(|_| app.courier.slots.available_permits() > 0);
     Ok(next.map(|next| moment(app, next).max(soonest)))
 }
 

@@ -88,8 +88,11 @@ impl Networks {
 /// Why nothing is sent to a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error("must have a host name that resolves")]
-    Unresolved,
+    /// A name that does not resolve, or resolves to what may not be dialled: the two look the same, for
+    /// the names of the operator's own network are nobody's business.
+    #[error("must have a host name with a public address")]
+    NoPublicAddress,
+    /// An address that is spelled out.
     #[error("must lead to public addresses only")]
     NotPublic,
 }
@@ -109,9 +112,9 @@ impl Guard {
     /// The addresses of a name. One that may not be dialled refuses them all.
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Refused> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.addresses(name)).await;
-        let addresses = found.map_err(|_| Refused::Unresolved)?.map_err(|_: DnsError| Refused::Unresolved)?;
-        addresses.iter().try_for_each(|address| self.judge(*address))?;
-        Ok(addresses)
+        let addresses = found.ok().and_then(|found| found.map_err(|_: DnsError| ()).ok());
+        let admitted = |addresses: &Vec<IpAddr>| addresses.iter().all(|address| self.networks.admit(*address));
+        addresses.filter(admitted).ok_or(Refused::NoPublicAddress)
     }
 
     /// The addresses that a URL leads to: those of its name, or the one that it spells out.
@@ -122,13 +125,17 @@ impl Guard {
         }
     }
 
-    /// Whether a name is an alias for another one, directly.
+    /// Whether a name is an alias for another one, directly. Which other one it is instead is only said
+    /// of names below the platform's own domains.
     pub async fn check_alias(&self, name: &str, target: &str) -> Result<(), LookupError> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
         let error = |code: &str, detail: String| Err(LookupError { code: code.into(), detail });
         match found {
             Ok(Ok(alias)) if alias == target => Ok(()),
-            Ok(Ok(alias)) => error("cname_mismatch", format!("The CNAME of {name} is {alias}, not {target}.")),
+            Ok(Ok(alias)) if is_sibling(&alias, target) => {
+                error("cname_mismatch", format!("The CNAME of {name} is {alias}, not {target}."))
+            }
+            Ok(Ok(_)) => error("cname_mismatch", format!("{name} is an alias for another name, not for {target}.")),
             Ok(Err(DnsError::NoSuchName)) => error("cname_not_found", format!("{name} has no CNAME that is visible.")),
             Ok(Err(DnsError::Unavailable)) | Err(_) => error("dns_failed", format!("{name} could not be looked up.")),
         }
@@ -142,6 +149,12 @@ impl Guard {
     fn judge(&self, address: IpAddr) -> Result<(), Refused> {
         if self.networks.admit(address) { Ok(()) } else { Err(Refused::NotPublic) }
     }
+}
+
+/// Whether a name lies where a target does: below the same platform domain.
+fn is_sibling(alias: &str, target: &str) -> bool {
+    let parent = target.split_once(".cname.").map_or(target, |(_, parent)| parent);
+    alias == parent || alias.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
 }
 
 /// The address in a URL, which has been brought to its canonical spelling when the URL was parsed.

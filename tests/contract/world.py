@@ -5,6 +5,7 @@ Without these nearly all of them are refused, for the same few reasons.
 
 import os
 import random
+import re
 import subprocess
 import time
 import uuid
@@ -23,6 +24,17 @@ CHANCE = random.Random(0)
 SESSION = requests.Session()
 # The last one of each list.
 CURSORS = {}
+# What the host told of: ids and cursors.
+TOLD = set()
+ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Where there are ids of what is no tunnel's.
+LISTS = {
+    "device_id": "/devices",
+    "game_preset_id": "/presets",
+    "node_id": "/nodes",
+    "operation_id": "/operations",
+    "webhook_id": "/webhooks",
+}
 
 
 def now_and_then():
@@ -45,11 +57,46 @@ def before_call(context, case, kwargs):
     # Generated keys are few and short: most requests would only repeat one.
     if IDEMPOTENCY_KEY in case.headers and not is_about_its_key(case):
         case.headers[IDEMPOTENCY_KEY] = str(uuid.uuid4())
-    if "tunnel_id" in case.path_parameters and takes_any_id(meta) and now_and_then():
+    if not meta.is_negative_at(ParameterLocation.PATH) and is_better_known(case, case.path_parameters.values()):
+        use_what_exists(case)
+    if "cursor" in case.query and meta.generation.mode.is_positive and is_better_known(case, [case.query["cursor"]]):
+        use_known_cursor(case)
+
+
+def is_better_known(case, values):
+    """What a request before has told of is left to its link; a chain of requests that begins with what is
+    made up would end there."""
+    phase = case.meta.phase.name
+    if phase == TestPhase.STATEFUL:
+        return not TOLD.issuperset(values)
+    # The ids of the description's examples are of nothing.
+    return phase == TestPhase.EXAMPLES or now_and_then()
+
+
+def use_what_exists(case):
+    if "tunnel_id" in case.path_parameters:
         use_our_tunnel(case)
-    # Only the host makes cursors.
-    if "cursor" in case.query and meta.generation.mode.is_positive and now_and_then():
-        case.query["cursor"] = CURSORS.get(case.formatted_path, case.query["cursor"])
+    use_listed(case.path_parameters)
+    if case.meta.generation.mode.is_positive and isinstance(case.body, dict):
+        use_listed(case.body)
+        if case.body.get("device_ids"):
+            case.body["device_ids"] = [ask("GET", "/devices")[0]["id"]]
+
+
+def use_listed(ids):
+    for name in ids.keys() & LISTS.keys():
+        records = ask("GET", LISTS[name])
+        if records:
+            ids[name] = CHANCE.choice(records)["id"]
+
+
+def use_known_cursor(case):
+    """Only the host makes cursors."""
+    cursor = CURSORS.get(case.formatted_path)
+    if cursor:
+        case.query["cursor"] = cursor
+    else:
+        del case.query["cursor"]
 
 
 def use_our_tunnel(case):
@@ -68,22 +115,21 @@ def is_about_its_key(case):
     return is_meant or (meta.phase.name == TestPhase.FUZZING and now_and_then())
 
 
-def takes_any_id(meta):
-    """Not where the id is bad on purpose, nor where it comes from a request before."""
-    return not meta.is_negative_at(ParameterLocation.PATH) and meta.phase.name != TestPhase.STATEFUL
-
-
 @schemathesis.hook
 def after_call(context, case, response):
     answer = body(response)
     cursor = answer.get("meta", {}).get("next_cursor")
     if cursor:
         CURSORS[case.formatted_path] = cursor
+        TOLD.add(cursor)
+    if "data" in answer:
+        TOLD.update(ID.findall(response.text))
     data = answer.get("data")
     for record in data if isinstance(data, list) else [data]:
         if isinstance(record, dict) and record.get("remote_control_enabled") is False:
             consent()
-    if response.status_code == 202 and now_and_then():
+    is_in_chain = case.meta is not None and case.meta.phase.name == TestPhase.STATEFUL
+    if response.status_code == 202 and (is_in_chain or now_and_then()):
         settle(data)
 
 

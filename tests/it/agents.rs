@@ -1,12 +1,14 @@
 //! Devices and their agents: who they are, what they consent to, and what they do when the network
 //! or their process fails.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use culvert_agent::agent::Exit;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::local::{Answer, Request};
 use culvert_agent::wire::{Action, Capability, ConsentState, Done, Failure, ToAgent, ToHost, connect_statement};
+use futures_util::future::poll_immediate;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -215,7 +217,7 @@ on_both_engines! {
         let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
         let path = format!("/devices/{}", device.id);
         for enabled in [true, false, true] {
-            let Ok(Answer::RemoteControl { state, confirmed }) = device.ask(Request::RemoteControl { enabled }).await else { panic!("refused") };
+            let Ok(Answer::RemoteControl { state, confirmed }) = device.ask(Request::RemoteControl { enabled, allow: Vec::new() }).await else { panic!("refused") };
             assert_eq!((state.enabled, confirmed), (enabled, true));
             assert_eq!(api.get(&path).await.data()["remote_control_enabled"], enabled);
         }
@@ -304,6 +306,7 @@ on_both_engines! {
 
         // Who comes now waits for the new one.
         let service = named_service("the new one").await;
+        wire.send(ToHost::Serving { lease_id: grant.lease_id }).await;
         let (visitor, ()) = tokio::join!(visit(&host, &api, tunnel, b""), wire.serve(&grant, service));
         assert_eq!(visitor.unwrap(), b"the new one");
         wire.finish(asked, Ok(Done::Start)).await;
@@ -583,7 +586,7 @@ on_both_engines! {
         device.until(async || device.target(tunnel).await.ends_with(&two.port().to_string())).await;
         assert_eq!(visit(&host, &api, tunnel, b"").await.unwrap(), b"two");
 
-        device.ask(Request::RemoteControl { enabled: false }).await.unwrap();
+        device.ask(Request::RemoteControl { enabled: false, allow: Vec::new() }).await.unwrap();
         api.patch(&path, json!({"local_port": three.port()})).await.data();
         let (folder, state) = device.shut_down().await;
         let device = TestDevice::start_again(folder, state, host.clock.clone());
@@ -634,12 +637,8 @@ on_both_engines! {
         host.pass(Duration::from_secs(1)).await;
         assert_eq!(host.api(&member.key).get("/tunnels").await.outcome(), "401 invalid_api_key");
         let refused = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await;
-        assert_eq!(refused.outcome(), "403 team_role_forbidden", "nobody controls the device of somebody who left");
-        let offline = async || {
-            let device = api.get(&format!("/devices/{}", device.id)).await;
-            (device.data()["online"] == false).then_some(())
-        };
-        host.until(offline).await;
+        assert_eq!(refused.outcome(), "422 validation_failed", "it is no device of the Team any longer");
+        assert_eq!(api.get(&format!("/devices/{}", device.id)).await.outcome(), "404 not_found");
     }
 }
 
@@ -721,6 +720,69 @@ async fn a_host_that_claims_a_consent_is_not_believed() {
     device.shut_down().await;
 }
 
+/// What is decided at the device between the claim and the beginning counts.
+#[tokio::test]
+async fn a_consent_that_is_withdrawn_in_between_counts() {
+    let host = HostEnd::open().await;
+    let device = TestDevice::of(&host.url, Remote::Enabled);
+    let mut agent = host.welcome(ConsentState { enabled: true, revision: 0 }).await;
+    let (operation_id, tunnel_id) = (Uuid::from_u128(1), Uuid::from_u128(9));
+    agent.command(operation_id, Action::Start, Some(tunnel_id)).await;
+    assert_eq!(agent.next().await, ToHost::Claimed { operation_id });
+    assert_eq!(agent.next().await, ToHost::Ready { operation_id });
+    let confirm = async {
+        assert!(matches!(agent.next().await, ToHost::Consent(signed) if !signed.enabled));
+        agent.send(ToAgent::Consent(ConsentState { enabled: false, revision: 1 })).await;
+    };
+    let (off, ()) = tokio::join!(device.ask(Request::RemoteControl { enabled: false, allow: Vec::new() }), confirm);
+    assert!(off.is_ok());
+    let target = echo_service().await;
+    agent.send(ToAgent::Proceed { operation_id, grant: Some(grant(tunnel_id, target.port())) }).await;
+    let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+    assert_eq!(agent.next().await, ToHost::Finished { operation_id, outcome: Err(failure) });
+    assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
+    device.shut_down().await;
+}
+
+/// The first lease counts from when the agent asked for it, which is before the host wrote it.
+#[tokio::test]
+async fn a_lease_counts_from_when_it_was_asked_for() {
+    let host = HostEnd::open().await;
+    let device = TestDevice::of(&host.url, Remote::Enabled);
+    let mut agent = host.welcome(ConsentState { enabled: true, revision: 0 }).await;
+    let (operation_id, tunnel_id) = (Uuid::from_u128(1), Uuid::from_u128(9));
+    agent.command(operation_id, Action::Start, Some(tunnel_id)).await;
+    assert_eq!(agent.next().await, ToHost::Claimed { operation_id });
+    assert_eq!(agent.next().await, ToHost::Ready { operation_id });
+    device.clock.advance(Duration::from_secs(20));
+    let target = echo_service().await;
+    agent.send(ToAgent::Proceed { operation_id, grant: Some(grant(tunnel_id, target.port())) }).await;
+    device.until(async || device.tunnels().await == [tunnel_id]).await;
+    device.clock.advance(Duration::from_secs(9));
+    assert_eq!(device.tunnels().await, [tunnel_id]);
+    device.clock.advance(Duration::from_secs(1));
+    device.until(async || device.tunnels().await.is_empty()).await;
+    device.shut_down().await;
+}
+
+/// A host that is busy says when to come back, and is left alone until then.
+#[tokio::test]
+async fn a_busy_host_is_left_alone() {
+    let host = HostEnd::open().await;
+    let device = TestDevice::of(&host.url, Remote::Enabled);
+    let mut agent = host.meet().await;
+    agent.send(ToAgent::Goodbye { reason: "busy".into(), reconnect_after_ms: 60_000 }).await;
+    let mut again = pin!(host.meet());
+    let mut seconds = 0;
+    while poll_immediate(again.as_mut()).await.is_none() {
+        device.clock.advance(Duration::from_secs(1));
+        seconds += 1;
+        device.status().await;
+    }
+    assert!(seconds >= 60, "it came back after {seconds} s");
+    device.shut_down().await;
+}
+
 /// Clouds keep secrets at link-local addresses: no tunnel leads there.
 #[tokio::test]
 async fn link_local_targets_are_refused() {
@@ -736,8 +798,8 @@ async fn link_local_targets_are_refused() {
         grant.target.host = place.into();
         agent.send(ToAgent::Proceed { operation_id, grant: Some(grant) }).await;
         let ToHost::Finished { outcome: Err(failure), .. } = agent.next().await else { panic!("{place}") };
-        assert_eq!(failure.code, "agent_rejected");
-        assert!(failure.detail.contains("link-local"), "{}", failure.detail);
+        assert_eq!(failure.code, "target_not_allowed");
+        assert!(failure.detail.contains("culvert-agent targets allow"), "{}", failure.detail);
     }
     device.shut_down().await;
 }

@@ -17,6 +17,7 @@ use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Person, TestHost};
 use crate::support::on_both_engines;
+use crate::support::visitor::{named_service, visit};
 
 /// Somebody in a scope, with a device on which one of their tunnels runs.
 struct Member {
@@ -617,5 +618,84 @@ on_both_engines! {
                 }
             }
         }
+    }
+
+    /// A member's own tunnel, which somebody else runs on their device: what ends or moves the run is
+    /// theirs to do, and what leads the device somewhere else is not.
+    async fn a_member_leads_nobody_elses_device(engine: Engine) {
+        let host = TestHost::with(engine, |config| config.rate_limit.per_minute = 10_000).await;
+        let (ada, cem) = (host.person("ada").await, host.person("cem").await);
+        let team = host.team("Engines", &ada).await;
+        host.join(team, &cem, Role::Member).await;
+        let member = host.api(&host.key(cem.account_id, team, "full_access").await.key);
+        let owner = host.api(&host.key(ada.account_id, team, "full_access").await.key);
+        let office = host.device(&ada, team, Remote::Enabled).await;
+        let own = host.device(&cem, team, Remote::Enabled).await;
+        let (site, private) = (named_service("the web site").await, named_service("what nobody offered").await);
+        let mut text = String::new();
+        for (what, method, path, body) in [
+            ("name", Method::PATCH, "", json!({"name": "changed"})),
+            ("local_port", Method::PATCH, "", json!({"local_port": private.port()})),
+            ("local_host", Method::PATCH, "", json!({"local_host": "localhost"})),
+            ("idle_timeout", Method::PATCH, "", json!({"idle_timeout": 60})),
+            ("add an extra port", Method::POST, "/extra-ports", json!({"local_port": private.port()})),
+            ("remove an extra port", Method::DELETE, "/extra-ports/{port}", json!({})),
+            ("firewall", Method::PUT, "/firewall", json!({"rules": []})),
+            ("start there", Method::POST, "/actions/start", json!({"device_id": office.id})),
+            ("hand over to own", Method::POST, "/actions/start", json!({"device_id": own.id, "handoff": true})),
+            ("stop", Method::POST, "/actions/stop", json!({})),
+            ("restart", Method::POST, "/actions/restart", json!({})),
+            ("move", Method::POST, "/move", json!({"node_id": host.app.nodes.ids().next().unwrap()})),
+            ("allowlist", Method::PUT, "/devices", json!({"device_ids": [own.id]})),
+            ("delete", Method::DELETE, "", json!({})),
+        ] {
+            let tunnel = member.post("/tunnels", json!({"name": what, "local_port": site.port()})).await.id();
+            let port = member.post(&format!("/tunnels/{tunnel}/extra-ports"), json!({"local_port": site.port()})).await.id();
+            let start = owner.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": office.id})).await.id();
+            host.until_operation(&owner, start, "succeeded").await;
+            let path = format!("/tunnels/{tunnel}{path}").replace("{port}", &port.to_string());
+            let request = member.request(method, &path).header("idempotency-key", host.clock.id().to_string());
+            let outcome = member.send(request.json(&body)).await.outcome();
+            text += &format!("{what:20} {outcome}\n");
+            if outcome.starts_with("403") {
+                assert_eq!(visit(&host, &owner, tunnel, b"").await.unwrap(), b"the web site", "{what}");
+                let ports = owner.get(&format!("/tunnels/{tunnel}/extra-ports")).await.data().as_array().unwrap().len();
+                assert_eq!(ports, 1, "{what}");
+            }
+        }
+        allow_duplicates! { assert_snapshot!(text, @"
+        name                 200
+        local_port           403 team_role_forbidden
+        local_host           403 team_role_forbidden
+        idle_timeout         200
+        add an extra port    403 team_role_forbidden
+        remove an extra port 200
+        firewall             200
+        start there          403 team_role_forbidden
+        hand over to own     403 team_role_forbidden
+        stop                 403 team_role_forbidden
+        restart              403 team_role_forbidden
+        move                 409 already_on_node
+        allowlist            200
+        delete               200
+        ") }
+
+        // Nor before it runs: a device that is to run it again would be led there when it is back.
+        let tunnel = member.post("/tunnels", json!({"name": "again", "local_port": site.port()})).await.id();
+        let start = owner.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": office.id})).await.id();
+        host.until_operation(&owner, start, "succeeded").await;
+        let (folder, state) = office.shut_down().await;
+        host.until_tunnel(&owner, tunnel, "stopped").await;
+        let path = format!("/tunnels/{tunnel}");
+        let change = json!({"local_port": private.port()});
+        assert_eq!(member.patch(&path, change.clone()).await.outcome(), "403 team_role_forbidden");
+        let office = TestDevice::start_again(folder, state, host.clock.clone());
+        host.until_tunnel(&owner, tunnel, "running").await;
+        assert_eq!(visit(&host, &owner, tunnel, b"").await.unwrap(), b"the web site");
+
+        // Once the run has ended for good, the tunnel is its creator's alone.
+        office.stop_tunnel(&tunnel.to_string()).await.unwrap();
+        host.until_tunnel(&owner, tunnel, "stopped").await;
+        assert_eq!(member.patch(&path, change).await.outcome(), "200");
     }
 }

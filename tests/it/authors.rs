@@ -337,7 +337,7 @@ async fn what_an_author_gets_wrong_is_said() {
     culvert: 1 answers would change
     exit code 1
     $ culvert policy reload
-    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
+    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
     exit code 2
     "#);
 }

@@ -113,7 +113,7 @@ on_both_engines! {
         culvert team remove --team Engines --account ada@example.com
           1: culvert: the account is the Team's last owner; make another one first
         culvert key create --account ada@example.com --scopes tunnels:fly
-          1: culvert: --scopes: `tunnels:fly` is no scope; the scopes are account:read, tunnels:read, tunnels:write, tunnels:control, devices:read, devices:write, devices:control, operations:read, webhooks:read, webhooks:write, the presets read_only, operator, tunnel_manager, webhook_manager, full_access
+          2: culvert: --scopes: `tunnels:fly` is no scope; the scopes are account:read, tunnels:read, tunnels:write, tunnels:control, devices:read, devices:write, devices:control, operations:read, webhooks:read, webhooks:write, the presets read_only, operator, tunnel_manager, webhook_manager, full_access
         culvert key create --account eve@example.com --scopes full_access
           1: culvert: there is no account eve@example.com; `culvert account create` makes one
         culvert key revoke ctk_nothing
@@ -184,7 +184,7 @@ async fn a_wrong_setting_is_named() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in `CULVERT_` environment variable(s))
     "#);
     // The file is read as well, and says where it is wrong.
     let place = Place::new(crate::support::host::Engine::Sqlite).await;

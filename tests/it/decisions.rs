@@ -206,6 +206,9 @@ async fn the_figures_are_told_to_prometheus() {
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
     # TYPE culvert_tunnel_bytes counter
+    # TYPE culvert_node_refused counter
+    # TYPE culvert_api_refused counter
+    # TYPE culvert_node_buffer_bytes gauge
     # TYPE culvert_agents_connected gauge
     # TYPE culvert_tunnels_served gauge
     # TYPE culvert_visitors gauge

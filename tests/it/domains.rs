@@ -183,7 +183,7 @@ on_both_engines! {
             "domain": "www.example.com",
             "error": {
               "code": "cname_mismatch",
-              "detail": "The CNAME of www.example.com is elsewhere.example.com, not [target]."
+              "detail": "www.example.com is an alias for another name, not for [target]."
             },
             "last_checked_at": "[time]",
             "status": "pending",

@@ -88,6 +88,7 @@ on_both_engines! {
         let host = TestHost::with(engine, |config| config.rate_limit.failed_auth_per_minute = 3).await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
+        assert_eq!(api.get("/account").await.status, 200);
         assert_eq!(api.without_key().get("/account").await.outcome(), "401 missing_api_key");
         assert_eq!(api.with_key("x").get("/account").await.outcome(), "401 invalid_api_key");
         assert_eq!(api.with_key("x").get("/account").await.header("www-authenticate"), Some("Bearer"));

@@ -4,10 +4,12 @@
 
 mod account;
 mod agents;
+mod attacks;
 mod authorization;
 mod authors;
 mod bad_input;
 mod cli;
+mod conformance;
 mod connections;
 mod crash;
 mod decisions;
@@ -15,6 +17,7 @@ mod deliveries;
 mod domains;
 mod events;
 mod failures;
+mod guards;
 mod guide;
 mod idempotency;
 mod keys;
@@ -31,6 +34,7 @@ mod ports;
 mod reload;
 mod sandbox;
 mod support;
+mod targets;
 mod tidy;
 mod traffic;
 mod tunnels;

@@ -1,12 +1,13 @@
 //! The description of the API is that of what is served, and the documentation explains every code.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use culvert::domain::event::{EventKind, TEST_EVENT};
 use culvert::domain::grant::Grant;
 use culvert::domain::word::Word;
 use culvert::error::Code;
 use culvert::http::openapi::{document, path_parameters};
+use culvert::http::problem::status;
 use culvert::http::routes::table;
 use insta::assert_snapshot;
 use serde_json::Value;
@@ -113,10 +114,7 @@ fn references_and_names_are_sound() {
     for kind in ["schemas", "responses", "headers"] {
         for name in document["components"][kind].as_object().unwrap().keys() {
             assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b)), "{name}");
-            let reference = format!("/components/{kind}/{name}");
-            // These two are answers to requests that are no endpoint's.
-            let no_endpoints = ["Problem405", "Problem410"].contains(&name.as_str());
-            assert!(no_endpoints || used.contains(&reference), "{reference} is used by nobody");
+            assert!(used.contains(&format!("/components/{kind}/{name}")), "{kind}/{name} is used by nobody");
         }
     }
     let mut ids = BTreeSet::new();
@@ -138,6 +136,81 @@ fn references(value: &Value, found: &mut BTreeSet<String>) {
         Value::Array(items) => items.iter().for_each(|item| references(item, found)),
         _ => {}
     }
+}
+
+/// Whoever follows the links comes to every endpoint that needs an id. What they give is there, and is taken.
+#[test]
+fn links_lead_to_every_endpoint_that_needs_an_id() {
+    let document = served();
+    let operations = operations(&document);
+    let mut reached = BTreeSet::new();
+    for (path, operation) in operations.values() {
+        for response in operation["responses"].as_object().unwrap().values() {
+            for link in response["links"].as_object().into_iter().flat_map(|links| links.values()) {
+                let goal = link["operationId"].as_str().unwrap();
+                let place = format!("from {} to {goal}", operation["operationId"]);
+                let (goal_path, goal_operation) = operations.get(goal).unwrap_or_else(|| panic!("{place}"));
+                let given = names(&link["parameters"]);
+                let parameters = goal_operation["parameters"].as_array().unwrap();
+                let known = parameters.iter().map(|parameter| parameter["name"].as_str().unwrap()).collect();
+                assert!(given.is_subset(&known), "{place}: {given:?}");
+                let fields = &goal_operation["requestBody"]["content"]["application/json"]["schema"]["$ref"];
+                for field in names(&link["requestBody"]) {
+                    let schema = fields.as_str().unwrap().trim_start_matches('#');
+                    let pointer = format!("{schema}/properties/{field}");
+                    assert!(document.pointer(&pointer).is_some(), "{place}: {field}");
+                }
+                let mut expressions = Vec::new();
+                texts(&link["parameters"], &mut expressions);
+                texts(&link["requestBody"], &mut expressions);
+                assert!(!expressions.is_empty(), "{place}");
+                for expression in expressions {
+                    assert!(is_there(expression, path, operation, response), "{place}: {expression}");
+                }
+                if path_parameters(goal_path).all(|name| given.contains(name)) {
+                    reached.insert(goal);
+                }
+            }
+        }
+    }
+    let needs_an_id = |path: &str| path_parameters(path).next().is_some();
+    let missed: Vec<_> =
+        operations.iter().filter(|(id, (path, _))| needs_an_id(path) && !reached.contains(*id)).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+/// The operations by their ids, each with its path.
+fn operations(document: &Value) -> BTreeMap<&str, (&str, &Value)> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let all = paths.flat_map(|(path, methods)| {
+        methods.as_object().unwrap().values().map(move |operation| (path.as_str(), operation))
+    });
+    all.map(|(path, operation)| (operation["operationId"].as_str().unwrap(), (path, operation))).collect()
+}
+
+fn names(fields: &Value) -> BTreeSet<&str> {
+    fields.as_object().into_iter().flat_map(|fields| fields.keys()).map(String::as_str).collect()
+}
+
+fn texts<'v>(value: &'v Value, found: &mut Vec<&'v str>) {
+    match value {
+        Value::Object(fields) => fields.values().for_each(|value| texts(value, found)),
+        Value::Array(items) => items.iter().for_each(|item| texts(item, found)),
+        Value::String(text) => found.push(text),
+        _ => {}
+    }
+}
+
+/// Whether a request and its answer have what a runtime expression names, by their examples.
+fn is_there(expression: &str, path: &str, operation: &Value, response: &Value) -> bool {
+    let example = |of: &Value, pointer: &str| of["content"]["application/json"]["example"].pointer(pointer).is_some();
+    if let Some(name) = expression.strip_prefix("$request.path.") {
+        return path_parameters(path).any(|parameter| parameter == name);
+    }
+    if let Some(pointer) = expression.strip_prefix("$request.body#") {
+        return example(&operation["requestBody"], pointer);
+    }
+    expression.strip_prefix("$response.body#").is_some_and(|pointer| example(response, pointer))
 }
 
 /// The whole document, for review: a change in it is a change of the API.
@@ -179,7 +252,11 @@ fn every_code_is_described() {
             assert!(described.insert(code.as_str().unwrap().to_owned()), "{code} stands twice");
         }
     }
-    assert_eq!(described, Code::ALL.iter().map(|code| code.as_str().to_owned()).collect());
+    for code in Code::ALL.iter().filter(|code| !described.contains(code.as_str())) {
+        // What is answered to requests that are no endpoint's.
+        let stands = format!("`{}` ({})", code.as_str(), status(code).as_u16());
+        assert!(document["info"]["description"].as_str().unwrap().contains(&stands), "{stands}");
+    }
 }
 
 /// The events that it describes are those of the specification, and the one that tests.

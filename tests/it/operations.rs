@@ -193,7 +193,7 @@ on_both_engines! {
         assert_eq!(stage.operation(id).await["status"], "queued");
         stage.host.pass(Duration::from_secs(1)).await;
         let expired = stage.operation(id).await;
-        assert_eq!((outcome(&expired).as_str(), &expired["finished_at"]), ("expired", &json!("2026-01-15T12:01:00Z")));
+        assert_eq!((outcome(&expired).as_str(), &expired["finished_at"]), ("expired not_claimed", &json!("2026-01-15T12:01:00Z")));
         assert_eq!(stage.tunnel().await["status"], "stopped");
         // The agent hears of it, and a late claim changes nothing.
         stage.wire.until(|frame| matches!(frame, ToAgent::Cancel { operation_id } if operation_id == id).then_some(())).await;
@@ -256,7 +256,20 @@ on_both_engines! {
         stage.api.patch(&path, json!({"remote_control_enabled": false})).await.data();
         assert_eq!(stage.operation(id).await["status"], "claimed");
         stage.wire.send(ToHost::Canceled { operation_id: id }).await;
-        assert_eq!(outcome(&stage.host.until_ended(&stage.api, id).await), "canceled");
+        assert_eq!(outcome(&stage.host.until_ended(&stage.api, id).await), "canceled agent_rejected");
+    }
+
+    /// Consent that was withdrawn since the claim: the command does not begin.
+    async fn it_does_not_begin_without_consent(engine: Engine) {
+        let mut stage = Stage::set(engine).await;
+        let id = stage.act("start").await;
+        stage.wire.send(ToHost::Claimed { operation_id: id }).await;
+        stage.host.until_operation(&stage.api, id, "claimed").await;
+        stage.api.patch(&format!("/devices/{}", stage.device.id), json!({"remote_control_enabled": false})).await.data();
+        stage.wire.send(ToHost::Ready { operation_id: id }).await;
+        stage.wire.until(|frame| matches!(frame, ToAgent::Abandon { operation_id } if operation_id == id).then_some(())).await;
+        assert_eq!(outcome(&stage.operation(id).await), "failed remote_control_disabled");
+        assert_eq!(stage.tunnel().await["runtime"]["running"], false);
     }
 
     async fn it_has_120_seconds_from_the_claim(engine: Engine) {

@@ -15,17 +15,32 @@ pub mod receiver;
 pub mod visitor;
 pub mod wire;
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::Path;
 
 use culvert::policy::artefact::Artefacts;
+use culvert::secret::Secrets;
+use culvert_agent::clock::Clock;
 
 /// Compiled modules, shared by all tests: compiling is most of what they would do.
 pub fn artefacts() -> Artefacts {
-    Artefacts::in_folder(Path::new(ARTEFACTS)).unwrap()
+    Artefacts::in_folder(Path::new(ARTEFACTS), &Secrets::open(Path::new(KEY), &Clock::system()).unwrap()).unwrap()
+}
+
+/// Gives a host of a test the compiled modules of all tests, and the key that vouches for them.
+pub fn share_artefacts(data_dir: &Path) {
+    DirBuilder::new().recursive(true).mode(0o700).create(data_dir).unwrap();
+    drop(artefacts());
+    symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
+    std::fs::copy(KEY, data_dir.join("secret.key")).unwrap();
 }
 
 /// Where they are.
 pub const ARTEFACTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-policies");
+
+/// The key that vouches for them, made by the first test.
+const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-secret.key");
 
 /// Runs each test on SQLite and on PostgreSQL.
 macro_rules! on_both_engines {

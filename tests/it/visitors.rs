@@ -403,7 +403,7 @@ on_both_engines! {
         [{"country_code":"DE"},{"action":"allow","country_code":"de"}]
           422 validation_failed rules[1].country_code stands in a rule before it
         [{"country_code":"DE","ip_address":"10.0.0.1"},"FR"]
-          422 validation_failed rules[0].ip_address is not a field of this request; rules[1] must be an object
+          422 validation_failed rules[1] must be an object; rules[0].ip_address is not a field of this request
         ["DE"]
           422 validation_failed rules[0] must be an object
         null

@@ -5,7 +5,9 @@ use std::io;
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
+use crate::clock::Moment;
 use crate::journal::{Entry, Stage};
+use crate::target::Chosen;
 use crate::tunnel::Probe;
 use crate::wire::{Action, Command, Done, Failure, Grant, ToHost};
 
@@ -38,11 +40,16 @@ impl Agent {
         self.say(ToHost::Claimed { operation_id }).await;
         // The host has looked at the consent that it knows of; this one is the one that counts.
         if !self.consent.enabled() {
-            let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
-            return self.finish(operation_id, Err(failure)).await;
+            return self.refuse_remote_control(operation_id).await;
         }
+        self.waiting.ready.insert(operation_id, self.clock.moment());
         self.say(ToHost::Ready { operation_id }).await;
         Ok(())
+    }
+
+    async fn refuse_remote_control(&mut self, operation_id: Uuid) -> io::Result<()> {
+        let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+        self.finish(operation_id, Err(failure)).await
     }
 
     /// The host agrees that it begins. From here on the journal says so, whatever happens.
@@ -50,9 +57,16 @@ impl Agent {
         let Some(entry) = self.journal.get(operation_id).filter(|entry| entry.stage == Stage::Received).cloned() else {
             return Ok(());
         };
+        let since = self.waiting.ready.remove(&operation_id).unwrap_or(self.greeted);
+        // It may have been turned off since the command was claimed.
+        if !self.consent.enabled() {
+            return self.refuse_remote_control(operation_id).await;
+        }
         self.record(operation_id, entry.action, entry.tunnel_id, Stage::Executing)?;
         match (entry.action, grant, entry.tunnel_id) {
-            (Action::Start | Action::Restart, Some(grant), _) => self.start_by_command(operation_id, grant).await,
+            (Action::Start | Action::Restart, Some(grant), _) => {
+                self.start_by_command(operation_id, grant, since).await
+            }
             (Action::Stop, _, Some(tunnel_id)) => {
                 if let Some(lease_id) = self.leases.of_tunnel(tunnel_id) {
                     self.end_lease(lease_id, "stopped_api").await?;
@@ -79,7 +93,7 @@ impl Agent {
         }
     }
 
-    async fn start_by_command(&mut self, operation_id: Uuid, grant: Grant) -> io::Result<()> {
+    async fn start_by_command(&mut self, operation_id: Uuid, grant: Grant, since: Moment) -> io::Result<()> {
         if let Some(former) = self.leases.of_tunnel(grant.tunnel_id) {
             self.leases.end(former);
         }
@@ -89,7 +103,9 @@ impl Agent {
         }
         self.waiting.operations.insert(grant.lease_id, operation_id);
         tracing::info!(tunnel = %grant.name, target = %grant.target.host, port = grant.target.port, "starting, by remote control");
-        self.leases.begin(grant, Probe::Required)
+        // Where somebody at the device has led it, it may be led again.
+        let chosen = self.agreed.chosen(grant.tunnel_id, &grant.target).unwrap_or(Chosen::FromAfar);
+        self.leases.begin(grant, chosen, Probe::Required, since)
     }
 
     pub(super) async fn on_cancel(&mut self, operation_id: Uuid) -> io::Result<()> {
@@ -104,6 +120,7 @@ impl Agent {
 
     /// Forgets a command that must not begin.
     pub(super) fn drop_command(&mut self, operation_id: Uuid) -> io::Result<()> {
+        self.waiting.ready.remove(&operation_id);
         match self.journal.get(operation_id).cloned() {
             Some(entry) if entry.stage == Stage::Received => {
                 self.record(operation_id, entry.action, entry.tunnel_id, Stage::Dropped)

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::clock::Moment;
 use crate::local::TunnelStatus;
+use crate::target::Chosen;
 use crate::tunnel::{Probe, Running, Surroundings};
 use crate::wire::{Grant, Target};
 
@@ -25,6 +26,10 @@ struct Held {
     running: Running,
     until: Moment,
     serving: bool,
+    /// The target that is being looked up, before the tunnel is led there.
+    looking_up: Option<Target>,
+    /// The target that the tunnel must not be led to.
+    refused: Option<Target>,
 }
 
 impl Leases {
@@ -40,16 +45,17 @@ impl Leases {
         self.held.keys().copied().collect()
     }
 
-    /// Runs a tunnel under a new lease.
+    /// Runs a tunnel under a new lease. Its first term counts from before the host wrote the lease: from
+    /// when the frame was sent that it answers.
     ///
     /// # Errors
     ///
     /// Where TLS 1.3 is not to be had.
-    pub fn begin(&mut self, grant: Grant, probe: Probe) -> io::Result<()> {
-        let until = self.around.clock.moment().plus(self.term);
+    pub fn begin(&mut self, grant: Grant, chosen: Chosen, probe: Probe, since: Moment) -> io::Result<()> {
+        let until = since.plus(self.term);
         let lease_id = grant.lease_id;
-        let running = Running::start(grant, probe, self.around.clone()).map_err(io::Error::other)?;
-        self.held.insert(lease_id, Held { running, until, serving: false });
+        let running = Running::start(grant, chosen, probe, self.around.clone()).map_err(io::Error::other)?;
+        self.held.insert(lease_id, Held { running, until, serving: false, looking_up: None, refused: None });
         Ok(())
     }
 
@@ -58,10 +64,14 @@ impl Leases {
         self.held.remove(&lease_id).map(|held| held.running.into_grant())
     }
 
-    /// The grant that runs, with its target as it is now.
-    pub fn grant(&self, lease_id: Uuid) -> Option<Grant> {
-        let running = &self.held.get(&lease_id)?.running;
-        Some(Grant { target: running.target(), ..running.grant.clone() })
+    /// The tunnel that runs under a lease.
+    pub fn tunnel(&self, lease_id: Uuid) -> Option<Uuid> {
+        self.held.get(&lease_id).map(|held| held.running.grant.tunnel_id)
+    }
+
+    /// What a lease's tunnel leads to, and who chose it.
+    pub fn led(&self, lease_id: Uuid) -> Option<(Target, Chosen)> {
+        self.held.get(&lease_id).map(|held| (held.running.target(), held.running.chosen()))
     }
 
     pub fn holds(&self, lease_id: Uuid) -> bool {
@@ -99,10 +109,43 @@ impl Leases {
         })
     }
 
-    pub fn retarget(&mut self, lease_id: Uuid, target: Target) {
-        if let Some(held) = self.held.get(&lease_id) {
-            held.running.retarget(target);
+    pub fn retarget(&mut self, lease_id: Uuid, target: Target, chosen: Chosen) {
+        if let Some(held) = self.held.get_mut(&lease_id) {
+            (held.looking_up, held.refused) = (None, None);
+            held.running.retarget(target, chosen);
         }
+    }
+
+    /// The tunnel goes on to where it leads, and says why it does not lead to another target.
+    pub fn refuse(&mut self, lease_id: Uuid, target: Target, detail: String) {
+        if let Some(held) = self.held.get_mut(&lease_id) {
+            (held.looking_up, held.refused) = (None, Some(target));
+            held.running.refuse(detail);
+        }
+    }
+
+    /// Has a target looked up; the last one that is asked for counts.
+    pub fn look_up(&mut self, lease_id: Uuid, target: Target) {
+        if let Some(held) = self.held.get_mut(&lease_id) {
+            held.looking_up = Some(target.clone());
+            held.running.look_up(target);
+        }
+    }
+
+    /// Whether this is the target that was looked up last; if so, it no longer is.
+    pub fn has_looked_up(&mut self, lease_id: Uuid, target: &Target) -> bool {
+        let held = self.held.get_mut(&lease_id);
+        held.is_some_and(|held| held.looking_up.take_if(|waited| *waited == *target).is_some())
+    }
+
+    /// The targets that tunnels must not be led to, by lease.
+    pub fn refused(&self) -> Vec<(Uuid, Target)> {
+        self.held.iter().filter_map(|(id, held)| held.refused.clone().map(|target| (*id, target))).collect()
+    }
+
+    /// What is wrong with the target of a lease's tunnel.
+    pub fn target_error(&self, lease_id: Uuid) -> Option<String> {
+        self.held.get(&lease_id)?.running.target_error()
     }
 
     pub fn set_serving(&mut self, lease_id: Uuid) {
@@ -168,7 +211,9 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
+    use crate::state::StateDir;
     use crate::target::LinkLocal;
+    use crate::targets::Targets;
     use crate::wire::{Blob, NodeAddress};
 
     fn grant() -> Grant {
@@ -191,11 +236,13 @@ mod tests {
     async fn a_late_answer_renews_for_the_rest_of_its_term() {
         let clock = Clock::manual(DateTime::UNIX_EPOCH);
         let (reports, _reported) = mpsc::channel(1);
-        let around = Surroundings { clock: clock.clone(), link_local: LinkLocal::Refused, reports };
+        let folder = tempfile::tempdir().unwrap();
+        let targets = Targets::open(&StateDir::open(folder.path()).unwrap(), false).unwrap();
+        let around = Surroundings { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports };
         let mut leases = Leases::new(around);
         leases.set_term(Duration::from_secs(30));
         let id = grant().lease_id;
-        leases.begin(grant(), Probe::Skipped).unwrap();
+        leases.begin(grant(), Chosen::Here, Probe::Skipped, clock.moment()).unwrap();
 
         clock.advance(Duration::from_secs(10));
         let (first, asked) = leases.renewal(clock.moment());

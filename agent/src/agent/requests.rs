@@ -7,7 +7,10 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
+use crate::clock::Moment;
 use crate::local::{Answer, Reply, Request, Status};
+use crate::target::Chosen;
+use crate::targets::{self, AllowedTarget};
 use crate::tunnel::Probe;
 use crate::wire::{ConsentState, Done, Failure, Grant, Target, ToHost};
 
@@ -18,30 +21,67 @@ pub struct Waiting {
     pub outbox: Option<mpsc::Sender<ToHost>>,
     /// Operations whose tunnel is starting, by lease.
     pub operations: HashMap<Uuid, Uuid>,
+    /// When the host was told that an operation is about to begin.
+    pub ready: HashMap<Uuid, Moment>,
     /// People who wait for the host's answer, by request.
-    answers: HashMap<Uuid, oneshot::Sender<Reply>>,
+    answers: HashMap<Uuid, Wish>,
     /// People who wait for a tunnel to stand ready, by lease.
     starts: HashMap<Uuid, oneshot::Sender<Reply>>,
-    consents: Vec<oneshot::Sender<Reply>>,
+    /// People who wait until the host has heard of a consent.
+    consents: Vec<(oneshot::Sender<Reply>, Decided)>,
     /// Leases that were stopped here and that the host has yet to confirm, by request.
     stops: HashMap<Uuid, Uuid>,
+}
+
+/// Somebody who wants a tunnel to run here.
+struct Wish {
+    reply: oneshot::Sender<Reply>,
+    /// The targets outside of the list that they accept.
+    accept: Option<String>,
+    /// When the host was asked.
+    since: Moment,
+}
+
+/// What a consent was signed for.
+enum Decided {
+    RemoteControl,
+    Targets(Vec<AllowedTarget>),
 }
 
 impl Waiting {
     pub fn fail_all(&mut self, detail: &str) {
         // What was not confirmed is in the next hello.
         self.stops.clear();
-        let waiting = self.answers.drain().map(|(_, reply)| reply).chain(self.consents.drain(..));
-        for reply in waiting {
+        self.ready.clear();
+        let wishes = self.answers.drain().map(|(_, wish)| wish.reply);
+        for reply in wishes.chain(self.consents.drain(..).map(|(reply, _)| reply)) {
             answer(reply, Err(Failure::new("not_connected", detail)));
         }
     }
 
     pub fn consent_confirmed(&mut self, state: ConsentState) {
-        for reply in self.consents.drain(..) {
-            answer(reply, Ok(Answer::RemoteControl { state, confirmed: true }));
+        for (reply, decided) in self.consents.drain(..) {
+            let said = match decided {
+                Decided::RemoteControl => Answer::RemoteControl { state, confirmed: true },
+                Decided::Targets(targets) => Answer::Targets { targets, confirmed: Some(true) },
+            };
+            answer(reply, Ok(said));
         }
     }
+}
+
+/// Whether a tunnel may be led to a target by somebody who is not at the device.
+enum Way {
+    /// It leads there already, or did before.
+    Agreed(Chosen),
+    /// The list says so.
+    Allowed,
+    /// Only its lookup can tell.
+    Open,
+    /// The list says that it may not.
+    Forbidden(String),
+    /// Without remote control, nobody leads it there.
+    Closed,
 }
 
 /// Whoever asked may have gone; then nobody needs the answer.
@@ -52,11 +92,9 @@ fn answer(to: oneshot::Sender<Reply>, reply: Reply) {
 pub(super) async fn take(agent: &mut Agent, request: Request, reply: oneshot::Sender<Reply>) -> io::Result<()> {
     match request {
         Request::Status => answer(reply, Ok(Answer::Status(agent.status()))),
-        Request::RemoteControl { enabled } => agent.decide_consent(enabled, reply).await?,
-        Request::Start { tunnel } => {
-            let request_id = agent.clock.id();
-            agent.ask_host(request_id, ToHost::Start { request_id, tunnel }, reply).await;
-        }
+        Request::RemoteControl { enabled, allow } => agent.decide_consent(enabled, allow, reply).await?,
+        Request::Targets { allow, revoke } => agent.change_targets(allow, &revoke, reply).await?,
+        Request::Start { tunnel, accept } => agent.wish(tunnel, accept, reply).await,
         Request::Stop { tunnel } => match agent.leases.find(&tunnel) {
             Some(lease_id) => {
                 agent.stopped.add(lease_id)?;
@@ -85,27 +123,92 @@ impl Agent {
             version: VERSION.into(),
             connected: self.host.is_some(),
             remote_control: self.consent.state(),
+            allowed_targets: self.targets.list(),
             tunnels,
         }
     }
 
-    async fn decide_consent(&mut self, enabled: bool, reply: oneshot::Sender<Reply>) -> io::Result<()> {
-        let signed = self.consent.decide(enabled, &self.device, &self.clock)?;
+    async fn decide_consent(
+        &mut self,
+        enabled: bool,
+        allow: Vec<AllowedTarget>,
+        reply: oneshot::Sender<Reply>,
+    ) -> io::Result<()> {
+        if enabled {
+            match targets::with(self.targets.list(), targets::standard().into_iter().chain(allow)) {
+                Ok(list) => self.targets.replace(list)?,
+                Err(error) => {
+                    answer(reply, Err(error.into()));
+                    return Ok(());
+                }
+            }
+        }
+        let signed = self.consent.decide(enabled, &self.targets.list(), &self.device, &self.clock)?;
         if self.host.is_some() {
-            self.waiting.consents.push(reply);
+            self.waiting.consents.push((reply, Decided::RemoteControl));
             self.say(ToHost::Consent(signed)).await;
         } else {
             answer(reply, Ok(Answer::RemoteControl { state: self.consent.state(), confirmed: false }));
         }
+        self.try_refused_again().await
+    }
+
+    /// Changes the list of allowed targets. While remote control is on, the host hears of it.
+    async fn change_targets(
+        &mut self,
+        allow: Vec<AllowedTarget>,
+        revoke: &[AllowedTarget],
+        reply: oneshot::Sender<Reply>,
+    ) -> io::Result<()> {
+        let before = self.targets.list();
+        let changed = targets::with(before.clone(), allow).and_then(|list| targets::without(list, revoke));
+        let targets = match changed {
+            Ok(targets) => targets,
+            Err(error) => {
+                answer(reply, Err(error.into()));
+                return Ok(());
+            }
+        };
+        if targets == before {
+            answer(reply, Ok(Answer::Targets { targets, confirmed: None }));
+            return Ok(());
+        }
+        self.targets.replace(targets.clone())?;
+        self.tell_targets(targets, reply).await?;
+        self.try_refused_again().await
+    }
+
+    async fn tell_targets(&mut self, targets: Vec<AllowedTarget>, reply: oneshot::Sender<Reply>) -> io::Result<()> {
+        if !self.consent.enabled() {
+            answer(reply, Ok(Answer::Targets { targets, confirmed: None }));
+            return Ok(());
+        }
+        let signed = self.consent.decide(true, &targets, &self.device, &self.clock)?;
+        if self.host.is_some() {
+            self.waiting.consents.push((reply, Decided::Targets(targets)));
+            self.say(ToHost::Consent(signed)).await;
+        } else {
+            answer(reply, Ok(Answer::Targets { targets, confirmed: Some(false) }));
+        }
         Ok(())
     }
 
-    async fn ask_host(&mut self, request_id: Uuid, frame: ToHost, reply: oneshot::Sender<Reply>) {
+    /// What was refused before may be allowed by the list as it is now.
+    async fn try_refused_again(&mut self) -> io::Result<()> {
+        for (lease_id, target) in self.leases.refused() {
+            self.retarget(lease_id, target).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the host for a lease.
+    async fn wish(&mut self, tunnel: String, accept: Option<String>, reply: oneshot::Sender<Reply>) {
         if self.host.is_none() {
             return answer(reply, Err(Failure::new("not_connected", "The agent is not connected to its host.")));
         }
-        self.waiting.answers.insert(request_id, reply);
-        self.say(frame).await;
+        let request_id = self.clock.id();
+        self.waiting.answers.insert(request_id, Wish { reply, accept, since: self.clock.moment() });
+        self.say(ToHost::Start { request_id, tunnel }).await;
     }
 
     async fn tell_stopped(&mut self, lease_id: Uuid) {
@@ -121,8 +224,13 @@ impl Agent {
         if !self.leases.is_serving(lease_id) {
             return;
         }
-        let error = self.leases.status(lease_id).and_then(|status| status.target_error);
         self.say(ToHost::Serving { lease_id }).await;
+        self.say_target_state(lease_id).await;
+    }
+
+    /// Says what is wrong with a tunnel's target, as it is now.
+    pub(super) async fn say_target_state(&mut self, lease_id: Uuid) {
+        let error = self.leases.target_error(lease_id);
         self.say(ToHost::TargetState { lease_id, error }).await;
     }
 
@@ -134,7 +242,7 @@ impl Agent {
         if let Some(lease_id) = self.waiting.stops.remove(&request_id) {
             return self.stopped.confirm(&[lease_id]);
         }
-        let Some(reply) = self.waiting.answers.remove(&request_id) else { return Ok(()) };
+        let Some(Wish { reply, accept, since }) = self.waiting.answers.remove(&request_id) else { return Ok(()) };
         let grant = match outcome {
             Ok(Some(grant)) => grant,
             Ok(None) => {
@@ -152,46 +260,144 @@ impl Agent {
             answer(reply, status.map(Answer::Started).ok_or_else(not_running));
             return Ok(());
         }
+        if !self.leases.holds(lease_id)
+            && let Some(failure) = self.not_accepted(&grant, accept.as_deref())
+        {
+            // The host has given a lease that nobody is going to use.
+            self.stopped.add(lease_id)?;
+            self.tell_stopped(lease_id).await;
+            answer(reply, Err(failure));
+            return Ok(());
+        }
         self.waiting.starts.insert(lease_id, reply);
         if !self.leases.holds(lease_id) && self.host.is_some() {
             // Somebody here chose the target, whether it answers yet or not.
-            self.agreed.agree(grant.tunnel_id, &grant.target)?;
-            self.leases.begin(grant, Probe::Skipped)?;
+            self.agreed.agree(grant.tunnel_id, &grant.target, Chosen::Here)?;
+            self.leases.begin(grant, Chosen::Here, Probe::Skipped, since)?;
         }
         Ok(())
     }
 
-    /// Runs again what ran before, where it leads where it led before.
-    pub(super) async fn resume(&mut self, grant: Grant) -> io::Result<()> {
+    /// What somebody at the device has yet to see before a tunnel leads there: neither this machine
+    /// itself, nor in the list, nor where somebody here has led it before.
+    fn not_accepted(&self, grant: &Grant, accept: Option<&str>) -> Option<Failure> {
+        let Grant { tunnel_id, name, target, .. } = grant;
+        if self.agreed.chosen(*tunnel_id, target) == Some(Chosen::Here) {
+            return None;
+        }
+        let known: Vec<_> = targets::standard().into_iter().chain(self.targets.list()).collect();
+        let outside = targets::ports(target).filter(|port| !targets::includes(&known, &target.host, *port));
+        let outside: Vec<_> = outside.map(|port| targets::spelled(&target.host, port)).collect();
+        let wanted = outside.join(" ");
+        if outside.is_empty() || accept == Some(wanted.as_str()) {
+            return None;
+        }
+        let (name, said) = (name.escape_debug(), outside.join(", "));
+        let detail = format!("{name} leads to {said}, which is not in this device's list.");
+        Some(Failure { accept: Some(wanted), ..Failure::new("target_not_accepted", detail) })
+    }
+
+    /// Runs again what ran before, where it leads where it led before. What it must not lead to, or
+    /// not before it is looked up, does not keep it from going on to where it led.
+    pub(super) async fn resume(&mut self, mut grant: Grant, since: Moment) -> io::Result<()> {
         if self.leases.holds(grant.lease_id) {
-            return self.retarget(grant.lease_id, grant.target);
+            return self.retarget(grant.lease_id, grant.target).await;
         }
-        if !self.may_lead_to(grant.tunnel_id, &grant.target) {
-            tracing::warn!(tunnel = %grant.name, "not resumed: nobody at this device agreed to its target");
-            self.tell_stopped(grant.lease_id).await;
-            return Ok(());
-        }
+        let last = self.agreed.last(grant.tunnel_id);
+        let (chosen, wanted) = match (self.way_to(grant.tunnel_id, &grant.target), last) {
+            (Way::Agreed(chosen), _) => (chosen, None),
+            (Way::Allowed, _) | (Way::Open, None) => (Chosen::FromAfar, None),
+            (Way::Open | Way::Forbidden(_), Some((target, chosen))) => {
+                (chosen, Some(std::mem::replace(&mut grant.target, target)))
+            }
+            (Way::Closed, _) | (Way::Forbidden(_), None) => {
+                tracing::warn!(tunnel = %grant.name, "not resumed: nobody at this device agreed to its target");
+                self.tell_stopped(grant.lease_id).await;
+                return Ok(());
+            }
+        };
         if self.host.is_none() {
             return Ok(());
         }
-        self.leases.begin(grant, Probe::Skipped)
+        let lease_id = grant.lease_id;
+        self.leases.begin(grant, chosen, Probe::Skipped, since)?;
+        match wanted {
+            Some(wanted) => self.retarget(lease_id, wanted).await,
+            None => Ok(()),
+        }
     }
 
-    pub(super) fn retarget(&mut self, lease_id: Uuid, target: Target) -> io::Result<()> {
-        let tunnel = self.leases.tunnels().into_iter().find(|(id, _)| *id == lease_id);
-        if let Some((_, tunnel_id)) = tunnel
-            && self.may_lead_to(tunnel_id, &target)
-        {
-            self.agreed.agree(tunnel_id, &target)?;
-            self.leases.retarget(lease_id, target);
+    /// Leads a tunnel elsewhere by remote control, where that may be.
+    pub(super) async fn retarget(&mut self, lease_id: Uuid, target: Target) -> io::Result<()> {
+        let Some(tunnel_id) = self.leases.tunnel(lease_id) else { return Ok(()) };
+        match self.way_to(tunnel_id, &target) {
+            Way::Agreed(chosen) => self.lead(lease_id, target, chosen).await,
+            Way::Allowed => self.lead(lease_id, target, Chosen::FromAfar).await,
+            Way::Open => {
+                self.leases.look_up(lease_id, target);
+                Ok(())
+            }
+            Way::Forbidden(detail) => {
+                self.refuse_target(lease_id, target, &detail).await;
+                Ok(())
+            }
+            Way::Closed => Ok(()),
+        }
+    }
+
+    /// With remote control, where the device's owner allows; without, only where it has led before.
+    fn way_to(&self, tunnel_id: Uuid, target: &Target) -> Way {
+        if let Some(chosen) = self.agreed.chosen(tunnel_id, target) {
+            return Way::Agreed(chosen);
+        }
+        if !self.consent.enabled() {
+            return Way::Closed;
+        }
+        let (list, host) = (self.targets.list(), &target.host);
+        if let Some(port) = targets::ports(target).find(|port| targets::forbids(&list, host, *port)) {
+            return Way::Forbidden(targets::not_allowed(host, port));
+        }
+        let shown = targets::ports(target).all(|port| targets::includes(&list, host, port));
+        if shown { Way::Allowed } else { Way::Open }
+    }
+
+    /// A target that was looked up may be led to, or not.
+    pub(super) async fn on_looked_up(
+        &mut self,
+        lease_id: Uuid,
+        target: Target,
+        refused: Option<Failure>,
+    ) -> io::Result<()> {
+        // Another target may have been wanted since, or remote control turned off.
+        if !self.leases.has_looked_up(lease_id, &target) || !self.consent.enabled() {
+            return Ok(());
+        }
+        match refused {
+            Some(failure) => {
+                self.refuse_target(lease_id, target, &failure.detail).await;
+                Ok(())
+            }
+            None => self.lead(lease_id, target, Chosen::FromAfar).await,
+        }
+    }
+
+    async fn lead(&mut self, lease_id: Uuid, target: Target, chosen: Chosen) -> io::Result<()> {
+        let Some(tunnel_id) = self.leases.tunnel(lease_id) else { return Ok(()) };
+        self.agreed.agree(tunnel_id, &target, chosen)?;
+        let before = self.leases.target_error(lease_id);
+        self.leases.retarget(lease_id, target, chosen);
+        if self.leases.target_error(lease_id) != before {
+            self.say_target_state(lease_id).await;
         }
         Ok(())
     }
 
-    /// With remote control, anywhere that the device leads to at all; without, only where it has
-    /// led before.
-    fn may_lead_to(&self, tunnel_id: Uuid, target: &Target) -> bool {
-        self.consent.enabled() || self.agreed.includes(tunnel_id, target)
+    async fn refuse_target(&mut self, lease_id: Uuid, target: Target, detail: &str) {
+        let Some((former, _)) = self.leases.led(lease_id) else { return };
+        let detail = format!("{detail} It goes on to {}.", targets::spelled(&former.host, former.port));
+        tracing::warn!(%lease_id, detail, "a tunnel is not led elsewhere");
+        self.leases.refuse(lease_id, target, detail);
+        self.say_target_state(lease_id).await;
     }
 
     pub(super) async fn on_serving(&mut self, lease_id: Uuid) -> io::Result<()> {
@@ -203,17 +409,25 @@ impl Agent {
             self.agree_to_running(lease_id)?;
             self.finish(operation_id, Ok(Done::Start)).await?;
         }
-        if let Some(reply) = self.waiting.starts.remove(&lease_id) {
-            answer(reply, Ok(Answer::Started(status)));
+        // Whoever started it is told when the host knows: until then no visitor is let in.
+        if !self.host.as_ref().is_some_and(|host| host.confirms_running) {
+            self.answer_started(lease_id);
         }
         self.report_restarted().await
     }
 
+    /// Tells whoever waits for a tunnel to run that it does.
+    pub(super) fn answer_started(&mut self, lease_id: Uuid) {
+        let Some(reply) = self.waiting.starts.remove(&lease_id) else { return };
+        let status = self.leases.status(lease_id);
+        answer(reply, status.map(Answer::Started).ok_or_else(not_running));
+    }
+
     /// What runs by remote control was consented to, and may be resumed when that is turned off.
     fn agree_to_running(&mut self, lease_id: Uuid) -> io::Result<()> {
-        match self.leases.grant(lease_id) {
-            Some(Grant { tunnel_id, target, .. }) => self.agreed.agree(tunnel_id, &target),
-            None => Ok(()),
+        match (self.leases.tunnel(lease_id), self.leases.led(lease_id)) {
+            (Some(tunnel_id), Some((target, chosen))) => self.agreed.agree(tunnel_id, &target, chosen),
+            _ => Ok(()),
         }
     }
 

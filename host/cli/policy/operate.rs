@@ -1,12 +1,14 @@
 //! `culvert policy reload`, `rollback` and `status`: asked of the running host, on its own listener.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
-use reqwest::{Method, RequestBuilder};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 
 use super::Progress;
-use crate::cli::{Problem, print, refused, table};
+use crate::admin;
+use crate::cli::{Problem, dev, print, refused, table};
 use crate::config::Config;
 
 pub async fn reload(config: &Config, json: bool) -> Result<(), Problem> {
@@ -61,16 +63,38 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Probl
         _ => {}
     }
     let client = reqwest::Client::builder().no_proxy().build().map_err(refused)?;
-    let answer = client.request(method, format!("http://{address}/{path}"));
-    let answer = RequestBuilder::send(answer).await;
-    let answer = answer.map_err(|_| {
-        refused(format!("no host answers on admin_listen ({address}); start one, or name its configuration (--config)"))
-    })?;
+    let tokens = tokens(config)?;
+    let unreachable =
+        || format!("no host answers on admin_listen ({address}); start one, or name its configuration (--config)");
+    let mut answer = None;
+    for token in tokens {
+        let request = client.request(method.clone(), format!("http://{address}/{path}")).bearer_auth(token.trim());
+        let answered = RequestBuilder::send(request).await.map_err(|_| refused(unreachable()))?;
+        let known = answered.status() != StatusCode::UNAUTHORIZED;
+        answer = Some(answered);
+        if known {
+            break;
+        }
+    }
+    let answer = answer.ok_or_else(|| refused(unreachable()))?;
     let status = answer.status();
     let body: Value = answer.json().await.map_err(refused)?;
     match body["problem"].as_str() {
         Some(problem) => Err(refused(problem)),
         None if status.is_success() => Ok(body),
         None => Err(refused(format!("{address} answered {status}; is it a Culvert host?"))),
+    }
+}
+
+/// The tokens of the hosts that this configuration may be of: `culvert dev` has a folder of its own.
+fn tokens(config: &Config) -> Result<Vec<String>, Problem> {
+    let read = |folder: &Path| {
+        let file = folder.join(admin::TOKEN);
+        std::fs::read_to_string(&file)
+            .map_err(|error| refused(format!("{}: {error}; run this as the user of the host", file.display())))
+    };
+    match (read(&config.data_dir), read(&dev::data_dir(config))) {
+        (Err(problem), Err(_)) => Err(problem),
+        (own, dev) => Ok([own, dev].into_iter().flatten().collect()),
     }
 }

@@ -1,18 +1,30 @@
 //! Frames over a WebSocket.
 
+use std::time::Duration;
+
+use culvert_agent::clock::Clock;
 use culvert_agent::wire::{ToAgent, ToHost};
 use salvo::websocket::{Message, WebSocket};
 
 use super::End;
 
+/// How long an agent may take to take a frame: one that reads nothing is gone.
+const SEND_WITHIN: Duration = Duration::from_secs(10);
+
 pub(super) struct Link {
-    pub socket: WebSocket,
+    socket: WebSocket,
+    clock: Clock,
 }
 
 impl Link {
+    pub fn new(socket: WebSocket, clock: Clock) -> Self {
+        Self { socket, clock }
+    }
+
     pub async fn send(&mut self, frame: &ToAgent) -> Result<(), End> {
         let text = serde_json::to_string(frame).map_err(|e| End::Protocol(e.to_string()))?;
-        self.socket.send(Message::text(text)).await.map_err(|_| End::Gone)
+        let sent = self.clock.timeout(SEND_WITHIN, self.socket.send(Message::text(text))).await;
+        sent.map_err(|_| End::Stuck)?.map_err(|_| End::Gone)
     }
 
     pub async fn receive(&mut self) -> Result<ToHost, End> {

@@ -1,8 +1,8 @@
 //! Who asks: the API key of a request (specification, "Authentication").
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use culvert_agent::clock::{Clock, Moment};
@@ -14,7 +14,9 @@ use super::trace::RequestId;
 use crate::app::App;
 use crate::domain::caller::Caller;
 use crate::domain::key::ApiKey;
+use crate::domain::prefix::{network, prefix};
 use crate::error::{Code, Error, Result};
+use crate::http::path::Path;
 use crate::http::{self, problem};
 use crate::store::Store;
 use crate::store::keys::KeyOwner;
@@ -25,7 +27,7 @@ pub struct Auth(pub Arc<App>);
 impl Handler for Auth {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let app = &self.0;
-        let refused = match http::audience(req.uri().path()) {
+        let refused = match http::audience(Path::of(depot)) {
             http::Audience::Anybody => return,
             http::Audience::FormerClients => Error::of(Code::ApiVersionGone),
             http::Audience::Clients => match authenticate(app, req).await {
@@ -50,11 +52,23 @@ async fn authenticate(app: &App, req: &Request) -> Result<Caller> {
         return Err(invalid());
     }
     let key = ApiKey::parse(key.trim_start()).ok_or_else(invalid)?;
+    // Anybody can make up keys of the right form: after too many failures, only known ones are looked at.
+    if !app.keys.knows(&key) && is_over(app, req).is_some() {
+        return Err(invalid());
+    }
     let owner = app.keys.owner(&app.store, &key).await?.ok_or_else(invalid)?;
-    owner.admit(&key, app.clock.now()).cloned().ok_or_else(invalid)
+    let caller = owner.admit(&key, app.clock.now()).cloned().ok_or_else(invalid)?;
+    app.keys.note_good(&key);
+    Ok(caller)
 }
 
-/// Too many failures from one address are told to wait. A key that is good never comes here.
+/// How long the address of a request has to wait, if it has failed too often.
+fn is_over(app: &App, req: &Request) -> Option<Duration> {
+    app.strangers.is_over(client_address(req, &app.config.trusted_proxies), app.clock.moment())
+}
+
+/// Too many failures from one address are told to wait. A key that was good within a day never comes
+/// here.
 fn limit_strangers(app: &App, req: &Request, error: Error) -> Error {
     if !matches!(error.code, Code::MissingApiKey | Code::InvalidApiKey) {
         return error;
@@ -93,12 +107,23 @@ pub fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
 /// Failed authentications by address; an IPv6 client has a /64 to itself.
 pub struct Strangers {
     per_minute: u32,
-    windows: Mutex<HashMap<Option<IpAddr>, (Moment, u32)>>,
+    windows: Mutex<Windows>,
+}
+
+#[derive(Default)]
+struct Windows {
+    by_address: HashMap<Option<IpAddr>, (Moment, u32)>,
+    swept: Moment,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Addresses that are remembered before the old ones are let go.
+/// Addresses that are remembered each for itself. Beyond them, whole networks are counted as one.
 const MOST_ADDRESSES: usize = 10_000;
+/// The networks: an IPv6 provider's customer has a /48 at most.
+const NETWORK_V4: u32 = 24;
+const NETWORK_V6: u32 = 48;
+/// How often those that are over are let go.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 impl Strangers {
     pub fn new(per_minute: u32) -> Self {
@@ -107,11 +132,10 @@ impl Strangers {
 
     /// Counts one failure. How long to wait, where that was one too many.
     pub fn count(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        if windows.len() >= MOST_ADDRESSES {
-            windows.retain(|_, (start, _)| now.since(*start) < MINUTE);
-        }
-        let (start, count) = windows.entry(client.map(prefix)).or_insert((now, 0));
+        let mut windows = self.windows();
+        windows.sweep(now);
+        let key = windows.key(client);
+        let (start, count) = windows.by_address.entry(key).or_insert((now, 0));
         if now.since(*start) >= MINUTE {
             (*start, *count) = (now, 0);
         }
@@ -121,22 +145,59 @@ impl Strangers {
         *count += 1;
         None
     }
+
+    /// How long an address has to wait, if it has failed too often.
+    pub fn is_over(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
+        let windows = self.windows();
+        let (start, count) = windows.by_address.get(&windows.key(client))?;
+        let age = now.since(*start);
+        (*count >= self.per_minute && age < MINUTE).then(|| MINUTE - age)
+    }
+
+    /// How many addresses and networks are remembered.
+    pub fn remembered(&self) -> usize {
+        self.windows().by_address.len()
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-fn prefix(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !(u128::MAX >> 64))),
+impl Windows {
+    /// An address, or its network where there are many addresses and this one is new.
+    fn key(&self, client: Option<IpAddr>) -> Option<IpAddr> {
+        let own = client.map(prefix);
+        if self.by_address.len() < MOST_ADDRESSES || self.by_address.contains_key(&own) {
+            return own;
+        }
+        client.map(|client| network(client, NETWORK_V4, NETWORK_V6))
+    }
+
+    fn sweep(&mut self, now: Moment) {
+        if self.by_address.len() >= MOST_ADDRESSES && now.since(self.swept) >= SWEEP_EVERY {
+            self.swept = now;
+            self.by_address.retain(|_, (start, _)| now.since(*start) < MINUTE);
+        }
     }
 }
 
 /// Keys and their owners, as they were at most a second ago.
 pub struct KeyCache {
     clock: Clock,
-    known: Mutex<HashMap<String, (Moment, Option<KeyOwner>)>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    owners: HashMap<String, (Moment, Option<KeyOwner>)>,
+    /// When keys were last found to be good.
+    good: HashMap<String, Moment>,
 }
 
 const FRESH: Duration = Duration::from_secs(1);
+/// How long a key that was good is known.
+const KNOWN_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// Keys that are remembered before the old ones are let go.
 const MOST_KEYS: usize = 10_000;
 
@@ -145,23 +206,48 @@ impl KeyCache {
         Self { clock, known: Mutex::default() }
     }
 
+    /// Whether a key was good within a day.
+    fn knows(&self, key: &ApiKey) -> bool {
+        let now = self.clock.moment();
+        self.known().good.get(key.public_id()).is_some_and(|last| now.since(*last) < KNOWN_FOR)
+    }
+
     async fn owner(&self, store: &Store, key: &ApiKey) -> Result<Option<KeyOwner>> {
         let asked = self.clock.moment();
         if let Some(owner) = self.remembered(key.public_id(), asked) {
             return Ok(owner);
         }
         let owner = store.key_owner(key.public_id()).await?;
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST_KEYS {
-            known.retain(|_, (read, _)| asked.since(*read) < FRESH);
+        let mut known = self.known();
+        if known.owners.len() >= MOST_KEYS {
+            known.owners.retain(|_, (read, _)| asked.since(*read) < FRESH);
         }
-        known.insert(key.public_id().into(), (asked, owner.clone()));
+        known.owners.insert(key.public_id().into(), (asked, owner.clone()));
         Ok(owner)
     }
 
+    /// A key was found to be good.
+    fn note_good(&self, key: &ApiKey) {
+        let now = self.clock.moment();
+        let mut known = self.known();
+        match known.good.get_mut(key.public_id()) {
+            Some(last) => *last = now,
+            None => {
+                if known.good.len() >= MOST_KEYS {
+                    known.good.retain(|_, last| now.since(*last) < KNOWN_FOR);
+                }
+                known.good.insert(key.public_id().into(), now);
+            }
+        }
+    }
+
     fn remembered(&self, public_id: &str, now: Moment) -> Option<Option<KeyOwner>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (read, owner) = known.get(public_id)?;
+        let known = self.known();
+        let (read, owner) = known.owners.get(public_id)?;
         (now.since(*read) < FRESH).then(|| owner.clone())
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -204,10 +204,12 @@ impl Counts {
     /// Begins a new window where the old one is over.
     fn roll(&mut self, now: DateTime<Utc>) {
         let new = Window { start: now, count: 0 };
-        if now - self.windows.minute.start >= MINUTE {
+        // One that begins later than now was begun by a clock that was ahead.
+        let is_over = |window: Window, length: TimeDelta| now - window.start >= length || window.start > now;
+        if is_over(self.windows.minute, MINUTE) {
             (self.windows.minute, self.unsaved.minute) = (new, new);
         }
-        if now - self.windows.day.start >= DAY {
+        if is_over(self.windows.day, DAY) {
             (self.windows.day, self.unsaved.day) = (new, new);
         }
     }

@@ -8,6 +8,7 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use tracing::Instrument;
 
 use crate::app::App;
+use crate::http::path::{Path, normalised};
 
 /// The id of a request, as its answer carries it.
 #[derive(Clone)]
@@ -23,6 +24,14 @@ impl RequestId {
 #[derive(Clone, Copy)]
 pub struct Route(pub &'static str);
 
+/// As much of a path as is logged: it comes from somebody whom nobody has looked at yet.
+const PATH_LOGGED: usize = 200;
+
+/// A path is ASCII (RFC 3986, section 3.3), so it can be cut anywhere.
+fn beginning(path: &str) -> &str {
+    path.get(..PATH_LOGGED).unwrap_or(path)
+}
+
 pub struct Trace(pub Arc<App>);
 
 #[async_trait]
@@ -33,8 +42,9 @@ impl Handler for Trace {
         let policies = self.0.policies.pin(Some(id));
         let (id, generation) = (id.to_string(), policies.generation());
         depot.insert_typed(policies);
-        let (method, path, started) = (req.method().clone(), req.uri().path().to_owned(), clock.moment());
-        let span = tracing::info_span!("request", %id, %method, path);
+        let (method, started) = (req.method().clone(), clock.moment());
+        let span = tracing::info_span!("request", %id, %method, path = beginning(req.uri().path()));
+        depot.insert_typed(Path(normalised(req.uri().path())));
         depot.insert_typed(RequestId(id.clone()));
         ctrl.call_next(req, depot, res).instrument(span.clone()).await;
         if let Ok(id) = HeaderValue::from_str(&id) {

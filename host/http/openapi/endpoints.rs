@@ -1,10 +1,13 @@
 //! Endpoints, one operation a row of the table of routes.
 
+use std::collections::BTreeSet;
+
 use salvo::http::Method;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-use super::{Schemas, problems};
+use super::{Schemas, links, problems};
+use crate::domain::action::Action;
 use crate::http::page::{DEFAULT_LIMIT, MAX_LIMIT};
 use crate::http::routes::{self, Row, Takes};
 
@@ -33,7 +36,7 @@ pub fn paths(schemas: &mut Schemas) -> Map<String, Value> {
 
 fn operation(row: &Row, schemas: &mut Schemas) -> Value {
     let mut operation = json!({
-        "operationId": row.action.name().replace('.', "_"),
+        "operationId": operation_id(row.action),
         "tags": [tag(row)],
         "summary": row.title,
         "description": format!("Needs the scope `{}`.", row.action.grant()),
@@ -51,6 +54,11 @@ fn operation(row: &Row, schemas: &mut Schemas) -> Value {
         operation["requestBody"] = json!({"required": false, "content": {"application/json": {"schema": schema}}});
     }
     operation
+}
+
+/// `tunnels.create` is the operation `tunnels_create`.
+pub fn operation_id(action: Action) -> String {
+    action.name().replace('.', "_")
 }
 
 fn content(schema: &Schema, example: Option<Value>) -> Value {
@@ -123,6 +131,10 @@ fn responses(row: &Row, schemas: &mut Schemas) -> Value {
         Some(example) => json!({"application/json": {"schema": schema, "example": example}}),
         None => json!({"application/json": {"schema": schema}}),
     };
+    let links = links::of(row);
+    if !links.is_empty() {
+        success["links"] = Value::Object(links);
+    }
     responses.insert(row.status.to_string(), success);
     for status in problem_statuses(row) {
         let reference = format!("#/components/responses/{}", problems::name(status));
@@ -131,15 +143,21 @@ fn responses(row: &Row, schemas: &mut Schemas) -> Value {
     Value::Object(responses)
 }
 
+/// The statuses that any endpoint's problems can have.
+pub fn all_problem_statuses() -> BTreeSet<u16> {
+    routes::table().iter().flat_map(problem_statuses).collect()
+}
+
 /// The statuses that an endpoint's problems can have.
 fn problem_statuses(row: &Row) -> Vec<u16> {
     let changes = row.method != Method::GET;
     let body = row.takes != Takes::Nothing;
-    let mut statuses = vec![401, 403, 429, 500, 503];
-    statuses.extend(body.then_some([400, 413]).into_iter().flatten());
+    let mut statuses = vec![400, 401, 403, 429, 500, 503];
+    statuses.extend(body.then_some([408, 413, 415]).into_iter().flatten());
     statuses.extend((body || row.paged).then_some(422));
     statuses.extend((path_parameters(row.path).count() > 0).then_some(404));
     statuses.extend(changes.then_some(409));
+    statuses.retain(|status| problems::codes(*status).next().is_some());
     statuses.sort_unstable();
     statuses
 }

@@ -1,17 +1,31 @@
 //! Errors, by status.
 
+use std::collections::BTreeSet;
+
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
 use crate::error::Code;
 use crate::http::problem;
 
-/// The statuses of all errors, each with its codes.
-pub fn responses(problem: &Schema, docs_url: &str) -> Map<String, Value> {
-    let mut statuses: Vec<u16> = Code::ALL.iter().map(|code| problem::status(code).as_u16()).collect();
-    statuses.sort_unstable();
-    statuses.dedup();
-    statuses.into_iter().map(|status| (name(status), response(status, problem, docs_url))).collect()
+/// Errors of these statuses, each with its codes.
+pub fn responses(statuses: &BTreeSet<u16>, problem: &Schema, docs_url: &str) -> Map<String, Value> {
+    statuses.iter().map(|status| (name(*status), response(*status, problem, docs_url))).collect()
+}
+
+/// The codes of all other statuses, for the description.
+pub fn codes_beside(statuses: &BTreeSet<u16>) -> String {
+    let beside = Code::ALL.iter().filter(|code| !statuses.contains(&status(code)));
+    beside.map(|code| format!("`{}` ({})", code.as_str(), status(code))).collect::<Vec<_>>().join(" or ")
+}
+
+/// The codes that have a status.
+pub fn codes(status: u16) -> impl Iterator<Item = &'static Code> {
+    Code::ALL.iter().filter(move |code| self::status(code) == status)
+}
+
+fn status(code: &Code) -> u16 {
+    problem::status(code).as_u16()
 }
 
 /// The name of a status's response.
@@ -20,7 +34,7 @@ pub fn name(status: u16) -> String {
 }
 
 fn response(status: u16, problem: &Schema, docs_url: &str) -> Value {
-    let codes: Vec<&Code> = Code::ALL.iter().filter(|code| problem::status(code).as_u16() == status).collect();
+    let codes: Vec<&Code> = codes(status).collect();
     let list: Vec<String> = codes.iter().map(|code| format!("- `{}`: {}", code.as_str(), code.title())).collect();
     let own = if status == 403 { "\n\nPolicies bring codes of their own." } else { "" };
     let schema = json!({
@@ -42,7 +56,7 @@ fn headers(status: u16) -> Value {
     let mut add = |name: &str| headers[name] = json!({"$ref": format!("#/components/headers/{name}")});
     add("X-Request-Id");
     add("X-Policy-Generation");
-    if !matches!(status, 401 | 410) {
+    if status != 401 {
         add("X-RateLimit-Limit");
         add("X-RateLimit-Remaining");
     }

@@ -31,7 +31,10 @@ impl Write {
     async fn roll_back(&mut self, operation: &mut Operation) -> Result<()> {
         let (Some(tunnel_id), Some(yields_id)) = (operation.tunnel_id, operation.yields_id) else { return Ok(()) };
         let Some(tunnel) = self.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
-        let Some(boot_id) = self.booted(yields_id).await? else { return Ok(()) };
+        // What holds for a start holds here: it may no longer be the device's to run.
+        let device = self.device(operation.scope_id, yields_id).await?;
+        let may_run = device.is_some_and(|device| device.owner_active) && tunnel.allows(yields_id) && !tunnel.suspended;
+        let Some(boot_id) = self.booted(yields_id).await?.filter(|_| may_run) else { return Ok(()) };
         let target = match self.last_target(tunnel.id, yields_id).await? {
             Some(last) => last,
             None => self.target_now(&tunnel).await?,

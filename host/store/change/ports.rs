@@ -21,6 +21,7 @@ impl Change for CreateExtraPort {
         let scope_id = permit.caller().scope.id;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         check_limit(permit)?;
+        check_target(write, &tunnel, &self.port).await?;
         let port = write.create_extra_port(&tunnel.node, tunnel.https, tunnel.id, &self.port).await?;
         write.touch_tunnel(tunnel.id).await?;
         open_at_once(write, &tunnel, &port).await?;
@@ -31,11 +32,24 @@ impl Change for CreateExtraPort {
 /// The plan's number is counted again here, where nobody else adds anything; the cap is ours.
 fn check_limit(permit: &Permit) -> Result<()> {
     let ports = permit.facts().counters.extra_ports;
+    if let Some(limit) = permit.entitlement().extra_ports_per_tunnel.filter(|limit| ports >= *limit) {
+        let detail = format!("The plan allows {limit} extra ports of a tunnel; this one has {ports}.");
+        return Err(Error::new(Code::PlanLimitReached, detail));
+    }
     if ports < EXTRA_PORTS_PER_TUNNEL {
         return Ok(());
     }
     let detail = format!("The tunnel has {ports} extra ports; it can have {EXTRA_PORTS_PER_TUNNEL}.");
     Err(Error::new(Code::ExtraPortLimitReached, detail))
+}
+
+/// What would be opened at once must be allowed by the device's owner.
+async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -> Result<()> {
+    let Some(run) = tunnel.run.as_ref().filter(|_| port.carries_tcp()) else { return Ok(()) };
+    match write.device(tunnel.scope_id, run.device_id).await? {
+        Some(device) => device.may_be_led_to(&tunnel.local_host, [port.local_port]),
+        None => Ok(()),
+    }
 }
 
 /// A running tunnel takes visitors on the new port at once, if its device lets itself be controlled

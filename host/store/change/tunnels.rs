@@ -4,9 +4,8 @@ use uuid::Uuid;
 
 use crate::domain::key::generated_subdomain;
 use crate::domain::node::{self, Preference};
-use crate::domain::port::EXTRA_PORTS_PER_TUNNEL;
 use crate::domain::session::EndReason;
-use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol, Tunnel, http_port};
+use crate::domain::tunnel::{Protocol, Tunnel, http_port};
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
 use crate::store::commit::Change;
@@ -54,7 +53,8 @@ impl Change for CreateTunnel {
             basic_auth: new.basic_auth,
             basic_auth_user: new.basic_auth_user.clone(),
             basic_auth_hash: self.password_hash.clone(),
-            buffer_size: DEFAULT_BUFFER_SIZE,
+            idle_timeout: new.idle_timeout,
+            buffer_size: new.buffer_size,
             pro_network: new.pro_network,
         };
         insert(write, row).await?;
@@ -76,10 +76,9 @@ fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
         return Err(Error::new(Code::PlanLimitReached, format!("The plan's {tunnels} tunnels exist already.")));
     }
     let ports = u32::try_from(new.extra_ports.len()).unwrap_or(u32::MAX);
-    let cap = entitlement.extra_ports_per_tunnel.unwrap_or(EXTRA_PORTS_PER_TUNNEL).min(EXTRA_PORTS_PER_TUNNEL);
-    if ports > cap {
-        let detail = format!("A tunnel can have {cap} extra ports; this would make {ports}.");
-        return Err(Error::new(Code::ExtraPortLimitReached, detail));
+    if let Some(limit) = entitlement.extra_ports_per_tunnel.filter(|limit| ports > *limit) {
+        let detail = format!("The plan allows {limit} extra ports of a tunnel; this would make {ports}.");
+        return Err(Error::new(Code::PlanLimitReached, detail));
     }
     Ok(())
 }
@@ -122,13 +121,17 @@ impl Change for UpdateTunnel {
         let mut tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         let change = self.change.clone();
         let target = (tunnel.local_host.clone(), tunnel.local_port);
+        let wanted = (change.local_host.clone().unwrap_or(target.0.clone()), change.local_port.unwrap_or(target.1));
+        if wanted != target {
+            check_target(write, &tunnel, &wanted.0, wanted.1).await?;
+        }
         change.name.into_iter().for_each(|name| tunnel.name = name);
         change.local_host.into_iter().for_each(|host| tunnel.local_host = host);
         change.local_port.into_iter().for_each(|port| tunnel.local_port = port);
         change.https.into_iter().for_each(|https| tunnel.https = https);
         change.basic_auth.into_iter().for_each(|auth| tunnel.basic_auth = auth);
         change.basic_auth_user.into_iter().for_each(|user| tunnel.basic_auth_user = user);
-        change.idle_timeout.into_iter().for_each(|seconds| tunnel.idle_timeout = Some(seconds));
+        change.idle_timeout.into_iter().for_each(|seconds| tunnel.idle_timeout = seconds);
         change.buffer_size.into_iter().for_each(|bytes| tunnel.buffer_size = bytes);
         change.pro_network.into_iter().for_each(|premium| tunnel.pro_network = premium);
         if tunnel.protocol == Protocol::Http {
@@ -148,6 +151,15 @@ impl Change for UpdateTunnel {
         }
         write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)
     }
+}
+
+/// A running tunnel that would lead to its new target at once must be allowed to, its extra ports too,
+/// for they go along to another host.
+async fn check_target(write: &mut Write, tunnel: &Tunnel, host: &str, port: u16) -> Result<()> {
+    let Some(run) = &tunnel.run else { return Ok(()) };
+    let Some(device) = write.device(tunnel.scope_id, run.device_id).await? else { return Ok(()) };
+    let extra = write.lease(run.session_id).await?.map(|lease| lease.ports).unwrap_or_default();
+    device.may_be_led_to(host, std::iter::once(port).chain(extra.iter().map(|extra| extra.local_port)))
 }
 
 /// A running tunnel leads to its new target at once, if the device lets itself be controlled from

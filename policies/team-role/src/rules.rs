@@ -20,7 +20,7 @@ pub const RULES: [(&str, &str); 7] = [
     ("device-owner", "Only its owner updates a device"),
     ("active-member", "A device can be controlled while its owner is in the Team"),
     ("own-tunnel", "Members change and delete the tunnels that they created"),
-    ("own-device", "Members control their own devices"),
+    ("own-device", "Members control their own devices, and lead no other anywhere"),
     ("webhooks", "Owners and admins change the Team's webhooks"),
     ("unknown-action", "Members may do nothing that these rules do not name"),
 ];
@@ -60,6 +60,8 @@ fn member(ask: &Ask) -> Option<Denial> {
         "tunnels.start" | "tunnels.stop" | "tunnels.restart" | "devices.stop_all" | "devices.restart_agent" => {
             own_device(ask)
         }
+        // With the devices that lead to the tunnel's target, where it changes.
+        "tunnels.update" | "tunnels.create_extra_port" => own_tunnel(ask).or_else(|| own_device(ask)),
         action if action.starts_with("tunnels.") => own_tunnel(ask),
         action if action.starts_with("webhooks.") => {
             Some(forbidden("webhooks", "Only owners and admins change the Team's webhooks."))
@@ -88,9 +90,10 @@ mod tests {
     use crate::culvert::policy::types::Caller;
     use crate::exports::culvert::policy::roles::{Device, Part, Tunnel};
 
-    const ACTIONS: [&str; 10] = [
+    const ACTIONS: [&str; 11] = [
         "tunnels.create",
         "tunnels.update",
+        "tunnels.create_extra_port",
         "tunnels.delete",
         "tunnels.start",
         "tunnels.stop",

@@ -14,6 +14,7 @@ use culvert::domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
 use culvert::secret::{Purpose, Secrets};
 use culvert::store::Store;
 use culvert::store::db::Db;
+use culvert::store::outbox::UnderWay;
 use culvert_agent::clock::Clock;
 use culvert_bench::{median, verdict};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -34,7 +35,7 @@ async fn main() {
     scheduled.fill(500, OPEN / 500, Duration::from_secs(3600)).await;
     due.fill(1, OPEN, Duration::ZERO).await;
     // Two of the one endpoint's are under way from here on; the others wait for them.
-    assert_eq!(due.store.claim_deliveries(64).await.unwrap().len(), 2);
+    assert_eq!(due.store.claim_deliveries(64, UnderWay::default()).await.unwrap().len(), 2);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..CLAIMS {
         for (times, stage) in times.iter_mut().zip([&alone, &scheduled, &due]) {
@@ -170,7 +171,7 @@ impl Stage {
             .write(Some(scope_id), move |write| Box::pin(async move { write.test_event(scope_id, webhook_id).await }));
         write.await.unwrap();
         let start = Instant::now();
-        let mut claimed = store.claim_deliveries(64).await.unwrap();
+        let mut claimed = store.claim_deliveries(64, UnderWay::default()).await.unwrap();
         let took = start.elapsed();
         assert_eq!(claimed.len(), 1);
         let outcome = Outcome { status_code: None, error: Some(AttemptError::Timeout), duration: Duration::ZERO };

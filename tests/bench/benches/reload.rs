@@ -51,8 +51,10 @@ fn write_new(servers: &Servers) {
 
 async fn post(servers: &Servers, path: &str) -> Duration {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let token = std::fs::read_to_string(servers.addresses.folder.join("admin.token")).unwrap();
+    let request = client.post(format!("http://{}/policies/{path}", servers.addresses.admin)).bearer_auth(token.trim());
     let start = Instant::now();
-    let answer = client.post(format!("http://{}/policies/{path}", servers.addresses.admin)).send().await.unwrap();
+    let answer = request.send().await.unwrap();
     let took = start.elapsed();
     assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
     took

@@ -30,6 +30,21 @@ impl HostEnd {
 
     /// The next agent to connect, welcomed to a node that nobody answers for.
     pub async fn welcome(&self, consent: ConsentState) -> AgentEnd {
+        let mut agent = self.meet().await;
+        let welcome = Welcome {
+            connection_epoch: 1,
+            heartbeat_ms: 10_000,
+            lease_ms: 30_000,
+            consent,
+            grants: Vec::new(),
+            confirms_running: true,
+        };
+        agent.send(ToAgent::Welcome(welcome)).await;
+        agent
+    }
+
+    /// The next agent to connect, once it has said hello.
+    pub async fn meet(&self) -> AgentEnd {
         let (stream, _) = self.listener.accept().await.unwrap();
         #[expect(clippy::result_large_err, reason = "the library's callback is of this type")]
         let choose = |request: &Request, mut response: Response| {
@@ -40,10 +55,7 @@ impl HostEnd {
         let mut socket = accept_hdr_async(stream, choose).await.unwrap();
         send(&mut socket, &ToAgent::Challenge { nonce: Blob(vec![1; 32]) }).await;
         let ToHost::Hello(hello) = next(&mut socket).await else { panic!("no hello") };
-        let welcome =
-            Welcome { connection_epoch: 1, heartbeat_ms: 10_000, lease_ms: 30_000, consent, grants: Vec::new() };
-        send(&mut socket, &ToAgent::Welcome(welcome)).await;
-        AgentEnd { socket, hello }
+        AgentEnd { socket, hello: *hello }
     }
 }
 

@@ -1,13 +1,14 @@
-//! The network between an agent and its host, which a test can cut and mend.
+//! The network between an agent and its host, or a host and its database, which a test can cut and
+//! mend.
 
-use std::net::SocketAddr;
-
-use tokio::net::{TcpListener, TcpStream};
+use percent_encoding::percent_decode_str;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 
 use super::host::TestHost;
 
-/// A way to the host on which nothing passes while it is cut: no byte, and no word that the other
+/// A way to the other side on which nothing passes while it is cut: no byte, and no word that that
 /// side has gone.
 pub struct Cable {
     pub url: String,
@@ -29,14 +30,47 @@ impl TestHost {
         let state = sender.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(carry(stream, host, state.clone()));
+                let state = state.clone();
+                tokio::spawn(async move { carry(stream, TcpStream::connect(host).await.unwrap(), state).await });
             }
         });
         Cable { url, state: sender }
     }
 }
 
+/// PostgreSQL's port, where a URL names none.
+const POSTGRES_PORT: &str = "5432";
+
 impl Cable {
+    /// A way to a database of PostgreSQL; its URL leads there.
+    pub async fn of_database(url: &str) -> Self {
+        let (user, rest) = url.strip_prefix("postgres://").unwrap().split_once('@').unwrap();
+        let (server, database) = rest.split_once('/').unwrap();
+        let (server, port) = server.split_once(':').unwrap_or((server, POSTGRES_PORT));
+        let server = percent_decode_str(server).decode_utf8().unwrap();
+        // A folder is where the server's socket is.
+        let (socket, address) = (format!("{server}/.s.PGSQL.{port}"), format!("{server}:{port}"));
+        let is_local = server.starts_with('/');
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = listener.local_addr().unwrap();
+        let url = format!("postgres://{user}@{near}/{database}?sslmode=disable");
+        let sender = watch::Sender::new(State { intact: true, cuts: 0 });
+        let state = sender.subscribe();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (socket, address, state) = (socket.clone(), address.clone(), state.clone());
+                tokio::spawn(async move {
+                    if is_local {
+                        carry(stream, UnixStream::connect(socket).await.unwrap(), state).await;
+                    } else {
+                        carry(stream, TcpStream::connect(address).await.unwrap(), state).await;
+                    }
+                });
+            }
+        });
+        Self { url, state: sender }
+    }
+
     pub fn cut(&self) {
         self.state.send_modify(|state| *state = State { intact: false, cuts: state.cuts + 1 });
     }
@@ -47,9 +81,8 @@ impl Cable {
     }
 }
 
-async fn carry(mut near: TcpStream, host: SocketAddr, mut state: watch::Receiver<State>) {
+async fn carry(mut near: TcpStream, mut far: impl AsyncRead + AsyncWrite + Unpin, mut state: watch::Receiver<State>) {
     let State { intact, cuts } = *state.borrow_and_update();
-    let mut far = TcpStream::connect(host).await.unwrap();
     if intact {
         tokio::select! {
             biased;

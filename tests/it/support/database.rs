@@ -31,3 +31,18 @@ pub async fn execute(host: &TestHost, sql: &'static str) {
         sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 }
+
+/// Runs statements on a PostgreSQL database, as its owner.
+pub async fn run(url: &str, sql: &str) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+/// The column `text` of a query on a PostgreSQL database.
+pub async fn texts_of(url: &str, sql: &str) -> Vec<String> {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let rows = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    rows.iter().map(|row| row.get("text")).collect()
+}

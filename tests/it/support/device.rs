@@ -10,6 +10,7 @@ use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::local::{self, Answer, Request, Status};
 use culvert_agent::state::StateDir;
 use culvert_agent::target::LinkLocal;
+use culvert_agent::targets::{AllowedTarget, Targets};
 use culvert_agent::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Target};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -86,7 +87,9 @@ impl TestDevice {
         let state = StateDir::open(folder.path()).unwrap();
         device.save(&state).unwrap();
         if remote == Remote::Enabled {
-            Consent::load(&state).unwrap().decide(true, &device, &clock).unwrap();
+            let targets = Targets::open(&state, false).unwrap();
+            targets.replace(targets.list()).unwrap();
+            Consent::load(&state).unwrap().decide(true, &targets.list(), &device, &clock).unwrap();
         }
         Self::start_again(folder, state, clock)
     }
@@ -125,7 +128,24 @@ impl TestDevice {
     }
 
     pub async fn start_tunnel(&self, tunnel: &str) -> local::Reply {
-        self.ask(Request::Start { tunnel: tunnel.into() }).await
+        self.ask(Request::Start { tunnel: tunnel.into(), accept: None }).await
+    }
+
+    /// Starts a tunnel, where it leads where somebody has seen.
+    pub async fn accept_tunnel(&self, tunnel: &str, accept: &str) -> local::Reply {
+        self.ask(Request::Start { tunnel: tunnel.into(), accept: Some(accept.into()) }).await
+    }
+
+    /// Changes the list of allowed targets, and waits until the host has heard of it where it is to.
+    pub async fn change_targets(&self, allow: &[&str], revoke: &[&str]) -> Vec<String> {
+        let parse = |list: &[&str]| list.iter().map(|text| text.parse::<AllowedTarget>().unwrap()).collect();
+        match self.ask(Request::Targets { allow: parse(allow), revoke: parse(revoke) }).await {
+            Ok(Answer::Targets { targets, confirmed }) => {
+                assert_ne!(confirmed, Some(false));
+                targets.iter().map(ToString::to_string).collect()
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     pub async fn stop_tunnel(&self, tunnel: &str) -> local::Reply {

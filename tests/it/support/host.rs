@@ -24,8 +24,8 @@ use sqlx::{Connection as _, Executor, PgConnection};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use super::ARTEFACTS;
 use super::api::Api;
+use super::share_artefacts;
 
 /// The database under a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,20 @@ impl TestHost {
 
     pub fn api(&self, key: &str) -> Api {
         Api::new(&self.url(), key)
+    }
+
+    /// What the operator's programs show at the admin listener.
+    pub fn admin_token(&self) -> String {
+        std::fs::read_to_string(self.config.data_dir.join("admin.token")).unwrap().trim().into()
+    }
+
+    /// One figure of `/metrics`, by its whole name with labels.
+    pub async fn metric(&self, name: &str) -> Option<f64> {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let request = client.get(format!("http://{}/metrics", self.admin_address)).bearer_auth(self.admin_token());
+        let metrics = request.send().await.unwrap().text().await.unwrap();
+        let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
     /// Lets time pass, and does what is due then.
@@ -295,12 +309,16 @@ impl TestHost {
     }
 }
 
+/// What must come in so many seconds of real time, whatever a test's clock says.
+pub async fn within<F: Future>(seconds: u64, future: F) -> F::Output {
+    let came = Clock::system().timeout(Duration::from_secs(seconds), future).await;
+    came.unwrap_or_else(|_| panic!("it did not come within {seconds} seconds"))
+}
+
 /// A configuration that shares nothing with any other test but compiled policies.
 async fn config(folder: &Path, engine: Engine) -> Config {
     let data_dir = folder.join("data");
-    std::fs::create_dir_all(&data_dir).unwrap();
-    std::fs::create_dir_all(ARTEFACTS).unwrap();
-    std::os::unix::fs::symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
+    share_artefacts(&data_dir);
     let own = own_address();
     let any_port = SocketAddr::new(own, 0);
     let mut config = Config { data_dir, listen: any_port, admin_listen: any_port, ..Config::default() };

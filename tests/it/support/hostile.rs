@@ -1,5 +1,5 @@
 //! Policies as an attacker would write them: WebAssembly text, made a component of the team-role
-//! world.
+//! world, or of another.
 
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
@@ -30,17 +30,27 @@ pub const DENY: &str = "i32.const 1200";
 
 impl Module {
     pub fn component(&self) -> Vec<u8> {
-        let mut module = wat::parse_str(self.text()).unwrap();
+        self.of("team-role", "culvert:policy/roles@1.0.0#check")
+    }
+
+    /// The same in the validation world, where what allows everything finds nothing wrong: a verdict
+    /// of zeros is an empty list there.
+    pub fn validation(&self) -> Vec<u8> {
+        self.of("validation", "culvert:policy/inputs@1.0.0#validate")
+    }
+
+    fn of(&self, world: &str, decision: &str) -> Vec<u8> {
+        let mut module = wat::parse_str(self.text(decision)).unwrap();
         let mut resolve = Resolve::default();
         let (package, _) = resolve.push_dir("wit").unwrap();
-        let world = resolve.select_world(&[package], Some("team-role")).unwrap();
+        let world = resolve.select_world(&[package], Some(world)).unwrap();
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
         ComponentEncoder::default().module(&module).unwrap().validate(true).encode().unwrap()
     }
 
     /// Addresses: 512 a zero (ok, allow), 1024 the description, 1100 a rule, 1120 a code, 1200 a
     /// denial, from 2048 on the strings, from 8192 on whatever is allocated.
-    fn text(&self) -> String {
+    fn text(&self, decision: &str) -> String {
         let Self { memory, describe, configure, check, more } = self;
         format!(
             r#"(module
@@ -62,7 +72,7 @@ impl Module {
                     (local.get $at))
                 (func (export "culvert:policy/module@1.0.0#describe") (result i32) {describe})
                 (func (export "culvert:policy/module@1.0.0#configure") (param i32 i32) (result i32) {configure})
-                (func (export "culvert:policy/roles@1.0.0#check") (param i32) (result i32) {check}))"#,
+                (func (export "{decision}") (param i32) (result i32) {check}))"#,
             name = text(2048, 7),
             rule = text(2064, 9),
             code = text(2080, 11),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use culvert::config::Config;
 use reqwest::header::ORIGIN;
+use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -60,6 +61,11 @@ impl Swapped {
         format!("http://{}/{path}", self.host.admin_address)
     }
 
+    /// A request that shows the operator's token.
+    fn operator(&self, method: Method, path: &str) -> RequestBuilder {
+        client().request(method, self.admin(path)).bearer_auth(self.host.admin_token())
+    }
+
     /// What `reload` answers: the generation, or the problem.
     pub async fn reload(&self) -> Result<u64, String> {
         self.post("policies/reload").await
@@ -70,22 +76,22 @@ impl Swapped {
     }
 
     async fn post(&self, path: &str) -> Result<u64, String> {
-        let answer: Value = client().post(self.admin(path)).send().await.unwrap().json().await.unwrap();
+        let answer: Value = self.operator(Method::POST, path).send().await.unwrap().json().await.unwrap();
         answer["generation"].as_u64().ok_or_else(|| answer["problem"].as_str().unwrap().into())
     }
 
     /// As a browser would for a page.
     pub async fn reload_from_a_page(&self) -> u16 {
-        let request = client().post(self.admin("policies/reload")).header(ORIGIN, "https://example.com");
+        let request = self.operator(Method::POST, "policies/reload").header(ORIGIN, "https://example.com");
         request.send().await.unwrap().status().as_u16()
     }
 
     pub async fn status(&self) -> Value {
-        client().get(self.admin("policies")).send().await.unwrap().json().await.unwrap()
+        self.operator(Method::GET, "policies").send().await.unwrap().json().await.unwrap()
     }
 
     pub async fn metrics(&self) -> String {
-        client().get(self.admin("metrics")).send().await.unwrap().text().await.unwrap()
+        self.operator(Method::GET, "metrics").send().await.unwrap().text().await.unwrap()
     }
 
     /// One figure of `/metrics`, by its whole name with labels.

@@ -11,8 +11,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::ARTEFACTS;
 use super::host::{Engine, new_database, own_address};
+use super::share_artefacts;
 
 /// A folder to work in, an address to listen on, and what the programs are told of both by their
 /// environment.
@@ -53,9 +53,7 @@ impl Place {
         let place = Self { folder, address, environment };
         for data_dir in ["culvert-data", "culvert-dev"] {
             let data_dir = place.folder.path().join(data_dir);
-            std::fs::create_dir_all(&data_dir).unwrap();
-            std::fs::create_dir_all(ARTEFACTS).unwrap();
-            std::os::unix::fs::symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
+            share_artefacts(&data_dir);
         }
         place
     }
@@ -138,6 +136,17 @@ impl Place {
     /// Starts the host, and waits until it takes requests.
     pub async fn serve(&self) -> Program {
         let mut host = self.start_logged("culvert serve");
+        host.until("ready address").await;
+        host
+    }
+
+    /// Starts the host as [`Place::serve`] does, under this umask.
+    pub async fn serve_under(&self, umask: &str) -> Program {
+        let mut command = self.command_of("sh");
+        let script = format!("umask {umask}; exec \"$0\" serve");
+        let mut child = command.arg("-c").arg(script).arg(binary("culvert")).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = read(child.stderr.take().unwrap());
+        let mut host = Program { child, lines };
         host.until("ready address").await;
         host
     }

@@ -8,8 +8,8 @@ use culvert_agent::tls;
 use culvert_agent::wire::Blob;
 use culvert_agent::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
 use culvert_agent::wire::{
-    CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent, ToAgent,
-    ToHost, Welcome, connect_statement, consent_statement,
+    CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent,
+    SignedTargets, ToAgent, ToHost, Welcome, connect_statement, consent_statement, targets_statement,
 };
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,10 +47,18 @@ impl TestHost {
 
     /// Connects as a device; what the host answers instead of a welcome is the error.
     pub async fn connect(&self, device: &Device, change: impl FnOnce(&mut Hello)) -> Result<Wire, ToAgent> {
+        self.hello(device, change).await.map_err(|answer| answer.expect("the host closed the connection"))
+    }
+
+    /// As [`TestHost::connect`], where the host may close the connection without a word.
+    pub async fn hello(&self, device: &Device, change: impl FnOnce(&mut Hello)) -> Result<Wire, Option<ToAgent>> {
         let mut request = format!("ws://{}{CONNECT_PATH}", self.address).into_client_request().unwrap();
         request.headers_mut().insert("sec-websocket-protocol", PROTOCOL.parse().unwrap());
         let (mut socket, _) = connect_async(request).await.unwrap();
-        let ToAgent::Challenge { nonce } = next(&mut socket).await.unwrap() else { panic!("no challenge") };
+        let nonce = match next(&mut socket).await {
+            Some(ToAgent::Challenge { nonce }) => nonce,
+            other => return Err(other),
+        };
         let mut hello = Hello {
             device_id: device.id,
             signature: device.key.sign(&connect_statement(device.id, &nonce.0)),
@@ -65,11 +73,10 @@ impl TestHost {
             stopped: Vec::new(),
         };
         change(&mut hello);
-        send(&mut socket, &ToHost::Hello(hello)).await;
+        send(&mut socket, &ToHost::Hello(Box::new(hello))).await;
         match next(&mut socket).await {
             Some(ToAgent::Welcome(welcome)) => Ok(Wire { socket, welcome }),
-            Some(other) => Err(other),
-            None => panic!("the host closed the connection"),
+            other => Err(other),
         }
     }
 }
@@ -78,12 +85,26 @@ impl TestHost {
 pub fn signed_consent(device: &Device, enabled: bool, revision: i64) -> SignedConsent {
     let nonce = Blob(vec![7; 16]);
     let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
-    SignedConsent { enabled, revision, nonce, signature }
+    SignedConsent { enabled, revision, nonce, signature, targets: None }
+}
+
+/// A consent that says where remote control may lead.
+pub fn signed_consent_to(device: &Device, revision: i64, targets: &[&str]) -> SignedConsent {
+    let consent = signed_consent(device, true, revision);
+    let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
+    let signature = device.key.sign(&targets_statement(device.id, revision, &consent.nonce.0, &targets));
+    SignedConsent { targets: Some(SignedTargets { targets, signature }), ..consent }
 }
 
 impl Wire {
     pub async fn send(&mut self, frame: ToHost) {
         send(&mut self.socket, &frame).await;
+    }
+
+    /// As [`Wire::send`]; whether the host took it, which may have closed the connection.
+    pub async fn try_send(&mut self, frame: ToHost) -> bool {
+        let text = serde_json::to_string(&frame).unwrap();
+        self.socket.send(Message::text(text)).await.is_ok()
     }
 
     /// The next frame; `None` where the host has closed the connection.
@@ -145,12 +166,17 @@ impl Wire {
         grant
     }
 
-    /// Brings the node a connection under a lease; `None` where the lease does not hold.
-    pub async fn attach(&self, grant: &Grant) -> Option<TlsStream<TcpStream>> {
+    /// Connects to the node of a lease, and says nothing yet.
+    pub async fn shake_hands(&self, grant: &Grant) -> TlsStream<TcpStream> {
         let node = &grant.node;
         let tcp = TcpStream::connect((node.host.as_str(), node.port)).await.unwrap();
         let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone()).unwrap());
-        let mut connection = tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap();
+        tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap()
+    }
+
+    /// Brings the node a connection under a lease; `None` where the lease does not hold.
+    pub async fn attach(&self, grant: &Grant) -> Option<TlsStream<TcpStream>> {
+        let mut connection = self.shake_hands(grant).await;
         let attach = Attach { tunnel_id: grant.tunnel_id, epoch: grant.epoch, token: grant.token.clone() };
         write_frame(&mut connection, &attach).await.unwrap();
         match connection.read_u8().await.unwrap() {

@@ -1,0 +1,69 @@
+//! A token bucket: so many at once, and so many a second after that. (`governor` was weighed: it has
+//! clocks of its own kind, and is made for many keys that are refused, not for one that waits.)
+
+use std::time::Duration;
+
+use culvert_agent::clock::Moment;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    per_second: f64,
+    most: f64,
+    /// Below zero for somebody who took more than there was.
+    left: f64,
+    at: Moment,
+}
+
+impl Bucket {
+    /// A full one.
+    pub fn new(most: u32, per_second: u32, now: Moment) -> Self {
+        let most = f64::from(most);
+        Self { per_second: f64::from(per_second), most, left: most, at: now }
+    }
+
+    /// How long it takes until there is one.
+    pub fn wait(&mut self, now: Moment) -> Option<Duration> {
+        self.fill(now);
+        (self.left < 1.0).then(|| Duration::from_secs_f64((1.0 - self.left) / self.per_second))
+    }
+
+    /// Takes some out.
+    pub fn take(&mut self, cost: u32, now: Moment) {
+        self.fill(now);
+        self.left -= f64::from(cost);
+    }
+
+    pub fn is_full(&mut self, now: Moment) -> bool {
+        self.fill(now);
+        self.left >= self.most
+    }
+
+    fn fill(&mut self, now: Moment) {
+        self.left = (self.left + now.since(self.at).as_secs_f64() * self.per_second).min(self.most);
+        self.at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use culvert_agent::clock::Clock;
+
+    use super::*;
+
+    #[test]
+    fn so_many_at_once_and_then_so_many_a_second() {
+        let clock = Clock::manual("2026-01-01T00:00:00Z".parse().unwrap());
+        let mut bucket = Bucket::new(3, 2, clock.moment());
+        for _ in 0..3 {
+            assert_eq!(bucket.wait(clock.moment()), None);
+            bucket.take(1, clock.moment());
+        }
+        assert_eq!(bucket.wait(clock.moment()), Some(Duration::from_millis(500)));
+        clock.advance(Duration::from_millis(500));
+        assert_eq!(bucket.wait(clock.moment()), None);
+        bucket.take(5, clock.moment());
+        assert_eq!(bucket.wait(clock.moment()), Some(Duration::from_millis(2500)));
+        clock.advance(Duration::from_secs(60));
+        assert!(bucket.is_full(clock.moment()));
+    }
+}

@@ -1,0 +1,35 @@
+//! Whom an address stands for, where clients, visitors and agents are counted by address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The address itself for IPv4; for IPv6 its /64, which one client has to itself.
+pub fn prefix(address: IpAddr) -> IpAddr {
+    network(address, 32, 64)
+}
+
+/// The first address of its network, by the lengths of networks of either kind.
+pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => {
+            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & !u32::MAX.checked_shr(v4).unwrap_or(0)))
+        }
+        IpAddr::V6(address) => {
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::MAX.checked_shr(v6).unwrap_or(0)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_an_ipv4_address_or_an_ipv6_network() {
+        let of = |text: &str| prefix(text.parse().unwrap()).to_string();
+        assert_eq!(of("192.0.2.1"), "192.0.2.1");
+        assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");
+        assert_eq!(of("2001:db8:1:2:3::4"), "2001:db8:1:2::");
+        assert_eq!(network("192.0.2.1".parse().unwrap(), 24, 48).to_string(), "192.0.2.0");
+        assert_eq!(network("2001:db8:1:2:3::4".parse().unwrap(), 24, 48).to_string(), "2001:db8:1::");
+    }
+}

@@ -1,0 +1,53 @@
+//! The folders and files that the host keeps for itself: for its own user and nobody else.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::Mode;
+
+/// Permissions of the group and of others.
+const OTHERS: u32 = 0o077;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// From now on, what this process makes is for its own user alone: the database's files as well.
+pub fn keep_private() {
+    rustix::process::umask(Mode::from_raw_mode(OTHERS));
+}
+
+/// Makes a folder, if it is missing, for this user alone. One that is there and open to others stays
+/// as it is, for the operator may have reasons, and is warned of.
+pub fn open(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let mode = fs::metadata(folder)?.mode() & 0o777;
+    if mode & OTHERS != 0 {
+        let folder = folder.display();
+        tracing::warn!(%folder, mode = format!("{mode:o}"), "other users can look into this folder; `chmod 700` closes it");
+    }
+    Ok(())
+}
+
+/// Makes a folder as [`open`] does, and refuses one that somebody else could write into: what is in
+/// it is run.
+pub fn open_trusted(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let about = fs::metadata(folder)?;
+    let denied = |problem: &str| {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {problem}", folder.display())))
+    };
+    if about.uid() != rustix::process::geteuid().as_raw() {
+        return denied("it belongs to another user, and what is in it would be run; remove it");
+    }
+    if about.mode() & OTHERS_WRITE != 0 {
+        return denied("other users can write into it, and what is in it would be run; `chmod 700` it");
+    }
+    Ok(())
+}
+
+/// Writes a file that is not there yet, for this user alone.
+pub fn create_file(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}

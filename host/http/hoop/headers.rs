@@ -1,0 +1,65 @@
+//! What every request needs, and what every answer carries so that browsers and caches do nothing with
+//! it that was not meant.
+
+use std::sync::Arc;
+
+use salvo::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue};
+use salvo::http::{Method, ResBody, Version};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
+
+use super::trace::RequestId;
+use crate::app::App;
+use crate::error::{Code, Error};
+use crate::http::path::Path;
+use crate::http::{self, problem};
+
+const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
+const REFERRER: HeaderName = HeaderName::from_static("referrer-policy");
+/// Pages bring their own styles and nothing else, and stand in no other page.
+const PAGES: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'none'; \
+                     frame-ancestors 'none'";
+
+pub struct Headers(pub Arc<App>);
+
+#[async_trait]
+impl Handler for Headers {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+        let docs_url = &self.0.docs_url;
+        if has_its_host(req) {
+            ctrl.call_next(req, depot, res).await;
+        } else {
+            problem::render(res, &Error::of(Code::HostRequired), docs_url, RequestId::of(depot));
+            ctrl.skip_rest();
+        }
+        if req.method() == Method::HEAD {
+            finish_head(res, depot, docs_url);
+        }
+        let is_page = http::is_page(Path::of(depot));
+        let headers = res.headers_mut();
+        headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
+        headers.insert(REFERRER, HeaderValue::from_static("no-referrer"));
+        if is_page {
+            headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGES));
+        } else {
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+    }
+}
+
+/// Exactly one, in HTTP/1.1 (RFC 9112, section 3.2).
+fn has_its_host(req: &Request) -> bool {
+    let hosts = req.headers().get_all(HOST).iter().count();
+    hosts == 1 || (hosts == 0 && req.version() != Version::HTTP_11)
+}
+
+/// The headers of what GET is answered with; the framework takes the body off (RFC 9110, section 9.3.2).
+fn finish_head(res: &mut Response, depot: &Depot, docs_url: &str) {
+    let status = res.status_code.unwrap_or_default();
+    if res.body.is_none() && (status.is_client_error() || status.is_server_error()) {
+        problem::render(res, &problem::of_status(status), docs_url, RequestId::of(depot));
+    }
+    if let ResBody::Once(body) = &res.body {
+        let length = HeaderValue::from(body.len());
+        res.headers_mut().insert(CONTENT_LENGTH, length);
+    }
+}

@@ -1,0 +1,131 @@
+//! What visitors and agents may hold of one node at a time, and how often somebody was refused.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use culvert_agent::pipe::Budget;
+use culvert_agent::socket::descriptor_limit;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::config::NodeConfig;
+
+/// Which bound refused a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// `node.visitors`
+    Node,
+    /// `node.visitors_per_tunnel`
+    Tunnel,
+    /// `node.visitors_per_address`
+    Address,
+    /// `node.unproven` or `node.unproven_per_address`
+    Unproven,
+}
+
+impl Bound {
+    const ALL: [Self; 4] = [Self::Node, Self::Tunnel, Self::Address, Self::Unproven];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Tunnel => "tunnel",
+            Self::Address => "address",
+            Self::Unproven => "unproven",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedBy {
+    bound: &'static str,
+}
+
+/// Connections that were refused, by the bound. All nodes of a process count together.
+#[derive(Clone, Default)]
+pub struct Refusals(Family<RefusedBy, Counter>);
+
+impl Refusals {
+    pub fn register(&self, registry: &mut Registry) {
+        for bound in Bound::ALL {
+            self.0.get_or_create(&RefusedBy { bound: bound.name() }).inc_by(0);
+        }
+        registry.register("node_refused", "Connections that a node refused, by the bound", self.0.clone());
+    }
+
+    pub fn count(&self, bound: Bound) {
+        self.0.get_or_create(&RefusedBy { bound: bound.name() }).inc();
+    }
+}
+
+pub struct Bounds {
+    pub visitors_per_tunnel: usize,
+    pub visitors_per_address: usize,
+    pub unproven: usize,
+    pub unproven_per_address: usize,
+    pub buffers: Budget,
+    pub refusals: Refusals,
+    visitors: usize,
+    inside: AtomicUsize,
+    descriptors: Descriptors,
+}
+
+/// A visitor's place at a node, until it is dropped.
+pub struct Place(Arc<Bounds>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Bounds {
+    pub fn new(config: &NodeConfig, refusals: Refusals) -> Arc<Self> {
+        Arc::new(Self {
+            visitors: config.visitors,
+            visitors_per_tunnel: config.visitors_per_tunnel,
+            visitors_per_address: config.visitors_per_address,
+            unproven: config.unproven,
+            unproven_per_address: config.unproven_per_address,
+            buffers: Budget::new(config.buffer_mib.saturating_mul(1024 * 1024)),
+            refusals,
+            inside: AtomicUsize::new(0),
+            descriptors: Descriptors::of_this_process(config.descriptor_reserve),
+        })
+    }
+
+    /// A place for one more visitor, if there is one.
+    pub fn take_place(self: &Arc<Self>) -> Option<Place> {
+        let more = |inside: usize| (inside < self.visitors).then_some(inside + 1);
+        let taken = self.inside.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok().then(|| Place(self.clone()))
+    }
+
+    /// Whether so few descriptors are left that visitors have to wait.
+    pub fn is_short_of_descriptors(&self, any: &impl AsFd) -> bool {
+        self.descriptors.are_short(any)
+    }
+}
+
+/// File descriptors of this process, a share of which is kept for the API and the agents.
+struct Descriptors {
+    /// The first number of the reserve; none where there is no limit.
+    reserve_from: Option<RawFd>,
+}
+
+impl Descriptors {
+    fn of_this_process(reserve: f64) -> Self {
+        let from = descriptor_limit().map(|limit| (limit as f64 * (1.0 - reserve)) as u64);
+        Self { reserve_from: from.and_then(|from| RawFd::try_from(from).ok()) }
+    }
+
+    /// A new descriptor has the lowest number that is free (POSIX, "File Descriptor Allocation"), so
+    /// one beyond the limit says that all below are taken.
+    fn are_short(&self, any: &impl AsFd) -> bool {
+        let Some(reserve_from) = self.reserve_from else { return false };
+        any.as_fd().try_clone_to_owned().map_or(true, |probe| probe.as_raw_fd() >= reserve_from)
+    }
+}
