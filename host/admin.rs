@@ -24,6 +24,8 @@ use crate::folder;
 
 /// The file that holds the operator's token.
 pub const TOKEN: &str = "admin.token";
+/// Characters of the token: 32 bytes in hexadecimal digits.
+const TOKEN_LENGTH: usize = 64;
 
 pub fn service(app: &Arc<App>) -> Service {
     let router = Router::new()
@@ -52,7 +54,13 @@ pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
             folder::create_file(&path, &token)?;
             Ok(token)
         }
-        read => Ok(read?.trim().to_owned()),
+        read => match read?.trim() {
+            // What a full disk left behind.
+            token if token.len() < TOKEN_LENGTH => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no token; delete it, and a new one is made"))
+            }
+            token => Ok(token.to_owned()),
+        },
     }
 }
 

@@ -61,6 +61,8 @@ pub struct App {
     pub keys: KeyCache,
     pub limits: RateLimits,
     pub strangers: Strangers,
+    /// Those who tried enrolment codes that were none.
+    pub wrong_codes: Strangers,
     /// Requests with the same Idempotency-Key.
     pub twins: Turns<(Uuid, String)>,
     /// Requests that change the same scope.
@@ -140,7 +142,7 @@ impl Host {
         store.attach(nodes.clone());
         let api = &config.api;
         let (trusted, refused) = (config.trusted_proxies.clone(), meters.connections.clone());
-        let connections = Connections::new(api.connections_per_address, trusted, refused);
+        let connections = Connections::new(api.connections_per_address, trusted, refused.clone());
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
@@ -151,9 +153,10 @@ impl Host {
             keys: KeyCache::new(clock.clone()),
             limits: RateLimits::new(&config.rate_limit),
             strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
+            wrong_codes: Strangers::new(config.rate_limit.failed_auth_per_minute),
             twins: Turns::new(),
             scopes: Turns::new(),
-            gateway: Gateway::new(api.agents),
+            gateway: Gateway::new(api.agents, refused.clone()),
             connections,
             admin_token,
             courier,
@@ -175,6 +178,7 @@ impl Host {
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
         enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", e))?;
+        app.keys.recall(&app.store).await.map_err(|e| ConfigError::new("database_url", e))?;
         app.nodes.open_doors().await.map_err(|e| ConfigError::new("database_url", e))?;
         let admission = Admission(app.connections.clone());
         let api = (http::service(&app), admission, app.config.api.connections);

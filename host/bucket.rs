@@ -33,13 +33,20 @@ impl Bucket {
         self.left -= f64::from(cost);
     }
 
+    /// Puts more in, for once also above what it holds.
+    pub fn give(&mut self, more: u32, now: Moment) {
+        self.fill(now);
+        self.left = self.left.max(0.0) + f64::from(more);
+    }
+
     pub fn is_full(&mut self, now: Moment) -> bool {
         self.fill(now);
         self.left >= self.most
     }
 
     fn fill(&mut self, now: Moment) {
-        self.left = (self.left + now.since(self.at).as_secs_f64() * self.per_second).min(self.most);
+        let filled = (self.left + now.since(self.at).as_secs_f64() * self.per_second).min(self.most);
+        self.left = self.left.max(filled);
         self.at = now;
     }
 }

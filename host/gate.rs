@@ -81,12 +81,13 @@ pub struct Wants {
 }
 
 /// The devices that lead to a tunnel's target, or are to: the one that runs it, the one that is to run
-/// it again, and the one that is being asked to start it. Whoever changes the target leads them there.
+/// it again, the one that is being asked to start it, and the one that gets it back where that start
+/// fails. Whoever changes the target leads them there.
 fn led(facts: &Facts) -> Vec<(Uuid, Part)> {
     let Some(tunnel) = &facts.tunnel else { return Vec::new() };
     let running = tunnel.run.as_ref().map(|run| run.device_id);
-    let starting = tunnel.operation.as_ref().map(|operation| operation.device_id);
-    let mut devices: Vec<Uuid> = running.into_iter().chain(tunnel.wanted_on).chain(starting).collect();
+    let asked = tunnel.operation.iter().flat_map(|operation| [Some(operation.device_id), operation.yields_id]);
+    let mut devices: Vec<Uuid> = running.into_iter().chain(tunnel.wanted_on).chain(asked.flatten()).collect();
     devices.sort_unstable();
     devices.dedup();
     devices.into_iter().map(|id| (id, Part::Target)).collect()

@@ -10,6 +10,7 @@ mod enrol;
 pub mod grant;
 mod life;
 mod local;
+mod pace;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,17 +23,18 @@ use culvert_agent::wire::{CONNECT_PATH, ENROL_PATH, FRAME_LIMIT, PROTOCOL};
 use salvo::http::StatusError;
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::bucket::Bucket;
-use crate::error::{Code, Error};
-use crate::http::hoop::trace::RequestId;
-use crate::http::problem;
+use crate::http::hoop::auth::client_address;
+use crate::meters::ConnectionMeter;
 use crate::store::presence::Connection;
 use crate::turn::{Turn, Turns};
+use crate::unproven::{self, Unproven};
+
+use pace::Paces;
 
 /// When agents are to come back to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
@@ -43,25 +45,22 @@ pub fn router(app: &Arc<App>) -> Router {
         .push(Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(app.clone())))
 }
 
-/// Connections that have not said who they are, at most. Each has ten seconds for it.
-const GREETING: usize = 1024;
-/// Arrivals of one device: so many at once, and then so many a second.
-const ARRIVALS: u32 = 10;
-const ARRIVALS_PER_SECOND: u32 = 1;
-/// Devices whose arrivals are remembered before those that have not come for a while are let go.
-const MOST_REMEMBERED: usize = 1024;
+/// Connections that have not proved which device they are of, and those of one client. Each has ten
+/// seconds for it; where there are more, the oldest has to go.
+const UNPROVEN: usize = 1024;
+const UNPROVEN_PER_ADDRESS: usize = 64;
 
 /// The devices that are connected to this host.
 pub struct Gateway {
     connected: Mutex<HashMap<Uuid, Entry>>,
     /// When connections were last heard of, to be noted together.
     seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
-    /// Places for agents, and for those who have not said that they are one.
+    /// Places for agents, and for those who have not proved that they are one.
     agents: Arc<Semaphore>,
-    greeting: Arc<Semaphore>,
-    /// One arrival of a device at a time, and how often it has arrived.
+    unproven: Arc<Unproven>,
+    /// One arrival of a device at a time.
     arriving: Turns<Uuid>,
-    arrivals: Mutex<HashMap<Uuid, Bucket>>,
+    paces: Arc<Paces>,
 }
 
 /// One connection, as others see it.
@@ -73,35 +72,32 @@ struct Entry {
 }
 
 impl Gateway {
-    pub fn new(agents: usize) -> Self {
+    pub fn new(agents: usize, refused: ConnectionMeter) -> Self {
         Self {
             connected: Mutex::default(),
             seen: Mutex::default(),
             agents: Arc::new(Semaphore::new(agents)),
-            greeting: Arc::new(Semaphore::new(GREETING)),
+            unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
             arriving: Turns::new(),
-            arrivals: Mutex::default(),
+            paces: Arc::default(),
         }
     }
 
-    /// A device's turn to arrive: one after the other, and not too often.
-    async fn turn_to_arrive(&self, device_id: Uuid, clock: &Clock) -> Turn {
+    /// A device's turn to arrive: one after the other, and not too often. None, where too many of it
+    /// wait already.
+    async fn turn_to_arrive(&self, device_id: Uuid, clock: &Clock) -> Option<Turn> {
+        let _waiting = self.paces.wait(device_id, clock.moment())?;
         let turn = self.arriving.lock(device_id).await;
         let now = clock.moment();
-        let wait = {
-            let mut arrivals = lock(&self.arrivals);
-            if arrivals.len() >= MOST_REMEMBERED {
-                arrivals.retain(|_, bucket| !bucket.is_full(now));
-            }
-            let bucket = arrivals.entry(device_id).or_insert_with(|| Bucket::new(ARRIVALS, ARRIVALS_PER_SECOND, now));
-            let wait = bucket.wait(now);
-            bucket.take(1, now);
+        let wait = self.paces.of(device_id, now, |pace| {
+            let wait = pace.arrivals.wait(now);
+            pace.arrivals.take(1, now);
             wait
-        };
+        });
         if let Some(wait) = wait {
             clock.sleep(wait).await;
         }
-        turn
+        Some(turn)
     }
 
     /// Enters a connection; an older one of the same device ends.
@@ -151,19 +147,17 @@ struct Connect(Arc<App>);
 
 #[async_trait]
 impl Handler for Connect {
-    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let app = self.0.clone();
-        let Ok(greeting) = app.gateway.greeting.clone().try_acquire_owned() else {
-            let full = Error::new(Code::ServiceUnavailable, "Too many agents connect at once.").after(BUSY_FOR);
-            return problem::render(res, &full, &app.docs_url, RequestId::of(depot));
-        };
+        let Some(client) = client_address(req, &app.config.trusted_proxies) else { return };
+        let unproven = app.gateway.unproven.enter(client);
         let peer = req.remote_addr().clone().into_std();
         let upgrade =
             WebSocketUpgrade::new().protocols(&[PROTOCOL]).max_message_size(FRAME_LIMIT).max_frame_size(FRAME_LIMIT);
         let tasks = app.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
-                let life = life::live(app, socket, Stranger { peer, _greeting: greeting });
+                let life = life::live(app, socket, Stranger { peer, unproven });
                 // Shutdown waits for the farewell.
                 let _ = tasks.spawn(life).await;
             })
@@ -174,8 +168,8 @@ impl Handler for Connect {
     }
 }
 
-/// Somebody who has connected and not said who they are.
+/// Somebody who has connected and not proved who they are.
 struct Stranger {
     peer: Option<SocketAddr>,
-    _greeting: OwnedSemaphorePermit,
+    unproven: unproven::Entry,
 }

@@ -32,4 +32,5 @@ pub mod relay;
 pub mod secret;
 pub mod store;
 pub mod turn;
+pub mod unproven;
 pub mod webhook;

@@ -87,8 +87,10 @@ struct RefusedBy {
 pub struct ConnectionMeter(Family<RefusedBy, Counter>);
 
 impl ConnectionMeter {
-    /// `address` for `api.connections_per_address`, `agents` for `api.agents`.
-    pub const BOUNDS: [&str; 2] = ["address", "agents"];
+    /// `address` for `api.connections_per_address`, `agents` for `api.agents`, `unproven` for connections
+    /// of agents that had to go before they proved whose they are, `arrivals` and `starts` for devices
+    /// that connect or start tunnels too often, `codes` for addresses with too many wrong enrolment codes.
+    pub const BOUNDS: [&str; 6] = ["address", "agents", "unproven", "arrivals", "starts", "codes"];
 
     pub fn count(&self, bound: &'static str) {
         self.0.get_or_create(&RefusedBy { bound }).inc();

@@ -11,7 +11,6 @@ pub mod embedded;
 mod identity;
 mod run;
 mod tunnel;
-mod unproven;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

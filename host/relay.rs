@@ -22,17 +22,17 @@ use crate::store::runs::RunId;
 const TICK: Duration = Duration::from_secs(1);
 /// Ticks between two notes of what went through.
 const TRAFFIC_EVERY: u64 = 5;
-/// Ticks between two looks at what can be deleted, and before the first one: a host that is
-/// restarted often deletes as well.
-const PRUNE_EVERY: u64 = 3600;
-const FIRST_PRUNE: u64 = 60;
+/// Between two looks at what can be deleted, and before the first one: a host that is restarted often
+/// deletes as well.
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+const FIRST_PRUNE: Duration = Duration::from_secs(60);
 
-/// Runs until the host stops. Time and wake-ups do not wait for each other: however many wake-ups
-/// come, what is due is done, and while a row is locked, wake-ups are passed on.
+/// Runs until the host stops. Time, wake-ups and deletions do not wait for each other: however many
+/// wake-ups come, what is due is done, and while a row is locked, wake-ups are passed on.
 pub async fn run(app: Arc<App>, wakes: mpsc::UnboundedReceiver<Wake>, pace: Pace) {
     let time = async {
         if pace == Pace::ByItself {
-            keep_time(&app).await;
+            tokio::join!(keep_time(&app), prune(&app));
         }
     };
     tokio::join!(time, pass_on_all(&app, wakes));
@@ -49,6 +49,16 @@ async fn keep_time(app: &App) {
                 tick(app, ticks).await;
             }
         }
+    }
+}
+
+async fn prune(app: &App) {
+    let mut next = app.clock.moment().plus(FIRST_PRUNE);
+    while app.stop.run_until_cancelled(app.clock.until(next)).await.is_some() {
+        if let Some(result) = app.stop.run_until_cancelled(app.store.prune()).await {
+            note("old rows could not be deleted", result);
+        }
+        next = app.clock.moment().plus(PRUNE_EVERY);
     }
 }
 
@@ -107,9 +117,6 @@ pub async fn tick(app: &App, ticks: u64) {
         }
     }
     end_unknown_plans(app).await;
-    if ticks % PRUNE_EVERY == FIRST_PRUNE {
-        note("old rows could not be deleted", app.store.prune().await);
-    }
 }
 
 fn note(what: &str, result: Result<()>) {

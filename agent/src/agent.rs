@@ -135,7 +135,7 @@ impl Agent {
                 Some(event) = happened.recv() => agent.on_link(event).await?,
                 Some((lease_id, report)) = reported.recv() => agent.on_report(lease_id, report).await?,
                 Some(request) = requested.recv() => agent.on_request(request).await?,
-                () = due(&agent.clock, next) => agent.on_time().await,
+                () = due(&agent.clock, next) => agent.on_time().await?,
             }
         }
         Ok(Exit::Replace(agent.program))
@@ -258,16 +258,17 @@ impl Agent {
         [beat, self.leases.next_expiry()].into_iter().flatten().min()
     }
 
-    async fn on_time(&mut self) {
+    async fn on_time(&mut self) -> io::Result<()> {
         let now = self.clock.moment();
         for lease_id in self.leases.expired(now) {
             tracing::warn!(%lease_id, "the lease could not be renewed in time; the tunnel stops");
-            self.leases.end(lease_id);
+            self.end_lease(lease_id, "lease_expired").await?;
         }
         if self.host.as_ref().is_some_and(|host| host.next_beat <= now) {
             self.renew().await;
             self.leases.probe_again();
         }
+        Ok(())
     }
 
     /// Asks for another term for everything that runs; with nothing running, a sign of life.

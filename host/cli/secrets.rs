@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{Problem, operator, print};
+use super::{Problem, operator, print, refused};
 use crate::config::Config;
 use crate::store::key_check::Resealed;
 
@@ -17,7 +17,11 @@ pub enum Secrets {
 impl Secrets {
     pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
         let Self::Reseal = self;
-        let Resealed { webhooks, answers } = operator::store(config).await?.reseal().await?;
+        let store = operator::store(config).await?;
+        if !store.newest_key_is_used().await? {
+            return Err(refused("no host has started with the newest key of secret_key_file; start the host first"));
+        }
+        let Resealed { webhooks, answers } = store.reseal().await?;
         print(json, &json!({"webhooks": webhooks, "answers": answers}), || {
             format!("sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers")
         });

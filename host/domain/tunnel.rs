@@ -103,6 +103,8 @@ pub struct ActiveOperation {
     pub action: RemoteAction,
     pub status: OperationStatus,
     pub device_id: Uuid,
+    /// The device that it takes the tunnel from.
+    pub yields_id: Option<Uuid>,
 }
 
 /// Where visitors reach a tunnel.

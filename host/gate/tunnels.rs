@@ -214,9 +214,12 @@ impl Draft for TunnelPatch {
         Wants { premium_network: self.pro_network == Some(true), ..Wants::default() }
     }
 
-    /// A change of the target leads them there.
+    /// A change of the target leads them there. A record that is put back as it was read changes none.
     fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
-        if self.local_host.is_some() || self.local_port.is_some() { led(facts) } else { Vec::new() }
+        let Some(tunnel) = &facts.tunnel else { return Vec::new() };
+        let leads = self.local_host.as_ref().is_some_and(|host| *host != tunnel.local_host)
+            || self.local_port.is_some_and(|port| port != i64::from(tunnel.local_port));
+        if leads { led(facts) } else { Vec::new() }
     }
 
     fn validate(self, _: &Facts, _: &Entitlement) -> Result<TunnelChange, Vec<Fault>> {

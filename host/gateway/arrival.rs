@@ -1,7 +1,7 @@
 //! A device connects: it proves who it is, and host and device bring each other up to date.
 
 use culvert_agent::device::verify;
-use culvert_agent::targets::MOST;
+use culvert_agent::targets::{LONGEST, MOST};
 use culvert_agent::wire::{
     ConsentState, Hello, SignedConsent, SignedTargets, connect_statement, consent_statement, targets_statement,
 };
@@ -99,7 +99,11 @@ pub async fn decide(write: &mut Write, device: &Device, public_key: &[u8], signe
     }
     let holds = |signed: &SignedTargets| {
         let statement = targets_statement(device.id, *revision, &nonce.0, &signed.targets);
-        signed.targets.len() <= MOST && verify(public_key, &statement, &signed.signature.0)
+        // Characters of four bytes at most; a newer agent may have entries that this host cannot read.
+        let fits = |target: &String| target.len() <= 4 * LONGEST;
+        signed.targets.len() <= MOST
+            && signed.targets.iter().all(fits)
+            && verify(public_key, &statement, &signed.signature.0)
     };
     match targets {
         Some(signed) if holds(signed) => write.set_allowed_targets(device.id, Some(&signed.targets)).await?,

@@ -38,7 +38,8 @@ impl Handler for Enrolment {
 async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
     let client = client_address(req, &app.config.trusted_proxies);
     // Nobody is hurt by waiting: a person types a code.
-    if let Some(wait) = app.strangers.is_over(client, app.clock.moment()) {
+    if let Some(wait) = app.wrong_codes.is_over(client, app.clock.moment()) {
+        app.meters.connections.count("codes");
         return Err(Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait));
     }
     let enrol = read(app, req).await?;
@@ -50,7 +51,7 @@ async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
         None => None,
     };
     let Some(device_id) = device_id else {
-        app.strangers.count(client, app.clock.moment());
+        app.wrong_codes.count(client, app.clock.moment());
         let message = "is not valid, was used already, or is older than ten minutes";
         return Err(Error::invalid(vec![Fault::new("code", message)]));
     };

@@ -6,7 +6,6 @@ mod told;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
 use culvert_agent::wire::{Blob, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
 use futures_util::future::BoxFuture;
 use salvo::websocket::WebSocket;
@@ -18,7 +17,6 @@ use super::arrival::{self, Arrived};
 use super::commands::{self, Go};
 use super::{BUSY_FOR, Entry, Stranger, local};
 use crate::app::App;
-use crate::bucket::Bucket;
 use crate::domain::device::{Device, OFFLINE_AFTER};
 use crate::domain::event::OfflineReason;
 use crate::domain::operation::RemoteAction;
@@ -33,12 +31,6 @@ use told::Told;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// Frames of one agent: so many at once, and then so many a second. One that says more is read later.
-const FRAMES: u32 = 100;
-const FRAMES_PER_SECOND: u32 = 20;
-/// Starts of tunnels at the device, each of which writes a session and events. More are refused.
-const STARTS: u32 = 60;
-const STARTS_PER_SECOND: u32 = 2;
 /// Ids that one frame may list, beside those of the sessions that the device has open.
 pub(in crate::gateway) const MORE_IDS: usize = 256;
 /// When agents are to come back after this host has said goodbye.
@@ -63,6 +55,8 @@ enum End {
     NotAllowed,
     #[error("the host has no place for more agents")]
     Full,
+    #[error("the device connects too often")]
+    TooOften,
     #[error("the host is stopping")]
     Stopping,
     #[error("the agent does not speak this host's language: {0}")]
@@ -73,20 +67,23 @@ enum End {
 
 pub async fn live(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
     let mut link = Link::new(socket, app.clock.clone());
-    let greeted = app.clock.timeout(HELLO_WITHIN, greet(&app, &mut link)).await;
-    if let (Ok(Ok(_)), Some(peer)) = (&greeted, stranger.peer) {
+    let (peer, evicted) = (stranger.peer, stranger.unproven.evicted.clone());
+    let greeted = app.clock.timeout(HELLO_WITHIN, greet(&app, &mut link, stranger));
+    let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
+        return tracing::debug!("a connection had to go before it proved whose it is");
+    };
+    if let (Ok(Ok(_)), Some(peer)) = (&greeted, peer) {
         app.connections.release(peer);
     }
-    drop(stranger);
     match greeted {
         Ok(Ok((arrived, public_key, _place))) => {
             let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
             Life::new(app, link, arrived, public_key).run().instrument(span).await;
         }
-        Ok(Err(End::Full)) => {
-            app.meters.connections.count("agents");
+        Ok(Err(end @ (End::Full | End::TooOften))) => {
+            app.meters.connections.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
             let reconnect_after_ms = BUSY_FOR.as_millis() as u64;
-            let _ = link.send(&ToAgent::Goodbye { reason: End::Full.to_string(), reconnect_after_ms }).await;
+            let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
         }
         Ok(Err(End::Store(error))) if !is_refusal(&error) => {
             tracing::warn!(%error, "an agent could not be let in");
@@ -107,7 +104,11 @@ fn is_refusal(error: &Error) -> bool {
     matches!(error.code, Code::NotFound | Code::DeviceNotAllowed | Code::ValidationFailed)
 }
 
-async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>, OwnedSemaphorePermit), End> {
+async fn greet(
+    app: &App,
+    link: &mut Link,
+    stranger: Stranger,
+) -> Result<(Arrived, Vec<u8>, OwnedSemaphorePermit), End> {
     let nonce = app.clock.random::<32>();
     link.send(&ToAgent::Challenge { nonce: Blob(nonce.into()) }).await?;
     let ToHost::Hello(hello) = link.receive().await? else {
@@ -115,9 +116,10 @@ async fn greet(app: &App, link: &mut Link) -> Result<(Arrived, Vec<u8>, OwnedSem
     };
     let hello: Hello = *hello;
     let enrolled = arrival::identify(app, &hello, &nonce).await?;
+    drop(stranger);
     let place = app.gateway.agents.clone().try_acquire_owned().map_err(|_| End::Full)?;
     let public_key = enrolled.public_key.clone();
-    let _turn = app.gateway.turn_to_arrive(hello.device_id, &app.clock).await;
+    let _turn = app.gateway.turn_to_arrive(hello.device_id, &app.clock).await.ok_or(End::TooOften)?;
     Ok((arrival::arrive(app, enrolled, hello).await?, public_key, place))
 }
 
@@ -132,9 +134,6 @@ struct Life {
     held: Vec<Uuid>,
     public_key: Vec<u8>,
     told: Told,
-    /// What the agent may still say at once, and how much of it may be starts.
-    frames: Bucket,
-    starts: Bucket,
 }
 
 impl Life {
@@ -142,9 +141,7 @@ impl Life {
         let Arrived { connection, scope_id, boot_id, consent, held } = arrived;
         let entry = app.gateway.enter(connection);
         let told = Told::of(consent);
-        let frames = Bucket::new(FRAMES, FRAMES_PER_SECOND, app.clock.moment());
-        let starts = Bucket::new(STARTS, STARTS_PER_SECOND, app.clock.moment());
-        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told, frames, starts }
+        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told }
     }
 
     async fn run(mut self) {
@@ -175,6 +172,8 @@ impl Life {
         for lease in self.own_leases().await? {
             grants.extend(self.offer(&lease).await.ok());
         }
+        let now = self.app.clock.moment();
+        self.app.gateway.paces.of(self.connection.device_id, now, |pace| pace.welcome(grants.len(), now));
         let welcome = Welcome {
             connection_epoch: self.connection.epoch,
             heartbeat_ms: HEARTBEAT.as_millis() as u64,
@@ -188,7 +187,7 @@ impl Life {
     }
 
     async fn listen(&mut self) -> End {
-        let clock = self.app.clock.clone();
+        let (app, clock) = (self.app.clone(), self.app.clock.clone());
         let (woken, replaced, stop) = (self.entry.woken.clone(), self.entry.replaced.clone(), self.app.stop.clone());
         let mut heard = clock.moment();
         loop {
@@ -196,7 +195,7 @@ impl Life {
                 biased;
                 () = stop.cancelled() => Err(End::Stopping),
                 () = replaced.cancelled() => Err(End::Replaced),
-                frame = paced(&mut self.link, &mut self.frames, &clock) => {
+                frame = paced(&mut self.link, &app, self.connection.device_id) => {
                     heard = clock.moment();
                     match frame {
                         Ok(frame) => self.on_frame(frame).await,
@@ -353,11 +352,16 @@ impl Life {
 
     async fn on_start(&mut self, request_id: Uuid, tunnel: String) -> Result<(), End> {
         let now = self.app.clock.moment();
-        if self.starts.wait(now).is_some() {
+        let may_start = self.app.gateway.paces.of(self.connection.device_id, now, |pace| {
+            let may_start = pace.starts.wait(now).is_none();
+            pace.starts.take(u32::from(may_start), now);
+            may_start
+        });
+        if !may_start {
+            self.app.meters.connections.count("starts");
             let failure = Failure::new("rate_limited", "This device starts tunnels too often; try again in a second.");
             return self.link.send(&ToAgent::Answer { request_id, outcome: Err(failure) }).await;
         }
-        self.starts.take(1, now);
         let device = self.device().await?;
         let wish = local::start(&self.app, device, self.boot_id, &tunnel).await?;
         let outcome = match wish {
@@ -457,12 +461,15 @@ fn shortened(words: &str) -> String {
 }
 
 /// The next frame, as soon as the agent may say one.
-async fn paced(link: &mut Link, frames: &mut Bucket, clock: &Clock) -> Result<ToHost, End> {
-    if let Some(wait) = frames.wait(clock.moment()) {
+async fn paced(link: &mut Link, app: &App, device_id: Uuid) -> Result<ToHost, End> {
+    let (paces, clock) = (&app.gateway.paces, &app.clock);
+    let now = clock.moment();
+    if let Some(wait) = paces.of(device_id, now, |pace| pace.frames.wait(now)) {
         clock.sleep(wait).await;
     }
     let frame = link.receive().await?;
-    frames.take(1, clock.moment());
+    let now = clock.moment();
+    paces.of(device_id, now, |pace| pace.frames.take(1, now));
     Ok(frame)
 }
 

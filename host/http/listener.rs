@@ -42,8 +42,9 @@ pub struct Connections {
 #[derive(Default)]
 struct Open {
     by_address: HashMap<IpAddr, usize>,
-    /// By the peer's address and port, whose count it is in.
-    peers: HashMap<SocketAddr, IpAddr>,
+    /// By the peer's address and port: the connection's number, and whose count it is in.
+    peers: HashMap<SocketAddr, (u64, IpAddr)>,
+    next: u64,
 }
 
 impl Connections {
@@ -65,17 +66,29 @@ impl Connections {
         open.by_address.get(&prefix(address)).is_none_or(|count| *count < self.per_address)
     }
 
-    fn enter(&self, peer: SocketAddr) {
+    /// Counts a connection, and gives it a number: its peer may use the port again before it is dropped.
+    fn enter(&self, peer: SocketAddr) -> u64 {
         let address = prefix(peer.ip());
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.peers.insert(peer, address);
+        open.leave(peer);
+        let number = open.next;
+        open.next += 1;
+        open.peers.insert(peer, (number, address));
         *open.by_address.entry(address).or_default() += 1;
+        number
+    }
+
+    fn leave(&self, peer: SocketAddr, number: u64) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.peers.get(&peer).is_some_and(|(newest, _)| *newest == number) {
+            open.leave(peer);
+        }
     }
 }
 
 impl Open {
     fn leave(&mut self, peer: SocketAddr) {
-        let Some(address) = self.peers.remove(&peer) else { return };
+        let Some((_, address)) = self.peers.remove(&peer) else { return };
         if let Some(count) = self.by_address.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
@@ -102,8 +115,8 @@ impl FusePolicy for Admission {
 
     fn observe(&self, info: &FuseInfo, _: &ConnCtrl) -> Option<ArcConnObserver> {
         let peer = info.remote_addr.clone().into_std()?;
-        self.0.enter(peer);
-        Some(Arc::new(Entry { connections: self.0.clone(), peer }))
+        let number = self.0.enter(peer);
+        Some(Arc::new(Entry { connections: self.0.clone(), peer, number }))
     }
 }
 
@@ -111,12 +124,13 @@ impl FusePolicy for Admission {
 struct Entry {
     connections: Arc<Connections>,
     peer: SocketAddr,
+    number: u64,
 }
 
 impl ConnObserver for Entry {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.connections.release(self.peer);
+        self.connections.leave(self.peer, self.number);
     }
 }

@@ -14,9 +14,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::bounds::Bound;
 use super::run::Run;
-use super::unproven::Unproven;
 use super::{Shared, lock};
+use crate::unproven::Unproven;
 
 /// How long a connection may take to begin: an agent sends its ClientHello at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(3);
@@ -26,7 +27,9 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 pub(super) const EXHAUSTED: Duration = Duration::from_millis(100);
 
 pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
-    let unproven = Unproven::new(shared.bounds.clone());
+    let bounds = shared.bounds.clone();
+    let (most, per_address) = (bounds.unproven, bounds.unproven_per_address);
+    let unproven = Unproven::new(most, per_address, move || bounds.refusals.count(Bound::Unproven));
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {
         let stop = shared.stop.clone();

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::access::{Access, TurnedAway};
+use super::bounds::Bound;
 use super::door::EXHAUSTED;
 use super::run::Run;
 use super::{Shared, lock};
@@ -157,6 +158,11 @@ impl Door {
                 shared.clock.sleep(EXHAUSTED).await;
             }
             match listener.accept().await {
+                // It may have waited long for this one.
+                Ok((visitor, _)) if shared.bounds.is_short_of_descriptors(&listener) => {
+                    culvert_agent::socket::reset(&visitor);
+                    shared.bounds.refusals.count(Bound::Node);
+                }
                 Ok((visitor, address)) => self.receive(visitor, address, shared),
                 Err(error) => {
                     shared.log_unaccepted(&error);

@@ -320,7 +320,9 @@ async fn open_sqlite(path: &str) -> DbResult<Db> {
         .foreign_keys(true)
         .busy_timeout(LOCK_WAIT)
         .optimize_on_close(true, None);
-    let pool = |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT);
+    // A file does not go away: a connection to it is not asked whether it is alive.
+    let pool =
+        |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT).test_before_acquire(false);
     let write = pool(1).connect_with(options.clone()).await?;
     let read = pool(READERS).connect_with(options.read_only(true)).await?;
     Ok(Db::Sqlite { write, read })

@@ -41,6 +41,13 @@ pub struct Resealed {
 }
 
 impl Store {
+    /// Whether a host has started with the newest key of the file.
+    pub async fn newest_key_is_used(&self) -> Result<bool> {
+        let known = (&self.db).optional("SELECT sealed FROM key_checks", args![]).await?;
+        let known = known.map(|row| row.bytes("sealed")).transpose()?;
+        Ok(known.is_some_and(|known| self.secrets.is_current(&known)))
+    }
+
     /// Has the database know the host's keys. Whether they have changed since: tokens of leases that
     /// were given before hold no longer.
     pub async fn enter_keys(&self) -> Result<bool> {

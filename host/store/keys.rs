@@ -75,6 +75,14 @@ impl Store {
         Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
     }
 
+    /// The public ids of keys that were used since, those that were used last, so many at most.
+    pub async fn keys_used_since(&self, since: DateTime<Utc>, most: usize) -> Result<Vec<String>> {
+        let sql = "SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL \
+                   ORDER BY last_used_at DESC LIMIT $2";
+        let rows = (&self.db).all(sql, args![since, u32::try_from(most).unwrap_or(u32::MAX)]).await?;
+        Ok(rows.iter().map(|row| row.text("public_id")).collect::<DbResult<_>>()?)
+    }
+
     pub async fn keys(&self) -> Result<Vec<KeyRecord>> {
         let sql = "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
                           a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \

@@ -64,8 +64,8 @@ pub struct Delivery {
     pub webhook_id: Uuid,
     pub scope_id: Uuid,
     pub url: String,
-    /// The attempt before was not answered in time.
-    pub was_slow: bool,
+    /// Earlier ones were not answered in time, and this one gets less of it.
+    pub has_less_time: bool,
     /// What the signature is keyed with.
     pub secret: String,
     pub event_id: Uuid,
@@ -179,7 +179,7 @@ impl Write {
             self.schedule(*webhook_id, id, 1, now).await?;
             let sql = "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
                        AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
-                           < CASE WHEN timed_out = TRUE THEN $4 ELSE $3 END";
+                           < CASE WHEN timeouts > 0 THEN $4 ELSE $3 END";
             let args = args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT];
             self.execute(sql, args).await?;
         }
@@ -232,7 +232,7 @@ impl Write {
         let now = self.now;
         let sql = "UPDATE webhooks SET due_at = CASE \
                        WHEN (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2) \
-                           >= CASE WHEN timed_out = TRUE THEN $4 ELSE $3 END \
+                           >= CASE WHEN timeouts > 0 THEN $4 ELSE $3 END \
                        THEN (SELECT MIN(run_at) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
                        ELSE (SELECT CASE WHEN MIN(run_at) < $2 THEN $2 ELSE MIN(run_at) END \
                              FROM deliveries WHERE webhook_id = $1 AND status = 'pending') END \
@@ -262,7 +262,8 @@ impl Write {
             return Ok(());
         }
         // A retry waits in the place of the attempt that has ended.
-        let sql = "UPDATE webhooks SET last_status = $2, last_at = $3, timed_out = $4, \
+        let sql = "UPDATE webhooks SET last_status = $2, last_at = $3, \
+                       timeouts = CASE WHEN $4 = TRUE THEN timeouts % 1000 + 1 ELSE 0 END, \
                        waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
                    WHERE id = $1";
         let timed_out = outcome.error == Some(AttemptError::Timeout);
@@ -310,7 +311,7 @@ impl Write {
     ) -> Result<Vec<Delivery>> {
         let now = self.now;
         let due = by_ids!(
-            "SELECT id, scope_id, url, secret, timed_out FROM webhooks \
+            "SELECT id, scope_id, url, secret, timeouts FROM webhooks \
              WHERE due_at IS NOT NULL AND due_at <= $2 AND NOT scope_id",
             "$1",
             "ORDER BY due_at LIMIT $3",
@@ -341,7 +342,7 @@ impl Write {
         let sql = "SELECT COUNT(*) AS under_way FROM deliveries \
                    WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2";
         let under_way = self.one(sql, args![webhook_id, now]).await?.int("under_way")?;
-        let places = if endpoint.was_slow { IN_FLIGHT_PER_SLOW_ENDPOINT } else { IN_FLIGHT_PER_ENDPOINT };
+        let places = if endpoint.timeouts > 0 { IN_FLIGHT_PER_SLOW_ENDPOINT } else { IN_FLIGHT_PER_ENDPOINT };
         let most = (places - under_way).min(i64::try_from(most).unwrap_or(i64::MAX)).max(0);
         let sql = "UPDATE deliveries SET in_flight = TRUE, lease = lease + 1, run_at = $2 WHERE id IN ( \
                        SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
@@ -356,7 +357,8 @@ impl Write {
                 webhook_id,
                 scope_id: endpoint.scope_id,
                 url: endpoint.url.clone(),
-                was_slow: endpoint.was_slow,
+                // Every other time: who is slow, and answers, is heard.
+                has_less_time: endpoint.timeouts % 2 == 1,
                 secret: endpoint.secret.clone().unwrap_or_default(),
                 event_id: row.id("event_id")?,
                 body: row.bytes("body")?,
@@ -380,7 +382,8 @@ struct Endpoint {
     webhook_id: Uuid,
     scope_id: Uuid,
     url: String,
-    was_slow: bool,
+    /// How many attempts in a row were not answered in time.
+    timeouts: i64,
     /// None, where it cannot be opened.
     secret: Option<String>,
 }
@@ -392,7 +395,7 @@ impl Endpoint {
             webhook_id,
             scope_id: row.id("scope_id")?,
             url: row.text("url")?,
-            was_slow: row.flag("timed_out")?,
+            timeouts: row.int("timeouts")?,
             secret: opened(secrets, webhook_id, &row.bytes("secret")?),
         })
     }

@@ -27,7 +27,7 @@ macro_rules! select_tunnel {
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
                     o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, \
-                    o.device_id AS operation_device_id, ",
+                    o.device_id AS operation_device_id, o.yields_id AS operation_yields_id, ",
             node_columns!(),
             " FROM tunnels t \
               JOIN scopes c ON c.id = t.scope_id \
@@ -340,5 +340,6 @@ fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
         action: row.word("operation_action")?,
         status: row.word("operation_status")?,
         device_id: row.id("operation_device_id")?,
+        yields_id: row.optional_id("operation_yields_id")?,
     }))
 }

@@ -21,8 +21,8 @@ use crate::store::outbox::Delivery;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// From the name to the answer's last byte.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-/// Until an answer begins, where the attempt before was not answered in time: what hangs again does not
-/// hold its place for long.
+/// Until an answer begins, at every other attempt after one that was not answered in time: what hangs
+/// again holds its place for less long.
 const SLOW_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Of an answer's body.
 const MOST_READ: usize = 16 * 1024;
@@ -79,7 +79,7 @@ impl Client {
             .header(sign::TIMESTAMP, timestamp)
             .header(sign::SIGNATURE, signature)
             .body(delivery.body.clone());
-        let first_byte = if delivery.was_slow { SLOW_ANSWER_WITHIN } else { ANSWER_WITHIN };
+        let first_byte = if delivery.has_less_time { SLOW_ANSWER_WITHIN } else { ANSWER_WITHIN };
         let Ok(answered) = self.clock.timeout(first_byte, request.send()).await else {
             return (None, Some(AttemptError::Timeout));
         };

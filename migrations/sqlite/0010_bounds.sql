@@ -16,10 +16,9 @@ UPDATE devices SET scope_id = owner_id, remote_control = FALSE, consent_revision
     WHERE scope_id <> owner_id AND NOT EXISTS (
         SELECT 1 FROM team_members m WHERE m.team_id = devices.scope_id AND m.account_id = devices.owner_id);
 
--- How many deliveries wait for an endpoint, and whether the attempt that ended last was not answered
--- in time.
+-- How many deliveries wait for an endpoint, and how many attempts in a row were not answered in time.
 ALTER TABLE webhooks ADD COLUMN waiting INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE webhooks ADD COLUMN timed_out INTEGER NOT NULL DEFAULT FALSE;
+ALTER TABLE webhooks ADD COLUMN timeouts INTEGER NOT NULL DEFAULT 0;
 UPDATE webhooks SET waiting =
     (SELECT COUNT(*) FROM deliveries d WHERE d.webhook_id = webhooks.id AND d.status = 'pending');
 

@@ -23,7 +23,9 @@ use culvert::store::Wake;
 use culvert::webhook::sign::signature;
 use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::socket;
-use culvert_agent::wire::{Capability, Done, ENROL_PATH, Enrol, Failure, Grant, Hello, ToAgent, ToHost};
+use culvert_agent::wire::{
+    CONNECT_PATH, Capability, Done, ENROL_PATH, Enrol, Failure, Grant, Hello, PROTOCOL, ToAgent, ToHost,
+};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -203,6 +205,33 @@ async fn silence_keeps_no_agent_out() {
     }
     assert!(is_open(&mut silent[1_099]));
     assert!(refused(&stage.host, "unproven").await >= 1_000.0);
+}
+
+/// The same on the API's listener, where agents connect: silent connections from as many addresses as
+/// there are places, and more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_at_the_api_keeps_no_agent_out() {
+    socket::allow_many();
+    let host = proxied(Engine::Sqlite).await;
+    let ada = host.person("ada").await;
+    let mut silent = Vec::new();
+    for number in 0..1_100 {
+        let mut connection = TcpStream::connect(host.address).await.unwrap();
+        let upgrade = format!(
+            "GET {CONNECT_PATH} HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\
+             Sec-WebSocket-Protocol: {PROTOCOL}\r\nX-Forwarded-For: 198.51.{}.{}\r\n\r\n",
+            number / 250,
+            number % 250
+        );
+        connection.write_all(upgrade.as_bytes()).await.unwrap();
+        assert!(within(SOON, head_of(&mut connection)).await.starts_with("HTTP/1.1 101 "));
+        silent.push(connection);
+    }
+    let (_, mut wire) = within(SOON, host.wired(&ada, ada.account_id)).await;
+    assert_eq!(within(SOON, wire.renew(&[])).await, Vec::<Uuid>::new());
+    until_closed(&mut silent[0]).await;
+    assert!(host.metric("culvert_api_refused_total{bound=\"unproven\"}").await.unwrap() >= 76.0);
 }
 
 /// The oldest of the address where that has its share, and of all where all places are taken.
@@ -443,6 +472,29 @@ on_both_engines! {
         assert_eq!(api.get(&format!("/devices/{}", device.id)).await.data()["online"], true);
     }
 
+    /// Sixty starts at once, over all of its connections.
+    async fn a_new_connection_brings_no_new_starts(engine: Engine) {
+        let host = TestHost::with(engine, unhurried).await;
+        let ada = host.person("ada").await;
+        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+        let start = async |wire: &mut Wire| {
+            wire.send(ToHost::Start { request_id: Uuid::from_u128(1), tunnel: "none".into() }).await;
+            within(SOON, wire.until(|frame| match frame {
+                ToAgent::Answer { outcome, .. } => Some(outcome.unwrap_err().code),
+                _ => None,
+            })).await
+        };
+        for number in 0..60 {
+            assert_eq!(start(&mut wire).await, "not_found", "{number}");
+        }
+        assert_eq!(start(&mut wire).await, "rate_limited");
+        let mut wire = host.connect(&device, |_| {}).await.unwrap();
+        assert_eq!(start(&mut wire).await, "rate_limited");
+        host.clock.advance(SECOND);
+        assert_eq!(start(&mut wire).await, "not_found");
+        assert_eq!(host.metric("culvert_api_refused_total{bound=\"starts\"}").await, Some(2.0));
+    }
+
     /// One device that connects over and over, with all that a hello can hold.
     async fn a_flood_of_hellos_holds_up_nobody(engine: Engine) {
         let stage = Stage::set(engine).await;
@@ -642,7 +694,8 @@ on_both_engines! {
         assert_eq!((heard, receiver.most_at_work()), (events, 64));
     }
 
-    /// One attempt instead of two, and five seconds to the first byte.
+    /// One attempt instead of two, and five seconds to the first byte at every other attempt: who is
+    /// slow and answers is heard.
     async fn an_endpoint_that_timed_out_is_given_less(engine: Engine) {
         let authority = Authority::new();
         let host = TestHost::with(engine, |config| authority.let_in(config)).await;
@@ -656,13 +709,13 @@ on_both_engines! {
         let attempt = first_attempt(&host, &api, &webhook, &first).await;
         assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(15_000)]);
         let events = [send(&api, &webhook).await, send(&api, &webhook).await, send(&api, &webhook).await];
-        for event in &events {
+        for (event, seconds) in events.iter().zip([5, 15, 5]) {
             assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), event);
-            host.pass(5 * SECOND - Duration::from_millis(1)).await;
+            host.pass(seconds * SECOND - Duration::from_millis(1)).await;
             assert!(deliveries(&api, &webhook).await.iter().any(|attempt| attempt["event_id"] == *event && attempt["status"] == "pending"));
             host.pass(Duration::from_millis(1)).await;
             let attempt = first_attempt(&host, &api, &webhook, event).await;
-            assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(5_000)]);
+            assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(seconds * 1_000)]);
         }
         assert_eq!(receiver.most_at_work(), 1);
     }
@@ -952,19 +1005,27 @@ on_both_engines! {
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        let unknown = || api.with_key(ApiKey::generate(&host.clock).reveal());
+        let clock = host.clock.clone();
+        let unknown = |api: &Api| api.with_key(ApiKey::generate(&clock).reveal());
         for _ in 0..30 {
-            assert_eq!(ask_from(&unknown(), "192.0.2.1").await, "401 invalid_api_key");
+            assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "401 invalid_api_key");
         }
-        assert_eq!(ask_from(&unknown(), "192.0.2.1").await, "429 rate_limited");
+        assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited");
         assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
         // Not only while it is remembered from a moment ago.
         host.pass(2 * SECOND).await;
         assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        assert_eq!(ask_from(&unknown(), "192.0.2.2").await, "401 invalid_api_key");
+        assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "401 invalid_api_key");
+        // Nor only until the host starts again.
+        let host = within(SOON, host.restart()).await;
+        let api = host.api(&ada.key);
+        for _ in 0..31 {
+            ask_from(&unknown(&api), "192.0.2.1").await;
+        }
+        assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
         host.app.store.close().await;
-        assert_eq!(ask_from(&unknown(), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
-        assert_eq!(ask_from(&unknown(), "192.0.2.2").await, "503 service_unavailable");
+        assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
+        assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "503 service_unavailable");
     }
 
     /// A key that is revoked while its request waits for its turn changes nothing.
@@ -1263,6 +1324,18 @@ async fn files_are_the_hosts_alone() {
     }
 }
 
+/// What a full disk has left of the operator's token is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_cut_off_is_refused() {
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_DATA_DIR", "fresh");
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    fs::write(place.folder.path().join("fresh/admin.token"), "").unwrap();
+    assert_eq!(
+        fails(&place, "culvert serve").await,
+        "2: culvert: data_dir: admin.token: it holds no token; delete it, and a new one is made"
+    );
+}
+
 /// What an operator's listener answers, with and without its token.
 async fn admin(host: &TestHost, method: Method, path: &str, token: Option<&str>) -> u16 {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -1539,6 +1612,12 @@ on_both_engines! {
         let file = host.config().data_dir.join("secret.key");
         let new = format!("v2:{}\n", STANDARD.encode([7; 32]));
         fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(new.as_bytes()).unwrap();
+        // A host that does not have the new key yet could open nothing any longer.
+        let early = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
+        assert_eq!(
+            String::from_utf8_lossy(&early.stderr),
+            "culvert: no host has started with the newest key of secret_key_file; start the host first\n"
+        );
         let host = within(SOON, host.restart()).await;
         let api = host.api(&ada.key);
         assert_eq!(api.get(&next).await.fields(), ["cursor"]);

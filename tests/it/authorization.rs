@@ -8,6 +8,7 @@ use culvert::domain::caller::Role;
 use culvert::domain::grant::Grant;
 use culvert::domain::word::Word;
 use culvert::http::routes::{Row, table};
+use culvert_agent::wire::{Failure, ToHost};
 use insta::{allow_duplicates, assert_snapshot};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -637,6 +638,7 @@ on_both_engines! {
             ("name", Method::PATCH, "", json!({"name": "changed"})),
             ("local_port", Method::PATCH, "", json!({"local_port": private.port()})),
             ("local_host", Method::PATCH, "", json!({"local_host": "localhost"})),
+            ("the same target", Method::PATCH, "", json!({"local_host": "127.0.0.1", "local_port": site.port()})),
             ("idle_timeout", Method::PATCH, "", json!({"idle_timeout": 60})),
             ("add an extra port", Method::POST, "/extra-ports", json!({"local_port": private.port()})),
             ("remove an extra port", Method::DELETE, "/extra-ports/{port}", json!({})),
@@ -667,6 +669,7 @@ on_both_engines! {
         name                 200
         local_port           403 team_role_forbidden
         local_host           403 team_role_forbidden
+        the same target      200
         idle_timeout         200
         add an extra port    403 team_role_forbidden
         remove an extra port 200
@@ -692,6 +695,18 @@ on_both_engines! {
         let office = TestDevice::start_again(folder, state, host.clock.clone());
         host.until_tunnel(&owner, tunnel, "running").await;
         assert_eq!(visit(&host, &owner, tunnel, b"").await.unwrap(), b"the web site");
+
+        // Nor while it is handed over: where that fails, the device gets the tunnel back.
+        let (new, mut wire) = host.wired(&cem, team).await;
+        let over = json!({"device_id": new.id, "handoff": true});
+        let handoff = owner.post(&format!("{path}/actions/start"), over).await.id();
+        assert!(wire.begin(handoff).await.is_some());
+        host.until_operation(&owner, handoff, "running").await;
+        assert_eq!(member.patch(&path, change.clone()).await.outcome(), "403 team_role_forbidden");
+        let outcome = Err(Failure::new("tunnel_start_failed", "It does not start."));
+        wire.send(ToHost::Finished { operation_id: handoff, outcome }).await;
+        host.until_operation(&owner, handoff, "failed").await;
+        host.until_tunnel(&owner, tunnel, "running").await;
 
         // Once the run has ended for good, the tunnel is its creator's alone.
         office.stop_tunnel(&tunnel.to_string()).await.unwrap();

@@ -208,6 +208,8 @@ on_both_engines! {
         forged.targets.as_mut().unwrap().targets = vec!["127.0.0.1".into()];
         consent(&mut wire, forged).await;
         assert_eq!(lead("10.0.0.6").await, "200", "nobody signed this");
+        consent(&mut wire, signed_consent_to(&device, 0, &[&"x".repeat(2_000)])).await;
+        assert_eq!(lead("10.0.0.6").await, "200", "an entry is not that long");
         consent(&mut wire, signed_consent_to(&device, 0, &["127.0.0.0/8", "what a newer agent may write"])).await;
         assert_eq!(lead("10.0.0.7").await, "409 target_not_allowed");
         assert_eq!(lead("127.0.0.1").await, "200");

@@ -206,6 +206,18 @@ impl KeyCache {
         Self { clock, known: Mutex::default() }
     }
 
+    /// Takes in which keys were used within a day: they are known after a restart as well.
+    ///
+    /// # Errors
+    ///
+    /// Where the database cannot be asked.
+    pub async fn recall(&self, store: &Store) -> Result<()> {
+        let (now, since) = (self.clock.moment(), self.clock.now() - KNOWN_FOR);
+        let used = store.keys_used_since(since, MOST_KEYS).await?;
+        self.known().good.extend(used.into_iter().map(|public_id| (public_id, now)));
+        Ok(())
+    }
+
     /// Whether a key was good within a day.
     fn knows(&self, key: &ApiKey) -> bool {
         let now = self.clock.moment();

@@ -1,20 +1,21 @@
-//! Connections to the agents' listener that have not proved a lease yet.
+//! Connections that have not proved yet whose they are: at the node a lease, at the API a device's key.
 //!
 //! An honest agent needs some milliseconds, so where there are too many, the oldest has to go: it
 //! is the one that has been silent for the longest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use super::bounds::{Bound, Bounds};
-use super::lock;
 use crate::domain::prefix::prefix;
 
 pub struct Unproven {
-    bounds: Arc<Bounds>,
+    most: usize,
+    per_address: usize,
+    /// Called for each that has to go.
+    count: Box<dyn Fn() + Send + Sync>,
     table: Mutex<Table>,
 }
 
@@ -36,22 +37,22 @@ pub struct Entry {
 }
 
 impl Unproven {
-    pub fn new(bounds: Arc<Bounds>) -> Arc<Self> {
-        Arc::new(Self { bounds, table: Mutex::default() })
+    pub fn new(most: usize, per_address: usize, count: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { most, per_address, count: Box::new(count), table: Mutex::default() })
     }
 
     /// Enters a connection; an older one goes, where there is no place left.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> Entry {
         let address = prefix(address);
-        let mut table = lock(&self.table);
-        let of_address = table.by_address.get(&address).filter(|own| own.len() >= self.bounds.unproven_per_address);
+        let mut table = self.table();
+        let of_address = table.by_address.get(&address).filter(|own| own.len() >= self.per_address);
         let oldest = match of_address {
             Some(own) => own.first().copied(),
-            None if table.connections.len() >= self.bounds.unproven => table.connections.keys().next().copied(),
+            None if table.connections.len() >= self.most => table.connections.keys().next().copied(),
             None => None,
         };
         if let Some((_, evicted)) = oldest.and_then(|oldest| table.remove(oldest)) {
-            self.bounds.refusals.count(Bound::Unproven);
+            (self.count)();
             evicted.cancel();
         }
         let (number, evicted) = (table.next, CancellationToken::new());
@@ -60,6 +61,10 @@ impl Unproven {
         table.by_address.entry(address).or_default().insert(number);
         drop(table);
         Entry { unproven: self.clone(), number, evicted }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -78,6 +83,6 @@ impl Table {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&self.unproven.table).remove(self.number);
+        self.unproven.table().remove(self.number);
     }
 }
