@@ -31,6 +31,7 @@ pub mod record;
 pub mod relay;
 pub mod secret;
 pub mod store;
+pub mod tally;
 pub mod turn;
 pub mod unproven;
 pub mod webhook;

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -51,7 +52,11 @@ pub async fn run(mut config: Config) -> Result<(), Problem> {
     config.trust = Trust::Path;
     serve::log(config.log.format, "warn");
     let folder = config.data_dir.clone();
-    let host = Host::start(config, Clock::system(), Pace::ByItself).await?;
+    let mut stopped = pin!(serve::stopped().map_err(refused)?);
+    let host = tokio::select! {
+        host = Host::start(config, Clock::system(), Pace::ByItself) => host?,
+        () = stopped.as_mut() => return Ok(()),
+    };
     let (sample, sample_server) = sample_service().await?;
     let api = format!("http://{}/v2", host.address);
     let mut agent = None;
@@ -59,11 +64,12 @@ pub async fn run(mut config: Config) -> Result<(), Problem> {
         ready = set_up(&host.app, &api, &folder, sample, &mut agent) => match ready {
             Ok(introduction) => {
                 print(&introduction);
-                serve::stopped().await.map_err(refused)
+                stopped.as_mut().await;
+                Ok(())
             }
             Err(problem) => Err(problem),
         },
-        stopped = serve::stopped() => stopped.map_err(refused),
+        () = stopped.as_mut() => Ok(()),
     };
     if let Some(agent) = agent {
         end(agent).await;

@@ -1,6 +1,7 @@
 //! `culvert serve`: the production start.
 
 use std::io::IsTerminal;
+use std::pin::pin;
 use std::sync::Arc;
 
 use culvert_agent::clock::Clock;
@@ -17,9 +18,14 @@ pub async fn run(config: Config) -> Result<(), Problem> {
     socket::allow_many();
     // From the first moment on: unheard, it ends the process.
     let hangup = signal(SignalKind::hangup()).map_err(refused)?;
-    let host = Host::start(config, Clock::system(), Pace::ByItself).await?;
+    // Before the host is ready: who reads that it is may stop it at once.
+    let mut stopped = pin!(stopped().map_err(refused)?);
+    let host = tokio::select! {
+        host = Host::start(config, Clock::system(), Pace::ByItself) => host?,
+        () = stopped.as_mut() => return Ok(()),
+    };
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
-    stopped().await.map_err(refused)?;
+    stopped.await;
     reloads.abort();
     host.stop().await;
     Ok(())
@@ -42,11 +48,13 @@ pub fn log(format: LogFormat, level: &str) {
     }
 }
 
-/// Waits for Ctrl-C or a request to end.
-pub async fn stopped() -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        interrupted = tokio::signal::ctrl_c() => interrupted,
-        _ = terminate.recv() => Ok(()),
-    }
+/// Waits for Ctrl-C or a request to end, from now on.
+pub fn stopped() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
 }

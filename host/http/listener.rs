@@ -13,6 +13,7 @@ use salvo::fuse::{ArcConnObserver, ConnObserver, FuseAction, FuseConfig, FuseInf
 
 use crate::domain::prefix::prefix;
 use crate::meters::ConnectionMeter;
+use crate::tally::Tally;
 
 /// For a request's head, and between two requests.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -41,7 +42,7 @@ pub struct Connections {
 
 #[derive(Default)]
 struct Open {
-    by_address: HashMap<IpAddr, usize>,
+    by_address: Tally<IpAddr>,
     /// By the peer's address and port: the connection's number, and whose count it is in.
     peers: HashMap<SocketAddr, (u64, IpAddr)>,
     next: u64,
@@ -63,7 +64,7 @@ impl Connections {
             return true;
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.by_address.get(&prefix(address)).is_none_or(|count| *count < self.per_address)
+        open.by_address.of(&prefix(address)) < self.per_address
     }
 
     /// Counts a connection, and gives it a number: its peer may use the port again before it is dropped.
@@ -74,7 +75,7 @@ impl Connections {
         let number = open.next;
         open.next += 1;
         open.peers.insert(peer, (number, address));
-        *open.by_address.entry(address).or_default() += 1;
+        open.by_address.add(address, 1);
         number
     }
 
@@ -88,12 +89,8 @@ impl Connections {
 
 impl Open {
     fn leave(&mut self, peer: SocketAddr) {
-        let Some((_, address)) = self.peers.remove(&peer) else { return };
-        if let Some(count) = self.by_address.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_address.remove(&address);
-            }
+        if let Some((_, address)) = self.peers.remove(&peer) {
+            self.by_address.end_one(&address);
         }
     }
 }

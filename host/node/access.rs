@@ -11,6 +11,7 @@ use super::countries::Countries;
 use super::lock;
 use crate::domain::access::AccessRules;
 use crate::domain::prefix::prefix;
+use crate::tally::Tally;
 
 pub struct Access {
     countries: Arc<Countries>,
@@ -26,7 +27,7 @@ struct Door {
     rules: AccessRules,
     inside: HashMap<u64, (IpAddr, CancellationToken)>,
     /// How many of them came from one address.
-    by_address: HashMap<IpAddr, usize>,
+    by_address: Tally<IpAddr>,
     next: u64,
 }
 
@@ -66,13 +67,12 @@ impl Access {
         let (number, out) = (door.next, port.child_token());
         door.next += 1;
         door.inside.insert(number, (visitor, out.clone()));
-        *door.by_address.entry(prefix(visitor)).or_default() += 1;
+        door.by_address.add(prefix(visitor), 1);
         Ok(Inside { access: self.clone(), number, _place: place, out })
     }
 
     fn place(&self, door: &Door, visitor: IpAddr) -> Result<Place, Bound> {
-        let of_address = door.by_address.get(&prefix(visitor)).copied().unwrap_or_default();
-        if of_address >= self.bounds.visitors_per_address {
+        if door.by_address.of(&prefix(visitor)) >= self.bounds.visitors_per_address {
             return Err(Bound::Address);
         }
         if door.inside.len() >= self.bounds.visitors_per_tunnel {
@@ -110,13 +110,8 @@ impl Drop for Inside {
 
 impl Door {
     fn leave(&mut self, number: u64) {
-        let Some((visitor, _)) = self.inside.remove(&number) else { return };
-        let address = prefix(visitor);
-        if let Some(count) = self.by_address.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_address.remove(&address);
-            }
+        if let Some((visitor, _)) = self.inside.remove(&number) {
+            self.by_address.end_one(&prefix(visitor));
         }
     }
 }

@@ -104,6 +104,11 @@ impl Bounds {
         taken.is_ok().then(|| Place(self.clone()))
     }
 
+    /// Whether a visitor who was just accepted took a descriptor that is kept for others.
+    pub fn is_in_reserve(&self, visitor: &impl AsRawFd) -> bool {
+        self.descriptors.reserve_from.is_some_and(|from| visitor.as_raw_fd() >= from)
+    }
+
     /// Whether so few descriptors are left that visitors have to wait.
     pub fn is_short_of_descriptors(&self, any: &impl AsFd) -> bool {
         self.descriptors.are_short(any)

@@ -159,7 +159,7 @@ impl Door {
             }
             match listener.accept().await {
                 // It may have waited long for this one.
-                Ok((visitor, _)) if shared.bounds.is_short_of_descriptors(&listener) => {
+                Ok((visitor, _)) if shared.bounds.is_in_reserve(&visitor) => {
                     culvert_agent::socket::reset(&visitor);
                     shared.bounds.refusals.count(Bound::Node);
                 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use culvert_agent::clock::Clock;
 use uuid::Uuid;
 
-use super::db::{Db, Read, args};
+use super::db::{Db, DbResult, Read, args};
 use super::{Store, Write};
 use crate::domain::session::EndReason;
 use crate::error::Result;
@@ -26,11 +26,15 @@ pub enum KeyError {
 /// The keys of a database that is up to date: those that it knows, or, where it knows none, those of
 /// the file, which is made if there is none.
 pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Secrets, KeyError> {
-    let known = (&mut &*db).optional("SELECT sealed FROM key_checks", args![]).await?;
-    match known {
-        Some(row) => Ok(Secrets::of_database(path, clock, &row.bytes("sealed")?)?),
+    match known(&mut &*db).await? {
+        Some(check) => Ok(Secrets::of_database(path, clock, &check)?),
         None => Ok(Secrets::open(path, clock)?),
     }
+}
+
+/// The database's check value.
+async fn known(read: &mut impl Read) -> DbResult<Option<Vec<u8>>> {
+    read.optional("SELECT sealed FROM key_checks", args![]).await?.map(|row| row.bytes("sealed")).transpose()
 }
 
 /// What was sealed anew.
@@ -43,8 +47,7 @@ pub struct Resealed {
 impl Store {
     /// Whether a host has started with the newest key of the file.
     pub async fn newest_key_is_used(&self) -> Result<bool> {
-        let known = (&self.db).optional("SELECT sealed FROM key_checks", args![]).await?;
-        let known = known.map(|row| row.bytes("sealed")).transpose()?;
+        let known = known(&mut &self.db).await?;
         Ok(known.is_some_and(|known| self.secrets.is_current(&known)))
     }
 
@@ -54,8 +57,7 @@ impl Store {
         let secrets = self.secrets.clone();
         self.write(None, move |write| {
             Box::pin(async move {
-                let known = write.optional("SELECT sealed FROM key_checks", args![]).await?;
-                let known = known.map(|row| row.bytes("sealed")).transpose()?;
+                let known = known(&mut **write).await?;
                 if known.as_ref().is_some_and(|known| secrets.is_current(known)) {
                     return Ok(false);
                 }

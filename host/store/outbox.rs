@@ -4,8 +4,6 @@
 //! An event that no endpoint asks for is not written at all. The rows of one endpoint's deliveries
 //! change under the endpoint's own row's lock; a courier skips an endpoint that somebody else holds.
 
-use std::collections::HashMap;
-
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use uuid::Uuid;
@@ -23,6 +21,7 @@ use crate::record::event::{
     CommandOut, DevicePresenceOut, EventOut, EventScopeOut, EventTunnelOut, TunnelRunOut, WebhookTestOut,
 };
 use crate::secret::{Purpose, Secrets};
+use crate::tally::Tally;
 
 /// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
 pub const IN_FLIGHT_PER_ENDPOINT: i64 = 2;
@@ -403,24 +402,19 @@ impl Endpoint {
 
 /// How many deliveries are under way, by scope.
 #[derive(Clone, Debug, Default)]
-pub struct UnderWay(HashMap<Uuid, usize>);
+pub struct UnderWay(Tally<Uuid>);
 
 impl UnderWay {
     pub fn add(&mut self, scope_id: Uuid, deliveries: usize) {
-        *self.0.entry(scope_id).or_default() += deliveries;
+        self.0.add(scope_id, deliveries);
     }
 
     pub fn end_one(&mut self, scope_id: Uuid) {
-        if let Some(deliveries) = self.0.get_mut(&scope_id) {
-            *deliveries -= 1;
-            if *deliveries == 0 {
-                self.0.remove(&scope_id);
-            }
-        }
+        self.0.end_one(&scope_id);
     }
 
     fn left(&self, scope_id: Uuid) -> usize {
-        IN_FLIGHT_PER_SCOPE.saturating_sub(self.0.get(&scope_id).copied().unwrap_or_default())
+        IN_FLIGHT_PER_SCOPE.saturating_sub(self.0.of(&scope_id))
     }
 
     /// The scopes that may have no more of them.

@@ -63,20 +63,19 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Probl
         _ => {}
     }
     let client = reqwest::Client::builder().no_proxy().build().map_err(refused)?;
-    let tokens = tokens(config)?;
-    let unreachable =
-        || format!("no host answers on admin_listen ({address}); start one, or name its configuration (--config)");
-    let mut answer = None;
-    for token in tokens {
-        let request = client.request(method.clone(), format!("http://{address}/{path}")).bearer_auth(token.trim());
-        let answered = RequestBuilder::send(request).await.map_err(|_| refused(unreachable()))?;
-        let known = answered.status() != StatusCode::UNAUTHORIZED;
-        answer = Some(answered);
-        if known {
-            break;
-        }
+    let ask = async |token: &str| {
+        let request = client.request(method.clone(), format!("http://{address}/{path}")).bearer_auth(token);
+        RequestBuilder::send(request).await.map_err(|_| {
+            refused(format!(
+                "no host answers on admin_listen ({address}); start one, or name its configuration (--config)"
+            ))
+        })
+    };
+    let (token, other) = tokens(config)?;
+    let mut answer = ask(&token).await?;
+    if let (StatusCode::UNAUTHORIZED, Some(other)) = (answer.status(), other) {
+        answer = ask(&other).await?;
     }
-    let answer = answer.ok_or_else(|| refused(unreachable()))?;
     let status = answer.status();
     let body: Value = answer.json().await.map_err(refused)?;
     match body["problem"].as_str() {
@@ -86,15 +85,17 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Probl
     }
 }
 
-/// The tokens of the hosts that this configuration may be of: `culvert dev` has a folder of its own.
-fn tokens(config: &Config) -> Result<Vec<String>, Problem> {
+/// The token of the host of this configuration, and that of `culvert dev`, which has a folder of its own.
+fn tokens(config: &Config) -> Result<(String, Option<String>), Problem> {
     let read = |folder: &Path| {
         let file = folder.join(admin::TOKEN);
-        std::fs::read_to_string(&file)
-            .map_err(|error| refused(format!("{}: {error}; run this as the user of the host", file.display())))
+        let token = std::fs::read_to_string(&file)
+            .map_err(|error| refused(format!("{}: {error}; run this as the user of the host", file.display())));
+        token.map(|token| token.trim().to_owned())
     };
     match (read(&config.data_dir), read(&dev::data_dir(config))) {
+        (Ok(own), dev) => Ok((own, dev.ok())),
+        (Err(_), Ok(dev)) => Ok((dev, None)),
         (Err(problem), Err(_)) => Err(problem),
-        (own, dev) => Ok([own, dev].into_iter().flatten().collect()),
     }
 }
