@@ -17,6 +17,7 @@ pub mod facts;
 pub mod idempotency;
 pub mod key_check;
 pub mod keys;
+pub mod migrations;
 pub mod operations;
 pub mod outbox;
 pub mod page;

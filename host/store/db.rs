@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::migrate::{Migrate, Migrator};
+use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
@@ -20,6 +20,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use crate::domain::word::Word;
+use crate::store::migrations;
 
 /// How long a writer waits for another one.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -37,9 +38,6 @@ const PING_WAIT: Duration = Duration::from_secs(1);
 const JOURNAL_BYTES: &str = "67108864";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
-
-static SQLITE_MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
-static POSTGRES_MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 pub type DbResult<T> = Result<T, sqlx::Error>;
 
@@ -140,12 +138,12 @@ impl Db {
     }
 
     /// Brings the schema up to date.
-    pub async fn migrate(&self) -> Result<(), sqlx::migrate::MigrateError> {
+    pub async fn migrate(&self) -> Result<(), MigrateError> {
         match self {
-            Self::Sqlite { write, .. } => SQLITE_MIGRATIONS.run(write).await,
+            Self::Sqlite { write, .. } => migrations::SQLITE.run(write).await,
             Self::Postgres { unbounded, .. } => {
                 let mut connection = PgConnection::connect_with(unbounded).await?;
-                let migrated = POSTGRES_MIGRATIONS.run(&mut connection).await;
+                let migrated = migrations::POSTGRES.run(&mut connection).await;
                 connection.close().await?;
                 migrated
             }
@@ -154,22 +152,11 @@ impl Db {
 
     /// How the schema stands to that of this program.
     pub async fn schema(&self) -> Schema {
-        let applied = match self {
-            Self::Sqlite { write, .. } => match write.acquire().await {
-                Ok(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.ok(),
-                Err(_) => None,
-            },
-            Self::Postgres { pool, .. } => match pool.acquire().await {
-                Ok(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.ok(),
-                Err(_) => None,
-            },
+        let (migrator, applied) = match self {
+            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.acquire().await.ok()).await),
+            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(pool.acquire().await.ok()).await),
         };
-        match applied.map(|applied| applied.len()).unwrap_or_default() {
-            0 => Schema::Empty,
-            applied if applied < SQLITE_MIGRATIONS.iter().count() => Schema::Older,
-            applied if applied > SQLITE_MIGRATIONS.iter().count() => Schema::Newer,
-            _ => Schema::Current,
-        }
+        compare(migrator, &applied)
     }
 
     /// Begins a transaction that writes.
@@ -202,6 +189,29 @@ impl Db {
             }
             Self::Postgres { pool, .. } => pool.close().await,
         }
+    }
+}
+
+/// The migrations that a database has; none, where it has no schema or gives no answer.
+async fn applied<D: sqlx::Database>(connection: Option<PoolConnection<D>>) -> Vec<AppliedMigration>
+where
+    D::Connection: Migrate,
+{
+    match connection {
+        Some(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.unwrap_or_default(),
+        None => Vec::new(),
+    }
+}
+
+/// How what a database has stands to what this program has: same numbers with other texts are a schema that
+/// this program does not know.
+fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Schema {
+    let own = |one: &AppliedMigration| migrator.iter().any(|m| m.version == one.version && m.checksum == one.checksum);
+    match applied.len() {
+        0 => Schema::Empty,
+        _ if !applied.iter().all(own) => Schema::Newer,
+        count if count < migrator.iter().count() => Schema::Older,
+        _ => Schema::Current,
     }
 }
 

@@ -38,5 +38,6 @@ mod targets;
 mod tidy;
 mod traffic;
 mod tunnels;
+mod upgrade;
 mod visitors;
 mod webhooks;

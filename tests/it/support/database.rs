@@ -1,5 +1,8 @@
 //! A look into the database, past everything that guards it.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection, Row};
@@ -45,4 +48,65 @@ pub async fn texts_of(url: &str, sql: &str) -> Vec<String> {
     let rows = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await.unwrap();
     connection.close().await.unwrap();
     rows.iter().map(|row| row.get("text")).collect()
+}
+
+/// Runs a script of statements, such as a dump, and makes a SQLite file that is not there.
+pub async fn execute_script(url: &str, script: &str) {
+    let script = sqlx::raw_sql(AssertSqlSafe(script.to_owned()));
+    if url.starts_with("sqlite:") {
+        let mut connection = SqliteConnection::connect(&format!("{url}?mode=rwc")).await.unwrap();
+        script.execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    } else {
+        let mut connection = PgConnection::connect(url).await.unwrap();
+        script.execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    }
+}
+
+/// Columns of a table as objects; ids and bytes as hexadecimal text.
+pub async fn rows(url: &str, table: &str, columns: &[String]) -> Vec<Value> {
+    let is_sqlite = url.starts_with("sqlite:");
+    let value = |column: &String| match is_sqlite {
+        true => format!("'{column}', CASE typeof({column}) WHEN 'blob' THEN lower(hex({column})) ELSE {column} END"),
+        false => format!("'{column}', {column}"),
+    };
+    let columns: Vec<String> = columns.iter().map(value).collect();
+    let object = if is_sqlite { "json_object" } else { "json_build_object" };
+    let sql = format!("SELECT CAST({object}({}) AS TEXT) AS text FROM {table} ORDER BY 1", columns.join(", "));
+    let texts: Vec<String> = if is_sqlite {
+        let mut connection = SqliteConnection::connect(url).await.unwrap();
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| row.get("text")).collect()
+    } else {
+        texts_of(url, &sql).await
+    };
+    texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
+}
+
+/// Every column of every table: its type, whether it may be null, its default.
+pub async fn columns(url: &str) -> BTreeMap<String, String> {
+    if url.starts_with("sqlite:") {
+        let sql = "SELECT t.name || '.' || c.name AS name, \
+                          c.type || ' ' || c.\"notnull\" || ' ' || COALESCE(c.dflt_value, '-') || ' ' || c.pk AS about \
+                   FROM sqlite_master t JOIN pragma_table_info(t.name) c \
+                   WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND t.name NOT LIKE '_sqlx_%' \
+                   UNION ALL \
+                   SELECT 'index ' || name, COALESCE(sql, '-') FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL";
+        let mut connection = SqliteConnection::connect(url).await.unwrap();
+        let rows = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| (row.get("name"), row.get("about"))).collect()
+    } else {
+        let sql = "SELECT table_name || '.' || column_name AS name, \
+                          data_type || ' ' || is_nullable || ' ' || COALESCE(column_default, '-') AS about \
+                   FROM information_schema.columns WHERE table_schema = 'public' AND table_name NOT LIKE '\\_sqlx%' \
+                   UNION ALL \
+                   SELECT 'constraint ' || conrelid::regclass || ' ' || conname, pg_get_constraintdef(oid) \
+                   FROM pg_constraint WHERE connamespace = 'public'::regnamespace \
+                   UNION ALL \
+                   SELECT 'index ' || indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'";
+        let mut connection = PgConnection::connect(url).await.unwrap();
+        let rows = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| (row.get("name"), row.get("about"))).collect()
+    }
 }

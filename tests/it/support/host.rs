@@ -1,5 +1,6 @@
 //! One host for one test: its own folder, database, addresses and time.
 
+use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +41,9 @@ pub const POSTGRES: &str = "TEST_POSTGRES";
 
 /// The environment variable that has a test write its log: `TEST_LOG=debug`.
 const LOG: &str = "TEST_LOG";
+
+/// How long a test waits for an effect, in real time.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// When every test begins.
 pub fn start_of_time() -> DateTime<Utc> {
@@ -141,39 +145,50 @@ impl TestHost {
 
     /// Waits until something is true, looking again after every commit.
     pub async fn until<T>(&self, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+        self.until_seen(async || look().await.ok_or("nothing")).await
+    }
+
+    /// As [`Self::until`]; what the last look saw instead is in the failure.
+    pub async fn until_seen<T, S: Debug>(&self, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
         let mut commits = self.app.store.commits();
-        loop {
-            commits.borrow_and_update();
-            if let Some(found) = look().await {
-                return found;
+        let mut last = None;
+        let wait = async {
+            loop {
+                commits.borrow_and_update();
+                match look().await {
+                    Ok(found) => return found,
+                    Err(seen) => last = Some(seen),
+                }
+                commits.changed().await.unwrap();
             }
-            commits.changed().await.unwrap();
-        }
+        };
+        let found = Clock::system().timeout(MAX_WAIT, wait).await;
+        found.unwrap_or_else(|_| panic!("it did not come within {MAX_WAIT:?}; last seen: {last:?}"))
     }
 
     /// An operation, once it is in a state.
     pub async fn until_operation(&self, api: &Api, id: Uuid, status: &str) -> Value {
-        self.until(async || {
+        self.until_seen(async || {
             let operation = api.get(&format!("/operations/{id}")).await.data().clone();
-            (operation["status"] == status).then_some(operation)
+            if operation["status"] == status { Ok(operation) } else { Err(operation) }
         })
         .await
     }
 
     /// An operation, once it has ended, however it did.
     pub async fn until_ended(&self, api: &Api, id: Uuid) -> Value {
-        self.until(async || {
+        self.until_seen(async || {
             let operation = api.get(&format!("/operations/{id}")).await.data().clone();
-            (!operation["finished_at"].is_null()).then_some(operation)
+            if operation["finished_at"].is_null() { Err(operation) } else { Ok(operation) }
         })
         .await
     }
 
     /// A tunnel, once it is in a state.
     pub async fn until_tunnel(&self, api: &Api, id: Uuid, status: &str) -> Value {
-        self.until(async || {
+        self.until_seen(async || {
             let tunnel = api.get(&format!("/tunnels/{id}")).await.data().clone();
-            (tunnel["status"] == status).then_some(tunnel)
+            if tunnel["status"] == status { Ok(tunnel) } else { Err(tunnel) }
         })
         .await
     }
@@ -334,21 +349,33 @@ async fn config(folder: &Path, engine: Engine) -> Config {
     config
 }
 
-/// A loopback address that no other test uses, so that public ports are never taken.
+/// A loopback address that no other test uses, so that public ports are never taken. A process has 64 of
+/// them: one more is a failure and never an address that is in use.
 pub fn own_address() -> IpAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = (std::process::id() << 6 | COUNT.fetch_add(1, Ordering::Relaxed) & 63) % 0x00ef_ffff;
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count < 64, "a process of tests has 64 addresses");
+    let number = (std::process::id() << 6 | count) % 0x00ef_ffff;
     let [_, a, b, c] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 16 + a % 224, b, c))
 }
 
 /// A database of this test's own, made from the migrated template.
 pub async fn new_database() -> String {
+    create_database("culvert_template").await
+}
+
+/// A PostgreSQL database without any table.
+pub async fn empty_database() -> String {
+    create_database("template0").await
+}
+
+async fn create_database(template: &str) -> String {
     let server = std::env::var(POSTGRES)
         .unwrap_or_else(|_| panic!("{POSTGRES} is not set: `tests/run` starts a PostgreSQL server and sets it"));
     let name = format!("test_{}", Uuid::from_bytes(Clock::system().random()).simple());
     let mut connection = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
-    let create = format!("CREATE DATABASE {name} TEMPLATE culvert_template");
+    let create = format!("CREATE DATABASE {name} TEMPLATE {template}");
     connection.execute(sqlx::AssertSqlSafe(create)).await.unwrap();
     format!("{server}/{name}")
 }

@@ -1,0 +1,59 @@
+//! The schema's migrations, one list for both engines.
+//!
+//! `sqlx::migrate!` would embed the files as well, but its macro compiles both drivers a second time, for
+//! the build machine. The checksums are the same, so a database that was made with the macro opens.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use sqlx::SqlSafeStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+
+/// A file of `migrations/`: its number, its name, and its text for each engine.
+struct File {
+    version: i64,
+    name: &'static str,
+    sqlite: &'static str,
+    postgres: &'static str,
+}
+
+macro_rules! files {
+    ($($version:literal $name:literal)*) => {
+        &[$(File {
+            version: $version,
+            name: $name,
+            sqlite: include_str!(concat!("../../migrations/sqlite/", $name, ".sql")),
+            postgres: include_str!(concat!("../../migrations/postgres/", $name, ".sql")),
+        }),*]
+    };
+}
+
+const FILES: &[File] = files! {
+    1 "0001_tenancy"
+    2 "0002_keys"
+    3 "0003_catalog"
+    4 "0004_devices"
+    5 "0005_tunnels"
+    6 "0006_operations"
+    7 "0007_webhooks"
+    8 "0008_reach"
+    9 "0009_targets"
+    10 "0010_bounds"
+};
+
+pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));
+pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.postgres));
+
+/// The files' names, in their order.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|file| file.name)
+}
+
+fn migrator(text: impl Fn(&File) -> &'static str) -> Migrator {
+    let migration = |file: &File| {
+        let description = file.name.split_once('_').map_or(file.name, |(_, rest)| rest);
+        let sql = text(file).into_sql_str();
+        Migration::new(file.version, Cow::Borrowed(description), MigrationType::Simple, sql, false)
+    };
+    Migrator::with_migrations(FILES.iter().map(migration).collect())
+}
