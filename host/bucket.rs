@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_at_once_and_then_so_many_a_second() {
+    fn token_bucket_allows_burst_then_steady_rate() {
         let clock = Clock::manual("2026-01-01T00:00:00Z".parse().unwrap());
         let mut bucket = Bucket::new(3, 2, clock.moment());
         for _ in 0..3 {

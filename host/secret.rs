@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_opens_in_its_context_only_and_after_a_rotation() {
+    fn key_rotation_keeps_sealed_data_readable_in_its_context() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         let clock = Clock::system();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_key_file_names_the_line() {
+    fn invalid_key_file_error_names_faulty_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         for (text, said) in [("v1:abc\n", ":1: a key is"), ("\n", "no key"), ("v0:\n", ":1: a key is")] {

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_process_finds_what_was_synced_and_ignores_a_torn_line() {
+    fn reloaded_journal_keeps_entries_and_ignores_truncated_line() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDir::open(folder.path()).unwrap();
         let now: DateTime<Utc> = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow_without_bound() {
+    fn journal_with_many_entries_stays_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDir::open(folder.path()).unwrap();
         let now: DateTime<Utc> = "2026-01-01T00:00:00Z".parse().unwrap();

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_written_in_one_way() {
+    fn target_entry_has_one_canonical_form() {
         for (text, canonical) in [
             ("10.0.0.5", "10.0.0.5"),
             ("10.0.0.5:5432", "10.0.0.5:5432"),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry() {
+    fn invalid_target_entry_is_rejected() {
         let long = format!("{}.internal", "a".repeat(300));
         for text in [
             "",
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_addresses_are_allowed_by_themselves_alone() {
+    fn metadata_address_is_allowed_only_by_exact_entry() {
         for address in [
             "169.254.169.254",
             "169.254.0.1",
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_a_port_of_its_entry() {
+    fn target_entry_with_port_allows_only_that_port() {
         let entries = ["10.0.0.5:5432", "10.1.0.0/16", "db.internal:5432"];
         assert!(admits_literal(&entries, "10.0.0.5", 5432) && !admits_literal(&entries, "10.0.0.5", 80));
         assert!(admits_literal(&entries, "10.1.2.3", 80) && !admits_literal(&entries, "10.2.0.1", 80));
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_list_alone_shows() {
+    fn forbidden_target_is_detected_without_dns_lookup() {
         assert!(forbids(&standard(), "10.0.0.5", 80));
         assert!(!forbids(&standard(), "LOCALHOST", 80) && !forbids(&standard(), "127.9.9.9", 80));
         assert!(forbids(&list(&["10.0.0.0/8"]), "localhost", 80));
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_of_before_are_allowed_but_for_reserved_ones() {
+    fn existing_targets_are_allowed_except_reserved_addresses() {
         let target = |host: &str, port| Target {
             host: host.into(),
             port,
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_a_hundred_entries() {
+    fn target_list_is_limited_to_100_entries() {
         let many = (0..98).map(|number| format!("10.0.0.{number}").parse::<AllowedTarget>().unwrap());
         let full = with(standard(), many.clone().take(97)).unwrap();
         assert_eq!(full.len(), MOST);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_the_rules() {
+    fn blacklist_precedes_whitelist_and_country_rules() {
         use CountryAction::{Allow, Block};
         use RuleType::{Blacklist, Whitelist};
         let open = rules(&[], &[]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_the_same_in_every_spelling() {
+    fn address_matches_rules_in_every_notation() {
         for range in ["192.0.2.1", "192.0.2.1/32", "192.0.2.77/24", "::ffff:192.0.2.0/120", "0.0.0.0/0"] {
             let listed = rules(&[(RuleType::Blacklist, range)], &[]);
             assert!(!admits(&listed, "192.0.2.1", None) && !admits(&listed, "::ffff:192.0.2.1", None), "{range}");

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_back_and_a_typo_is_not() {
+    fn generated_api_key_parses_and_mistyped_key_does_not_match() {
         let key = ApiKey::generate(&Clock::system());
         let text = key.reveal().to_owned();
         assert!(ApiKey::parse(&text).is_some_and(|read| read == key));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_found_however_it_is_typed() {
+    fn enrolment_code_hash_ignores_case_and_separators() {
         let code = EnrolmentCode::generate(&Clock::system());
         let typed = code.reveal().replace('-', " ").to_lowercase();
         assert_eq!(EnrolmentCode::hash(code.reveal()), EnrolmentCode::hash(&typed));

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_an_ipv4_address_or_an_ipv6_network() {
+    fn client_prefix_is_ipv4_address_or_ipv6_64_network() {
         let of = |text: &str| prefix(text.parse().unwrap()).to_string();
         assert_eq!(of("192.0.2.1"), "192.0.2.1");
         assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");

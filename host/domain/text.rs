@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_spoofs_a_list_is_not_plain() {
+    fn text_with_spoofing_characters_is_not_plain() {
         for bad in ["a\u{202e}b", "a\u{2028}b", "a\u{feff}", "\u{200b}", "\u{2066}x", "\u{1b}[31m", "a\u{85}", "a\tb"] {
             assert!(!is_plain(bad), "{bad:?}");
         }
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cleaned_is_plain_and_short() {
+    fn cleaned_text_is_plain_and_truncated() {
         assert_eq!(cleaned("a\u{1b}[31m\0b\n", 100), "a [31m b");
         assert_eq!(cleaned(&"ü".repeat(200), 64).chars().count(), 64);
     }

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn months_are_cut_at_midnight_utc() {
+    fn month_and_day_boundaries_are_at_midnight_utc() {
         let at: DateTime<Utc> = "2024-02-29T23:59:59.999Z".parse().unwrap();
         assert_eq!(month_start(at).to_rfc3339(), "2024-02-01T00:00:00+00:00");
         assert_eq!(next_month(at).to_rfc3339(), "2024-03-01T00:00:00+00:00");

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_of_shape_is_named_at_once() {
+    fn malformed_body_reports_every_faulty_field_at_once() {
         let body = r#"{"local_port":"80","name":null,"protocol":"TCP","device_ids":["x"],"colour":1,
             "extra_ports":[{"local_port":1.5},7,{"local_port":1,"id":"kept out"}],"region":null,"subdomain":"a\u0000b"}"#;
         let expected = [
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_body_says_where() {
+    fn unparseable_body_is_refused_with_matching_error_code() {
         for (body, code) in [
             ("", Code::InvalidJson),
             ("{", Code::InvalidJson),
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_what_json_schema_calls_integers() {
+    fn whole_numbers_in_any_json_notation_are_integers() {
         let number = |text: &str| serde_json::from_str::<Tree>(text).map(|tree| integer(&tree)).unwrap();
         assert_eq!(number("80.0"), Ok(80));
         assert_eq!(number("8e1"), Ok(80));
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_value_has_one_canonical_text() {
+    fn equal_json_values_have_same_canonical_text() {
         let one: Tree = serde_json::from_str(r#"{ "b": [1, "ä\n"], "a": {"y": null, "x": true} }"#).unwrap();
         let other: Tree = serde_json::from_str(r#"{"a":{"x":true,"y":null},"b":[1,"\u00e4\n"]}"#).unwrap();
         assert_eq!(one.canonical(), other.canonical());

@@ -33,7 +33,7 @@ mod tests {
     use super::normalised;
 
     #[test]
-    fn one_path_has_one_spelling() {
+    fn equivalent_paths_normalise_to_one_spelling() {
         for (path, normal) in [
             ("/", "/"),
             ("//", "/"),

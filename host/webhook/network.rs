@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_public_addresses_are_public() {
+    fn address_is_public_only_outside_reserved_ranges() {
         for private in [
             "0.0.0.0",
             "10.1.2.3",
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_an_address_is_that_address() {
+    fn ip_literal_in_any_notation_parses_to_same_address() {
         for url in [
             "https://2130706433/",
             "https://0x7f.1/",
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_decides_and_denial_wins() {
+    fn denied_network_overrides_allowed_network() {
         let networks =
             Networks { allow: vec!["10.0.0.0/8".parse().unwrap()], deny: vec!["10.9.0.0/16".parse().unwrap()] };
         let admitted = |address: &str| networks.admit(address.parse().unwrap());

@@ -26,6 +26,7 @@ use culvert_agent::socket;
 use culvert_agent::wire::{
     CONNECT_PATH, Capability, Done, ENROL_PATH, Enrol, Failure, Grant, Hello, PROTOCOL, ToAgent, ToHost,
 };
+use culvert_test_macros::both_engines;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -41,7 +42,6 @@ use crate::support::api::{Answer, Api};
 use crate::support::database::execute;
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost, start_of_time, within};
-use crate::support::on_both_engines;
 use crate::support::program::Place;
 use crate::support::receiver::{Authority, Delivered, Receiver, Reply};
 use crate::support::visitor::{Visitor, echo_service, exchange, is_closed, named_service, service, visit};
@@ -192,7 +192,7 @@ async fn fails(place: &Place, line: &str) -> String {
 /// More connections than there are places, all from one address and all silent: the oldest of them
 /// gives way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silence_keeps_no_agent_out() {
+async fn silent_node_connections_do_not_block_agents() {
     socket::allow_many();
     let stage = Stage::set(Engine::Sqlite).await;
     let mut silent = Vec::new();
@@ -210,7 +210,7 @@ async fn silence_keeps_no_agent_out() {
 /// The same on the API's listener, where agents connect: silent connections from as many addresses as
 /// there are places, and more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silence_at_the_api_keeps_no_agent_out() {
+async fn silent_api_connections_do_not_block_agents() {
     socket::allow_many();
     let host = proxied(Engine::Sqlite).await;
     let ada = host.person("ada").await;
@@ -238,7 +238,7 @@ async fn silence_at_the_api_keeps_no_agent_out() {
 
 /// The oldest of the address where that has its share, and of all where all places are taken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_oldest_unproven_connection_gives_way() {
+async fn unauthenticated_connection_limit_evicts_oldest() {
     let host = TestHost::with(Engine::Sqlite, |config| {
         unhurried(config);
         (config.node.unproven, config.node.unproven_per_address) = (6, 4);
@@ -262,7 +262,7 @@ async fn the_oldest_unproven_connection_gives_way() {
 
 /// Three seconds to begin, ten to attach.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unproven_connection_has_little_time() {
+async fn unauthenticated_connection_is_closed_after_timeout() {
     let stage = Stage::set(Engine::Sqlite).await;
     let mut silent = TcpStream::connect(stage.node()).await.unwrap();
     let mut polite = stage.wire.shake_hands(&stage.grant).await;
@@ -285,7 +285,7 @@ async fn an_unproven_connection_has_little_time() {
 
 /// An address has its share of a tunnel, a tunnel of the node, and who is one too many is reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn visitors_have_bounds() {
+async fn visitor_limits_apply_per_address_tunnel_and_node() {
     let host = TestHost::with(Engine::Sqlite, |config| {
         unhurried(config);
         let node = &mut config.node;
@@ -326,7 +326,7 @@ async fn visitors_have_bounds() {
 
 /// Visitors whose service stalls do not hold more than there is for all, and lose nothing by it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn buffers_have_a_bound() {
+async fn visitor_buffers_stay_within_node_limit() {
     const MIB: usize = 1024 * 1024;
     let host = TestHost::with(Engine::Sqlite, |config| {
         unhurried(config);
@@ -383,207 +383,218 @@ async fn buffers_have_a_bound() {
 
 // Devices.
 
-on_both_engines! {
-    /// A hello whose lists are longer than a device can have reasons for is no hello.
-    async fn a_hello_names_no_more_than_a_device_can_hold(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
-        let path = format!("/devices/{}", device.id);
-        let before = api.get(&path).await.data().clone();
-        let lists: [fn(&mut Hello) -> &mut Vec<Uuid>; 3] =
-            [|hello| &mut hello.lease_ids, |hello| &mut hello.stopped, |hello| &mut hello.operation_ids];
-        for list in lists {
-            let answer = host.hello(&device, |hello| {
-                *list(hello) = unknown(257);
-                hello.platform = "another".into();
-            });
-            let answer = within(SOON, answer).await;
-            assert!(matches!(answer, Err(Some(ToAgent::Goodbye { .. } | ToAgent::Refused { .. }))));
-            assert_eq!(api.get(&path).await.data(), &before, "nothing was written");
-            host.clock.advance(SECOND);
-        }
-        let within_bounds = host.hello(&device, |hello| lists.iter().for_each(|list| *list(hello) = unknown(256)));
-        assert!(within(SOON, within_bounds).await.is_ok());
-    }
-
-    /// So with heartbeats; and one that is within its bounds is answered once.
-    async fn a_heartbeat_names_no_more_than_a_device_can_hold(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
-        let lease = stage.grant.lease_id;
-        let most = [vec![lease], unknown(256)].concat();
-        stage.wire.send(ToHost::Renew { sequence: 7, lease_ids: most.clone() }).await;
-        let mut revoked = Vec::new();
-        let renewed = loop {
-            match within(SOON, stage.wire.next()).await.unwrap() {
-                ToAgent::Revoke { lease_id, .. } => revoked.push(lease_id),
-                ToAgent::Renewed { sequence, lease_ids } => break (sequence, lease_ids),
-                _ => {}
-            }
-        };
-        assert_eq!(renewed, (7, vec![lease]));
-        let distinct: HashSet<_> = revoked.iter().collect();
-        assert!(distinct.len() == revoked.len() && !revoked.contains(&lease), "each at most once");
-
-        let until = async || stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
-        stage.host.clock.advance(SECOND);
-        let too_many = [most, vec![Uuid::from_u128(1000)]].concat();
-        stage.wire.send(ToHost::Renew { sequence: 8, lease_ids: too_many }).await;
-        let goodbye = stage.wire.until(|frame| match frame {
-            ToAgent::Goodbye { .. } => Some(()),
-            ToAgent::Renewed { .. } => panic!("renewed"),
-            _ => None,
+/// A hello whose lists are longer than a device can have reasons for is no hello.
+#[both_engines]
+async fn handshake_with_oversized_id_lists_is_refused(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
+    let path = format!("/devices/{}", device.id);
+    let before = api.get(&path).await.data().clone();
+    let lists: [fn(&mut Hello) -> &mut Vec<Uuid>; 3] =
+        [|hello| &mut hello.lease_ids, |hello| &mut hello.stopped, |hello| &mut hello.operation_ids];
+    for list in lists {
+        let answer = host.hello(&device, |hello| {
+            *list(hello) = unknown(257);
+            hello.platform = "another".into();
         });
-        within(SOON, goodbye).await;
-        assert_eq!(within(SOON, stage.wire.next()).await, None);
-        assert_eq!(until().await, start_of_time() + LEASE, "nothing was renewed");
+        let answer = within(SOON, answer).await;
+        assert!(matches!(answer, Err(Some(ToAgent::Goodbye { .. } | ToAgent::Refused { .. }))));
+        assert_eq!(api.get(&path).await.data(), &before, "nothing was written");
+        host.clock.advance(SECOND);
     }
+    let within_bounds = host.hello(&device, |hello| lists.iter().for_each(|list| *list(hello) = unknown(256)));
+    assert!(within(SOON, within_bounds).await.is_ok());
+}
 
-    /// Twenty frames a second, a hundred at once; what is more waits, and nothing is lost.
-    async fn a_flood_of_frames_is_read_later(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
-        for sequence in 0..150 {
-            wire.send(ToHost::Renew { sequence, lease_ids: Vec::new() }).await;
+/// So with heartbeats; and one that is within its bounds is answered once.
+#[both_engines]
+async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    let lease = stage.grant.lease_id;
+    let most = [vec![lease], unknown(256)].concat();
+    stage.wire.send(ToHost::Renew { sequence: 7, lease_ids: most.clone() }).await;
+    let mut revoked = Vec::new();
+    let renewed = loop {
+        match within(SOON, stage.wire.next()).await.unwrap() {
+            ToAgent::Revoke { lease_id, .. } => revoked.push(lease_id),
+            ToAgent::Renewed { sequence, lease_ids } => break (sequence, lease_ids),
+            _ => {}
         }
-        let renewed = |frame| match frame {
-            ToAgent::Renewed { sequence, .. } => Some(sequence),
-            _ => None,
-        };
-        let mut answered: Vec<u64> = Vec::new();
-        // Its hello may have counted as one.
-        while answered.len() < 99 {
-            answered.push(within(SOON, wire.until(renewed)).await);
-        }
-        // Had more been read, it would have been answered by the time that these are.
-        for _ in 0..20 {
-            api.get("/account").await.data();
-        }
-        while let Some(frame) = wire.next().now_or_never() {
-            answered.extend(renewed(frame.unwrap()));
-        }
-        assert!(answered.len() <= 100, "{} were answered at once", answered.len());
-        host.clock.advance(3 * SECOND);
-        while answered.len() < 150 {
-            answered.push(within(SOON, wire.until(renewed)).await);
-        }
-        assert_eq!(answered, (0..150).collect::<Vec<u64>>());
-        assert_eq!(api.get(&format!("/devices/{}", device.id)).await.data()["online"], true);
+    };
+    assert_eq!(renewed, (7, vec![lease]));
+    let distinct: HashSet<_> = revoked.iter().collect();
+    assert!(distinct.len() == revoked.len() && !revoked.contains(&lease), "each at most once");
+
+    let until = async || stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
+    stage.host.clock.advance(SECOND);
+    let too_many = [most, vec![Uuid::from_u128(1000)]].concat();
+    stage.wire.send(ToHost::Renew { sequence: 8, lease_ids: too_many }).await;
+    let goodbye = stage.wire.until(|frame| match frame {
+        ToAgent::Goodbye { .. } => Some(()),
+        ToAgent::Renewed { .. } => panic!("renewed"),
+        _ => None,
+    });
+    within(SOON, goodbye).await;
+    assert_eq!(within(SOON, stage.wire.next()).await, None);
+    assert_eq!(until().await, start_of_time() + LEASE, "nothing was renewed");
+}
+
+/// Twenty frames a second, a hundred at once; what is more waits, and nothing is lost.
+#[both_engines]
+async fn agent_frame_flood_is_throttled_without_loss(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+    for sequence in 0..150 {
+        wire.send(ToHost::Renew { sequence, lease_ids: Vec::new() }).await;
     }
+    let renewed = |frame| match frame {
+        ToAgent::Renewed { sequence, .. } => Some(sequence),
+        _ => None,
+    };
+    let mut answered: Vec<u64> = Vec::new();
+    // Its hello may have counted as one.
+    while answered.len() < 99 {
+        answered.push(within(SOON, wire.until(renewed)).await);
+    }
+    // Had more been read, it would have been answered by the time that these are.
+    for _ in 0..20 {
+        api.get("/account").await.data();
+    }
+    while let Some(frame) = wire.next().now_or_never() {
+        answered.extend(renewed(frame.unwrap()));
+    }
+    assert!(answered.len() <= 100, "{} were answered at once", answered.len());
+    host.clock.advance(3 * SECOND);
+    while answered.len() < 150 {
+        answered.push(within(SOON, wire.until(renewed)).await);
+    }
+    assert_eq!(answered, (0..150).collect::<Vec<u64>>());
+    assert_eq!(api.get(&format!("/devices/{}", device.id)).await.data()["online"], true);
+}
 
-    /// Sixty starts at once, over all of its connections.
-    async fn a_new_connection_brings_no_new_starts(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let ada = host.person("ada").await;
-        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
-        let start = async |wire: &mut Wire| {
-            wire.send(ToHost::Start { request_id: Uuid::from_u128(1), tunnel: "none".into() }).await;
-            within(SOON, wire.until(|frame| match frame {
+/// Sixty starts at once, over all of its connections.
+#[both_engines]
+async fn start_rate_limit_persists_across_reconnects(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let ada = host.person("ada").await;
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+    let start = async |wire: &mut Wire| {
+        wire.send(ToHost::Start { request_id: Uuid::from_u128(1), tunnel: "none".into() }).await;
+        within(
+            SOON,
+            wire.until(|frame| match frame {
                 ToAgent::Answer { outcome, .. } => Some(outcome.unwrap_err().code),
                 _ => None,
-            })).await
-        };
-        for number in 0..60 {
-            assert_eq!(start(&mut wire).await, "not_found", "{number}");
+            }),
+        )
+        .await
+    };
+    for number in 0..60 {
+        assert_eq!(start(&mut wire).await, "not_found", "{number}");
+    }
+    assert_eq!(start(&mut wire).await, "rate_limited");
+    let mut wire = host.connect(&device, |_| {}).await.unwrap();
+    assert_eq!(start(&mut wire).await, "rate_limited");
+    host.clock.advance(SECOND);
+    assert_eq!(start(&mut wire).await, "not_found");
+    assert_eq!(host.metric("culvert_api_refused_total{bound=\"starts\"}").await, Some(2.0));
+}
+
+/// One device that connects over and over, with all that a hello can hold.
+#[both_engines]
+async fn handshake_flood_does_not_delay_api_requests(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let eve = stage.host.person("eve").await;
+    let device = stage.host.enrol(&eve, eve.account_id, &Capability::ALL).await;
+    let flood = join_all((0..5).map(|_| async {
+        for _ in 0..10_000 {
+            let _ = stage.host.hello(&device, |hello| hello.stopped = unknown(256)).await;
         }
-        assert_eq!(start(&mut wire).await, "rate_limited");
-        let mut wire = host.connect(&device, |_| {}).await.unwrap();
-        assert_eq!(start(&mut wire).await, "rate_limited");
+    }));
+    let path = format!("/tunnels/{}", stage.tunnel);
+    let patches = async {
+        for number in 0..25 {
+            let patched = stage.api.patch(&path, json!({"name": format!("number {number}")})).await;
+            assert_eq!(patched.outcome(), "200");
+            stage.host.clock.advance(Duration::from_millis(100));
+        }
+    };
+    within(SOON, async {
+        tokio::select! {
+            _ = flood => panic!("the flood has ended first"),
+            () = patches => {}
+        }
+    })
+    .await;
+}
+
+/// Ten are let in at once, and then each a second after the one before.
+#[both_engines]
+async fn handshake_rate_limit_allows_burst_then_one_per_second(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let (device, mut first) = host.wired(&ada, ada.account_id).await;
+    for epoch in 2..=10 {
+        first = host.connect(&device, |_| {}).await.unwrap();
+        assert_eq!(first.welcome.connection_epoch, epoch);
+    }
+    let second = host.connect(&device, |_| {});
+    let meanwhile = async {
+        for _ in 0..20 {
+            // The one that counts is answered; were the newer one in, it would be told goodbye.
+            first.renew(&[]).await;
+        }
         host.clock.advance(SECOND);
-        assert_eq!(start(&mut wire).await, "not_found");
-        assert_eq!(host.metric("culvert_api_refused_total{bound=\"starts\"}").await, Some(2.0));
-    }
+    };
+    let (second, ()) = within(SOON, async { tokio::join!(second, meanwhile) }).await;
+    assert_eq!(second.unwrap().welcome.connection_epoch, 11);
+}
 
-    /// One device that connects over and over, with all that a hello can hold.
-    async fn a_flood_of_hellos_holds_up_nobody(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        let eve = stage.host.person("eve").await;
-        let device = stage.host.enrol(&eve, eve.account_id, &Capability::ALL).await;
-        let flood = join_all((0..5).map(|_| async {
-            for _ in 0..10_000 {
-                let _ = stage.host.hello(&device, |hello| hello.stopped = unknown(256)).await;
+/// An agent that does not read what it is answered is gone in ten seconds.
+#[both_engines]
+async fn agent_that_stops_reading_is_disconnected(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (_, mut wire) = host.wired(&ada, ada.account_id).await;
+    assert_eq!(host.app.gateway.connected(), 1);
+    let sent = AtomicUsize::new(0);
+    // The answer to each repeats the name, so a few of them fill what lies between the two.
+    let flood = async {
+        for number in 0..100 {
+            let request_id = Uuid::from_u128(number);
+            if !wire.try_send(ToHost::Start { request_id, tunnel: "x".repeat(200_000) }).await {
+                break;
             }
-        }));
-        let path = format!("/tunnels/{}", stage.tunnel);
-        let patches = async {
-            for number in 0..25 {
-                let patched = stage.api.patch(&path, json!({"name": format!("number {number}")})).await;
-                assert_eq!(patched.outcome(), "200");
-                stage.host.clock.advance(Duration::from_millis(100));
-            }
-        };
-        within(SOON, async {
-            tokio::select! {
-                _ = flood => panic!("the flood has ended first"),
-                () = patches => {}
-            }
-        }).await;
-    }
-
-    /// Ten are let in at once, and then each a second after the one before.
-    async fn hellos_of_a_device_come_a_second_apart(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let (device, mut first) = host.wired(&ada, ada.account_id).await;
-        for epoch in 2..=10 {
-            first = host.connect(&device, |_| {}).await.unwrap();
-            assert_eq!(first.welcome.connection_epoch, epoch);
+            sent.fetch_add(1, Ordering::Relaxed);
         }
-        let second = host.connect(&device, |_| {});
-        let meanwhile = async {
+        std::future::pending::<()>().await;
+    };
+    let watch = async {
+        loop {
+            let before = sent.load(Ordering::Relaxed);
             for _ in 0..20 {
-                // The one that counts is answered; were the newer one in, it would be told goodbye.
-                first.renew(&[]).await;
+                api.get("/account").await.data();
             }
-            host.clock.advance(SECOND);
-        };
-        let (second, ()) = within(SOON, async { tokio::join!(second, meanwhile) }).await;
-        assert_eq!(second.unwrap().welcome.connection_epoch, 11);
-    }
-
-    /// An agent that does not read what it is answered is gone in ten seconds.
-    async fn an_agent_that_stops_reading_is_given_up(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let (_, mut wire) = host.wired(&ada, ada.account_id).await;
+            if before > 0 && sent.load(Ordering::Relaxed) == before {
+                break;
+            }
+        }
         assert_eq!(host.app.gateway.connected(), 1);
-        let sent = AtomicUsize::new(0);
-        // The answer to each repeats the name, so a few of them fill what lies between the two.
-        let flood = async {
-            for number in 0..100 {
-                let request_id = Uuid::from_u128(number);
-                if !wire.try_send(ToHost::Start { request_id, tunnel: "x".repeat(200_000) }).await {
-                    break;
-                }
-                sent.fetch_add(1, Ordering::Relaxed);
-            }
-            std::future::pending::<()>().await;
-        };
-        let watch = async {
-            loop {
-                let before = sent.load(Ordering::Relaxed);
-                for _ in 0..20 {
-                    api.get("/account").await.data();
-                }
-                if before > 0 && sent.load(Ordering::Relaxed) == before {
-                    break;
-                }
-            }
-            assert_eq!(host.app.gateway.connected(), 1);
-            host.clock.advance(10 * SECOND);
-            host.until(async || (host.app.gateway.connected() == 0).then_some(())).await;
-        };
-        within(SOON, async {
-            tokio::select! {
-                () = flood => {}
-                () = watch => {}
-            }
-        }).await;
-    }
+        host.clock.advance(10 * SECOND);
+        host.until(async || (host.app.gateway.connected() == 0).then_some(())).await;
+    };
+    within(SOON, async {
+        tokio::select! {
+            () = flood => {}
+            () = watch => {}
+        }
+    })
+    .await;
 }
 
 // Webhooks.
@@ -626,123 +637,137 @@ async fn hung(authority: &Authority, host: &TestHost) -> Receiver {
     receiver
 }
 
-on_both_engines! {
-    /// Forty endpoints of two scopes hang, and fifty events wait for each. No time passes meanwhile.
-    async fn hung_endpoints_starve_nobody(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let hung = hung(&authority, &host).await;
-        let ada = host.person("ada").await;
-        let team = host.team("hung", &ada).await;
-        for scope_id in [ada.account_id, team] {
-            let Run { api, tunnel, device, wire: _wire, .. } = run(&host, &ada, scope_id).await;
-            for _ in 0..20 {
-                register(&api, &hung.url(), &COMMANDS).await;
-            }
-            // It runs already, and every state is told of all the same.
-            for _ in 0..13 {
-                let path = format!("/tunnels/{tunnel}/actions/start");
-                let again = api.post(&path, json!({"device_id": device.id})).await;
-                assert_eq!(again.data()["result"]["already_running"], true);
-            }
+/// Forty endpoints of two scopes hang, and fifty events wait for each. No time passes meanwhile.
+#[both_engines]
+async fn hung_endpoints_do_not_delay_other_scopes(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let hung = hung(&authority, &host).await;
+    let ada = host.person("ada").await;
+    let team = host.team("hung", &ada).await;
+    for scope_id in [ada.account_id, team] {
+        let Run { api, tunnel, device, wire: _wire, .. } = run(&host, &ada, scope_id).await;
+        for _ in 0..20 {
+            register(&api, &hung.url(), &COMMANDS).await;
         }
-        within(SOON, hung.until_at_work(32)).await;
-        let before = host.clock.now();
-        let bob = host.person("bob").await;
-        let api = host.api(&bob.key);
-        let mut receiver = authority.receiver(&host.clock).await;
-        let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
-        let event = send(&api, &webhook).await;
+        // It runs already, and every state is told of all the same.
+        for _ in 0..13 {
+            let path = format!("/tunnels/{tunnel}/actions/start");
+            let again = api.post(&path, json!({"device_id": device.id})).await;
+            assert_eq!(again.data()["result"]["already_running"], true);
+        }
+    }
+    within(SOON, hung.until_at_work(32)).await;
+    let before = host.clock.now();
+    let bob = host.person("bob").await;
+    let api = host.api(&bob.key);
+    let mut receiver = authority.receiver(&host.clock).await;
+    let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
+    let event = send(&api, &webhook).await;
+    assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), event);
+    assert_eq!(first_attempt(&host, &api, &webhook, &event).await["status"], "succeeded");
+    assert_eq!((host.clock.now(), hung.at_work(), hung.most_at_work()), (before, 32, 32));
+}
+
+/// Sixteen attempts for a scope, sixty-four in all; the others follow.
+#[both_engines]
+async fn concurrent_deliveries_are_limited_per_scope(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let mut receiver = authority.receiver(&host.clock).await;
+    let leave = Arc::new(Semaphore::new(0));
+    receiver.reply(Reply::Wait(leave.clone()));
+    let ada = host.person("ada").await;
+    let mut endpoints = Vec::new();
+    for number in 0..5 {
+        let team = host.team(&format!("team {number}"), &ada).await;
+        let api = host.api(&host.key(ada.account_id, team, "full_access").await.key);
+        for _ in 0..10 {
+            let url = format!("{}{number}", receiver.url());
+            endpoints.push((api.clone(), register(&api, &url, &["device.offline"]).await.0));
+        }
+    }
+    let mut events = HashSet::new();
+    for _ in 0..2 {
+        events.extend(join_all(endpoints.iter().map(|(api, webhook)| send(api, webhook))).await);
+    }
+    within(SOON, receiver.until_at_work(64)).await;
+    let mut heard = HashSet::new();
+    let mut at_work: BTreeMap<String, usize> = BTreeMap::new();
+    for _ in 0..64 {
+        let delivered = receiver.next().await;
+        heard.insert(delivered.header("service-webhook-id").to_owned());
+        *at_work.entry(delivered.what).or_default() += 1;
+    }
+    assert!(at_work.values().all(|count| *count <= 16), "{at_work:?}");
+    // All of the others are answered at once.
+    leave.add_permits(100);
+    for _ in 64..100 {
+        heard.insert(within(SOON, receiver.next()).await.header("service-webhook-id").to_owned());
+    }
+    assert_eq!((heard, receiver.most_at_work()), (events, 64));
+}
+
+/// One attempt instead of two, and five seconds to the first byte at every other attempt: who is
+/// slow and answers is heard.
+#[both_engines]
+async fn timed_out_endpoint_gets_less_time_and_concurrency(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let api = host.api(&host.person("ada").await.key);
+    let mut receiver = hung(&authority, &host).await;
+    let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
+    let outcome = |attempt: &Value| ["status", "error", "duration_ms"].map(|field| attempt[field].clone());
+    let first = send(&api, &webhook).await;
+    within(SOON, receiver.next()).await;
+    host.pass(15 * SECOND).await;
+    let attempt = first_attempt(&host, &api, &webhook, &first).await;
+    assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(15_000)]);
+    let events = [send(&api, &webhook).await, send(&api, &webhook).await, send(&api, &webhook).await];
+    for (event, seconds) in events.iter().zip([5, 15, 5]) {
         assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), event);
-        assert_eq!(first_attempt(&host, &api, &webhook, &event).await["status"], "succeeded");
-        assert_eq!((host.clock.now(), hung.at_work(), hung.most_at_work()), (before, 32, 32));
+        host.pass(seconds * SECOND - Duration::from_millis(1)).await;
+        assert!(
+            deliveries(&api, &webhook)
+                .await
+                .iter()
+                .any(|attempt| attempt["event_id"] == *event && attempt["status"] == "pending")
+        );
+        host.pass(Duration::from_millis(1)).await;
+        let attempt = first_attempt(&host, &api, &webhook, event).await;
+        assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(seconds * 1_000)]);
     }
+    assert_eq!(receiver.most_at_work(), 1);
+}
 
-    /// Sixteen attempts for a scope, sixty-four in all; the others follow.
-    async fn a_scope_has_its_share_of_the_courier(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let mut receiver = authority.receiver(&host.clock).await;
-        let leave = Arc::new(Semaphore::new(0));
-        receiver.reply(Reply::Wait(leave.clone()));
-        let ada = host.person("ada").await;
-        let mut endpoints = Vec::new();
-        for number in 0..5 {
-            let team = host.team(&format!("team {number}"), &ada).await;
-            let api = host.api(&host.key(ada.account_id, team, "full_access").await.key);
-            for _ in 0..10 {
-                let url = format!("{}{number}", receiver.url());
-                endpoints.push((api.clone(), register(&api, &url, &["device.offline"]).await.0));
-            }
-        }
-        let mut events = HashSet::new();
-        for _ in 0..2 {
-            events.extend(join_all(endpoints.iter().map(|(api, webhook)| send(api, webhook))).await);
-        }
-        within(SOON, receiver.until_at_work(64)).await;
-        let mut heard = HashSet::new();
-        let mut at_work: BTreeMap<String, usize> = BTreeMap::new();
-        for _ in 0..64 {
-            let delivered = receiver.next().await;
-            heard.insert(delivered.header("service-webhook-id").to_owned());
-            *at_work.entry(delivered.what).or_default() += 1;
-        }
-        assert!(at_work.values().all(|count| *count <= 16), "{at_work:?}");
-        // All of the others are answered at once.
-        leave.add_permits(100);
-        for _ in 64..100 {
-            heard.insert(within(SOON, receiver.next()).await.header("service-webhook-id").to_owned());
-        }
-        assert_eq!((heard, receiver.most_at_work()), (events, 64));
-    }
-
-    /// One attempt instead of two, and five seconds to the first byte at every other attempt: who is
-    /// slow and answers is heard.
-    async fn an_endpoint_that_timed_out_is_given_less(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let api = host.api(&host.person("ada").await.key);
-        let mut receiver = hung(&authority, &host).await;
-        let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
-        let outcome = |attempt: &Value| ["status", "error", "duration_ms"].map(|field| attempt[field].clone());
-        let first = send(&api, &webhook).await;
-        within(SOON, receiver.next()).await;
-        host.pass(15 * SECOND).await;
-        let attempt = first_attempt(&host, &api, &webhook, &first).await;
-        assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(15_000)]);
-        let events = [send(&api, &webhook).await, send(&api, &webhook).await, send(&api, &webhook).await];
-        for (event, seconds) in events.iter().zip([5, 15, 5]) {
-            assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), event);
-            host.pass(seconds * SECOND - Duration::from_millis(1)).await;
-            assert!(deliveries(&api, &webhook).await.iter().any(|attempt| attempt["event_id"] == *event && attempt["status"] == "pending"));
-            host.pass(Duration::from_millis(1)).await;
-            let attempt = first_attempt(&host, &api, &webhook, event).await;
-            assert_eq!(outcome(&attempt), [json!("failed"), json!("timeout"), json!(seconds * 1_000)]);
-        }
-        assert_eq!(receiver.most_at_work(), 1);
-    }
-
-    /// Beyond ten thousand that wait for an endpoint, new ones are canceled, and say why.
-    async fn what_waits_for_an_endpoint_has_a_bound(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let api = host.api(&host.person("ada").await.key);
-        let mut receiver = authority.receiver(&host.clock).await;
-        let leave = Arc::new(Semaphore::new(0));
-        receiver.reply(Reply::Wait(leave.clone()));
-        let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
-        execute(&host, "UPDATE webhooks SET waiting = 9999").await;
-        let last = send(&api, &webhook).await;
-        within(SOON, receiver.next()).await;
-        let refused = send(&api, &webhook).await;
-        let attempt = first_attempt(&host, &api, &webhook, &refused).await;
-        assert_eq!(["status", "error", "next_attempt_at"].map(|field| attempt[field].clone()), [json!("canceled"), json!("too_many_waiting"), Value::Null]);
-        // Whatever is settled makes room.
-        leave.add_permits(1);
-        assert_eq!(first_attempt(&host, &api, &webhook, &last).await["status"], "succeeded");
-        let next = send(&api, &webhook).await;
-        assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), next, "the one that was canceled never came");
-    }
+/// Beyond ten thousand that wait for an endpoint, new ones are canceled, and say why.
+#[both_engines]
+async fn full_delivery_queue_cancels_new_delivery(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let api = host.api(&host.person("ada").await.key);
+    let mut receiver = authority.receiver(&host.clock).await;
+    let leave = Arc::new(Semaphore::new(0));
+    receiver.reply(Reply::Wait(leave.clone()));
+    let (webhook, _) = register(&api, &receiver.url(), &["device.offline"]).await;
+    execute(&host, "UPDATE webhooks SET waiting = 9999").await;
+    let last = send(&api, &webhook).await;
+    within(SOON, receiver.next()).await;
+    let refused = send(&api, &webhook).await;
+    let attempt = first_attempt(&host, &api, &webhook, &refused).await;
+    assert_eq!(
+        ["status", "error", "next_attempt_at"].map(|field| attempt[field].clone()),
+        [json!("canceled"), json!("too_many_waiting"), Value::Null]
+    );
+    // Whatever is settled makes room.
+    leave.add_permits(1);
+    assert_eq!(first_attempt(&host, &api, &webhook, &last).await["status"], "succeeded");
+    let next = send(&api, &webhook).await;
+    assert_eq!(
+        within(SOON, receiver.next()).await.header("service-webhook-id"),
+        next,
+        "the one that was canceled never came"
+    );
 }
 
 // Bodies.
@@ -787,7 +812,7 @@ fn names_few(answer: &Answer, count: usize) {
 
 /// The largest body of nothing but strangers costs neither a policy's time nor a long answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_fields_are_named_in_few_words() {
+async fn many_unknown_fields_get_bounded_error_response() {
     const MOST: usize = 255 * 1024;
     let host = TestHost::with(Engine::Sqlite, unhurried).await;
     let api = host.api(&host.person("ada").await.key);
@@ -841,109 +866,117 @@ async fn unknown_fields_are_named_in_few_words() {
 
 // What an agent says of itself.
 
-on_both_engines! {
-    /// Whatever a hello says, people are shown a few plain words.
-    async fn a_hello_is_cleaned(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
-        let path = format!("/devices/{}", device.id);
-        type Change = fn(&mut Hello);
-        let changes: [Change; 4] = [
-            |hello| hello.platform = "x".repeat(120_000),
-            |hello| hello.version = "x".repeat(120_000),
-            |hello| (hello.platform, hello.version) = ("\u{1b}[31mred\u{1b}[0m".into(), "1\0.2\u{7}\n\u{9b}3".into()),
-            |hello| {
-                let odd = ["\u{1b}[31m", "a\0b", "", "two words", "\u{85}"].map(String::from);
-                let many = (0..3_000).map(|number| format!("capability_{number:05}"));
-                hello.capabilities.extend(odd.into_iter().chain(["x".repeat(500)]).chain(many));
-            },
-        ];
-        for change in changes {
-            let wire = within(SOON, host.hello(&device, change)).await;
-            assert!(wire.is_ok(), "it is let in");
-            let shown = api.get(&path).await;
-            for field in ["platform", "version"] {
-                let text = shown.data()[field].as_str().unwrap_or_default();
-                assert!(text.chars().count() <= 100 && !has_control_characters(text), "{field}: {text:?}");
-            }
-            let capabilities: Vec<_> = shown.data()["capabilities"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
-            assert!(capabilities.len() <= 50, "{}", capabilities.len());
-            for word in capabilities {
-                assert!((1..=64).contains(&word.chars().count()) && !word.contains(' ') && !has_control_characters(word), "{word:?}");
-            }
-            let place = operator(&host).await;
-            for line in ["culvert device list", "culvert device list --json"] {
-                let listed = within(SOON, place.run(line)).await;
-                assert!(listed.status.success());
-                let listed = String::from_utf8(listed.stdout).unwrap();
-                assert!(listed.contains(&device.id.to_string()));
-                assert!(listed.lines().all(|line| line.chars().count() <= 2_000 && !has_control_characters(line)), "{listed:?}");
-            }
-            host.clock.advance(SECOND);
+/// Whatever a hello says, people are shown a few plain words.
+#[both_engines]
+async fn handshake_text_is_truncated_and_sanitized(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
+    let path = format!("/devices/{}", device.id);
+    type Change = fn(&mut Hello);
+    let changes: [Change; 4] = [
+        |hello| hello.platform = "x".repeat(120_000),
+        |hello| hello.version = "x".repeat(120_000),
+        |hello| (hello.platform, hello.version) = ("\u{1b}[31mred\u{1b}[0m".into(), "1\0.2\u{7}\n\u{9b}3".into()),
+        |hello| {
+            let odd = ["\u{1b}[31m", "a\0b", "", "two words", "\u{85}"].map(String::from);
+            let many = (0..3_000).map(|number| format!("capability_{number:05}"));
+            hello.capabilities.extend(odd.into_iter().chain(["x".repeat(500)]).chain(many));
+        },
+    ];
+    for change in changes {
+        let wire = within(SOON, host.hello(&device, change)).await;
+        assert!(wire.is_ok(), "it is let in");
+        let shown = api.get(&path).await;
+        for field in ["platform", "version"] {
+            let text = shown.data()[field].as_str().unwrap_or_default();
+            assert!(text.chars().count() <= 100 && !has_control_characters(text), "{field}: {text:?}");
         }
+        let capabilities: Vec<_> =
+            shown.data()["capabilities"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+        assert!(capabilities.len() <= 50, "{}", capabilities.len());
+        for word in capabilities {
+            assert!(
+                (1..=64).contains(&word.chars().count()) && !word.contains(' ') && !has_control_characters(word),
+                "{word:?}"
+            );
+        }
+        let place = operator(&host).await;
+        for line in ["culvert device list", "culvert device list --json"] {
+            let listed = within(SOON, place.run(line)).await;
+            assert!(listed.status.success());
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            assert!(listed.contains(&device.id.to_string()));
+            assert!(
+                listed.lines().all(|line| line.chars().count() <= 2_000 && !has_control_characters(line)),
+                "{listed:?}"
+            );
+        }
+        host.clock.advance(SECOND);
     }
+}
 
-    /// So with why something failed.
-    async fn a_failure_is_cleaned(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = tunnel_to(&api, 80).await;
-        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
-        let dirty = |text: &str| format!("\u{1b}[31m\0{}\u{7}", text.repeat(100 * 1024 / text.len()));
-        for (code, detail) in [
-            (dirty("code_"), "It failed.".to_owned()),
-            ("agent_rejected".into(), dirty("It failed. ")),
-            (String::new(), String::new()),
-        ] {
-            let asked = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
-            within(SOON, wire.begin(asked)).await.unwrap();
-            within(SOON, wire.finish(asked, Err(Failure::new(&code, detail)))).await;
-            let failed = api.get(&format!("/operations/{asked}")).await;
-            assert_eq!(failed.data()["status"], "failed");
-            for (field, most) in [("code", 64), ("detail", 500)] {
-                let text = failed.data()["error"][field].as_str().unwrap();
-                assert!(text.chars().count() <= most && !has_control_characters(text), "{field}: {text:?}");
-            }
-            let shown = api.get(&format!("/tunnels/{tunnel}")).await;
-            assert!(shown.text.len() < 4_096 && !shown.text.contains("\\u001b"), "{}", shown.text);
+/// So with why something failed.
+#[both_engines]
+async fn agent_failure_text_is_truncated_and_sanitized(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = tunnel_to(&api, 80).await;
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+    let dirty = |text: &str| format!("\u{1b}[31m\0{}\u{7}", text.repeat(100 * 1024 / text.len()));
+    for (code, detail) in [
+        (dirty("code_"), "It failed.".to_owned()),
+        ("agent_rejected".into(), dirty("It failed. ")),
+        (String::new(), String::new()),
+    ] {
+        let asked = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        within(SOON, wire.begin(asked)).await.unwrap();
+        within(SOON, wire.finish(asked, Err(Failure::new(&code, detail)))).await;
+        let failed = api.get(&format!("/operations/{asked}")).await;
+        assert_eq!(failed.data()["status"], "failed");
+        for (field, most) in [("code", 64), ("detail", 500)] {
+            let text = failed.data()["error"][field].as_str().unwrap();
+            assert!(text.chars().count() <= most && !has_control_characters(text), "{field}: {text:?}");
         }
+        let shown = api.get(&format!("/tunnels/{tunnel}")).await;
+        assert!(shown.text.len() < 4_096 && !shown.text.contains("\\u001b"), "{}", shown.text);
     }
+}
 
-    /// A device that comes and goes is told of ten times a minute at most, and in the end as it is.
-    async fn presence_is_told_of_now_and_then(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let receiver = authority.receiver(&host.clock).await;
-        let (webhook, _) = register(&api, &receiver.url(), &["device.online", "device.offline"]).await;
-        let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
-        let mut told = Vec::new();
-        for _ in 0..100 {
-            let mut wire = within(SOON, host.connect(&device, |_| {})).await.unwrap();
-            wire.send(ToHost::Goodbye).await;
-            within(SOON, async { while wire.next().await.is_some() {} }).await;
-            host.pass(SECOND).await;
-            told.push(deliveries(&api, &webhook).await.len());
-        }
-        assert!(told[0] >= 1, "a first change is told of at once");
-        assert!(told[58] <= 10 && told[99] <= 20, "{told:?}");
-        host.pass(MINUTE).await;
-        let settled = async || {
-            let attempts = deliveries(&api, &webhook).await;
-            attempts.iter().all(|attempt| attempt["status"] == "succeeded").then_some(attempts)
-        };
-        let attempts = within(SOON, host.until(async || settled().await)).await;
-        assert_eq!((&attempts[0]["event"], attempts.len() <= 30), (&json!("device.offline"), true));
-        // Where it ends the other way round, that is what is told of last.
-        let _wire = within(SOON, host.connect(&device, |_| {})).await.unwrap();
-        host.pass(20 * SECOND).await;
-        let attempts = within(SOON, host.until(async || settled().await)).await;
-        assert_eq!(attempts[0]["event"], "device.online");
+/// A device that comes and goes is told of ten times a minute at most, and in the end as it is.
+#[both_engines]
+async fn flapping_device_emits_limited_presence_events(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let receiver = authority.receiver(&host.clock).await;
+    let (webhook, _) = register(&api, &receiver.url(), &["device.online", "device.offline"]).await;
+    let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
+    let mut told = Vec::new();
+    for _ in 0..100 {
+        let mut wire = within(SOON, host.connect(&device, |_| {})).await.unwrap();
+        wire.send(ToHost::Goodbye).await;
+        within(SOON, async { while wire.next().await.is_some() {} }).await;
+        host.pass(SECOND).await;
+        told.push(deliveries(&api, &webhook).await.len());
     }
+    assert!(told[0] >= 1, "a first change is told of at once");
+    assert!(told[58] <= 10 && told[99] <= 20, "{told:?}");
+    host.pass(MINUTE).await;
+    let settled = async || {
+        let attempts = deliveries(&api, &webhook).await;
+        attempts.iter().all(|attempt| attempt["status"] == "succeeded").then_some(attempts)
+    };
+    let attempts = within(SOON, host.until(async || settled().await)).await;
+    assert_eq!((&attempts[0]["event"], attempts.len() <= 30), (&json!("device.offline"), true));
+    // Where it ends the other way round, that is what is told of last.
+    let _wire = within(SOON, host.connect(&device, |_| {})).await.unwrap();
+    host.pass(20 * SECOND).await;
+    let attempts = within(SOON, host.until(async || settled().await)).await;
+    assert_eq!(attempts[0]["event"], "device.online");
 }
 
 // Keys and codes that are none.
@@ -974,119 +1007,123 @@ async fn proxied(engine: Engine) -> TestHost {
     TestHost::with(engine, |config| config.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()]).await
 }
 
-on_both_engines! {
-    async fn wrong_codes_cost_nobody_anything(engine: Engine) {
-        let host = proxied(engine).await;
-        let ada = host.person("ada").await;
-        let wrong = || EnrolmentCode::generate(&host.clock).reveal().to_owned();
-        for _ in 0..30 {
-            assert_eq!(enrol_from(&host, "192.0.2.1", &wrong()).await, 422);
-        }
-        let good = host.device_code(ada.account_id, ada.account_id).await;
-        assert_eq!(enrol_from(&host, "192.0.2.1", &wrong()).await, 429);
-        assert_eq!(enrol_from(&host, "192.0.2.1", &good).await, 429, "whether it is good is not looked at");
-        let other = host.device_code(ada.account_id, ada.account_id).await;
-        assert_eq!(enrol_from(&host, "192.0.2.2", &other).await, 200, "others are not hurt");
-        host.clock.advance(MINUTE);
-        assert_eq!(enrol_from(&host, "192.0.2.1", &good).await, 200, "and neither is the code");
-
-        for _ in 0..30 {
-            enrol_from(&host, "192.0.2.3", &wrong()).await;
-        }
-        // Without a store nobody can ask it.
-        host.app.store.close().await;
-        assert_eq!(enrol_from(&host, "192.0.2.3", &wrong()).await, 429);
-        for none in ["", "guess", "AAAA-BBBB", "ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ", &"A".repeat(10_000)] {
-            assert_eq!(enrol_from(&host, "192.0.2.4", none).await, 422, "{none}");
-        }
-        assert_eq!(enrol_from(&host, "192.0.2.4", &wrong()).await, 503, "what could be one is looked up");
+#[both_engines]
+async fn wrong_enrolment_codes_block_only_their_address(engine: Engine) {
+    let host = proxied(engine).await;
+    let ada = host.person("ada").await;
+    let wrong = || EnrolmentCode::generate(&host.clock).reveal().to_owned();
+    for _ in 0..30 {
+        assert_eq!(enrol_from(&host, "192.0.2.1", &wrong()).await, 422);
     }
+    let good = host.device_code(ada.account_id, ada.account_id).await;
+    assert_eq!(enrol_from(&host, "192.0.2.1", &wrong()).await, 429);
+    assert_eq!(enrol_from(&host, "192.0.2.1", &good).await, 429, "whether it is good is not looked at");
+    let other = host.device_code(ada.account_id, ada.account_id).await;
+    assert_eq!(enrol_from(&host, "192.0.2.2", &other).await, 200, "others are not hurt");
+    host.clock.advance(MINUTE);
+    assert_eq!(enrol_from(&host, "192.0.2.1", &good).await, 200, "and neither is the code");
 
-    async fn unknown_keys_cost_nobody_anything(engine: Engine) {
-        let host = proxied(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        let clock = host.clock.clone();
-        let unknown = |api: &Api| api.with_key(ApiKey::generate(&clock).reveal());
-        for _ in 0..30 {
-            assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "401 invalid_api_key");
-        }
-        assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited");
-        assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        // Not only while it is remembered from a moment ago.
-        host.pass(2 * SECOND).await;
-        assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "401 invalid_api_key");
-        // Nor only until the host starts again.
-        let host = within(SOON, host.restart()).await;
-        let api = host.api(&ada.key);
-        for _ in 0..31 {
-            ask_from(&unknown(&api), "192.0.2.1").await;
-        }
-        assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-        host.app.store.close().await;
-        assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
-        assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "503 service_unavailable");
+    for _ in 0..30 {
+        enrol_from(&host, "192.0.2.3", &wrong()).await;
     }
+    // Without a store nobody can ask it.
+    host.app.store.close().await;
+    assert_eq!(enrol_from(&host, "192.0.2.3", &wrong()).await, 429);
+    for none in ["", "guess", "AAAA-BBBB", "ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ", &"A".repeat(10_000)] {
+        assert_eq!(enrol_from(&host, "192.0.2.4", none).await, 422, "{none}");
+    }
+    assert_eq!(enrol_from(&host, "192.0.2.4", &wrong()).await, 503, "what could be one is looked up");
+}
 
-    /// A key that is revoked while its request waits for its turn changes nothing.
-    async fn a_key_is_looked_at_when_its_turn_comes(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let other = host.key(ada.account_id, ada.account_id, "full_access").await;
-        let path = format!("/tunnels/{}", tunnel_to(&api, 80).await);
-        let before = api.get(&path).await.data().clone();
-        let (held, is_held) = oneshot::channel();
-        let (let_go, go) = oneshot::channel::<()>();
-        let key_id = ada.key_id.to_string();
-        let turn = host.app.store.write(Some(ada.account_id), move |write| {
-            Box::pin(async move {
-                held.send(()).unwrap();
-                go.await.unwrap();
-                write.revoke_key(&key_id).await
-            })
-        });
-        let request = async {
-            is_held.await.unwrap();
-            let patch = api.patch(&path, json!({"name": "changed"}));
-            // What is read meanwhile is answered, with the key as it was a moment ago.
-            let meanwhile = async {
-                for _ in 0..5 {
-                    assert_eq!(api.get(&path).await.outcome(), "200");
-                }
-                let_go.send(()).unwrap();
-            };
-            tokio::join!(patch, meanwhile).0
+#[both_engines]
+async fn unknown_api_keys_do_not_block_valid_key(engine: Engine) {
+    let host = proxied(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
+    let clock = host.clock.clone();
+    let unknown = |api: &Api| api.with_key(ApiKey::generate(&clock).reveal());
+    for _ in 0..30 {
+        assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "401 invalid_api_key");
+    }
+    assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited");
+    assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
+    // Not only while it is remembered from a moment ago.
+    host.pass(2 * SECOND).await;
+    assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
+    assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "401 invalid_api_key");
+    // Nor only until the host starts again.
+    let host = within(SOON, host.restart()).await;
+    let api = host.api(&ada.key);
+    for _ in 0..31 {
+        ask_from(&unknown(&api), "192.0.2.1").await;
+    }
+    assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
+    host.app.store.close().await;
+    assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
+    assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "503 service_unavailable");
+}
+
+/// A key that is revoked while its request waits for its turn changes nothing.
+#[both_engines]
+async fn request_waiting_when_key_is_revoked_is_rejected(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let other = host.key(ada.account_id, ada.account_id, "full_access").await;
+    let path = format!("/tunnels/{}", tunnel_to(&api, 80).await);
+    let before = api.get(&path).await.data().clone();
+    let (held, is_held) = oneshot::channel();
+    let (let_go, go) = oneshot::channel::<()>();
+    let key_id = ada.key_id.to_string();
+    let turn = host.app.store.write(Some(ada.account_id), move |write| {
+        Box::pin(async move {
+            held.send(()).unwrap();
+            go.await.unwrap();
+            write.revoke_key(&key_id).await
+        })
+    });
+    let request = async {
+        is_held.await.unwrap();
+        let patch = api.patch(&path, json!({"name": "changed"}));
+        // What is read meanwhile is answered, with the key as it was a moment ago.
+        let meanwhile = async {
+            for _ in 0..5 {
+                assert_eq!(api.get(&path).await.outcome(), "200");
+            }
+            let_go.send(()).unwrap();
         };
-        let (revoked, answer) = within(SOON, async { tokio::join!(turn, request) }).await;
-        assert!(revoked.unwrap().is_some());
-        assert_eq!(answer.outcome(), "401 invalid_api_key");
-        assert_eq!(host.api(&other.key).get(&path).await.data(), &before);
-    }
+        tokio::join!(patch, meanwhile).0
+    };
+    let (revoked, answer) = within(SOON, async { tokio::join!(turn, request) }).await;
+    assert!(revoked.unwrap().is_some());
+    assert_eq!(answer.outcome(), "401 invalid_api_key");
+    assert_eq!(host.api(&other.key).get(&path).await.data(), &before);
+}
 
-    /// Windows that a wrong date has left in the future are over.
-    async fn a_clock_that_was_ahead_refuses_nobody(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let ahead = (start_of_time() + DAY).timestamp_micros();
-        let insert = format!("INSERT INTO rate_windows (api_key_id, minute_start, minute_count, day_start, day_count) \
-                              SELECT id, {ahead}, 120, {ahead}, 10000 FROM api_keys");
-        execute(&host, insert.leak()).await;
-        let first = host.api(&ada.key).get("/account").await;
-        assert_eq!((first.outcome().as_str(), first.header("x-ratelimit-remaining")), ("200", Some("119")));
-        // Nor do they come back with what is saved.
-        host.pass(SECOND).await;
-        assert_eq!(host.api(&ada.key).get("/account").await.header("x-ratelimit-remaining"), Some("118"));
-        let host = host.restart().await;
-        assert_eq!(host.api(&ada.key).get("/account").await.header("x-ratelimit-remaining"), Some("117"));
-    }
+/// Windows that a wrong date has left in the future are over.
+#[both_engines]
+async fn rate_window_in_the_future_is_discarded(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let ahead = (start_of_time() + DAY).timestamp_micros();
+    let insert = format!(
+        "INSERT INTO rate_windows (api_key_id, minute_start, minute_count, day_start, day_count) \
+                          SELECT id, {ahead}, 120, {ahead}, 10000 FROM api_keys"
+    );
+    execute(&host, insert.leak()).await;
+    let first = host.api(&ada.key).get("/account").await;
+    assert_eq!((first.outcome().as_str(), first.header("x-ratelimit-remaining")), ("200", Some("119")));
+    // Nor do they come back with what is saved.
+    host.pass(SECOND).await;
+    assert_eq!(host.api(&ada.key).get("/account").await.header("x-ratelimit-remaining"), Some("118"));
+    let host = host.restart().await;
+    assert_eq!(host.api(&ada.key).get("/account").await.header("x-ratelimit-remaining"), Some("117"));
 }
 
 /// A hundred thousand networks of one provider are remembered as few, and nobody waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_addresses_are_remembered_as_few() {
+async fn failed_auth_tracking_of_many_addresses_is_bounded() {
     let host = TestHost::start(Engine::Sqlite).await;
     let (strangers, now) = (&host.app.strangers, host.clock.moment());
     let provider = "2001:db8::".parse::<Ipv6Addr>().unwrap().to_bits();
@@ -1142,7 +1179,7 @@ async fn head_of(connection: &mut TcpStream) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_has_so_many_connections() {
+async fn api_connection_limit_applies_per_address() {
     let host = TestHost::with(Engine::Sqlite, |config| {
         config.api.connections_per_address = 3;
         config.rate_limit.failed_auth_per_minute = 100_000;
@@ -1166,7 +1203,7 @@ async fn an_address_has_so_many_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_has_so_many_agents() {
+async fn agent_beyond_host_limit_is_refused() {
     let host = TestHost::with(Engine::Sqlite, |config| config.api.agents = 2).await;
     let ada = host.person("ada").await;
     let (_, first) = host.wired(&ada, ada.account_id).await;
@@ -1186,7 +1223,7 @@ async fn a_host_has_so_many_agents() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_has_so_many_bytes() {
+async fn request_with_oversized_headers_is_rejected() {
     let host = TestHost::start(Engine::Sqlite).await;
     let mut connection = TcpStream::connect(host.address).await.unwrap();
     let long = format!("GET /v2/account HTTP/1.1\r\nHost: h\r\nX-Long: {}\r\n\r\n", "x".repeat(40_000));
@@ -1200,8 +1237,10 @@ async fn a_head_has_so_many_bytes() {
 }
 
 /// Ten seconds for the whole of an enrolment, however its bytes drip.
+///
+/// covers: request_timeout
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_enrolment_does_not_drip_for_ever() {
+async fn slow_enrolment_request_times_out() {
     let host = TestHost::start(Engine::Sqlite).await;
     let mut connection = TcpStream::connect(host.address).await.unwrap();
     let head = format!(
@@ -1222,62 +1261,67 @@ async fn an_enrolment_does_not_drip_for_ever() {
 
 // What time brings about.
 
-on_both_engines! {
-    /// However many wake-ups come, what is due is done.
-    async fn wake_ups_do_not_hold_up_the_clock(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        let (host, tunnel) = (&stage.host, stage.tunnel);
-        let (wakes, woken) = mpsc::unbounded_channel();
-        for _ in 0..2_000 {
+/// However many wake-ups come, what is due is done.
+#[both_engines]
+async fn wake_up_flood_does_not_delay_lease_expiry(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (host, tunnel) = (&stage.host, stage.tunnel);
+    let (wakes, woken) = mpsc::unbounded_channel();
+    for _ in 0..2_000 {
+        wakes.send(Wake::Tunnel(tunnel)).unwrap();
+    }
+    let relay = tokio::spawn(relay::run(host.app.clone(), woken, Pace::ByItself));
+    let busy = async {
+        for _ in 0..u64::MAX {
             wakes.send(Wake::Tunnel(tunnel)).unwrap();
+            host.clock.advance(Duration::from_millis(1));
+            tokio::task::yield_now().await;
         }
-        let relay = tokio::spawn(relay::run(host.app.clone(), woken, Pace::ByItself));
-        let busy = async {
-            for _ in 0..u64::MAX {
-                wakes.send(Wake::Tunnel(tunnel)).unwrap();
-                host.clock.advance(Duration::from_millis(1));
-                tokio::task::yield_now().await;
-            }
-        };
-        let expired = host.until(async || session_of(host, tunnel).await.is_none().then_some(()));
-        within(SOON, async {
-            tokio::select! {
-                () = busy => {}
-                () = expired => {}
-            }
-        }).await;
-        assert_eq!(session_of(host, tunnel).await, None);
-        relay.abort();
-    }
+    };
+    let expired = host.until(async || session_of(host, tunnel).await.is_none().then_some(()));
+    within(SOON, async {
+        tokio::select! {
+            () = busy => {}
+            () = expired => {}
+        }
+    })
+    .await;
+    assert_eq!(session_of(host, tunnel).await, None);
+    relay.abort();
+}
 
-    /// A row that nobody can read is its own problem.
-    async fn one_unreadable_row_does_not_end_a_sweep(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let mut asked = Vec::new();
-        for name in ["ada", "bob", "eve"] {
-            let person = host.person(name).await;
-            let api = host.api(&person.key);
-            let tunnel = tunnel_to(&api, 80).await;
-            let (device, wire) = host.wired(&person, person.account_id).await;
-            let id = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
-            asked.push((api, id, wire));
-            host.clock.advance(SECOND);
-        }
-        // That of the one in the middle.
-        execute(&host, "UPDATE operations SET error = 'not json' WHERE created_at = \
-                        (SELECT created_at FROM operations ORDER BY created_at LIMIT 1 OFFSET 1)").await;
-        host.pass(MINUTE).await;
-        for (api, id, _) in [&asked[0], &asked[2]] {
-            assert_eq!(api.get(&format!("/operations/{id}")).await.data()["status"], "expired");
-        }
-        let (api, id, _) = &asked[1];
-        assert_eq!(api.get(&format!("/operations/{id}")).await.outcome(), "500 internal_error");
+/// A row that nobody can read is its own problem.
+#[both_engines]
+async fn unreadable_operation_does_not_block_expiry_of_others(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let mut asked = Vec::new();
+    for name in ["ada", "bob", "eve"] {
+        let person = host.person(name).await;
+        let api = host.api(&person.key);
+        let tunnel = tunnel_to(&api, 80).await;
+        let (device, wire) = host.wired(&person, person.account_id).await;
+        let id = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        asked.push((api, id, wire));
+        host.clock.advance(SECOND);
     }
+    // That of the one in the middle.
+    execute(
+        &host,
+        "UPDATE operations SET error = 'not json' WHERE created_at = \
+                    (SELECT created_at FROM operations ORDER BY created_at LIMIT 1 OFFSET 1)",
+    )
+    .await;
+    host.pass(MINUTE).await;
+    for (api, id, _) in [&asked[0], &asked[2]] {
+        assert_eq!(api.get(&format!("/operations/{id}")).await.data()["status"], "expired");
+    }
+    let (api, id, _) = &asked[1];
+    assert_eq!(api.get(&format!("/operations/{id}")).await.outcome(), "500 internal_error");
 }
 
 /// Somebody who sits on one scope's row keeps no other scope's lease alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_locked_scope_holds_up_no_other() {
+async fn locked_scope_does_not_delay_lease_expiry_of_others() {
     let host = TestHost::with(Engine::Postgres, unhurried).await;
     let mut runs = Vec::new();
     for name in ["ada", "bob", "eve"] {
@@ -1300,7 +1344,7 @@ async fn a_locked_scope_holds_up_no_other() {
 
 /// Whatever the umask: what a host and its operator's commands write is theirs alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_the_hosts_alone() {
+async fn data_files_are_accessible_to_owner_only() {
     fn check(path: &Path, found: &mut Vec<String>) {
         let wanted = if path.is_dir() { 0o700 } else { 0o600 };
         assert_eq!(mode(path), wanted, "{}", path.display());
@@ -1328,7 +1372,7 @@ async fn files_are_the_hosts_alone() {
 
 /// What a full disk has left of the operator's token is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_is_cut_off_is_refused() {
+async fn empty_admin_token_file_is_refused() {
     let place = Place::new(Engine::Sqlite).await.set("CULVERT_DATA_DIR", "fresh");
     place.json("culvert account create --email ada@example.com --name Ada").await;
     fs::write(place.folder.path().join("fresh/admin.token"), "").unwrap();
@@ -1350,7 +1394,7 @@ async fn admin(host: &TestHost, method: Method, path: &str, token: Option<&str>)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operators_listener_wants_a_token() {
+async fn admin_listener_requires_token() {
     let host = TestHost::start(Engine::Sqlite).await;
     let token = host.admin_token();
     let reads = ["/status", "/metrics", "/policies"].map(|path| (Method::GET, path));
@@ -1379,7 +1423,7 @@ async fn the_operators_listener_wants_a_token() {
 
 /// The operator's commands find the token by themselves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operators_commands_have_the_token() {
+async fn operator_commands_read_admin_token_file() {
     let place = Place::new(Engine::Sqlite).await;
     let _host = place.serve().await;
     assert_eq!(mode(&place.folder.path().join("culvert-data/admin.token")), 0o600);
@@ -1393,7 +1437,7 @@ async fn the_operators_commands_have_the_token() {
 
 /// Compiled policies that somebody else has written are made again, whatever digest they carry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchanged_artefact_is_not_run() {
+async fn forged_compiled_policy_is_recompiled() {
     const DIGEST: usize = 32;
     let mut folder = Default::default();
     let host = TestHost::with(Engine::Sqlite, |config| {
@@ -1426,7 +1470,7 @@ async fn an_exchanged_artefact_is_not_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policies_folder_open_to_others_is_refused() {
+async fn world_writable_policy_folder_is_refused() {
     let place = Place::new(Engine::Sqlite).await;
     let folder = place.folder.path().join("culvert-data/policies");
     fs::remove_file(&folder).unwrap();
@@ -1480,180 +1524,188 @@ impl Handoff {
     }
 }
 
-on_both_engines! {
-    async fn a_device_that_may_no_longer_gets_nothing_back(engine: Engine) {
-        let handoff = Handoff::begin(engine).await;
-        let path = format!("/tunnels/{}/devices", handoff.tunnel);
-        handoff.api.put(&path, json!({"device_ids": [handoff.latter.id]})).await.data();
-        handoff.fails_for_good().await;
-    }
+#[both_engines]
+async fn failed_handoff_does_not_restore_disallowed_device(engine: Engine) {
+    let handoff = Handoff::begin(engine).await;
+    let path = format!("/tunnels/{}/devices", handoff.tunnel);
+    handoff.api.put(&path, json!({"device_ids": [handoff.latter.id]})).await.data();
+    handoff.fails_for_good().await;
+}
 
-    async fn a_member_who_has_left_gets_nothing_back(engine: Engine) {
-        let handoff = Handoff::begin(engine).await;
-        handoff.host.leave(handoff.team, &handoff.bob).await;
-        handoff.fails_for_good().await;
-    }
+#[both_engines]
+async fn failed_handoff_does_not_restore_departed_member(engine: Engine) {
+    let handoff = Handoff::begin(engine).await;
+    handoff.host.leave(handoff.team, &handoff.bob).await;
+    handoff.fails_for_good().await;
+}
 
-    async fn a_suspended_scope_gets_nothing_back(engine: Engine) {
-        let handoff = Handoff::begin(engine).await;
-        let (team, until) = (handoff.team, handoff.host.clock.now() + DAY);
-        let suspended = handoff.host.app.store.write(Some(team), move |write| {
-            Box::pin(async move { write.suspend_scope(team, until).await })
-        });
-        suspended.await.unwrap();
-        handoff.fails_for_good().await;
-    }
+#[both_engines]
+async fn failed_handoff_does_not_restore_suspended_scope(engine: Engine) {
+    let handoff = Handoff::begin(engine).await;
+    let (team, until) = (handoff.team, handoff.host.clock.now() + DAY);
+    let suspended = handoff
+        .host
+        .app
+        .store
+        .write(Some(team), move |write| Box::pin(async move { write.suspend_scope(team, until).await }));
+    suspended.await.unwrap();
+    handoff.fails_for_good().await;
 }
 
 // Plans, ports, logs, settings and secrets.
 
-on_both_engines! {
-    /// A plan that nobody knows includes nothing, at the device as well.
-    async fn an_unknown_plan_runs_nothing(engine: Engine) {
-        let host = TestHost::with(engine, unhurried).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
-        let tunnel = tunnel_to(&api, echo_service().await.port()).await;
-        let other = tunnel_to(&api, 80).await;
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        let visitor = host.visitor(&api, tunnel).await;
-        host.set_plan(ada.account_id, "nobody-knows-it").await;
-        assert_eq!(device.start_tunnel(&other.to_string()).await.unwrap_err().code, "feature_not_available");
-        host.pass(SECOND).await;
-        assert_eq!(session_of(&host, tunnel).await, None);
-        assert!(within(SOON, visitor.was_reset()).await);
-        within(SOON, device.until(async || device.tunnels().await.is_empty())).await;
-        assert_eq!(device.start_tunnel(&tunnel.to_string()).await.unwrap_err().code, "feature_not_available");
-        // Back on one that is known, it runs again.
-        host.set_plan(ada.account_id, "self-hosted").await;
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        assert_eq!(visit(&host, &api, tunnel, b"again").await.unwrap(), b"again");
-    }
+/// A plan that nobody knows includes nothing, at the device as well.
+#[both_engines]
+async fn unknown_plan_stops_and_refuses_tunnels(engine: Engine) {
+    let host = TestHost::with(engine, unhurried).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = tunnel_to(&api, echo_service().await.port()).await;
+    let other = tunnel_to(&api, 80).await;
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    let visitor = host.visitor(&api, tunnel).await;
+    host.set_plan(ada.account_id, "nobody-knows-it").await;
+    assert_eq!(device.start_tunnel(&other.to_string()).await.unwrap_err().code, "feature_not_available");
+    host.pass(SECOND).await;
+    assert_eq!(session_of(&host, tunnel).await, None);
+    assert!(within(SOON, visitor.was_reset()).await);
+    within(SOON, device.until(async || device.tunnels().await.is_empty())).await;
+    assert_eq!(device.start_tunnel(&tunnel.to_string()).await.unwrap_err().code, "feature_not_available");
+    // Back on one that is known, it runs again.
+    host.set_plan(ada.account_id, "self-hosted").await;
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    assert_eq!(visit(&host, &api, tunnel, b"again").await.unwrap(), b"again");
+}
 
-    /// Who still dials a port that was freed reaches nobody else for a day, while there are others.
-    async fn a_freed_port_rests(engine: Engine) {
-        let host = TestHost::with(engine, |config| {
-            unhurried(config);
-            config.node.ports = PortRange { first: 20_000, last: 20_011 };
-        }).await;
-        let (ada, bob) = (host.person("ada").await, host.person("bob").await);
-        let (adas, bobs) = (host.api(&ada.key), host.api(&bob.key));
-        let create = async |api: &Api| {
-            let created = api.post("/tunnels", json!({"local_port": 80})).await;
-            (created.id(), created.data()["remote_port"].as_u64().unwrap())
-        };
-        let mut freed = HashSet::new();
-        let mut tunnels = Vec::new();
-        for _ in 0..11 {
-            let (tunnel, port) = create(&adas).await;
-            freed.insert(port);
-            tunnels.push(tunnel);
-        }
-        for tunnel in tunnels {
-            adas.delete(&format!("/tunnels/{tunnel}")).await.data();
-        }
-        let (_, port) = create(&bobs).await;
-        assert!(!freed.contains(&port), "{port} of {freed:?}");
-        // Where there is none else, one that rests is better than none.
-        let mut given = HashSet::from([port]);
-        for _ in 1..12 {
-            given.insert(create(&bobs).await.1);
-        }
-        assert_eq!(given, (20_000..=20_011).collect::<HashSet<u64>>());
-        assert_eq!(bobs.post("/tunnels", json!({"local_port": 80})).await.outcome(), "409 no_port_available");
+/// Who still dials a port that was freed reaches nobody else for a day, while there are others.
+#[both_engines]
+async fn freed_port_is_not_reused_while_others_are_free(engine: Engine) {
+    let host = TestHost::with(engine, |config| {
+        unhurried(config);
+        config.node.ports = PortRange { first: 20_000, last: 20_011 };
+    })
+    .await;
+    let (ada, bob) = (host.person("ada").await, host.person("bob").await);
+    let (adas, bobs) = (host.api(&ada.key), host.api(&bob.key));
+    let create = async |api: &Api| {
+        let created = api.post("/tunnels", json!({"local_port": 80})).await;
+        (created.id(), created.data()["remote_port"].as_u64().unwrap())
+    };
+    let mut freed = HashSet::new();
+    let mut tunnels = Vec::new();
+    for _ in 0..11 {
+        let (tunnel, port) = create(&adas).await;
+        freed.insert(port);
+        tunnels.push(tunnel);
     }
+    for tunnel in tunnels {
+        adas.delete(&format!("/tunnels/{tunnel}")).await.data();
+    }
+    let (_, port) = create(&bobs).await;
+    assert!(!freed.contains(&port), "{port} of {freed:?}");
+    // Where there is none else, one that rests is better than none.
+    let mut given = HashSet::from([port]);
+    for _ in 1..12 {
+        given.insert(create(&bobs).await.1);
+    }
+    assert_eq!(given, (20_000..=20_011).collect::<HashSet<u64>>());
+    assert_eq!(bobs.post("/tunnels", json!({"local_port": 80})).await.outcome(), "409 no_port_available");
+}
 
-    /// A port that was closed stays closed until the store has heard of it.
-    async fn what_was_ended_is_not_opened_again(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
-        let public = stage.public().await;
-        let (nodes, store) = (&stage.host.app.nodes, &stage.host.app.store);
-        assert!(!is_closed(public).await);
-        let lease = store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
-        nodes.end(&lease).await;
-        for _ in 0..3 {
-            nodes.reconcile().await.unwrap();
-            assert!(is_closed(public).await, "its session is still open in the store");
-            nodes.apply(stage.tunnel).await;
-            assert!(is_closed(public).await);
-        }
-        store.end_sessions(stage.ada.account_id, vec![lease.session_id], EndReason::StoppedApi).await.unwrap();
+/// A port that was closed stays closed until the store has heard of it.
+#[both_engines]
+async fn reconcile_does_not_reopen_port_of_ended_lease(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    let public = stage.public().await;
+    let (nodes, store) = (&stage.host.app.nodes, &stage.host.app.store);
+    assert!(!is_closed(public).await);
+    let lease = store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
+    nodes.end(&lease).await;
+    for _ in 0..3 {
         nodes.reconcile().await.unwrap();
+        assert!(is_closed(public).await, "its session is still open in the store");
+        nodes.apply(stage.tunnel).await;
         assert!(is_closed(public).await);
-        let grant = start(&stage.api, stage.tunnel, &stage.device, &mut stage.wire).await;
-        assert_eq!(grant.epoch, 2);
-        // A new run is a new one.
-        stage.grant = grant;
-        stage.serves().await;
     }
+    store.end_sessions(stage.ada.account_id, vec![lease.session_id], EndReason::StoppedApi).await.unwrap();
+    nodes.reconcile().await.unwrap();
+    assert!(is_closed(public).await);
+    let grant = start(&stage.api, stage.tunnel, &stage.device, &mut stage.wire).await;
+    assert_eq!(grant.epoch, 2);
+    // A new run is a new one.
+    stage.grant = grant;
+    stage.serves().await;
+}
 
-    /// A key that has leaked can be replaced: nothing new is vouched for by the old one, and what it
-    /// had sealed is sealed anew.
-    async fn a_leaked_key_is_replaced(engine: Engine) {
-        let authority = Authority::new();
-        let host = TestHost::with(engine, |config| authority.let_in(config)).await;
-        let ada = host.person("ada").await;
-        let mut receiver = authority.receiver(&host.clock).await;
-        let url = receiver.url();
-        let create = async |host: &TestHost| {
-            let api = host.api(&ada.key);
-            let body = json!({"url": url, "events": ["device.offline"]});
-            api.send(api.request(Method::POST, "/webhooks").header("idempotency-key", "once").json(&body)).await
-        };
-        let created = create(&host).await;
-        let (webhook, secret) = (format!("/webhooks/{}", created.id()), created.data()["secret"].as_str().unwrap().to_owned());
+/// A key that has leaked can be replaced: nothing new is vouched for by the old one, and what it
+/// had sealed is sealed anew.
+#[both_engines]
+async fn secret_key_rotation_reseals_stored_secrets(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let ada = host.person("ada").await;
+    let mut receiver = authority.receiver(&host.clock).await;
+    let url = receiver.url();
+    let create = async |host: &TestHost| {
         let api = host.api(&ada.key);
-        for _ in 0..2 {
-            tunnel_to(&api, 80).await;
-        }
-        let page = api.get("/tunnels?limit=1").await;
-        let next = format!("/tunnels?limit=1&cursor={}", page.body["meta"]["next_cursor"].as_str().unwrap());
-        assert_eq!(api.get(&next).await.outcome(), "200");
+        let body = json!({"url": url, "events": ["device.offline"]});
+        api.send(api.request(Method::POST, "/webhooks").header("idempotency-key", "once").json(&body)).await
+    };
+    let created = create(&host).await;
+    let (webhook, secret) =
+        (format!("/webhooks/{}", created.id()), created.data()["secret"].as_str().unwrap().to_owned());
+    let api = host.api(&ada.key);
+    for _ in 0..2 {
+        tunnel_to(&api, 80).await;
+    }
+    let page = api.get("/tunnels?limit=1").await;
+    let next = format!("/tunnels?limit=1&cursor={}", page.body["meta"]["next_cursor"].as_str().unwrap());
+    assert_eq!(api.get(&next).await.outcome(), "200");
 
-        let file = host.config().data_dir.join("secret.key");
-        let new = format!("v2:{}\n", STANDARD.encode([7; 32]));
-        fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(new.as_bytes()).unwrap();
-        // A host that does not have the new key yet could open nothing any longer.
-        let early = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
-        assert_eq!(
-            String::from_utf8_lossy(&early.stderr),
-            "culvert: no host has started with the newest key of secret_key_file; start the host first\n"
-        );
-        let host = within(SOON, host.restart()).await;
-        let api = host.api(&ada.key);
-        assert_eq!(api.get(&next).await.fields(), ["cursor"]);
-        let replay = create(&host).await;
-        assert_eq!((replay.header("idempotent-replayed"), &replay.text), (Some("true"), &created.text));
-        send(&api, &webhook).await;
-        assert!(is_signed_with(&secret, &within(SOON, receiver.next()).await));
+    let file = host.config().data_dir.join("secret.key");
+    let new = format!("v2:{}\n", STANDARD.encode([7; 32]));
+    fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(new.as_bytes()).unwrap();
+    // A host that does not have the new key yet could open nothing any longer.
+    let early = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
+    assert_eq!(
+        String::from_utf8_lossy(&early.stderr),
+        "culvert: no host has started with the newest key of secret_key_file; start the host first\n"
+    );
+    let host = within(SOON, host.restart()).await;
+    let api = host.api(&ada.key);
+    assert_eq!(api.get(&next).await.fields(), ["cursor"]);
+    let replay = create(&host).await;
+    assert_eq!((replay.header("idempotent-replayed"), &replay.text), (Some("true"), &created.text));
+    send(&api, &webhook).await;
+    assert!(is_signed_with(&secret, &within(SOON, receiver.next()).await));
 
-        let replay = create(&host).await;
-        assert_eq!((replay.header("idempotent-replayed"), &replay.text), (Some("true"), &created.text));
-        let resealed = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
-        assert!(resealed.status.success(), "{}", String::from_utf8_lossy(&resealed.stderr));
-        fs::write(&file, &new).unwrap();
-        let host = within(SOON, host.restart()).await;
-        let api = host.api(&ada.key);
-        // What a request was is vouched for by the key of its day.
-        assert_eq!(create(&host).await.outcome(), "409 idempotency_conflict");
-        let event = send(&api, &webhook).await;
-        // One that the restart interrupted may come again.
-        let delivered = within(SOON, async {
-            loop {
-                let delivered = receiver.next().await;
-                if delivered.header("service-webhook-id") == event {
-                    return delivered;
-                }
+    let replay = create(&host).await;
+    assert_eq!((replay.header("idempotent-replayed"), &replay.text), (Some("true"), &created.text));
+    let resealed = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
+    assert!(resealed.status.success(), "{}", String::from_utf8_lossy(&resealed.stderr));
+    fs::write(&file, &new).unwrap();
+    let host = within(SOON, host.restart()).await;
+    let api = host.api(&ada.key);
+    // What a request was is vouched for by the key of its day.
+    assert_eq!(create(&host).await.outcome(), "409 idempotency_conflict");
+    let event = send(&api, &webhook).await;
+    // One that the restart interrupted may come again.
+    let delivered = within(SOON, async {
+        loop {
+            let delivered = receiver.next().await;
+            if delivered.header("service-webhook-id") == event {
+                return delivered;
             }
-        }).await;
-        assert!(is_signed_with(&secret, &delivered));
-    }
+        }
+    })
+    .await;
+    assert!(is_signed_with(&secret, &delivered));
 }
 
 /// Nobody fills the log with a path.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_path_is_a_short_line() {
+async fn long_request_path_is_truncated_in_log() {
     let place = Place::new(Engine::Sqlite).await;
     let mut host = place.serve().await;
     for length in [10 * 1024, 60 * 1024] {
@@ -1675,7 +1727,7 @@ async fn a_long_path_is_a_short_line() {
 
 /// A tunnel's port that is the host's own would never open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_nodes_ports_are_not_the_hosts() {
+async fn node_ports_overlapping_host_listeners_are_refused() {
     for (ports, setting) in [("8000-8100", "listen"), ("9000-9200", "admin_listen"), ("7835-7835", "node.listen")] {
         let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", ports);
         let said = fails(&place, "culvert serve").await;

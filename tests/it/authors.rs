@@ -59,18 +59,18 @@ async fn builds_and_passes(kind: &str, place: &Place) {
 }
 
 #[tokio::test]
-async fn a_plan_access_project_in_rust() {
+async fn new_rust_plan_access_project_builds_and_passes() {
     builds_and_passes("plan-access", &project("plan-access", "rust").await).await;
 }
 
 #[tokio::test]
-async fn a_validation_project_in_rust() {
+async fn new_rust_validation_project_builds_and_passes() {
     builds_and_passes("validation", &project("validation", "rust").await).await;
 }
 
 /// And its rules are functions that are tested without any sandbox.
 #[tokio::test]
-async fn a_team_role_project_in_rust() {
+async fn new_rust_team_role_project_builds_and_passes() {
     let place = project("team-role", "rust").await;
     builds_and_passes("team-role", &place).await;
     let mut cargo = place.command_of("cargo");
@@ -88,18 +88,18 @@ async fn javascript(kind: &str) -> Place {
 }
 
 #[tokio::test]
-async fn a_plan_access_project_in_javascript() {
+async fn new_javascript_plan_access_project_builds_and_passes() {
     builds_and_passes("plan-access", &javascript("plan-access").await).await;
 }
 
 #[tokio::test]
-async fn a_validation_project_in_javascript() {
+async fn new_javascript_validation_project_builds_and_passes() {
     builds_and_passes("validation", &javascript("validation").await).await;
 }
 
 /// A host loads it, and it decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_team_role_project_in_javascript() {
+async fn new_javascript_team_role_project_runs_in_host() {
     let place = javascript("team-role").await;
     let built = author(&place, "culvert policy build my-team-role").await;
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -132,7 +132,7 @@ fn lax(place: &Place) {
 }
 
 #[tokio::test]
-async fn a_failing_case_is_shown_field_by_field() {
+async fn failing_policy_case_reports_field_differences() {
     let place = place().await;
     lax(&place);
     assert_snapshot!(told(&place, "culvert policy test lax.wasm --junit report.xml").await, @r#"
@@ -178,7 +178,7 @@ fn one_case(place: &Place, name: &str, expect: &str) {
 }
 
 #[tokio::test]
-async fn rules_without_a_case_are_missed() {
+async fn uncovered_rule_fails_minimum_coverage() {
     let place = place().await;
     lax(&place);
     one_case(&place, "anybody", "allow");
@@ -194,7 +194,7 @@ async fn rules_without_a_case_are_missed() {
 
 /// A saved file is tested without being asked for.
 #[tokio::test]
-async fn watching_tests_what_was_saved() {
+async fn saved_case_file_reruns_watched_tests() {
     let place = place().await;
     lax(&place);
     one_case(&place, "what it answers", "allow");
@@ -206,7 +206,7 @@ async fn watching_tests_what_was_saved() {
 }
 
 #[tokio::test]
-async fn what_an_author_gets_wrong_is_said() {
+async fn policy_author_mistake_prints_specific_error() {
     let place = place().await;
     lax(&place);
     let folder = place.folder.path();
@@ -343,7 +343,7 @@ async fn what_an_author_gets_wrong_is_said() {
 }
 
 #[tokio::test]
-async fn one_question_from_standard_input() {
+async fn policy_run_reads_question_from_standard_input() {
     let place = place().await;
     let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/dist/team-role.wasm");
     let mut run = place.command_of(Place::programs().join("culvert"));
@@ -363,7 +363,7 @@ async fn one_question_from_standard_input() {
 }
 
 #[tokio::test]
-async fn a_bench_counts_the_same_instructions_every_time() {
+async fn policy_bench_instruction_count_is_deterministic() {
     let place = place().await;
     let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/dist/team-role.wasm");
     let mut counted = Vec::new();

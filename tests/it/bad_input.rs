@@ -5,6 +5,7 @@
 
 use culvert::http::openapi::document;
 use culvert::http::routes::{Row, Takes, table};
+use culvert_test_macros::both_engines;
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -12,7 +13,6 @@ use uuid::Uuid;
 use crate::support::api::{Answer, Api};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost};
-use crate::support::on_both_engines;
 
 /// Where a value under test goes, in a body that is right but for it.
 const HERE: &str = "the value under test";
@@ -292,134 +292,212 @@ fn wrong(schema: &Value) -> Vec<String> {
     wrong
 }
 
-on_both_engines! {
-    /// Every field, with everything that it must not be.
-    async fn every_field_is_guarded(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
-        for row in table().iter().filter(|row| row.request.is_some()) {
-            let before = stage.state().await;
-            let fields = stage.fields(row);
-            assert!(!fields.is_empty(), "{} {} takes nothing", row.method, row.path);
-            for Field { path, body, schema } in fields {
-                let body = body.to_string();
-                for value in wrong(&schema) {
-                    let body = body.replace(&format!("\"{HERE}\""), &value);
-                    stage.refuses(row, body.as_bytes(), "422 validation_failed", Some(&path)).await;
-                }
-            }
-            assert_eq!(stage.state().await, before, "{} {} has changed something", row.method, row.path);
-        }
-        stage.end(800);
-    }
-
-    /// What is no JSON, no object, or says more than there is to say.
-    async fn every_body_is_guarded(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
-        let deep = |open: &str, close: &str| format!("{{\"x\":{}{}}}", open.repeat(20_000), close.repeat(20_000));
-        for row in table().iter().filter(|row| row.takes != Takes::Nothing) {
-            let before = stage.state().await;
-            let right = stage.right(row).to_string();
-            let fields = right.trim_start_matches('{').trim_end_matches('}').to_owned();
-            let more = |field: &str| format!("{{{}}}", [fields.as_str(), field].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(","));
-            let mut broken: Vec<Vec<u8>> = [
-                "{", "}", "{]", "x", "{'a':1}", "{\"a\":1,}", "{\"a\":}", "{a:1}", "{} {}", "{}x", "NaN", "{\"a\":NaN}", "{\"a\":1e999}",
-                "{\"a\":01}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\\x\"}", "{\"a\":\"\n\"}", "/**/{}", "\u{feff}{}", " ",
-            ].map(|text| text.as_bytes().to_vec()).into();
-            broken.push(more("\"x\":1,\"x\":1").into_bytes());
-            broken.push(more("\"x\":{\"y\":1,\"y\":1}").into_bytes());
-            broken.push(more("\"x\":[{\"y\":1,\"y\":1}]").into_bytes());
-            broken.push([&b"{\"a\":\"\xff\"}"[..]].concat());
-            broken.push([&b"{\"\xc3\x28\":1}"[..]].concat());
-            broken.push(vec![0xff, 0xfe, b'{', 0, b'}', 0]);
-            broken.push(vec![0; 16]);
-            broken.push(deep("[", "]").into_bytes());
-            broken.push(deep("{\"a\":", "}").into_bytes());
-            broken.push("[".repeat(100_000).into_bytes());
-            if let Some((first, rest)) = fields.split_once(',').or((!fields.is_empty()).then_some((fields.as_str(), ""))) {
-                broken.push(format!("{{{first},{first},{rest}}}").replace(",}", "}").into_bytes());
-            }
-            for body in broken {
-                stage.refuses(row, &body, "400 invalid_json", None).await;
-            }
-            for body in ["[]", "null", "true", "7", "\"{}\"", "[{}]", " [] "] {
-                stage.refuses(row, body.as_bytes(), "400 invalid_json_object", None).await;
-            }
-            for (body, field) in [(more("\"colour\":1"), "colour"), (more("\"\":null"), ""), (more("\"__proto__\":{}"), "__proto__"), (more("\"Local_Port\":80"), "Local_Port"), (more("\"a.b\":80"), "a.b")] {
-                stage.refuses(row, body.as_bytes(), "422 validation_failed", Some(field)).await;
-            }
-            if row.takes == Takes::Object {
-                stage.refuses(row, b"", "400 invalid_json", None).await;
-            }
-            let large = format!("{{\"x\":\"{}\"}}", "x".repeat(300_000));
-            stage.refuses(row, large.as_bytes(), "413 payload_too_large", None).await;
-            assert_eq!(stage.state().await, before, "{} {} has changed something", row.method, row.path);
-        }
-        stage.end(500);
-    }
-
-    /// An id of nothing is the id of nothing, whatever it looks like.
-    async fn every_id_is_guarded(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
+/// Every field, with everything that it must not be.
+///
+/// covers: validation_failed
+/// covers: local_port: 1 to 65535
+/// covers: idle_timeout: 30 to 3600
+/// covers: buffer_size: 1024 to 1048576
+#[both_engines]
+async fn invalid_field_value_is_rejected_without_changes(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    for row in table().iter().filter(|row| row.request.is_some()) {
         let before = stage.state().await;
-        let unknown = stage.host.clock.id();
-        let long = "7".repeat(2000);
-        for row in table().iter().filter(|row| row.path.contains('{')) {
-            let path = stage.path(row);
-            let ids = path.split('/').filter(|part| Uuid::parse_str(part).is_ok()).map(str::to_owned).collect::<Vec<_>>();
-            let body = (row.takes == Takes::Object).then(|| stage.right(row).to_string().into_bytes());
-            for id in ids {
-                let wrong = [
-                    unknown.to_string(), unknown.simple().to_string(), format!("%7B{id}%7D"), format!("urn:uuid:{id}"), id.replace('-', ""),
-                    format!("{id}0"), id[1..].to_owned(), "0".into(), "-1".into(), "null".into(), "%00".into(), format!("{id}%00"), "%FF".into(),
-                    "%F0%9F%90%B2".into(), "%20".into(), "..%2F..".into(), "'%20OR%201=1".into(), Uuid::nil().to_string(), Uuid::max().to_string(), long.clone(),
-                ];
-                for wrong in wrong {
-                    let answer = stage.send(row, &path.replace(&id, &wrong), body.clone()).await;
-                    stage.refused += 1;
-                    if answer.outcome() != "404 not_found" {
-                        stage.problems.push(format!("{} {} with {wrong}: {}", row.method, row.path, answer.outcome()));
-                    }
-                }
+        let fields = stage.fields(row);
+        assert!(!fields.is_empty(), "{} {} takes nothing", row.method, row.path);
+        for Field { path, body, schema } in fields {
+            let body = body.to_string();
+            for value in wrong(&schema) {
+                let body = body.replace(&format!("\"{HERE}\""), &value);
+                stage.refuses(row, body.as_bytes(), "422 validation_failed", Some(&path)).await;
             }
         }
-        assert_eq!(stage.state().await, before);
-        stage.end(400);
+        assert_eq!(stage.state().await, before, "{} {} has changed something", row.method, row.path);
     }
+    stage.end(800);
+}
 
-    /// A page is asked for by a number from 1 to 100 and a cursor of its own list, or not at all.
-    async fn every_page_is_guarded(engine: Engine) {
-        let mut stage = Stage::set(engine).await;
-        stage.api.post("/tunnels", json!({"local_port": 80})).await.id();
-        let foreign = stage.api.get("/tunnels?limit=1").await.body["meta"]["next_cursor"].as_str().unwrap().to_owned();
-        let cut = foreign[1..].to_owned();
-        let changed = format!("{}{}", &foreign[..foreign.len() - 2], if foreign.ends_with("AA") { "BB" } else { "AA" });
-        let limits = ["", "0", "-1", "101", "1.5", "1e1", "abc", "%20", "25%20", "4294967297", "18446744073709551617", "%00", "null", "1&limit=2", "%FF"];
-        let long = "A".repeat(4000);
-        let cursors = ["", "x", "%00", "AAAA", "null", &cut, &changed, &long, "AQ==", "%FF"];
-        for row in table().iter().filter(|row| row.paged) {
-            let path = stage.path(row);
-            let asked = limits.iter().map(|limit| (format!("limit={limit}"), vec!["limit"]));
-            let asked = asked.chain(cursors.iter().map(|cursor| (format!("cursor={cursor}"), vec!["cursor"])));
-            let asked = asked.chain([("limit=0&cursor=x".to_owned(), vec!["cursor", "limit"])]);
-            let foreign = (row.path != "/tunnels").then(|| (format!("cursor={foreign}"), vec!["cursor"]));
-            for (query, fields) in asked.chain(foreign) {
-                let answer = stage.send(row, &format!("{path}?{query}"), None).await;
+/// What is no JSON, no object, or says more than there is to say.
+#[both_engines]
+async fn malformed_body_is_rejected_without_changes(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    let deep = |open: &str, close: &str| format!("{{\"x\":{}{}}}", open.repeat(20_000), close.repeat(20_000));
+    for row in table().iter().filter(|row| row.takes != Takes::Nothing) {
+        let before = stage.state().await;
+        let right = stage.right(row).to_string();
+        let fields = right.trim_start_matches('{').trim_end_matches('}').to_owned();
+        let more = |field: &str| {
+            format!(
+                "{{{}}}",
+                [fields.as_str(), field].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(",")
+            )
+        };
+        let mut broken: Vec<Vec<u8>> = [
+            "{",
+            "}",
+            "{]",
+            "x",
+            "{'a':1}",
+            "{\"a\":1,}",
+            "{\"a\":}",
+            "{a:1}",
+            "{} {}",
+            "{}x",
+            "NaN",
+            "{\"a\":NaN}",
+            "{\"a\":1e999}",
+            "{\"a\":01}",
+            "{\"a\":\"\\ud800\"}",
+            "{\"a\":\"\\x\"}",
+            "{\"a\":\"\n\"}",
+            "/**/{}",
+            "\u{feff}{}",
+            " ",
+        ]
+        .map(|text| text.as_bytes().to_vec())
+        .into();
+        broken.push(more("\"x\":1,\"x\":1").into_bytes());
+        broken.push(more("\"x\":{\"y\":1,\"y\":1}").into_bytes());
+        broken.push(more("\"x\":[{\"y\":1,\"y\":1}]").into_bytes());
+        broken.push([&b"{\"a\":\"\xff\"}"[..]].concat());
+        broken.push([&b"{\"\xc3\x28\":1}"[..]].concat());
+        broken.push(vec![0xff, 0xfe, b'{', 0, b'}', 0]);
+        broken.push(vec![0; 16]);
+        broken.push(deep("[", "]").into_bytes());
+        broken.push(deep("{\"a\":", "}").into_bytes());
+        broken.push("[".repeat(100_000).into_bytes());
+        if let Some((first, rest)) = fields.split_once(',').or((!fields.is_empty()).then_some((fields.as_str(), ""))) {
+            broken.push(format!("{{{first},{first},{rest}}}").replace(",}", "}").into_bytes());
+        }
+        for body in broken {
+            stage.refuses(row, &body, "400 invalid_json", None).await;
+        }
+        for body in ["[]", "null", "true", "7", "\"{}\"", "[{}]", " [] "] {
+            stage.refuses(row, body.as_bytes(), "400 invalid_json_object", None).await;
+        }
+        for (body, field) in [
+            (more("\"colour\":1"), "colour"),
+            (more("\"\":null"), ""),
+            (more("\"__proto__\":{}"), "__proto__"),
+            (more("\"Local_Port\":80"), "Local_Port"),
+            (more("\"a.b\":80"), "a.b"),
+        ] {
+            stage.refuses(row, body.as_bytes(), "422 validation_failed", Some(field)).await;
+        }
+        if row.takes == Takes::Object {
+            stage.refuses(row, b"", "400 invalid_json", None).await;
+        }
+        let large = format!("{{\"x\":\"{}\"}}", "x".repeat(300_000));
+        stage.refuses(row, large.as_bytes(), "413 payload_too_large", None).await;
+        assert_eq!(stage.state().await, before, "{} {} has changed something", row.method, row.path);
+    }
+    stage.end(500);
+}
+
+/// An id of nothing is the id of nothing, whatever it looks like.
+#[both_engines]
+async fn invalid_resource_id_returns_not_found(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    let before = stage.state().await;
+    let unknown = stage.host.clock.id();
+    let long = "7".repeat(2000);
+    for row in table().iter().filter(|row| row.path.contains('{')) {
+        let path = stage.path(row);
+        let ids = path.split('/').filter(|part| Uuid::parse_str(part).is_ok()).map(str::to_owned).collect::<Vec<_>>();
+        let body = (row.takes == Takes::Object).then(|| stage.right(row).to_string().into_bytes());
+        for id in ids {
+            let wrong = [
+                unknown.to_string(),
+                unknown.simple().to_string(),
+                format!("%7B{id}%7D"),
+                format!("urn:uuid:{id}"),
+                id.replace('-', ""),
+                format!("{id}0"),
+                id[1..].to_owned(),
+                "0".into(),
+                "-1".into(),
+                "null".into(),
+                "%00".into(),
+                format!("{id}%00"),
+                "%FF".into(),
+                "%F0%9F%90%B2".into(),
+                "%20".into(),
+                "..%2F..".into(),
+                "'%20OR%201=1".into(),
+                Uuid::nil().to_string(),
+                Uuid::max().to_string(),
+                long.clone(),
+            ];
+            for wrong in wrong {
+                let answer = stage.send(row, &path.replace(&id, &wrong), body.clone()).await;
                 stage.refused += 1;
-                if answer.outcome() != "422 validation_failed" || answer.fields() != fields {
-                    stage.problems.push(format!("{} {}?{query}: {} {:?}", row.method, row.path, answer.outcome(), answer.fields()));
+                if answer.outcome() != "404 not_found" {
+                    stage.problems.push(format!("{} {} with {wrong}: {}", row.method, row.path, answer.outcome()));
                 }
             }
         }
-        stage.end(100);
     }
+    assert_eq!(stage.state().await, before);
+    stage.end(400);
+}
 
-    /// The bodies that the other tests begin with are taken: it is what is wrong in them that is refused.
-    async fn what_is_right_is_taken(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        for row in table().iter().filter(|row| row.takes != Takes::Nothing && row.method != Method::DELETE) {
-            let answer = stage.send(row, &stage.path(row), Some(stage.right(row).to_string().into_bytes())).await;
-            let taken = answer.status < 300 || answer.status == 409 || answer.outcome() == "422 domain_not_verified";
-            assert!(taken, "{} {}: {answer}", row.method, row.path);
+/// A page is asked for by a number from 1 to 100 and a cursor of its own list, or not at all.
+#[both_engines]
+async fn invalid_page_parameters_are_rejected(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    stage.api.post("/tunnels", json!({"local_port": 80})).await.id();
+    let foreign = stage.api.get("/tunnels?limit=1").await.body["meta"]["next_cursor"].as_str().unwrap().to_owned();
+    let cut = foreign[1..].to_owned();
+    let changed = format!("{}{}", &foreign[..foreign.len() - 2], if foreign.ends_with("AA") { "BB" } else { "AA" });
+    let limits = [
+        "",
+        "0",
+        "-1",
+        "101",
+        "1.5",
+        "1e1",
+        "abc",
+        "%20",
+        "25%20",
+        "4294967297",
+        "18446744073709551617",
+        "%00",
+        "null",
+        "1&limit=2",
+        "%FF",
+    ];
+    let long = "A".repeat(4000);
+    let cursors = ["", "x", "%00", "AAAA", "null", &cut, &changed, &long, "AQ==", "%FF"];
+    for row in table().iter().filter(|row| row.paged) {
+        let path = stage.path(row);
+        let asked = limits.iter().map(|limit| (format!("limit={limit}"), vec!["limit"]));
+        let asked = asked.chain(cursors.iter().map(|cursor| (format!("cursor={cursor}"), vec!["cursor"])));
+        let asked = asked.chain([("limit=0&cursor=x".to_owned(), vec!["cursor", "limit"])]);
+        let foreign = (row.path != "/tunnels").then(|| (format!("cursor={foreign}"), vec!["cursor"]));
+        for (query, fields) in asked.chain(foreign) {
+            let answer = stage.send(row, &format!("{path}?{query}"), None).await;
+            stage.refused += 1;
+            if answer.outcome() != "422 validation_failed" || answer.fields() != fields {
+                stage.problems.push(format!(
+                    "{} {}?{query}: {} {:?}",
+                    row.method,
+                    row.path,
+                    answer.outcome(),
+                    answer.fields()
+                ));
+            }
         }
+    }
+    stage.end(100);
+}
+
+/// The bodies that the other tests begin with are taken: it is what is wrong in them that is refused.
+#[both_engines]
+async fn valid_baseline_body_is_accepted(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    for row in table().iter().filter(|row| row.takes != Takes::Nothing && row.method != Method::DELETE) {
+        let answer = stage.send(row, &stage.path(row), Some(stage.right(row).to_string().into_bytes())).await;
+        let taken = answer.status < 300 || answer.status == 409 || answer.outcome() == "422 domain_not_verified";
+        assert!(taken, "{} {}: {answer}", row.method, row.path);
     }
 }

@@ -1,9 +1,10 @@
 //! The operator's command line: what it prints, and what a mistake ends in.
 
+use crate::support::host::Engine;
+use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::Value;
 
-use crate::support::on_both_engines;
 use crate::support::program::Place;
 
 /// `1: culvert: …`, the exit code and what stands on standard error.
@@ -22,122 +23,127 @@ fn shape(value: &Value) -> String {
     }
 }
 
-on_both_engines! {
-    /// Every command, beside a running host, with `--json`.
-    async fn every_command_prints_one_object(engine: Engine) {
-        let place = Place::new(engine).await;
-        let _host = place.serve().await;
-        let mut shapes = String::new();
-        let mut note = |line: &str, value: &Value| shapes += &format!("{line}: {}\n", shape(value));
-        for line in [
-            "culvert account create --email ada@example.com --name Ada --plan pro",
-            "culvert account create --email bob@example.com --name Bob",
-            "culvert team create --name Engines --owner ada@example.com",
-            "culvert team add --team Engines --account bob@example.com --role member",
-            "culvert team set-role --team Engines --account bob@example.com --role admin",
-            "culvert key create --account bob@example.com --team Engines --scopes tunnels:read,tunnels:write",
-            "culvert key list",
-            "culvert device code --account bob@example.com --team Engines",
-            "culvert device list",
-            "culvert node list",
-            "culvert plan set --team Engines team",
-            "culvert plan set --account bob@example.com free",
-            "culvert team remove --team Engines --account bob@example.com",
-        ] {
-            note(line, &place.json(line).await);
-        }
-        let node = place.json("culvert node list").await["data"][0]["id"].as_str().unwrap().to_owned();
-        let set = place.json(&format!("culvert node set {node} --name first --region eu-central --country de --status maintenance")).await;
-        assert_eq!((&set["region"], &set["country"], &set["status"]), (&"eu-central".into(), &"DE".into(), &"maintenance".into()));
-        note("culvert node set", &set);
-        let key = place.json("culvert key list").await["data"][0]["id"].as_str().unwrap().to_owned();
-        note("culvert key revoke", &place.json(&format!("culvert key revoke {key}")).await);
-        let code = place.json("culvert device code --account ada@example.com").await["code"].as_str().unwrap().to_owned();
-        let enrolled = place.json(&format!("culvert-agent enroll --server {} --code {code}", place.url())).await;
-        let device = enrolled["device_id"].as_str().unwrap();
-        note("culvert device remove", &place.json(&format!("culvert device remove {device}")).await);
-        allow_duplicates! { assert_snapshot!(shapes, @"
-        culvert account create --email ada@example.com --name Ada --plan pro: created_at display_name email id plan_name
-        culvert account create --email bob@example.com --name Bob: created_at display_name email id plan_name
-        culvert team create --name Engines --owner ada@example.com: id name owner_id plan_name
-        culvert team add --team Engines --account bob@example.com --role member: account_id id role
-        culvert team set-role --team Engines --account bob@example.com --role admin: account_id id role
-        culvert key create --account bob@example.com --team Engines --scopes tunnels:read,tunnels:write: account_id created_at expires_at id key scope_id scopes
-        culvert key list: data[account created_at expires_at id last_used_at prefix revoked_at scopes team]
-        culvert device code --account bob@example.com --team Engines: code expires_at
-        culvert device list: data
-        culvert node list: data[country hostname id name pro_only region region_flag status]
-        culvert plan set --team Engines team: id plan_name
-        culvert plan set --account bob@example.com free: id plan_name
-        culvert team remove --team Engines --account bob@example.com: account_id id role
-        culvert node set: country hostname id name pro_only region region_flag status
-        culvert key revoke: id revoked
-        culvert device remove: id removed
-        ") }
+/// Every command, beside a running host, with `--json`.
+#[both_engines]
+async fn every_command_with_json_prints_one_object(engine: Engine) {
+    let place = Place::new(engine).await;
+    let _host = place.serve().await;
+    let mut shapes = String::new();
+    let mut note = |line: &str, value: &Value| shapes += &format!("{line}: {}\n", shape(value));
+    for line in [
+        "culvert account create --email ada@example.com --name Ada --plan pro",
+        "culvert account create --email bob@example.com --name Bob",
+        "culvert team create --name Engines --owner ada@example.com",
+        "culvert team add --team Engines --account bob@example.com --role member",
+        "culvert team set-role --team Engines --account bob@example.com --role admin",
+        "culvert key create --account bob@example.com --team Engines --scopes tunnels:read,tunnels:write",
+        "culvert key list",
+        "culvert device code --account bob@example.com --team Engines",
+        "culvert device list",
+        "culvert node list",
+        "culvert plan set --team Engines team",
+        "culvert plan set --account bob@example.com free",
+        "culvert team remove --team Engines --account bob@example.com",
+    ] {
+        note(line, &place.json(line).await);
     }
+    let node = place.json("culvert node list").await["data"][0]["id"].as_str().unwrap().to_owned();
+    let set = place
+        .json(&format!("culvert node set {node} --name first --region eu-central --country de --status maintenance"))
+        .await;
+    assert_eq!(
+        (&set["region"], &set["country"], &set["status"]),
+        (&"eu-central".into(), &"DE".into(), &"maintenance".into())
+    );
+    note("culvert node set", &set);
+    let key = place.json("culvert key list").await["data"][0]["id"].as_str().unwrap().to_owned();
+    note("culvert key revoke", &place.json(&format!("culvert key revoke {key}")).await);
+    let code = place.json("culvert device code --account ada@example.com").await["code"].as_str().unwrap().to_owned();
+    let enrolled = place.json(&format!("culvert-agent enroll --server {} --code {code}", place.url())).await;
+    let device = enrolled["device_id"].as_str().unwrap();
+    note("culvert device remove", &place.json(&format!("culvert device remove {device}")).await);
+    allow_duplicates! { assert_snapshot!(shapes, @"
+    culvert account create --email ada@example.com --name Ada --plan pro: created_at display_name email id plan_name
+    culvert account create --email bob@example.com --name Bob: created_at display_name email id plan_name
+    culvert team create --name Engines --owner ada@example.com: id name owner_id plan_name
+    culvert team add --team Engines --account bob@example.com --role member: account_id id role
+    culvert team set-role --team Engines --account bob@example.com --role admin: account_id id role
+    culvert key create --account bob@example.com --team Engines --scopes tunnels:read,tunnels:write: account_id created_at expires_at id key scope_id scopes
+    culvert key list: data[account created_at expires_at id last_used_at prefix revoked_at scopes team]
+    culvert device code --account bob@example.com --team Engines: code expires_at
+    culvert device list: data
+    culvert node list: data[country hostname id name pro_only region region_flag status]
+    culvert plan set --team Engines team: id plan_name
+    culvert plan set --account bob@example.com free: id plan_name
+    culvert team remove --team Engines --account bob@example.com: account_id id role
+    culvert node set: country hostname id name pro_only region region_flag status
+    culvert key revoke: id revoked
+    culvert device remove: id removed
+    ") }
+}
 
-    async fn a_mistake_is_one_line(engine: Engine) {
-        let place = Place::new(engine).await;
-        place.json("culvert account create --email ada@example.com --name Ada").await;
-        place.json("culvert team create --name Engines --owner ada@example.com").await;
-        let mut said = String::new();
-        for line in [
-            "culvert account create --email ada@example.com --name Ada",
-            "culvert account create --email ada --name Ada",
-            "culvert account create --email bob@example.com --name Bob --plan gold",
-            "culvert team add --team Engines --account bob@example.com --role member",
-            "culvert team add --team Nobody --account ada@example.com --role member",
-            "culvert team remove --team Engines --account ada@example.com",
-            "culvert key create --account ada@example.com --scopes tunnels:fly",
-            "culvert key create --account eve@example.com --scopes full_access",
-            "culvert key revoke ctk_nothing",
-            "culvert device remove 00000000-0000-0000-0000-000000000007",
-            "culvert plan set --account ada@example.com gold",
-            "culvert node set 00000000-0000-0000-0000-000000000007 --name x",
-            "culvert policy inspect nothing.wasm",
-            "culvert --config nothing.toml key list",
-        ] {
-            said += &format!("{line}\n  {}\n", refused(&place, line).await);
-        }
-        allow_duplicates! { assert_snapshot!(said, @"
-        culvert account create --email ada@example.com --name Ada
-          1: culvert: ada@example.com: the e-mail address has an account
-        culvert account create --email ada --name Ada
-          1: culvert: --email must be an e-mail address
-        culvert account create --email bob@example.com --name Bob --plan gold
-          1: culvert: no policy knows a plan `gold`
-        culvert team add --team Engines --account bob@example.com --role member
-          1: culvert: there is no account bob@example.com; `culvert account create` makes one
-        culvert team add --team Nobody --account ada@example.com --role member
-          1: culvert: there is no Team Nobody; `culvert team create` makes one
-        culvert team remove --team Engines --account ada@example.com
-          1: culvert: the account is the Team's last owner; make another one first
-        culvert key create --account ada@example.com --scopes tunnels:fly
-          2: culvert: --scopes: `tunnels:fly` is no scope; the scopes are account:read, tunnels:read, tunnels:write, tunnels:control, devices:read, devices:write, devices:control, operations:read, webhooks:read, webhooks:write, the presets read_only, operator, tunnel_manager, webhook_manager, full_access
-        culvert key create --account eve@example.com --scopes full_access
-          1: culvert: there is no account eve@example.com; `culvert account create` makes one
-        culvert key revoke ctk_nothing
-          1: culvert: there is no key ctk_nothing
-        culvert device remove 00000000-0000-0000-0000-000000000007
-          1: culvert: there is no device 00000000-0000-0000-0000-000000000007
-        culvert plan set --account ada@example.com gold
-          1: culvert: no policy knows a plan `gold`
-        culvert node set 00000000-0000-0000-0000-000000000007 --name x
-          1: culvert: there is no node 00000000-0000-0000-0000-000000000007
-        culvert policy inspect nothing.wasm
-          1: culvert: nothing.wasm: No such file or directory (os error 2)
-        culvert --config nothing.toml key list
-          2: culvert: nothing.toml: there is no such file
-        ") }
-        for wrong in ["culvert key create", "culvert fly", "culvert plan set gold", "culvert-agent enroll"] {
-            assert!(refused(&place, wrong).await.starts_with("2: error: "), "{wrong}");
-        }
+#[both_engines]
+async fn failed_command_prints_one_line_error(engine: Engine) {
+    let place = Place::new(engine).await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    place.json("culvert team create --name Engines --owner ada@example.com").await;
+    let mut said = String::new();
+    for line in [
+        "culvert account create --email ada@example.com --name Ada",
+        "culvert account create --email ada --name Ada",
+        "culvert account create --email bob@example.com --name Bob --plan gold",
+        "culvert team add --team Engines --account bob@example.com --role member",
+        "culvert team add --team Nobody --account ada@example.com --role member",
+        "culvert team remove --team Engines --account ada@example.com",
+        "culvert key create --account ada@example.com --scopes tunnels:fly",
+        "culvert key create --account eve@example.com --scopes full_access",
+        "culvert key revoke ctk_nothing",
+        "culvert device remove 00000000-0000-0000-0000-000000000007",
+        "culvert plan set --account ada@example.com gold",
+        "culvert node set 00000000-0000-0000-0000-000000000007 --name x",
+        "culvert policy inspect nothing.wasm",
+        "culvert --config nothing.toml key list",
+    ] {
+        said += &format!("{line}\n  {}\n", refused(&place, line).await);
+    }
+    allow_duplicates! { assert_snapshot!(said, @"
+    culvert account create --email ada@example.com --name Ada
+      1: culvert: ada@example.com: the e-mail address has an account
+    culvert account create --email ada --name Ada
+      1: culvert: --email must be an e-mail address
+    culvert account create --email bob@example.com --name Bob --plan gold
+      1: culvert: no policy knows a plan `gold`
+    culvert team add --team Engines --account bob@example.com --role member
+      1: culvert: there is no account bob@example.com; `culvert account create` makes one
+    culvert team add --team Nobody --account ada@example.com --role member
+      1: culvert: there is no Team Nobody; `culvert team create` makes one
+    culvert team remove --team Engines --account ada@example.com
+      1: culvert: the account is the Team's last owner; make another one first
+    culvert key create --account ada@example.com --scopes tunnels:fly
+      2: culvert: --scopes: `tunnels:fly` is no scope; the scopes are account:read, tunnels:read, tunnels:write, tunnels:control, devices:read, devices:write, devices:control, operations:read, webhooks:read, webhooks:write, the presets read_only, operator, tunnel_manager, webhook_manager, full_access
+    culvert key create --account eve@example.com --scopes full_access
+      1: culvert: there is no account eve@example.com; `culvert account create` makes one
+    culvert key revoke ctk_nothing
+      1: culvert: there is no key ctk_nothing
+    culvert device remove 00000000-0000-0000-0000-000000000007
+      1: culvert: there is no device 00000000-0000-0000-0000-000000000007
+    culvert plan set --account ada@example.com gold
+      1: culvert: no policy knows a plan `gold`
+    culvert node set 00000000-0000-0000-0000-000000000007 --name x
+      1: culvert: there is no node 00000000-0000-0000-0000-000000000007
+    culvert policy inspect nothing.wasm
+      1: culvert: nothing.wasm: No such file or directory (os error 2)
+    culvert --config nothing.toml key list
+      2: culvert: nothing.toml: there is no such file
+    ") }
+    for wrong in ["culvert key create", "culvert fly", "culvert plan set gold", "culvert-agent enroll"] {
+        assert!(refused(&place, wrong).await.starts_with("2: error: "), "{wrong}");
     }
 }
 
 /// A wrong setting is one line that names it, and exit code 2.
 #[tokio::test]
-async fn a_wrong_setting_is_named() {
+async fn invalid_setting_is_named_in_startup_error() {
     let mut said = String::new();
     for (name, value) in [
         ("CULVERT_LISTEN", "nowhere"),
@@ -154,7 +160,7 @@ async fn a_wrong_setting_is_named() {
         ("CULVERT_LOG__FORMAT", "xml"),
         ("CULVERT_COLOUR", "green"),
     ] {
-        let place = Place::new(crate::support::host::Engine::Sqlite).await.set(name, value);
+        let place = Place::new(Engine::Sqlite).await.set(name, value);
         let refused = refused(&place, "culvert serve").await;
         said += &format!("{name}={value}\n  {}\n", refused.lines().last().unwrap());
     }
@@ -187,7 +193,7 @@ async fn a_wrong_setting_is_named() {
       2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in `CULVERT_` environment variable(s))
     "#);
     // The file is read as well, and says where it is wrong.
-    let place = Place::new(crate::support::host::Engine::Sqlite).await;
+    let place = Place::new(Engine::Sqlite).await;
     std::fs::write(place.folder.path().join("culvert.toml"), "[node]\nprots = \"1-2\"\n").unwrap();
     let refused = refused(&place, "culvert serve").await;
     assert!(refused.starts_with("2: culvert: node.prots: there is no such setting; there are "), "{refused}");
@@ -196,8 +202,8 @@ async fn a_wrong_setting_is_named() {
 
 /// A second host on the same data refuses to start.
 #[tokio::test]
-async fn one_host_a_data_folder() {
-    let place = Place::new(crate::support::host::Engine::Sqlite).await;
+async fn second_host_on_data_folder_is_refused() {
+    let place = Place::new(Engine::Sqlite).await;
     let _host = place.serve().await;
     assert_eq!(
         refused(&place, "culvert serve").await.lines().last().unwrap(),

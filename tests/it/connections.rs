@@ -33,7 +33,7 @@ impl Client {
 
 /// Whatever is refused before its body has come, the next request on the connection is answered.
 #[tokio::test]
-async fn a_refusal_leaves_the_connection() {
+async fn early_refusal_keeps_connection_open() {
     let host = TestHost::start(Engine::Sqlite).await;
     let ada = host.person("ada").await;
     let key = format!("Authorization: Bearer {}\r\n", ada.key);
@@ -54,7 +54,7 @@ async fn a_refusal_leaves_the_connection() {
 
 /// Where the host will not read on, it says that the connection ends.
 #[tokio::test]
-async fn too_much_ends_the_connection() {
+async fn oversized_body_closes_connection() {
     let host = TestHost::start(Engine::Sqlite).await;
     let ada = host.person("ada").await;
     let mut client = Client(TcpStream::connect(host.address).await.unwrap());

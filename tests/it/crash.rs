@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use crate::support::host::Engine;
 use culvert_agent::clock::Clock;
+use culvert_test_macros::both_engines;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::support::on_both_engines;
 use crate::support::program::Place;
 
 const ROUNDS: usize = 50;
@@ -48,31 +49,33 @@ async fn round(place: &Place, key: &str, round: usize) -> Vec<(String, Option<Va
     asked
 }
 
-on_both_engines! {
-    async fn nothing_is_lost_and_nothing_is_done_twice(engine: Engine) {
-        let place = Place::new(engine).await.set("CULVERT_RATE_LIMIT__PER_MINUTE", "1000000").set("CULVERT_RATE_LIMIT__PER_DAY", "1000000");
-        place.json("culvert account create --email ada@example.com --name Ada").await;
-        let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
-        let key = key["key"].as_str().unwrap();
-        let mut asked = Vec::new();
-        for number in 0..ROUNDS {
-            asked.extend(round(&place, key, number).await);
-        }
-        let host = place.serve().await;
-        let client = Client::builder().no_proxy().build().unwrap();
-        let mut ids = BTreeSet::new();
-        for (name, acknowledged) in &asked {
-            let (now, replayed) = create(&client, &place.url(), key, name).await.unwrap();
-            if let Some(acknowledged) = acknowledged {
-                assert_eq!((&now, replayed), (acknowledged, true), "{name}");
-            }
-            ids.insert(now["id"].as_str().unwrap().to_owned());
-        }
-        assert_eq!(ids.len(), ROUNDS * CREATES);
-        let acknowledged = asked.iter().filter(|(_, answer)| answer.is_some()).count();
-        assert!((1..asked.len()).contains(&acknowledged), "{acknowledged} of {} were answered", asked.len());
-        let usage = client.get(format!("{}/v2/account/usage", place.url())).bearer_auth(key).send().await.unwrap();
-        assert_eq!(usage.json::<Value>().await.unwrap()["data"]["total_tunnels"], ROUNDS * CREATES);
-        host.interrupt().await;
+#[both_engines]
+async fn host_kill_neither_loses_nor_duplicates_creates(engine: Engine) {
+    let place = Place::new(engine)
+        .await
+        .set("CULVERT_RATE_LIMIT__PER_MINUTE", "1000000")
+        .set("CULVERT_RATE_LIMIT__PER_DAY", "1000000");
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
+    let key = key["key"].as_str().unwrap();
+    let mut asked = Vec::new();
+    for number in 0..ROUNDS {
+        asked.extend(round(&place, key, number).await);
     }
+    let host = place.serve().await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let mut ids = BTreeSet::new();
+    for (name, acknowledged) in &asked {
+        let (now, replayed) = create(&client, &place.url(), key, name).await.unwrap();
+        if let Some(acknowledged) = acknowledged {
+            assert_eq!((&now, replayed), (acknowledged, true), "{name}");
+        }
+        ids.insert(now["id"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(ids.len(), ROUNDS * CREATES);
+    let acknowledged = asked.iter().filter(|(_, answer)| answer.is_some()).count();
+    assert!((1..asked.len()).contains(&acknowledged), "{acknowledged} of {} were answered", asked.len());
+    let usage = client.get(format!("{}/v2/account/usage", place.url())).bearer_auth(key).send().await.unwrap();
+    assert_eq!(usage.json::<Value>().await.unwrap()["data"]["total_tunnels"], ROUNDS * CREATES);
+    host.interrupt().await;
 }

@@ -31,7 +31,7 @@ async fn records(swapped: Swapped) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_is_recorded_and_no_secret() {
+async fn policy_decision_is_recorded_without_secrets() {
     let swapped = Swapped::start(recording(1.0)).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     let body = json!({
@@ -131,7 +131,7 @@ async fn every_answer_is_recorded_and_no_secret() {
 
 /// What a receiver knows the host by is often in its URL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_url_of_a_webhook_is_recorded() {
+async fn webhook_url_is_masked_in_decision_records() {
     let swapped = Swapped::start(recording(1.0)).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     for url in ["https://ada:lovelace@hooks.example.com/", "https://hooks.example.com/?token=lovelace"] {
@@ -145,7 +145,7 @@ async fn no_url_of_a_webhook_is_recorded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn none_is_recorded_where_none_is_wanted() {
+async fn zero_sample_rate_records_no_decisions() {
     let swapped = Swapped::start(recording(0.0)).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
@@ -155,7 +155,7 @@ async fn none_is_recorded_where_none_is_wanted() {
 /// Nobody reads from the pipe that records go to, so its writer is held up from the first few on. The
 /// questions are not: each is answered, and what finds no place in the queue is counted.
 #[test]
-fn a_full_queue_drops_and_counts() {
+fn full_record_queue_drops_and_counts_records() {
     const QUESTIONS: u64 = 20_000;
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("decisions.pipe");
@@ -175,7 +175,7 @@ fn a_full_queue_drops_and_counts() {
 
 /// Of a part of the requests, all decisions are recorded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sample_is_of_whole_requests() {
+async fn sampled_request_records_all_its_decisions() {
     let swapped = Swapped::start(recording(0.5)).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     for _ in 0..60 {
@@ -192,7 +192,7 @@ async fn a_sample_is_of_whole_requests() {
 
 /// Every figure's name and kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_figures_are_told_to_prometheus() {
+async fn metrics_endpoint_lists_every_metric_name_and_type() {
     let swapped = Swapped::start(|config| config.rate_limit.per_minute = 2).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
@@ -238,7 +238,7 @@ async fn the_figures_are_told_to_prometheus() {
 
 /// Agents, tunnels, and what goes through them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_figures_follow_what_happens() {
+async fn agent_tunnel_and_traffic_metrics_follow_activity() {
     let swapped = Swapped::start(|_| {}).await;
     let host = &swapped.host;
     let ada = host.person("ada").await;

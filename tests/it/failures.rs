@@ -4,14 +4,14 @@
 use culvert::config::Config;
 use culvert::policy::chain::PolicyConfig;
 use culvert::policy::kind::Kind;
+use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::support::database::execute;
-use crate::support::host::TestHost;
+use crate::support::host::{Engine, TestHost};
 use crate::support::hostile::{DENY, GOOD, Module};
-use crate::support::on_both_engines;
 
 /// The shipped policies, with a hostile one for Team roles.
 fn with_roles_by(check: &'static str) -> impl FnOnce(&mut Config) {
@@ -28,88 +28,95 @@ fn with_roles_by(check: &'static str) -> impl FnOnce(&mut Config) {
     }
 }
 
-on_both_engines! {
-    /// A policy that fails has not agreed: nothing is done, and it is worth asking again.
-    async fn a_policy_that_fails_lets_nothing_through(engine: Engine) {
-        let host = TestHost::with(engine, with_roles_by("unreachable")).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let refused = api.post("/tunnels", json!({"local_port": 80})).await;
-        allow_duplicates! { assert_snapshot!(refused, @r#"
-        503
-        {
-          "code": "policy_unavailable",
-          "detail": "A policy gave no answer.",
-          "request_id": "[uuid]",
-          "status": 503,
-          "title": "A policy gave no answer",
-          "type": "https://api.example.test/docs/errors#policy_unavailable"
-        }
-        "#) }
-        assert_eq!(refused.header("retry-after"), Some("1"));
-        assert_eq!(api.get("/tunnels").await.data(), &json!([]));
+/// A policy that fails has not agreed: nothing is done, and it is worth asking again.
+///
+/// covers: policy_unavailable
+#[both_engines]
+async fn failing_policy_refuses_request_as_unavailable(engine: Engine) {
+    let host = TestHost::with(engine, with_roles_by("unreachable")).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let refused = api.post("/tunnels", json!({"local_port": 80})).await;
+    allow_duplicates! { assert_snapshot!(refused, @r#"
+    503
+    {
+      "code": "policy_unavailable",
+      "detail": "A policy gave no answer.",
+      "request_id": "[uuid]",
+      "status": 503,
+      "title": "A policy gave no answer",
+      "type": "https://api.example.test/docs/errors#policy_unavailable"
     }
+    "#) }
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(api.get("/tunnels").await.data(), &json!([]));
+}
 
-    /// A policy's own code is the API's, and its page explains it.
-    async fn a_policy_brings_its_own_code(engine: Engine) {
-        let host = TestHost::with(engine, with_roles_by(DENY)).await;
-        let ada = host.person("ada").await;
-        let refused = host.api(&ada.key).post("/tunnels", json!({"local_port": 80})).await;
-        allow_duplicates! { assert_snapshot!(refused, @r#"
-        403
-        {
-          "code": "test_denied",
-          "detail": "hostile",
-          "request_id": "[uuid]",
-          "status": 403,
-          "title": "Refused by a policy",
-          "type": "https://api.example.test/docs/errors#test_denied"
-        }
-        "#) }
-        let errors = reqwest::get(format!("{}/docs/errors", host.url())).await.unwrap().text().await.unwrap();
-        assert!(errors.contains("<section id=\"test_denied\">"));
+/// A policy's own code is the API's, and its page explains it.
+#[both_engines]
+async fn policy_denial_uses_its_own_error_code(engine: Engine) {
+    let host = TestHost::with(engine, with_roles_by(DENY)).await;
+    let ada = host.person("ada").await;
+    let refused = host.api(&ada.key).post("/tunnels", json!({"local_port": 80})).await;
+    allow_duplicates! { assert_snapshot!(refused, @r#"
+    403
+    {
+      "code": "test_denied",
+      "detail": "hostile",
+      "request_id": "[uuid]",
+      "status": 403,
+      "title": "Refused by a policy",
+      "type": "https://api.example.test/docs/errors#test_denied"
     }
+    "#) }
+    let errors = reqwest::get(format!("{}/docs/errors", host.url())).await.unwrap().text().await.unwrap();
+    assert!(errors.contains("<section id=\"test_denied\">"));
+}
 
-    async fn a_database_that_is_away_is_told_as_such(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        api.get("/tunnels").await.data();
-        host.app.store.close().await;
-        let refused = api.get("/tunnels").await;
-        allow_duplicates! { assert_snapshot!(refused, @r#"
-        503
-        {
-          "code": "service_unavailable",
-          "detail": "The service cannot answer right now; try again.",
-          "request_id": "[uuid]",
-          "status": 503,
-          "title": "The service is not available",
-          "type": "https://api.example.test/docs/errors#service_unavailable"
-        }
-        "#) }
-        assert_eq!(refused.header("retry-after"), Some("1"));
+/// covers: service_unavailable
+#[both_engines]
+async fn unavailable_database_returns_service_unavailable(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    api.get("/tunnels").await.data();
+    host.app.store.close().await;
+    let refused = api.get("/tunnels").await;
+    allow_duplicates! { assert_snapshot!(refused, @r#"
+    503
+    {
+      "code": "service_unavailable",
+      "detail": "The service cannot answer right now; try again.",
+      "request_id": "[uuid]",
+      "status": 503,
+      "title": "The service is not available",
+      "type": "https://api.example.test/docs/errors#service_unavailable"
     }
+    "#) }
+    assert_eq!(refused.header("retry-after"), Some("1"));
+}
 
-    /// A row that this program never wrote is our fault, and none of it is told.
-    async fn what_cannot_be_read_is_our_fault(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
-        execute(&host, "UPDATE tunnels SET local_port = -7").await;
-        let broken = api.get(&format!("/tunnels/{tunnel}")).await;
-        allow_duplicates! { assert_snapshot!(broken, @r#"
-        500
-        {
-          "code": "internal_error",
-          "detail": "Something went wrong on our side. The request id helps us to find it.",
-          "request_id": "[uuid]",
-          "status": 500,
-          "title": "Something went wrong",
-          "type": "https://api.example.test/docs/errors#internal_error"
-        }
-        "#) }
-        assert!(!broken.text.contains("local_port"));
+/// A row that this program never wrote is our fault, and none of it is told.
+///
+/// covers: internal_error
+#[both_engines]
+async fn unreadable_row_returns_internal_error_without_details(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+    execute(&host, "UPDATE tunnels SET local_port = -7").await;
+    let broken = api.get(&format!("/tunnels/{tunnel}")).await;
+    allow_duplicates! { assert_snapshot!(broken, @r#"
+    500
+    {
+      "code": "internal_error",
+      "detail": "Something went wrong on our side. The request id helps us to find it.",
+      "request_id": "[uuid]",
+      "status": 500,
+      "title": "Something went wrong",
+      "type": "https://api.example.test/docs/errors#internal_error"
     }
+    "#) }
+    assert!(!broken.text.contains("local_port"));
 }

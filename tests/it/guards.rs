@@ -10,6 +10,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert_agent::clock::Clock;
+use culvert_test_macros::both_engines;
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
 use uuid::Uuid;
@@ -18,7 +19,6 @@ use crate::support::api::{Answer, Api};
 use crate::support::cable::Cable;
 use crate::support::database::{run, texts_of};
 use crate::support::host::{Engine, POSTGRES, TestHost, new_database, within};
-use crate::support::on_both_engines;
 use crate::support::program::Place;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -48,48 +48,48 @@ fn key_line(version: u8, byte: u8) -> String {
     format!("v{version}:{}\n", STANDARD.encode([byte; 32]))
 }
 
-on_both_engines! {
-    /// Nothing is sealed or vouched for with keys that are not the database's; and where those are
-    /// lost, nobody makes new ones in their place.
-    async fn a_database_has_its_own_keys(engine: Engine) {
-        let place = Place::new(engine).await;
-        place.json("culvert account create --email ada@example.com --name Ada").await;
-        assert_eq!(place.serve().await.interrupt().await, Some(0));
-        let file = place.folder.path().join("culvert-data/secret.key");
-        let right = fs::read_to_string(&file).unwrap();
-        let commands = ["culvert serve", "culvert key list", "culvert account create --email bob@example.com --name Bob"];
-        let wrong = [key_line(1, 7), key_line(2, 7), key_line(1, 7) + &key_line(2, 8)];
-        for keys in &wrong {
-            write_keys(&file, keys);
-            for line in commands {
-                let said = fails(&place, line).await;
-                assert!(said.starts_with("2: culvert: secret_key_file: "), "{line}: {said}");
-            }
-            assert_eq!(&fs::read_to_string(&file).unwrap(), keys);
-        }
-        fs::remove_file(&file).unwrap();
+/// Nothing is sealed or vouched for with keys that are not the database's; and where those are
+/// lost, nobody makes new ones in their place.
+#[both_engines]
+async fn secret_keys_not_matching_database_are_refused(engine: Engine) {
+    let place = Place::new(engine).await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    assert_eq!(place.serve().await.interrupt().await, Some(0));
+    let file = place.folder.path().join("culvert-data/secret.key");
+    let right = fs::read_to_string(&file).unwrap();
+    let commands = ["culvert serve", "culvert key list", "culvert account create --email bob@example.com --name Bob"];
+    let wrong = [key_line(1, 7), key_line(2, 7), key_line(1, 7) + &key_line(2, 8)];
+    for keys in &wrong {
+        write_keys(&file, keys);
         for line in commands {
             let said = fails(&place, line).await;
             assert!(said.starts_with("2: culvert: secret_key_file: "), "{line}: {said}");
-            assert!(!file.exists(), "{line} has made a key");
         }
-        // One line that is right is enough.
-        for keys in [right.clone(), right + &key_line(2, 7)] {
-            write_keys(&file, &keys);
-            assert_eq!(place.serve().await.interrupt().await, Some(0));
-        }
+        assert_eq!(&fs::read_to_string(&file).unwrap(), keys);
     }
-
-    /// Where there is no database yet, there is a key to be made.
-    async fn a_first_command_makes_the_keys(engine: Engine) {
-        let place = Place::new(engine).await;
-        let file = place.folder.path().join("culvert-data/secret.key");
-        fs::remove_file(&file).unwrap();
-        place.json("culvert account create --email ada@example.com --name Ada").await;
-        let made = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    for line in commands {
+        let said = fails(&place, line).await;
+        assert!(said.starts_with("2: culvert: secret_key_file: "), "{line}: {said}");
+        assert!(!file.exists(), "{line} has made a key");
+    }
+    // One line that is right is enough.
+    for keys in [right.clone(), right + &key_line(2, 7)] {
+        write_keys(&file, &keys);
         assert_eq!(place.serve().await.interrupt().await, Some(0));
-        assert_eq!(fs::read_to_string(&file).unwrap(), made);
     }
+}
+
+/// Where there is no database yet, there is a key to be made.
+#[both_engines]
+async fn first_command_creates_secret_keys(engine: Engine) {
+    let place = Place::new(engine).await;
+    let file = place.folder.path().join("culvert-data/secret.key");
+    fs::remove_file(&file).unwrap();
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let made = fs::read_to_string(&file).unwrap();
+    assert_eq!(place.serve().await.interrupt().await, Some(0));
+    assert_eq!(fs::read_to_string(&file).unwrap(), made);
 }
 
 /// A host on PostgreSQL, a client, and a tunnel.
@@ -176,7 +176,7 @@ const AS_BEFORE: &str = "DROP TRIGGER of_a_test ON tunnels; DROP FUNCTION of_a_t
 
 /// A full disk, a database that may only be read, a server that is shutting down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_will_pass_is_worth_trying_again() {
+async fn transient_database_error_returns_service_unavailable() {
     let stage = Stage::set().await;
     for code in ["53100", "25006", "57P01"] {
         stage.sql(&before_inserts(&format!("RAISE EXCEPTION 'of a test' USING ERRCODE = '{code}'"))).await;
@@ -196,7 +196,7 @@ async fn what_will_pass_is_worth_trying_again() {
 
 /// As after a failover to a server that only follows, and back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_was_read_only_is_written_again() {
+async fn writes_resume_when_database_leaves_read_only_mode() {
     let stage = Stage::set().await;
     let url = stage.url();
     let (server, name) = url.rsplit_once('/').unwrap();
@@ -217,7 +217,7 @@ async fn a_database_that_was_read_only_is_written_again() {
 
 /// Connections that the server has ended: while nobody uses them, and while somebody waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ended_connections_are_made_anew() {
+async fn terminated_database_connections_are_reopened() {
     let stage = Stage::set().await;
     for _ in 0..3 {
         let others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
@@ -239,7 +239,7 @@ async fn ended_connections_are_made_anew() {
 
 /// Somebody who sits on a row: a few seconds, and then an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_a_lock_for_long() {
+async fn write_waiting_for_locked_row_times_out() {
     let stage = Stage::set().await;
     let mut sitter = stage.sit_on_scope().await;
     let reads = async {
@@ -255,7 +255,7 @@ async fn nobody_waits_for_a_lock_for_long() {
 
 /// A statement that does not come to its end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_a_statement_for_long() {
+async fn slow_database_statement_times_out() {
     let stage = Stage::set().await;
     stage.sql(&before_inserts("PERFORM pg_sleep(30)")).await;
     is_unavailable(&within(SOON, create(&stage.api)).await);
@@ -265,7 +265,7 @@ async fn nobody_waits_for_a_statement_for_long() {
 
 /// The bounds are those of the host's own connections, and migrations, which may take long, have none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_have_bounds_and_migrations_have_none() {
+async fn database_timeouts_apply_to_queries_not_migrations() {
     const SEEN: &str = "SELECT DISTINCT name || ' ' || value AS text FROM seen ORDER BY text";
     let stage = Stage::set().await;
     let note =
@@ -301,7 +301,7 @@ async fn connections_have_bounds_and_migrations_have_none() {
 /// A network that swallows everything, and says nothing of it: neither requests nor what the host
 /// does by itself hang in it, and all of it goes on when the network does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_falls_silent_is_given_up() {
+async fn unresponsive_database_fails_requests_until_recovery() {
     let cable = Cable::of_database(&new_database().await).await;
     let stage = Stage::on(cable.url.clone()).await;
     within(SOON, stage.host.pass(SECOND)).await;

@@ -71,7 +71,7 @@ async fn shell(place: &Place, key: &str, command: &str) -> Output {
 pub const PROJECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_prints_what_it_says() {
+async fn guide_commands_print_documented_output() {
     let place = Place::new(Engine::Sqlite).await;
     let (mut steps, mut host, mut key) = (steps().into_iter(), None, String::new());
     for (number, Step { command, prints }) in steps.by_ref().enumerate() {
@@ -97,7 +97,7 @@ async fn every_command_prints_what_it_says() {
 
 /// The page that is served is the one in the repository.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_served() {
+async fn policy_guide_is_served_as_docs_page() {
     let host = crate::support::host::TestHost::start(Engine::Sqlite).await;
     let page = reqwest::get(format!("{}/docs/policies", host.url())).await.unwrap().text().await.unwrap();
     for heading in GUIDE.lines().filter_map(|line| line.strip_prefix("### ")) {

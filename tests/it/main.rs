@@ -17,6 +17,7 @@ mod deliveries;
 mod domains;
 mod events;
 mod failures;
+mod generated;
 mod guards;
 mod guide;
 mod idempotency;

@@ -19,7 +19,7 @@ fn served() -> Value {
 }
 
 #[test]
-fn every_route_is_described_and_nothing_else() {
+fn openapi_paths_match_served_routes() {
     let document = served();
     let mut described = BTreeSet::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -41,7 +41,7 @@ fn every_route_is_described_and_nothing_else() {
 
 /// The routes, for review: what they need, take and answer.
 #[test]
-fn the_table_of_routes() {
+fn route_table_matches_snapshot() {
     let line = |row: &culvert::http::routes::Row| {
         let key = if row.idempotent { " key" } else { "" };
         let paged = if row.paged { " paged" } else { "" };
@@ -104,7 +104,7 @@ fn the_table_of_routes() {
 
 /// Every reference leads somewhere, every schema is used, every name is a valid one.
 #[test]
-fn references_and_names_are_sound() {
+fn openapi_references_and_component_names_are_valid() {
     let document = served();
     let mut used = BTreeSet::new();
     references(&document, &mut used);
@@ -140,7 +140,7 @@ fn references(value: &Value, found: &mut BTreeSet<String>) {
 
 /// Whoever follows the links comes to every endpoint that needs an id. What they give is there, and is taken.
 #[test]
-fn links_lead_to_every_endpoint_that_needs_an_id() {
+fn openapi_links_reach_every_endpoint_that_needs_an_id() {
     let document = served();
     let operations = operations(&document);
     let mut reached = BTreeSet::new();
@@ -215,13 +215,13 @@ fn is_there(expression: &str, path: &str, operation: &Value, response: &Value) -
 
 /// The whole document, for review: a change in it is a change of the API.
 #[test]
-fn the_document() {
+fn openapi_document_matches_snapshot() {
     assert_snapshot!("document", serde_json::to_string_pretty(&served()).unwrap());
 }
 
 /// Whoever reads of an endpoint sees what it takes and answers.
 #[test]
-fn everything_has_an_example() {
+fn openapi_operations_and_events_have_examples() {
     let document = served();
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
@@ -241,7 +241,7 @@ fn everything_has_an_example() {
 
 /// Every code stands with its status, and with no other.
 #[test]
-fn every_code_is_described() {
+fn every_error_code_is_documented_with_its_status() {
     let document = served();
     let mut described = BTreeSet::new();
     for (name, response) in document["components"]["responses"].as_object().unwrap() {
@@ -261,7 +261,7 @@ fn every_code_is_described() {
 
 /// The events that it describes are those of the specification, and the one that tests.
 #[test]
-fn every_event_is_described() {
+fn openapi_webhooks_match_known_event_types() {
     let document = served();
     let described: BTreeSet<_> = document["webhooks"].as_object().unwrap().keys().map(String::as_str).collect();
     let known: BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.word()).chain([TEST_EVENT]).collect();
@@ -269,7 +269,7 @@ fn every_event_is_described() {
 }
 
 #[tokio::test]
-async fn it_is_served_without_a_key_and_so_is_the_documentation() {
+async fn openapi_document_and_docs_are_served_without_api_key() {
     let host = TestHost::start(Engine::Sqlite).await;
     let ada = host.person("ada").await;
     let get = async |path: &str| {
@@ -300,7 +300,7 @@ async fn it_is_served_without_a_key_and_so_is_the_documentation() {
 }
 
 #[test]
-fn every_scope_is_described() {
+fn every_permission_is_described_in_security_scheme() {
     let document = served();
     let text = document["components"]["securitySchemes"]["api_key"]["description"].as_str().unwrap();
     for grant in Grant::ALL {

@@ -65,7 +65,7 @@ async fn postgres(url: &str) -> Schema {
 }
 
 #[tokio::test]
-async fn tables_columns_and_indexes_are_the_same() {
+async fn sqlite_and_postgres_schemas_are_identical() {
     let (one, other) = (TestHost::start(Engine::Sqlite).await, TestHost::start(Engine::Postgres).await);
     let sqlite = sqlite(&one.config().database_url()).await;
     let postgres = postgres(&other.config().database_url()).await;

@@ -31,7 +31,7 @@ fn builds(name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_committed_modules_are_built_from_these_sources() {
+fn committed_policy_modules_match_their_sources() {
     for name in SHIPPED {
         let now = Sources::of(&Path::new("policies").join(name)).unwrap().digest().unwrap();
         let built = build::built_from(&std::fs::read(dist(name)).unwrap()).unwrap();
@@ -43,7 +43,7 @@ fn the_committed_modules_are_built_from_these_sources() {
 }
 
 #[test]
-fn a_module_tells_nothing_of_the_machine_it_was_built_on() {
+fn committed_policy_modules_contain_no_build_machine_paths() {
     for name in SHIPPED {
         let wasm = std::fs::read(dist(name)).unwrap();
         for place in ["/home/", "/root/", "/usr/", "/work/", "crates.io"] {
@@ -54,7 +54,7 @@ fn a_module_tells_nothing_of_the_machine_it_was_built_on() {
 
 /// Every case holds, and together they come by every rule that a module declares.
 #[test]
-fn every_case_holds_and_every_rule_has_one() {
+fn shipped_policy_cases_pass_and_cover_every_rule() {
     let (engines, artefacts) = (engines(), artefacts());
     for name in SHIPPED {
         for wasm in builds(name) {
@@ -75,7 +75,7 @@ fn every_case_holds_and_every_rule_has_one() {
 
 /// What an operator got wrong is one line that names the entry, and nothing is loaded.
 #[test]
-fn a_wrong_chain_is_one_line() {
+fn invalid_policy_chain_is_refused_with_one_line_error() {
     let loader = Loader { engines: engines(), artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
     let load = |chain: &[PolicyConfig]| loader.load(chain).err().map(|e| e.to_string()).unwrap_or_default();
     let with = |change: fn(&mut PolicyConfig)| {
@@ -123,7 +123,7 @@ fn a_wrong_chain_is_one_line() {
 /// The interface 1.0.0 is what it was, and a module of each world that was built for it loads and
 /// decides as before: it carries the cases that it passed then.
 #[test]
-fn what_was_built_for_an_earlier_interface_still_decides() {
+fn policy_built_for_earlier_interface_decides_unchanged() {
     for file in std::fs::read_dir("tests/it/frozen/1.0.0").unwrap() {
         let frozen = file.unwrap().path();
         let now = Path::new("wit").join(frozen.file_name().unwrap());

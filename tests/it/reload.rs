@@ -27,7 +27,7 @@ fn denying(code: &str) -> Vec<u8> {
 /// with a code of its own. A request that met modules of two generations would be let through by
 /// both, or be refused by the wrong one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_reloads_lose_no_request_and_mix_no_generations() {
+async fn requests_during_policy_reload_see_a_single_generation() {
     let unlimited =
         |config: &mut Config| (config.rate_limit.per_minute, config.rate_limit.per_day) = (u32::MAX, u32::MAX);
     let swapped = Swapped::start(unlimited).await;
@@ -74,7 +74,7 @@ async fn a_hundred_reloads_lose_no_request_and_mix_no_generations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_is_said_and_changes_nothing() {
+async fn failed_policy_reload_reports_error_and_keeps_generation() {
     let swapped = Swapped::start(|_| {}).await;
     let ada = swapped.host.person("ada").await;
     let good = swapped.write("good.wasm", &GOOD);
@@ -169,7 +169,7 @@ fn failing_case(swapped: &Swapped) -> std::path::PathBuf {
 
 /// What is written while it is read may be half of one module and half of another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_written_meanwhile_is_not_taken() {
+async fn policy_file_changed_while_read_is_not_loaded() {
     let swapped = Swapped::start(|_| {}).await;
     let good = swapped.write("good.wasm", &GOOD);
     swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &good, "")));
@@ -193,7 +193,7 @@ async fn a_file_that_is_written_meanwhile_is_not_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rollback_goes_back_a_generation() {
+async fn policy_rollback_restores_previous_generation() {
     let swapped = Swapped::start(|_| {}).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     assert_eq!(swapped.rollback().await, Err("there is no earlier generation to go back to".into()));
@@ -229,14 +229,14 @@ async fn a_rollback_goes_back_a_generation() {
 
 /// The operator's listener is for no page in the operator's browser.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_cannot_reload() {
+async fn policy_reload_from_browser_page_is_forbidden() {
     let swapped = Swapped::start(|_| {}).await;
     assert_eq!(swapped.reload_from_a_page().await, 403);
     assert_eq!(swapped.status().await["generation"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shadow_is_compared_and_decides_nothing() {
+async fn shadow_policy_is_compared_without_deciding() {
     let swapped = Swapped::start(|_| {}).await;
     let api = swapped.host.api(&swapped.host.person("ada").await.key);
     let deny = swapped.write("deny.wasm", &Module { check: DENY, ..GOOD });
@@ -259,7 +259,7 @@ async fn a_shadow_is_compared_and_decides_nothing() {
 
 /// The real host, by signal and by command; and a configuration that is gone is no empty one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hangup_reloads() {
+async fn sighup_reloads_policies_and_missing_config_keeps_them() {
     let place = Place::new(Engine::Sqlite).await;
     let file = place.folder.path().join("culvert.toml");
     std::fs::write(&file, builtin(&["plan-access", "team-role", "validation"])).unwrap();

@@ -78,7 +78,7 @@ fn load_failure(module: &Module) -> String {
 }
 
 #[test]
-fn a_good_one_decides() {
+fn well_formed_policy_allows_and_denies() {
     assert_eq!(load(&GOOD).unwrap().team_role(ask()).unwrap(), Verdict::Allow);
     let denied = load(&Module { check: DENY, ..GOOD }).unwrap().team_role(ask()).unwrap();
     let Verdict::Deny(denial) = denied else { panic!("{denied:?}") };
@@ -86,32 +86,32 @@ fn a_good_one_decides() {
 }
 
 #[test]
-fn an_endless_loop_meets_its_deadline() {
+fn policy_in_endless_loop_fails_at_its_deadline() {
     let failed = decision("(loop $again (br $again)) unreachable");
     assert_eq!(failed, "policy hostile failed: it took longer than its deadline");
 }
 
 #[test]
-fn a_memory_bomb_is_refused_the_memory() {
+fn policy_exceeding_memory_limit_fails() {
     let bomb = "(loop $again (br_if $again (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable";
     assert_eq!(decision(bomb), "policy hostile failed: it asked for more memory than it may use");
 }
 
 /// What a module may use is for all of its memories together.
 #[test]
-fn several_memories_are_no_way_around_it() {
+fn several_wasm_memories_cannot_bypass_memory_limit() {
     let module = Module { memory: r#"(memory (export "memory") 1) (memory 4)"#, ..GOOD };
     let failed = load_failure(&module);
     assert!(failed.contains("memory"), "{failed}");
 }
 
 #[test]
-fn a_trap_is_a_failure() {
+fn trapping_policy_fails_the_decision() {
     assert_eq!(decision("unreachable"), "policy hostile failed: it trapped: wasm `unreachable` instruction executed");
 }
 
 #[test]
-fn deep_recursion_ends_in_the_sandbox() {
+fn deep_recursion_traps_within_sandbox() {
     let module = Module {
         more: "(func $deep (param i32) (result i32) (call $deep (i32.add (local.get 0) (i32.const 1))))",
         check: "(call $deep (i32.const 0))",
@@ -121,7 +121,7 @@ fn deep_recursion_ends_in_the_sandbox() {
 }
 
 #[test]
-fn a_wrong_answer_is_none() {
+fn policy_answer_violating_contract_fails() {
     // A verdict that there is not.
     let failed = decision("(i32.store8 (i32.const 600) (i32.const 7)) i32.const 600");
     assert!(failed.starts_with("policy hostile failed: its answer breaks the contract:"), "{failed}");
@@ -146,7 +146,7 @@ fn a_wrong_answer_is_none() {
 }
 
 #[test]
-fn an_oversized_answer_is_none() {
+fn oversized_policy_answer_fails() {
     // The detail is 60,000 bytes long.
     let failed = decision("(i32.store (i32.const 1216) (i32.const 60000)) i32.const 1200");
     assert_eq!(
@@ -156,7 +156,7 @@ fn an_oversized_answer_is_none() {
 }
 
 #[test]
-fn nothing_passes_from_one_decision_to_the_next() {
+fn policy_state_is_reset_between_decisions() {
     // The first call in a sandbox allows and remembers; a second one would deny.
     let module = Module {
         more: "(global $called (mut i32) (i32.const 0))",
@@ -171,7 +171,7 @@ fn nothing_passes_from_one_decision_to_the_next() {
 }
 
 #[test]
-fn what_configure_leaves_behind_is_there_for_every_decision() {
+fn configured_policy_state_is_kept_for_every_decision() {
     let module = Module {
         more: "(global $configured (mut i32) (i32.const 0))",
         configure: "(global.set $configured (i32.const 1)) i32.const 512",
@@ -185,7 +185,7 @@ fn what_configure_leaves_behind_is_there_for_every_decision() {
 }
 
 #[test]
-fn a_bad_configure_is_not_loaded() {
+fn policy_with_failing_configure_is_not_loaded() {
     let endless = Module { configure: "(loop $again (br $again)) unreachable", ..GOOD };
     assert_eq!(load_failure(&endless), "its configure failed: it took longer than its deadline");
     let trap = Module { configure: "unreachable", ..GOOD };
@@ -201,7 +201,7 @@ fn a_bad_configure_is_not_loaded() {
 }
 
 #[test]
-fn a_bad_describe_is_not_loaded() {
+fn policy_with_invalid_describe_is_not_loaded() {
     let trap = Module { describe: "unreachable", ..GOOD };
     assert_eq!(load_failure(&trap), "its describe failed: it trapped: wasm `unreachable` instruction executed");
     let endless = Module { describe: "(loop $again (br $again)) unreachable", ..GOOD };
@@ -216,7 +216,7 @@ fn a_bad_describe_is_not_loaded() {
 /// The snapshot reads the memory by way of growing it; one that cannot grow must not bring down the
 /// loader.
 #[test]
-fn a_memory_with_a_maximum_needs_room_to_be_read() {
+fn policy_whose_memory_cannot_grow_is_not_loaded() {
     let full = Module { memory: r#"(memory (export "memory") 1 2)"#, ..GOOD };
     assert_eq!(
         load_failure(&full),
@@ -227,7 +227,7 @@ fn a_memory_with_a_maximum_needs_room_to_be_read() {
 }
 
 #[test]
-fn a_stray_import_is_named() {
+fn policy_import_is_refused_and_named() {
     let wasm = wat::parse_str(
         r#"(component
             (import "wasi:clocks/wall-clock@0.2.0" (instance (export "now" (func (result u64)))))
@@ -241,7 +241,7 @@ fn a_stray_import_is_named() {
 }
 
 #[test]
-fn what_is_no_policy_is_said_so() {
+fn non_policy_file_is_refused_with_specific_error() {
     let error = |wasm: Vec<u8>| load_wasm(wasm).err().unwrap().to_string();
     let core = wat::parse_str("(module)").unwrap();
     assert_eq!(
@@ -266,7 +266,7 @@ fn what_is_no_policy_is_said_so() {
 
 /// A module cut short at any place is a message, never a panic.
 #[test]
-fn a_torn_file_is_a_message() {
+fn truncated_policy_file_is_refused_without_panic() {
     let whole = GOOD.component();
     for length in (0..whole.len()).step_by(97) {
         assert!(load_wasm(whole[..length].into()).is_err(), "{length}");

@@ -41,29 +41,3 @@ pub const ARTEFACTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-po
 
 /// The key that vouches for them, made by the first test.
 const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-secret.key");
-
-/// Runs each test on SQLite and on PostgreSQL.
-macro_rules! on_both_engines {
-    ($($(#[$about:meta])* async fn $name:ident($engine:ident: Engine) $body:block)*) => {
-        $(
-            $(#[$about])*
-            mod $name {
-                use super::*;
-
-                async fn test($engine: $crate::support::host::Engine) $body
-
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn sqlite() {
-                    test($crate::support::host::Engine::Sqlite).await;
-                }
-
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn postgres() {
-                    test($crate::support::host::Engine::Postgres).await;
-                }
-            }
-        )*
-    };
-}
-
-pub(crate) use on_both_engines;

@@ -10,6 +10,7 @@ use culvert_agent::local::Answer;
 use culvert_agent::state::StateDir;
 use culvert_agent::targets::{self, AllowedTarget};
 use culvert_agent::wire::{ConsentState, Done, ENROL_PATH, SignedConsent, ToAgent, ToHost, targets_statement};
+use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -21,7 +22,6 @@ use crate::support::agent_end::HostEnd;
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, start_of_time};
-use crate::support::on_both_engines;
 use crate::support::program::Place;
 use crate::support::visitor::{named_service, visit};
 use crate::support::wire::{Wire, signed_consent, signed_consent_to};
@@ -76,147 +76,155 @@ async fn consent(wire: &mut Wire, signed: SignedConsent) {
     wire.until(|frame| matches!(frame, ToAgent::Consent(_)).then_some(())).await;
 }
 
-on_both_engines! {
-    /// Outside of the list nothing starts; inside it does, and no longer when it is revoked.
-    async fn a_start_leads_where_it_may(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        let inside = format!("127.0.0.1:{}", stage.port);
-        stage.device.change_targets(&[], &["127.0.0.0/8"]).await;
-        let failed = stage.start().await;
-        assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("target_not_allowed")));
-        allow_duplicates! { assert_snapshot!(
-            stage.settled(&failed["error"]["detail"]),
-            @"This device's owner has not allowed 127.0.0.1:[port] for remote control. On the device: `culvert-agent targets allow 127.0.0.1:[port]`."
-        ) }
-        assert_eq!(stage.device.change_targets(&[inside.as_str()], &[]).await, ["::1", "localhost", inside.as_str()]);
-        assert_eq!(stage.start().await["status"], "succeeded");
-        stage.is_served().await;
-        stage.device.change_targets(&[], &[inside.as_str()]).await;
-        assert!(visit(&stage.host, &stage.api, stage.tunnel, b"").await.is_err());
-        stage.until("degraded").await;
+/// Outside of the list nothing starts; inside it does, and no longer when it is revoked.
+#[both_engines]
+async fn remote_start_succeeds_only_for_allowed_target(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let inside = format!("127.0.0.1:{}", stage.port);
+    stage.device.change_targets(&[], &["127.0.0.0/8"]).await;
+    let failed = stage.start().await;
+    assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("target_not_allowed")));
+    allow_duplicates! { assert_snapshot!(
+        stage.settled(&failed["error"]["detail"]),
+        @"This device's owner has not allowed 127.0.0.1:[port] for remote control. On the device: `culvert-agent targets allow 127.0.0.1:[port]`."
+    ) }
+    assert_eq!(stage.device.change_targets(&[inside.as_str()], &[]).await, ["::1", "localhost", inside.as_str()]);
+    assert_eq!(stage.start().await["status"], "succeeded");
+    stage.is_served().await;
+    stage.device.change_targets(&[], &[inside.as_str()]).await;
+    assert!(visit(&stage.host, &stage.api, stage.tunnel, b"").await.is_err());
+    stage.until("degraded").await;
+}
+
+/// A change that the list alone shows to lead outside is refused, and nothing has changed.
+///
+/// covers: target_not_allowed
+#[both_engines]
+async fn change_to_disallowed_target_is_refused_while_running(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let path = format!("/tunnels/{}", stage.tunnel);
+    assert_eq!(stage.start().await["status"], "succeeded");
+    stage.until("running").await;
+    let inside = format!("127.0.0.1:{}", stage.port);
+    stage.device.change_targets(&[inside.as_str()], &["127.0.0.0/8", "::1", "localhost"]).await;
+    let before = stage.api.get(&path).await.data().clone();
+    let refused = stage.patch(json!({"name": "other", "local_host": "10.0.0.5"})).await;
+    assert_eq!(refused.outcome(), "409 target_not_allowed");
+    allow_duplicates! { assert_snapshot!(
+        stage.settled(&refused.body["detail"]),
+        @"This device's owner has not allowed 10.0.0.5:[port] for remote control. On the device: `culvert-agent targets allow 10.0.0.5:[port]`."
+    ) }
+    for change in [json!({"local_port": 1}), json!({"local_host": "localhost", "local_port": 1})] {
+        assert_eq!(stage.patch(change).await.outcome(), "409 target_not_allowed");
     }
+    let port = stage.api.post(&format!("{path}/extra-ports"), json!({"local_port": 1})).await;
+    assert_eq!(port.outcome(), "409 target_not_allowed");
+    assert_eq!(stage.api.get(&path).await.data(), &before);
+    stage.is_served().await;
 
-    /// A change that the list alone shows to lead outside is refused, and nothing has changed.
-    async fn what_the_list_shows_is_refused(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        let path = format!("/tunnels/{}", stage.tunnel);
-        assert_eq!(stage.start().await["status"], "succeeded");
-        stage.until("running").await;
-        let inside = format!("127.0.0.1:{}", stage.port);
-        stage.device.change_targets(&[inside.as_str()], &["127.0.0.0/8", "::1", "localhost"]).await;
-        let before = stage.api.get(&path).await.data().clone();
-        let refused = stage.patch(json!({"name": "other", "local_host": "10.0.0.5"})).await;
-        assert_eq!(refused.outcome(), "409 target_not_allowed");
-        allow_duplicates! { assert_snapshot!(
-            stage.settled(&refused.body["detail"]),
-            @"This device's owner has not allowed 10.0.0.5:[port] for remote control. On the device: `culvert-agent targets allow 10.0.0.5:[port]`."
-        ) }
-        for change in [json!({"local_port": 1}), json!({"local_host": "localhost", "local_port": 1})] {
-            assert_eq!(stage.patch(change).await.outcome(), "409 target_not_allowed");
-        }
-        let port = stage.api.post(&format!("{path}/extra-ports"), json!({"local_port": 1})).await;
-        assert_eq!(port.outcome(), "409 target_not_allowed");
-        assert_eq!(stage.api.get(&path).await.data(), &before);
-        stage.is_served().await;
+    // What does not run leads nowhere yet.
+    stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
+    stage.until("stopped").await;
+    assert_eq!(stage.patch(json!({"local_host": "10.0.0.5"})).await.status, 200);
+}
 
-        // What does not run leads nowhere yet.
-        stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
-        stage.until("stopped").await;
-        assert_eq!(stage.patch(json!({"local_host": "10.0.0.5"})).await.status, 200);
-    }
+/// Where only the lookup can tell, the device keeps its former target, and says so until it is led
+/// where it may be.
+#[both_engines]
+async fn hostname_resolving_to_disallowed_target_keeps_former_target(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    stage.device.change_targets(&["127.0.0.1"], &["127.0.0.0/8"]).await;
+    assert_eq!(stage.start().await["status"], "succeeded");
+    // To a resolver this is a name; it is 127.0.0.2.
+    assert_eq!(stage.patch(json!({"local_host": "0x7f000002"})).await.status, 200);
+    stage.until("degraded").await;
+    stage.is_served().await;
+    stage.device.until_told().await;
+    let tunnel = stage.device.status().await.tunnels.remove(0);
+    assert_eq!(tunnel.local_target, format!("127.0.0.1:{}", stage.port));
+    let said = tunnel.target_error.unwrap();
+    assert!(said.contains(&format!("`culvert-agent targets allow 127.0.0.2:{}`", stage.port)), "{said}");
+    assert_eq!(stage.api.get(&format!("/tunnels/{}", stage.tunnel)).await.data()["status"], "degraded");
 
-    /// Where only the lookup can tell, the device keeps its former target, and says so until it is led
-    /// where it may be.
-    async fn a_name_that_leads_outside_changes_nothing(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        stage.device.change_targets(&["127.0.0.1"], &["127.0.0.0/8"]).await;
-        assert_eq!(stage.start().await["status"], "succeeded");
-        // To a resolver this is a name; it is 127.0.0.2.
-        assert_eq!(stage.patch(json!({"local_host": "0x7f000002"})).await.status, 200);
-        stage.until("degraded").await;
-        stage.is_served().await;
-        stage.device.until_told().await;
-        let tunnel = stage.device.status().await.tunnels.remove(0);
-        assert_eq!(tunnel.local_target, format!("127.0.0.1:{}", stage.port));
-        let said = tunnel.target_error.unwrap();
-        assert!(said.contains(&format!("`culvert-agent targets allow 127.0.0.2:{}`", stage.port)), "{said}");
-        assert_eq!(stage.api.get(&format!("/tunnels/{}", stage.tunnel)).await.data()["status"], "degraded");
+    assert_eq!(stage.patch(json!({"local_host": "0x7f000001"})).await.status, 200);
+    stage.until("running").await;
+    assert!(stage.device.target(stage.tunnel).await.starts_with("0x7f000001"));
+    stage.is_served().await;
+}
 
-        assert_eq!(stage.patch(json!({"local_host": "0x7f000001"})).await.status, 200);
-        stage.until("running").await;
-        assert!(stage.device.target(stage.tunnel).await.starts_with("0x7f000001"));
-        stage.is_served().await;
-    }
+/// What was refused is followed when the device's owner allows it.
+#[both_engines]
+async fn refused_target_is_applied_once_allowed(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    stage.device.change_targets(&["127.0.0.1"], &["127.0.0.0/8"]).await;
+    assert_eq!(stage.start().await["status"], "succeeded");
+    assert_eq!(stage.patch(json!({"local_host": "0x7f000002"})).await.status, 200);
+    stage.until("degraded").await;
+    stage.device.change_targets(&["127.0.0.2"], &[]).await;
+    stage.device.until(async || stage.device.target(stage.tunnel).await.starts_with("0x7f000002")).await;
+}
 
-    /// What was refused is followed when the device's owner allows it.
-    async fn a_refused_target_is_followed_once_it_is_allowed(engine: Engine) {
-        let stage = Stage::set(engine).await;
-        stage.device.change_targets(&["127.0.0.1"], &["127.0.0.0/8"]).await;
-        assert_eq!(stage.start().await["status"], "succeeded");
-        assert_eq!(stage.patch(json!({"local_host": "0x7f000002"})).await.status, 200);
-        stage.until("degraded").await;
-        stage.device.change_targets(&["127.0.0.2"], &[]).await;
-        stage.device.until(async || stage.device.target(stage.tunnel).await.starts_with("0x7f000002")).await;
-    }
+/// Somebody at the device sees where a tunnel leads before it does.
+#[both_engines]
+async fn local_start_of_unlisted_target_requires_acceptance(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = api.post("/tunnels", json!({"name": "web", "local_host": "10.0.0.5", "local_port": 5432})).await.id();
+    let refused = device.start_tunnel("web").await.unwrap_err();
+    assert_eq!(refused.code, "target_not_accepted");
+    assert_eq!(refused.detail, "web leads to 10.0.0.5:5432, which is not in this device's list.");
+    assert_eq!(refused.accept.as_deref(), Some("10.0.0.5:5432"));
+    assert_eq!(device.accept_tunnel("web", "10.0.0.6:5432").await.unwrap_err().code, "target_not_accepted");
+    host.until_tunnel(&api, tunnel, "stopped").await;
+    assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
 
-    /// Somebody at the device sees where a tunnel leads before it does.
-    async fn a_local_start_is_asked_about(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
-        let tunnel = api.post("/tunnels", json!({"name": "web", "local_host": "10.0.0.5", "local_port": 5432})).await.id();
-        let refused = device.start_tunnel("web").await.unwrap_err();
-        assert_eq!(refused.code, "target_not_accepted");
-        assert_eq!(refused.detail, "web leads to 10.0.0.5:5432, which is not in this device's list.");
-        assert_eq!(refused.accept.as_deref(), Some("10.0.0.5:5432"));
-        assert_eq!(device.accept_tunnel("web", "10.0.0.6:5432").await.unwrap_err().code, "target_not_accepted");
-        host.until_tunnel(&api, tunnel, "stopped").await;
-        assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
+    let Ok(Answer::Started(started)) = device.accept_tunnel("web", "10.0.0.5:5432").await else {
+        panic!("not started")
+    };
+    assert_eq!(started.local_target, "10.0.0.5:5432");
+    host.until_tunnel(&api, tunnel, "running").await;
+    // It was agreed to: the next process of the agent goes on with it.
+    let (folder, state) = device.shut_down().await;
+    let device = TestDevice::start_again(folder, state, host.clock.clone());
+    device.until_connected().await;
+    device.until(async || device.tunnels().await == [tunnel]).await;
 
-        let Ok(Answer::Started(started)) = device.accept_tunnel("web", "10.0.0.5:5432").await else { panic!("not started") };
-        assert_eq!(started.local_target, "10.0.0.5:5432");
-        host.until_tunnel(&api, tunnel, "running").await;
-        // It was agreed to: the next process of the agent goes on with it.
-        let (folder, state) = device.shut_down().await;
-        let device = TestDevice::start_again(folder, state, host.clock.clone());
-        device.until_connected().await;
-        device.until(async || device.tunnels().await == [tunnel]).await;
+    // In the list, nobody is asked.
+    device.stop_tunnel("web").await.unwrap();
+    host.until_tunnel(&api, tunnel, "stopped").await;
+    assert_eq!(device.start_tunnel("web").await.unwrap_err().code, "target_not_accepted");
+    device.change_targets(&["10.0.0.0/24:5432"], &[]).await;
+    assert!(device.start_tunnel("web").await.is_ok());
+}
 
-        // In the list, nobody is asked.
-        device.stop_tunnel("web").await.unwrap();
-        host.until_tunnel(&api, tunnel, "stopped").await;
-        assert_eq!(device.start_tunnel("web").await.unwrap_err().code, "target_not_accepted");
-        device.change_targets(&["10.0.0.0/24:5432"], &[]).await;
-        assert!(device.start_tunnel("web").await.is_ok());
-    }
+/// A list counts that the device has signed; where it has told none, the host judges nothing.
+#[both_engines]
+async fn target_list_without_valid_signature_is_ignored(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+    let path = format!("/tunnels/{tunnel}");
+    api.post(&format!("{path}/actions/start"), json!({"device_id": device.id})).await.id();
+    wire.obey(Done::Start).await.unwrap();
+    let lead = async |host: &str| api.patch(&path, json!({"local_host": host})).await.outcome();
+    assert_eq!(lead("10.0.0.5").await, "200");
 
-    /// A list counts that the device has signed; where it has told none, the host judges nothing.
-    async fn only_a_signed_list_counts(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
-        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
-        let path = format!("/tunnels/{tunnel}");
-        api.post(&format!("{path}/actions/start"), json!({"device_id": device.id})).await.id();
-        wire.obey(Done::Start).await.unwrap();
-        let lead = async |host: &str| api.patch(&path, json!({"local_host": host})).await.outcome();
-        assert_eq!(lead("10.0.0.5").await, "200");
-
-        let mut forged = signed_consent_to(&device, 0, &["127.0.0.0/8"]);
-        forged.targets.as_mut().unwrap().targets = vec!["127.0.0.1".into()];
-        consent(&mut wire, forged).await;
-        assert_eq!(lead("10.0.0.6").await, "200", "nobody signed this");
-        consent(&mut wire, signed_consent_to(&device, 0, &[&"x".repeat(2_000)])).await;
-        assert_eq!(lead("10.0.0.6").await, "200", "an entry is not that long");
-        consent(&mut wire, signed_consent_to(&device, 0, &["127.0.0.0/8", "what a newer agent may write"])).await;
-        assert_eq!(lead("10.0.0.7").await, "409 target_not_allowed");
-        assert_eq!(lead("127.0.0.1").await, "200");
-        // An older agent has no list.
-        consent(&mut wire, signed_consent(&device, true, 0)).await;
-        assert_eq!(lead("10.0.0.8").await, "200");
-    }
+    let mut forged = signed_consent_to(&device, 0, &["127.0.0.0/8"]);
+    forged.targets.as_mut().unwrap().targets = vec!["127.0.0.1".into()];
+    consent(&mut wire, forged).await;
+    assert_eq!(lead("10.0.0.6").await, "200", "nobody signed this");
+    consent(&mut wire, signed_consent_to(&device, 0, &[&"x".repeat(2_000)])).await;
+    assert_eq!(lead("10.0.0.6").await, "200", "an entry is not that long");
+    consent(&mut wire, signed_consent_to(&device, 0, &["127.0.0.0/8", "what a newer agent may write"])).await;
+    assert_eq!(lead("10.0.0.7").await, "409 target_not_allowed");
+    assert_eq!(lead("127.0.0.1").await, "200");
+    // An older agent has no list.
+    consent(&mut wire, signed_consent(&device, true, 0)).await;
+    assert_eq!(lead("10.0.0.8").await, "200");
 }
 
 /// A state folder as an agent left it that knew of no list.
@@ -238,7 +246,7 @@ fn older_agent(server: &str, consent: &Value) -> (Arc<tempfile::TempDir>, StateD
 
 /// An agent that was consenting keeps what it leads to, and tells the host.
 #[tokio::test]
-async fn an_upgraded_agent_makes_its_list() {
+async fn upgraded_agent_with_consent_builds_signed_target_list() {
     let host = HostEnd::open().await;
     let consent = json!({"enabled": true, "revision": 3, "pending": null});
     let (folder, state, clock, public) = older_agent(&host.url, &consent);
@@ -257,7 +265,7 @@ async fn an_upgraded_agent_makes_its_list() {
 
 /// An agent without consent has nothing to keep.
 #[tokio::test]
-async fn an_upgraded_agent_without_consent_makes_none() {
+async fn upgraded_agent_without_consent_builds_no_target_list() {
     let host = HostEnd::open().await;
     let consent = json!({"enabled": false, "revision": 3, "pending": null});
     let (folder, state, clock, _) = older_agent(&host.url, &consent);
@@ -270,7 +278,7 @@ async fn an_upgraded_agent_without_consent_makes_none() {
 
 /// The command line, with nobody at its terminal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_line_says_where_and_asks() {
+async fn agent_cli_edits_targets_and_needs_yes_for_unlisted_start() {
     let place = Place::new(Engine::Sqlite).await;
     let mut host = place.serve().await;
     place.json("culvert account create --email ada@example.com --name Ada").await;
@@ -320,7 +328,7 @@ async fn the_command_line_says_where_and_asks() {
 
 /// The code goes to the server that was named: no redirect and no proxy takes it elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_enrolment_code_goes_nowhere_else() {
+async fn enrolment_code_is_not_sent_via_redirect_or_proxy() {
     let place = Place::new(Engine::Sqlite).await;
     let _host = place.serve().await;
     place.json("culvert account create --email ada@example.com --name Ada").await;
@@ -377,7 +385,7 @@ fn network() -> impl Strategy<Value = String> {
 proptest! {
     /// However wide the networks of a list are, only an entry of its own allows a reserved address.
     #[test]
-    fn no_network_allows_a_reserved_address(
+    fn network_entry_never_allows_reserved_address(
         networks in prop::collection::vec(network(), 0..8),
         address in prop::sample::select(RESERVED.to_vec()),
         port in 1..=u16::MAX,

@@ -2,10 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use culvert::domain::event::EventKind;
-use culvert::domain::word::Word;
-use culvert::error::Code;
-
 fn files(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
@@ -43,7 +39,7 @@ fn strangers(word: &str, places: &[&str]) -> Vec<PathBuf> {
 }
 
 #[test]
-fn each_framework_is_named_in_its_own_rooms() {
+fn framework_crates_are_used_only_in_their_modules() {
     let http =
         ["host/http", "host/gateway", "host/admin", "host/dashboard", "host/app", "host/cli/serve", "host/cli/dev"];
     assert_eq!(strangers("salvo", &http), Vec::<PathBuf>::new());
@@ -54,14 +50,14 @@ fn each_framework_is_named_in_its_own_rooms() {
 }
 
 #[test]
-fn only_one_file_knows_the_status_of_a_code() {
+fn error_code_status_mapping_exists_in_one_file() {
     let knowing: Vec<_> =
         files("host/http").into_iter().filter(|path| code(path).contains("StatusCode::CONFLICT")).collect();
     assert_eq!(knowing, [PathBuf::from("host/http/problem.rs")]);
 }
 
 #[test]
-fn the_domain_knows_nobody() {
+fn domain_module_does_not_depend_on_other_layers() {
     for path in files("host/domain") {
         let code = code(&path);
         for word in ["tokio", "reqwest", "crate::store", "crate::http", "crate::gate", "crate::policy", "crate::node"] {
@@ -73,14 +69,14 @@ fn the_domain_knows_nobody() {
 /// A `Permit` has private fields, so the compiler sees to it that only the gate makes one; what is
 /// left to see to is that nobody writes without.
 #[test]
-fn changes_on_behalf_of_callers_are_written_with_a_permit() {
+fn http_handlers_write_only_with_a_permit() {
     for path in files("host/http").into_iter().filter(|path| !path.starts_with("host/http/hoop")) {
         assert!(!code(&path).contains(".write("), "{} writes without a permit", path.display());
     }
 }
 
 #[test]
-fn agent_and_policies_stay_small() {
+fn agent_manifest_excludes_heavy_dependencies() {
     let manifest = std::fs::read_to_string("agent/Cargo.toml").unwrap();
     for heavy in ["salvo", "sqlx", "wasmtime"] {
         assert!(!manifest.contains(heavy), "the agent depends on {heavy}");
@@ -89,7 +85,7 @@ fn agent_and_policies_stay_small() {
 
 /// House style: every file begins with what it is, none is an attic.
 #[test]
-fn files_say_what_they_are() {
+fn source_files_have_module_docs_and_specific_names() {
     for path in ["host", "agent/src", "policies/sdk/src", "tests/it"].into_iter().flat_map(files) {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with("//! "), "{} does not say what it is", path.display());
@@ -103,7 +99,7 @@ fn files_say_what_they_are() {
 }
 
 #[test]
-fn nothing_is_left_for_later() {
+fn source_files_contain_no_todo_markers() {
     for path in ["host", "agent/src", "policies", "tests/it"].into_iter().flat_map(files) {
         let text = std::fs::read_to_string(&path).unwrap();
         for word in [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("HA", "CK")] {
@@ -112,31 +108,9 @@ fn nothing_is_left_for_later() {
     }
 }
 
-/// The README's table from the specification to its tests has every row, and every test in it exists.
-#[test]
-fn everything_that_is_specified_names_its_test() {
-    let readme = std::fs::read_to_string("README.md").unwrap();
-    let table = readme.split("<summary>The table</summary>").nth(1).unwrap().split("</details>").next().unwrap();
-    let rows: Vec<(&str, &str)> =
-        table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")).collect();
-    let endpoints = culvert::http::routes::table().iter().map(|row| format!("`{} {}`", row.method, row.path)).collect();
-    let codes = Code::ALL.iter().map(|code| format!("`{}`", code.as_str())).collect();
-    let events = EventKind::ALL.iter().map(|kind| format!("`{kind}`")).collect();
-    for expected in <[Vec<String>; 3]>::into_iter([endpoints, codes, events]).flatten() {
-        assert!(rows.iter().any(|(what, _)| *what == expected), "{expected} has no row");
-    }
-    for (what, tests) in rows.iter().filter(|(_, tests)| tests.contains("::")) {
-        for test in tests.split(", ") {
-            let (file, name) = test.trim_matches('`').split_once("::").unwrap();
-            let code = std::fs::read_to_string(format!("tests/it/{file}.rs")).unwrap_or_default();
-            assert!(code.contains(&format!("fn {name}(")), "{what}: there is no test {test}");
-        }
-    }
-}
-
 /// Tests wait for events, never for time.
 #[test]
-fn no_test_sleeps() {
+fn tests_do_not_sleep_and_are_not_ignored() {
     for path in files("tests/it") {
         let code = code(&path);
         for word in [concat!("time::", "sleep"), concat!("thread::", "sleep"), concat!("#[", "ignore")] {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +13,6 @@ use uuid::Uuid;
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost};
-use crate::support::on_both_engines;
 use crate::support::visitor::{Visitor, echo_service, exchange, patient_service, service, visit};
 
 /// A tunnel that runs, to a local port.
@@ -75,7 +75,7 @@ async fn watched_service() -> (u16, mpsc::UnboundedReceiver<TcpStream>) {
 /// Both ways at once, and one after the other: the visitor ends its own direction before a byte of
 /// the answer comes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_arrive_whole() {
+async fn transferred_bytes_arrive_intact_in_both_directions() {
     for address in [echo_service().await, patient_service().await] {
         let stage = Stage::set(Engine::Sqlite, address.port()).await;
         for size in [0, 1, 64 * 1024, 64 * MIB] {
@@ -87,7 +87,7 @@ async fn bytes_arrive_whole() {
 
 /// A service that has said all goes on listening.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_service_may_end_first() {
+async fn service_half_close_keeps_other_direction_open() {
     let (port, mut watched) = watched_service().await;
     let stage = Stage::set(Engine::Sqlite, port).await;
     let mut visitor = stage.connect().await;
@@ -106,7 +106,7 @@ async fn the_service_may_end_first() {
 
 /// What was cut short does not look complete, on either side.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_is_passed_on() {
+async fn connection_reset_is_forwarded_to_other_end() {
     let (port, mut watched) = watched_service().await;
     let stage = Stage::set(Engine::Sqlite, port).await;
     let visitor = Visitor(stage.connect().await);
@@ -125,7 +125,7 @@ async fn a_reset_is_passed_on() {
 
 /// Nobody reads: the writer is held up, after what fits into the buffers of the way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_holds_up_its_writer() {
+async fn slow_reader_applies_backpressure_to_writer() {
     let (port, mut watched) = watched_service().await;
     let stage = Stage::set(Engine::Sqlite, port).await;
     let visitor = stage.connect().await;
@@ -155,7 +155,7 @@ async fn a_slow_reader_holds_up_its_writer() {
 
 /// More visitors at once than the agent has dialled ahead for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_is_served() {
+async fn hundred_concurrent_visitors_are_served_and_counted() {
     let stage = Stage::set(Engine::Sqlite, echo_service().await.port()).await;
     let address = stage.host.public(&stage.api, stage.tunnel).await;
     // As many as may come from one address.
@@ -174,7 +174,7 @@ async fn a_crowd_is_served() {
 
 /// Silence both ways for as long as the tunnel says ends a connection, and only that one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_connection_ends() {
+async fn idle_connection_is_reset_after_timeout() {
     let stage = Stage::set_with(Engine::Sqlite, echo_service().await.port(), json!({"idle_timeout": 60})).await;
     let silent = stage.host.visitor(&stage.api, stage.tunnel).await;
     let mut lively = stage.host.visitor(&stage.api, stage.tunnel).await;
@@ -194,8 +194,10 @@ async fn a_silent_connection_ends() {
 }
 
 /// A stopped tunnel's visitors are cut off, and its port is closed when the stop has succeeded.
+///
+/// covers: POST /tunnels/{tunnel_id}/actions/stop
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_closes_the_port() {
+async fn stopped_tunnel_closes_port_and_resets_visitors() {
     let host = TestHost::start(Engine::Sqlite).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
@@ -213,147 +215,156 @@ async fn a_stop_closes_the_port() {
     }
 }
 
-on_both_engines! {
-    /// A target that does not answer is told, and so is its return.
-    async fn a_tunnel_says_when_its_target_is_away(engine: Engine) {
-        let (port, mut watched) = watched_service().await;
-        let stage = Stage::set(engine, port).await;
-        // Whoever is there answers; then nobody is.
-        let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let second = stage.api.post("/tunnels", json!({"local_port": address.port()})).await.id();
-        let started = stage.device.start_tunnel(&second.to_string()).await;
-        assert!(started.is_ok(), "somebody here may start it before its service");
-        assert!(visit(&stage.host, &stage.api, second, b"anybody?").await.is_err());
-        stage.host.until_tunnel(&stage.api, second, "degraded").await;
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-        let came = tokio::spawn(async move { listener.accept().await.unwrap() });
-        let _visitor = TcpStream::connect(stage.host.public(&stage.api, second).await).await.unwrap();
-        came.await.unwrap();
-        stage.host.until_tunnel(&stage.api, second, "running").await;
-        assert!(watched.try_recv().is_err(), "nobody visited the first one");
-    }
+/// A target that does not answer is told, and so is its return.
+#[both_engines]
+async fn tunnel_is_degraded_while_its_target_is_unreachable(engine: Engine) {
+    let (port, mut watched) = watched_service().await;
+    let stage = Stage::set(engine, port).await;
+    // Whoever is there answers; then nobody is.
+    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let second = stage.api.post("/tunnels", json!({"local_port": address.port()})).await.id();
+    let started = stage.device.start_tunnel(&second.to_string()).await;
+    assert!(started.is_ok(), "somebody here may start it before its service");
+    assert!(visit(&stage.host, &stage.api, second, b"anybody?").await.is_err());
+    stage.host.until_tunnel(&stage.api, second, "degraded").await;
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let came = tokio::spawn(async move { listener.accept().await.unwrap() });
+    let _visitor = TcpStream::connect(stage.host.public(&stage.api, second).await).await.unwrap();
+    came.await.unwrap();
+    stage.host.until_tunnel(&stage.api, second, "running").await;
+    assert!(watched.try_recv().is_err(), "nobody visited the first one");
+}
 
-    async fn what_goes_through_is_counted(engine: Engine) {
-        let stage = Stage::set(engine, echo_service().await.port()).await;
-        stage.host.clock.advance(Duration::from_secs(9));
-        stage.visit(&bytes(1000)).await.unwrap();
-        stage.host.note_traffic().await;
-        stage.visit(&bytes(234)).await.unwrap();
-        stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
-        stage.host.until_tunnel(&stage.api, stage.tunnel, "stopped").await;
-        stage.host.note_traffic().await;
-        let usage = stage.api.get(&format!("/tunnels/{}/usage", stage.tunnel)).await;
-        allow_duplicates! { assert_snapshot!(usage, @r#"
-        200
-        {
-          "data": {
-            "as_of": "[time]",
-            "bandwidth": {
-              "month": {
-                "bytes_in": 1234,
-                "bytes_out": 1234,
-                "bytes_total": 2468,
-                "period_start": "[time]"
-              },
-              "today": {
-                "bytes_in": 1234,
-                "bytes_out": 1234,
-                "bytes_total": 2468,
-                "period_start": "[time]"
-              }
-            },
-            "tunnel_id": "[uuid]"
+/// covers: GET /account/usage
+/// covers: GET /tunnels/{tunnel_id}/usage
+/// covers: GET /tunnels/{tunnel_id}/sessions
+#[both_engines]
+async fn visitor_traffic_is_counted_in_usage_and_sessions(engine: Engine) {
+    let stage = Stage::set(engine, echo_service().await.port()).await;
+    stage.host.clock.advance(Duration::from_secs(9));
+    stage.visit(&bytes(1000)).await.unwrap();
+    stage.host.note_traffic().await;
+    stage.visit(&bytes(234)).await.unwrap();
+    stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
+    stage.host.until_tunnel(&stage.api, stage.tunnel, "stopped").await;
+    stage.host.note_traffic().await;
+    let usage = stage.api.get(&format!("/tunnels/{}/usage", stage.tunnel)).await;
+    allow_duplicates! { assert_snapshot!(usage, @r#"
+    200
+    {
+      "data": {
+        "as_of": "[time]",
+        "bandwidth": {
+          "month": {
+            "bytes_in": 1234,
+            "bytes_out": 1234,
+            "bytes_total": 2468,
+            "period_start": "[time]"
           },
-          "meta": {
-            "request_id": "[uuid]"
+          "today": {
+            "bytes_in": 1234,
+            "bytes_out": 1234,
+            "bytes_total": 2468,
+            "period_start": "[time]"
           }
-        }
-        "#) }
-        let sessions = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await;
-        allow_duplicates! { assert_snapshot!(sessions, @r#"
-        200
+        },
+        "tunnel_id": "[uuid]"
+      },
+      "meta": {
+        "request_id": "[uuid]"
+      }
+    }
+    "#) }
+    let sessions = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await;
+    allow_duplicates! { assert_snapshot!(sessions, @r#"
+    200
+    {
+      "data": [
         {
-          "data": [
-            {
-              "bytes_in": 1234,
-              "bytes_out": 1234,
-              "device_id": "[uuid]",
-              "duration_seconds": 9,
-              "end_reason": "stopped_local",
-              "ended_at": "[time]",
-              "id": "[uuid]",
-              "node_id": "[uuid]",
-              "started_at": "[time]",
-              "tunnel_id": "[uuid]"
-            }
-          ],
-          "meta": {
-            "next_cursor": null,
-            "request_id": "[uuid]"
-          }
+          "bytes_in": 1234,
+          "bytes_out": 1234,
+          "device_id": "[uuid]",
+          "duration_seconds": 9,
+          "end_reason": "stopped_local",
+          "ended_at": "[time]",
+          "id": "[uuid]",
+          "node_id": "[uuid]",
+          "started_at": "[time]",
+          "tunnel_id": "[uuid]"
         }
-        "#) }
-        let account = stage.api.get("/account/usage").await;
-        allow_duplicates! { assert_snapshot!(account, @r#"
-        200
-        {
-          "data": {
-            "active_tunnels": 0,
-            "as_of": "[time]",
-            "bandwidth": {
-              "month": {
-                "bytes_in": 1234,
-                "bytes_out": 1234,
-                "bytes_total": 2468,
-                "period_start": "[time]"
-              },
-              "today": {
-                "bytes_in": 1234,
-                "bytes_out": 1234,
-                "bytes_total": 2468,
-                "period_start": "[time]"
-              }
-            },
-            "total_tunnels": 1
+      ],
+      "meta": {
+        "next_cursor": null,
+        "request_id": "[uuid]"
+      }
+    }
+    "#) }
+    let account = stage.api.get("/account/usage").await;
+    allow_duplicates! { assert_snapshot!(account, @r#"
+    200
+    {
+      "data": {
+        "active_tunnels": 0,
+        "as_of": "[time]",
+        "bandwidth": {
+          "month": {
+            "bytes_in": 1234,
+            "bytes_out": 1234,
+            "bytes_total": 2468,
+            "period_start": "[time]"
           },
-          "meta": {
-            "request_id": "[uuid]"
+          "today": {
+            "bytes_in": 1234,
+            "bytes_out": 1234,
+            "bytes_total": 2468,
+            "period_start": "[time]"
           }
-        }
-        "#) }
+        },
+        "total_tunnels": 1
+      },
+      "meta": {
+        "request_id": "[uuid]"
+      }
     }
+    "#) }
+}
 
-    /// A month's bandwidth used up suspends what runs until the month turns.
-    async fn a_used_up_month_suspends(engine: Engine) {
-        let stage = Stage::set(engine, echo_service().await.port()).await;
-        let used = culvert::domain::usage::Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
-        let (scope, tunnel) = (stage.ada.account_id, stage.tunnel);
-        let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-        let noted = stage.host.app.store.write(Some(scope), move |write| {
-            Box::pin(async move { write.add_traffic(scope, tunnel, session, used).await })
-        });
-        noted.await.unwrap();
-        stage.host.set_plan(scope, "free").await;
-        stage.host.note_traffic().await;
-        assert_eq!(stage.tunnel().await["status"], "running");
+/// A month's bandwidth used up suspends what runs until the month turns.
+///
+/// covers: tunnel_suspended
+#[both_engines]
+async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: Engine) {
+    let stage = Stage::set(engine, echo_service().await.port()).await;
+    let used = culvert::domain::usage::Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
+    let (scope, tunnel) = (stage.ada.account_id, stage.tunnel);
+    let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    let noted = stage.host.app.store.write(Some(scope), move |write| {
+        Box::pin(async move { write.add_traffic(scope, tunnel, session, used).await })
+    });
+    noted.await.unwrap();
+    stage.host.set_plan(scope, "free").await;
+    stage.host.note_traffic().await;
+    assert_eq!(stage.tunnel().await["status"], "running");
 
-        let visitor = stage.host.visitor(&stage.api, stage.tunnel).await;
-        stage.host.note_traffic().await;
-        assert_eq!(stage.tunnel().await["status"], "suspended");
-        assert!(visitor.was_reset().await);
-        let sessions = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await;
-        assert_eq!(sessions.data()[0]["end_reason"], "limit_reached");
-        assert_eq!(stage.device.start_tunnel(&stage.tunnel.to_string()).await.unwrap_err().code, "tunnel_suspended");
-        stage.device.ask(culvert_agent::local::Request::RemoteControl { enabled: true, allow: Vec::new() }).await.unwrap();
-        let refused = stage.api.post(&format!("/tunnels/{}/actions/start", stage.tunnel), json!({"device_id": stage.device.id})).await;
-        assert_eq!(refused.outcome(), "409 tunnel_suspended");
+    let visitor = stage.host.visitor(&stage.api, stage.tunnel).await;
+    stage.host.note_traffic().await;
+    assert_eq!(stage.tunnel().await["status"], "suspended");
+    assert!(visitor.was_reset().await);
+    let sessions = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await;
+    assert_eq!(sessions.data()[0]["end_reason"], "limit_reached");
+    assert_eq!(stage.device.start_tunnel(&stage.tunnel.to_string()).await.unwrap_err().code, "tunnel_suspended");
+    stage.device.ask(culvert_agent::local::Request::RemoteControl { enabled: true, allow: Vec::new() }).await.unwrap();
+    let refused = stage
+        .api
+        .post(&format!("/tunnels/{}/actions/start", stage.tunnel), json!({"device_id": stage.device.id}))
+        .await;
+    assert_eq!(refused.outcome(), "409 tunnel_suspended");
 
-        // 16 days and 12 hours later it is February.
-        stage.host.pass(Duration::from_secs(16 * 86_400 + 12 * 3600)).await;
-        stage.device.until_connected().await;
-        stage.host.until_tunnel(&stage.api, stage.tunnel, "running").await;
-        assert_eq!(stage.visit(b"a new month").await.unwrap(), b"a new month");
-    }
+    // 16 days and 12 hours later it is February.
+    stage.host.pass(Duration::from_secs(16 * 86_400 + 12 * 3600)).await;
+    stage.device.until_connected().await;
+    stage.host.until_tunnel(&stage.api, stage.tunnel, "running").await;
+    assert_eq!(stage.visit(b"a new month").await.unwrap(), b"a new month");
 }

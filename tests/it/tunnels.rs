@@ -1,481 +1,525 @@
 //! Tunnels: create, read, list, change, bind, delete.
 
+use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::device::Remote;
-use crate::support::host::TestHost;
-use crate::support::on_both_engines;
+use crate::support::host::{Engine, TestHost};
 
-on_both_engines! {
-    async fn one_is_created_and_read_back(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let created = api.post("/tunnels", json!({"local_port": 8080})).await;
-        allow_duplicates! { assert_snapshot!(created, @r#"
-        201
-        {
-          "data": {
-            "bindings": {
-              "device_ids": [],
-              "unrestricted": true
-            },
-            "buffer_size": 65536,
-            "country": null,
-            "created_at": "[time]",
-            "created_by": "[uuid]",
-            "custom_domain": null,
-            "game_preset_id": null,
-            "http_basic_auth_enabled": false,
-            "http_basic_auth_username": null,
-            "http_ssl_enabled": true,
-            "id": "[uuid]",
-            "idle_timeout": null,
-            "local_host": "[host]",
-            "local_port": 8080,
-            "name": "tcp-8080",
-            "node": {
-              "country": "ZZ",
-              "id": "[uuid]",
-              "name": "[node]",
-              "region": "local",
-              "region_flag": null,
-              "status": "online"
-            },
-            "pro_network": true,
-            "protocol": "tcp",
-            "public_address": {
-              "hostname": "[host]",
-              "ipv4": "[host]",
-              "ipv6": null,
-              "port": "[port]",
-              "url": null
-            },
-            "region": null,
-            "remote_port": "[port]",
-            "runtime": {
-              "device_id": null,
-              "running": false
-            },
-            "status": "stopped",
-            "subdomain": null,
-            "updated_at": "[time]"
-          },
-          "meta": {
-            "request_id": "[uuid]"
-          }
-        }
-        "#) }
-        let read = api.get(&format!("/tunnels/{}", created.id())).await;
-        allow_duplicates! { assert_snapshot!(read, @r#"
-        200
-        {
-          "data": {
-            "authorized_devices": [],
-            "bindings": {
-              "device_ids": [],
-              "unrestricted": true
-            },
-            "buffer_size": 65536,
-            "country": null,
-            "created_at": "[time]",
-            "created_by": "[uuid]",
-            "current_device": null,
-            "custom_domain": null,
-            "extra_ports": [],
-            "game_preset_id": null,
-            "http_basic_auth_enabled": false,
-            "http_basic_auth_username": null,
-            "http_ssl_enabled": true,
-            "id": "[uuid]",
-            "idle_timeout": null,
-            "local_host": "[host]",
-            "local_port": 8080,
-            "name": "tcp-8080",
-            "node": {
-              "country": "ZZ",
-              "id": "[uuid]",
-              "name": "[node]",
-              "region": "local",
-              "region_flag": null,
-              "status": "online"
-            },
-            "pro_network": true,
-            "protocol": "tcp",
-            "public_address": {
-              "hostname": "[host]",
-              "ipv4": "[host]",
-              "ipv6": null,
-              "port": "[port]",
-              "url": null
-            },
-            "region": null,
-            "remote_port": "[port]",
-            "runtime": {
-              "device_id": null,
-              "running": false
-            },
-            "status": "stopped",
-            "subdomain": null,
-            "updated_at": "[time]"
-          },
-          "meta": {
-            "request_id": "[uuid]"
-          }
-        }
-        "#) }
-        let listed = api.get("/tunnels").await;
-        assert_eq!(listed.body["data"], json!([created.data()]));
-        assert_eq!(listed.body["meta"]["next_cursor"], Value::Null);
+/// covers: POST /tunnels
+/// covers: GET /tunnels/{tunnel_id}
+#[both_engines]
+async fn created_tunnel_is_readable_and_listed(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let created = api.post("/tunnels", json!({"local_port": 8080})).await;
+    allow_duplicates! { assert_snapshot!(created, @r#"
+    201
+    {
+      "data": {
+        "bindings": {
+          "device_ids": [],
+          "unrestricted": true
+        },
+        "buffer_size": 65536,
+        "country": null,
+        "created_at": "[time]",
+        "created_by": "[uuid]",
+        "custom_domain": null,
+        "game_preset_id": null,
+        "http_basic_auth_enabled": false,
+        "http_basic_auth_username": null,
+        "http_ssl_enabled": true,
+        "id": "[uuid]",
+        "idle_timeout": null,
+        "local_host": "[host]",
+        "local_port": 8080,
+        "name": "tcp-8080",
+        "node": {
+          "country": "ZZ",
+          "id": "[uuid]",
+          "name": "[node]",
+          "region": "local",
+          "region_flag": null,
+          "status": "online"
+        },
+        "pro_network": true,
+        "protocol": "tcp",
+        "public_address": {
+          "hostname": "[host]",
+          "ipv4": "[host]",
+          "ipv6": null,
+          "port": "[port]",
+          "url": null
+        },
+        "region": null,
+        "remote_port": "[port]",
+        "runtime": {
+          "device_id": null,
+          "running": false
+        },
+        "status": "stopped",
+        "subdomain": null,
+        "updated_at": "[time]"
+      },
+      "meta": {
+        "request_id": "[uuid]"
+      }
     }
+    "#) }
+    let read = api.get(&format!("/tunnels/{}", created.id())).await;
+    allow_duplicates! { assert_snapshot!(read, @r#"
+    200
+    {
+      "data": {
+        "authorized_devices": [],
+        "bindings": {
+          "device_ids": [],
+          "unrestricted": true
+        },
+        "buffer_size": 65536,
+        "country": null,
+        "created_at": "[time]",
+        "created_by": "[uuid]",
+        "current_device": null,
+        "custom_domain": null,
+        "extra_ports": [],
+        "game_preset_id": null,
+        "http_basic_auth_enabled": false,
+        "http_basic_auth_username": null,
+        "http_ssl_enabled": true,
+        "id": "[uuid]",
+        "idle_timeout": null,
+        "local_host": "[host]",
+        "local_port": 8080,
+        "name": "tcp-8080",
+        "node": {
+          "country": "ZZ",
+          "id": "[uuid]",
+          "name": "[node]",
+          "region": "local",
+          "region_flag": null,
+          "status": "online"
+        },
+        "pro_network": true,
+        "protocol": "tcp",
+        "public_address": {
+          "hostname": "[host]",
+          "ipv4": "[host]",
+          "ipv6": null,
+          "port": "[port]",
+          "url": null
+        },
+        "region": null,
+        "remote_port": "[port]",
+        "runtime": {
+          "device_id": null,
+          "running": false
+        },
+        "status": "stopped",
+        "subdomain": null,
+        "updated_at": "[time]"
+      },
+      "meta": {
+        "request_id": "[uuid]"
+      }
+    }
+    "#) }
+    let listed = api.get("/tunnels").await;
+    assert_eq!(listed.body["data"], json!([created.data()]));
+    assert_eq!(listed.body["meta"]["next_cursor"], Value::Null);
+}
 
-    async fn everything_that_can_be_said_is_kept(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
-        let api = host.api(&ada.key);
-        let created = api.post("/tunnels", json!({
-            "name": "Wiki ☕", "protocol": "http", "local_host": "wiki.internal", "local_port": 80,
-            "region": "eu-central", "country": "de", "subdomain": "Wiki",
-            "http_ssl_enabled": false, "http_basic_auth_enabled": true,
-            "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse",
-            "pro_network": false, "device_ids": [device.id, device.id],
-            "extra_ports": [{"local_port": 81, "label": "admin", "protocol": "http"}, {"local_port": 5432}],
-        })).await;
-        assert!(!created.text.contains("correct horse") && !created.text.contains("password"), "{created}");
-        let read = api.get(&format!("/tunnels/{}", created.id())).await;
-        allow_duplicates! { assert_snapshot!(read, @r#"
-        200
-        {
-          "data": {
-            "authorized_devices": [
-              {
-                "id": "[uuid]",
-                "name": "machine",
-                "online": true,
-                "remote_control_enabled": false
-              }
-            ],
-            "bindings": {
-              "device_ids": [
-                "[uuid]"
-              ],
-              "unrestricted": false
-            },
-            "buffer_size": 65536,
-            "country": "DE",
-            "created_at": "[time]",
-            "created_by": "[uuid]",
-            "current_device": null,
-            "custom_domain": null,
-            "extra_ports": [
-              {
-                "id": "[uuid]",
-                "label": "admin",
-                "local_port": 81,
-                "protocol": "http",
-                "public_address": {
-                  "hostname": "p81-wiki.[host]",
-                  "ipv4": "[host]",
-                  "ipv6": null,
-                  "port": 80,
-                  "url": "http://p81-wiki.[host]"
-                },
-                "remote_port": 80
-              },
-              {
-                "id": "[uuid]",
-                "label": null,
-                "local_port": 5432,
-                "protocol": "tcp",
-                "public_address": {
-                  "hostname": "wiki.[host]",
-                  "ipv4": "[host]",
-                  "ipv6": null,
-                  "port": "[port]",
-                  "url": null
-                },
-                "remote_port": "[port]"
-              }
-            ],
-            "game_preset_id": null,
-            "http_basic_auth_enabled": true,
-            "http_basic_auth_username": "ada",
-            "http_ssl_enabled": false,
+/// covers: POST /tunnels
+#[both_engines]
+async fn created_tunnel_keeps_every_given_field(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let api = host.api(&ada.key);
+    let created = api
+        .post(
+            "/tunnels",
+            json!({
+                "name": "Wiki ☕", "protocol": "http", "local_host": "wiki.internal", "local_port": 80,
+                "region": "eu-central", "country": "de", "subdomain": "Wiki",
+                "http_ssl_enabled": false, "http_basic_auth_enabled": true,
+                "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse",
+                "pro_network": false, "device_ids": [device.id, device.id],
+                "extra_ports": [{"local_port": 81, "label": "admin", "protocol": "http"}, {"local_port": 5432}],
+            }),
+        )
+        .await;
+    assert!(!created.text.contains("correct horse") && !created.text.contains("password"), "{created}");
+    let read = api.get(&format!("/tunnels/{}", created.id())).await;
+    allow_duplicates! { assert_snapshot!(read, @r#"
+    200
+    {
+      "data": {
+        "authorized_devices": [
+          {
             "id": "[uuid]",
-            "idle_timeout": null,
-            "local_host": "wiki.internal",
-            "local_port": 80,
-            "name": "Wiki ☕",
-            "node": {
-              "country": "ZZ",
-              "id": "[uuid]",
-              "name": "[node]",
-              "region": "local",
-              "region_flag": null,
-              "status": "online"
-            },
-            "pro_network": false,
+            "name": "machine",
+            "online": true,
+            "remote_control_enabled": false
+          }
+        ],
+        "bindings": {
+          "device_ids": [
+            "[uuid]"
+          ],
+          "unrestricted": false
+        },
+        "buffer_size": 65536,
+        "country": "DE",
+        "created_at": "[time]",
+        "created_by": "[uuid]",
+        "current_device": null,
+        "custom_domain": null,
+        "extra_ports": [
+          {
+            "id": "[uuid]",
+            "label": "admin",
+            "local_port": 81,
             "protocol": "http",
+            "public_address": {
+              "hostname": "p81-wiki.[host]",
+              "ipv4": "[host]",
+              "ipv6": null,
+              "port": 80,
+              "url": "http://p81-wiki.[host]"
+            },
+            "remote_port": 80
+          },
+          {
+            "id": "[uuid]",
+            "label": null,
+            "local_port": 5432,
+            "protocol": "tcp",
             "public_address": {
               "hostname": "wiki.[host]",
               "ipv4": "[host]",
               "ipv6": null,
-              "port": 80,
-              "url": "http://wiki.[host]"
+              "port": "[port]",
+              "url": null
             },
-            "region": "eu-central",
-            "remote_port": 80,
-            "runtime": {
-              "device_id": null,
-              "running": false
-            },
-            "status": "stopped",
-            "subdomain": "wiki",
-            "updated_at": "[time]"
-          },
-          "meta": {
-            "request_id": "[uuid]"
+            "remote_port": "[port]"
           }
-        }
-        "#) }
+        ],
+        "game_preset_id": null,
+        "http_basic_auth_enabled": true,
+        "http_basic_auth_username": "ada",
+        "http_ssl_enabled": false,
+        "id": "[uuid]",
+        "idle_timeout": null,
+        "local_host": "wiki.internal",
+        "local_port": 80,
+        "name": "Wiki ☕",
+        "node": {
+          "country": "ZZ",
+          "id": "[uuid]",
+          "name": "[node]",
+          "region": "local",
+          "region_flag": null,
+          "status": "online"
+        },
+        "pro_network": false,
+        "protocol": "http",
+        "public_address": {
+          "hostname": "wiki.[host]",
+          "ipv4": "[host]",
+          "ipv6": null,
+          "port": 80,
+          "url": "http://wiki.[host]"
+        },
+        "region": "eu-central",
+        "remote_port": 80,
+        "runtime": {
+          "device_id": null,
+          "running": false
+        },
+        "status": "stopped",
+        "subdomain": "wiki",
+        "updated_at": "[time]"
+      },
+      "meta": {
+        "request_id": "[uuid]"
+      }
     }
+    "#) }
+}
 
-    async fn a_preset_fills_in_what_is_not_said(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let presets = api.get("/presets").await;
-        let valheim = presets.data().as_array().unwrap().iter().find(|preset| preset["slug"] == "valheim").unwrap();
-        let filled = api.post("/tunnels", json!({"local_port": 2456, "game_preset_id": valheim["id"]})).await;
-        let filled = api.get(&format!("/tunnels/{}", filled.id())).await;
-        assert_eq!(filled.data()["name"], "Valheim");
-        assert_eq!(filled.data()["protocol"], "udp");
-        assert_eq!(filled.data()["game_preset_id"], valheim["id"]);
-        assert_eq!(filled.data()["extra_ports"][0]["local_port"], 2457);
-        assert_eq!(filled.data()["extra_ports"][0]["label"], "query");
-        let said = json!({"local_port": 1, "game_preset_id": valheim["id"], "name": "x", "protocol": "tcp", "extra_ports": []});
-        let said = api.post("/tunnels", said).await;
-        let said = api.get(&format!("/tunnels/{}", said.id())).await;
-        assert_eq!(said.data()["name"], "x");
-        assert_eq!(said.data()["protocol"], "tcp");
-        assert_eq!(said.data()["extra_ports"], json!([]));
-        let unknown = api.post("/tunnels", json!({"local_port": 1, "game_preset_id": Uuid::from_u128(7)})).await;
-        assert_eq!((unknown.outcome(), unknown.fields()), ("422 validation_failed".into(), vec!["game_preset_id".into()]));
+#[both_engines]
+async fn preset_fills_in_omitted_tunnel_fields(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let presets = api.get("/presets").await;
+    let valheim = presets.data().as_array().unwrap().iter().find(|preset| preset["slug"] == "valheim").unwrap();
+    let filled = api.post("/tunnels", json!({"local_port": 2456, "game_preset_id": valheim["id"]})).await;
+    let filled = api.get(&format!("/tunnels/{}", filled.id())).await;
+    assert_eq!(filled.data()["name"], "Valheim");
+    assert_eq!(filled.data()["protocol"], "udp");
+    assert_eq!(filled.data()["game_preset_id"], valheim["id"]);
+    assert_eq!(filled.data()["extra_ports"][0]["local_port"], 2457);
+    assert_eq!(filled.data()["extra_ports"][0]["label"], "query");
+    let said =
+        json!({"local_port": 1, "game_preset_id": valheim["id"], "name": "x", "protocol": "tcp", "extra_ports": []});
+    let said = api.post("/tunnels", said).await;
+    let said = api.get(&format!("/tunnels/{}", said.id())).await;
+    assert_eq!(said.data()["name"], "x");
+    assert_eq!(said.data()["protocol"], "tcp");
+    assert_eq!(said.data()["extra_ports"], json!([]));
+    let unknown = api.post("/tunnels", json!({"local_port": 1, "game_preset_id": Uuid::from_u128(7)})).await;
+    assert_eq!((unknown.outcome(), unknown.fields()), ("422 validation_failed".into(), vec!["game_preset_id".into()]));
+}
+
+/// covers: subdomain_unavailable
+#[both_engines]
+async fn http_tunnel_gets_unique_subdomain(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let one = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
+    let subdomain = one.data()["subdomain"].as_str().unwrap().to_owned();
+    let hostname = format!("{subdomain}.{}", host.config().node.hostname);
+    assert_eq!(one.data()["public_address"]["hostname"], hostname.as_str());
+    assert_eq!(one.data()["public_address"]["url"], format!("https://{hostname}"));
+    assert_eq!(one.data()["remote_port"], 443);
+    let plain = api.patch(&format!("/tunnels/{}", one.id()), json!({"http_ssl_enabled": false})).await;
+    assert_eq!(plain.data()["remote_port"], 80);
+    assert_eq!(plain.data()["public_address"]["url"], format!("http://{hostname}"));
+    let taken = api
+        .post("/tunnels", json!({"local_port": 80, "protocol": "http", "subdomain": subdomain.to_uppercase()}))
+        .await;
+    assert_eq!(taken.outcome(), "409 subdomain_unavailable");
+    api.delete(&format!("/tunnels/{}", one.id())).await.data();
+    let free = api.post("/tunnels", json!({"local_port": 80, "protocol": "http", "subdomain": subdomain})).await;
+    assert_eq!(free.status, 201);
+}
+
+/// covers: PATCH /tunnels/{tunnel_id}
+#[both_engines]
+async fn tunnel_update_leaves_omitted_fields_unchanged(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80, "name": "before", "protocol": "http"})).await;
+    let path = format!("/tunnels/{}", tunnel.id());
+    let changed = api.patch(&path, json!({
+        "name": "after", "idle_timeout": 30, "buffer_size": 1024,
+        "http_basic_auth_enabled": true, "http_basic_auth_username": "ada", "http_basic_auth_password": "12345678",
+    })).await;
+    let mut expected = tunnel.data().clone();
+    for (name, value) in [
+        ("name", json!("after")),
+        ("idle_timeout", json!(30)),
+        ("buffer_size", json!(1024)),
+        ("http_basic_auth_enabled", json!(true)),
+        ("http_basic_auth_username", json!("ada")),
+    ] {
+        expected[name] = value;
     }
+    assert_eq!(changed.data(), &expected);
+    let incomplete = api.patch(&path, json!({"http_basic_auth_password": null})).await;
+    assert_eq!(incomplete.fields(), ["http_basic_auth_password"]);
+    let off = api.patch(&path, json!({"http_basic_auth_enabled": false, "http_basic_auth_username": null, "http_basic_auth_password": null})).await;
+    assert_eq!(off.data()["http_basic_auth_username"], Value::Null);
+}
 
-    async fn an_http_tunnel_has_a_name_of_its_own(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let one = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
-        let subdomain = one.data()["subdomain"].as_str().unwrap().to_owned();
-        let hostname = format!("{subdomain}.{}", host.config().node.hostname);
-        assert_eq!(one.data()["public_address"]["hostname"], hostname.as_str());
-        assert_eq!(one.data()["public_address"]["url"], format!("https://{hostname}"));
-        assert_eq!(one.data()["remote_port"], 443);
-        let plain = api.patch(&format!("/tunnels/{}", one.id()), json!({"http_ssl_enabled": false})).await;
-        assert_eq!(plain.data()["remote_port"], 80);
-        assert_eq!(plain.data()["public_address"]["url"], format!("http://{hostname}"));
-        let taken = api.post("/tunnels", json!({"local_port": 80, "protocol": "http", "subdomain": subdomain.to_uppercase()})).await;
-        assert_eq!(taken.outcome(), "409 subdomain_unavailable");
-        api.delete(&format!("/tunnels/{}", one.id())).await.data();
-        let free = api.post("/tunnels", json!({"local_port": 80, "protocol": "http", "subdomain": subdomain})).await;
-        assert_eq!(free.status, 201);
-    }
+/// covers: PATCH /tunnels/{tunnel_id}
+#[both_engines]
+async fn fetched_tunnel_is_accepted_as_update_request(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await;
+    let path = format!("/tunnels/{}", tunnel.id());
+    let mut read = api.get(&path).await.data().clone();
+    // The only field whose null is no value of its own.
+    read.as_object_mut().unwrap().remove("idle_timeout");
+    assert_eq!(api.patch(&path, read.clone()).await.status, 200);
+    let bindings = api.put(&format!("{path}/devices"), read["bindings"].clone()).await;
+    assert_eq!(bindings.data(), &json!({"device_ids": [], "unrestricted": true, "stopped_device_id": null}));
+}
 
-    async fn what_is_not_named_does_not_change(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80, "name": "before", "protocol": "http"})).await;
-        let path = format!("/tunnels/{}", tunnel.id());
-        let changed = api.patch(&path, json!({
-            "name": "after", "idle_timeout": 30, "buffer_size": 1024,
-            "http_basic_auth_enabled": true, "http_basic_auth_username": "ada", "http_basic_auth_password": "12345678",
-        })).await;
-        let mut expected = tunnel.data().clone();
-        for (name, value) in [
-            ("name", json!("after")), ("idle_timeout", json!(30)), ("buffer_size", json!(1024)),
-            ("http_basic_auth_enabled", json!(true)), ("http_basic_auth_username", json!("ada")),
-        ] {
-            expected[name] = value;
-        }
-        assert_eq!(changed.data(), &expected);
-        let incomplete = api.patch(&path, json!({"http_basic_auth_password": null})).await;
-        assert_eq!(incomplete.fields(), ["http_basic_auth_password"]);
-        let off = api.patch(&path, json!({"http_basic_auth_enabled": false, "http_basic_auth_username": null, "http_basic_auth_password": null})).await;
-        assert_eq!(off.data()["http_basic_auth_username"], Value::Null);
-    }
+/// covers: DELETE /tunnels/{tunnel_id}
+#[both_engines]
+async fn deleted_tunnel_is_not_found(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80, "extra_ports": [{"local_port": 81}]})).await;
+    let path = format!("/tunnels/{}", tunnel.id());
+    let deleted = api.delete(&path).await;
+    assert_eq!(deleted.data(), &json!({"id": tunnel.id(), "deleted": true}));
+    assert_eq!(api.get(&path).await.outcome(), "404 not_found");
+    assert_eq!(api.delete(&path).await.outcome(), "404 not_found");
+    assert_eq!(api.get("/tunnels").await.data(), &json!([]));
+}
 
-    async fn what_was_read_can_be_put_back(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await;
-        let path = format!("/tunnels/{}", tunnel.id());
-        let mut read = api.get(&path).await.data().clone();
-        // The only field whose null is no value of its own.
-        read.as_object_mut().unwrap().remove("idle_timeout");
-        assert_eq!(api.patch(&path, read.clone()).await.status, 200);
-        let bindings = api.put(&format!("{path}/devices"), read["bindings"].clone()).await;
-        assert_eq!(bindings.data(), &json!({"device_ids": [], "unrestricted": true, "stopped_device_id": null}));
-    }
-
-    async fn a_deleted_one_is_gone(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80, "extra_ports": [{"local_port": 81}]})).await;
-        let path = format!("/tunnels/{}", tunnel.id());
-        let deleted = api.delete(&path).await;
-        assert_eq!(deleted.data(), &json!({"id": tunnel.id(), "deleted": true}));
-        assert_eq!(api.get(&path).await.outcome(), "404 not_found");
-        assert_eq!(api.delete(&path).await.outcome(), "404 not_found");
-        assert_eq!(api.get("/tunnels").await.data(), &json!([]));
-    }
-
-    async fn an_allowlist_is_replaced_whole(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let (one, other) = (
-            host.device(&ada, ada.account_id, Remote::Disabled).await,
-            host.device(&ada, ada.account_id, Remote::Disabled).await,
+/// covers: PUT /tunnels/{tunnel_id}/devices
+#[both_engines]
+async fn device_allowlist_update_replaces_whole_list(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let (one, other) = (
+        host.device(&ada, ada.account_id, Remote::Disabled).await,
+        host.device(&ada, ada.account_id, Remote::Disabled).await,
+    );
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80, "device_ids": [one.id]})).await;
+    let path = format!("/tunnels/{}", tunnel.id());
+    assert_eq!(tunnel.data()["bindings"], json!({"device_ids": [one.id], "unrestricted": false}));
+    let authorized = api.get(&path).await;
+    assert_eq!(authorized.data()["authorized_devices"].as_array().unwrap().len(), 1);
+    let bound = api.put(&format!("{path}/devices"), json!({"device_ids": [other.id]})).await;
+    assert_eq!(bound.data(), &json!({"device_ids": [other.id], "unrestricted": false, "stopped_device_id": null}));
+    let stranger = host.person("eve").await;
+    let foreign = host.device(&stranger, stranger.account_id, Remote::Disabled).await;
+    for unknown in [foreign.id, Uuid::from_u128(7)] {
+        let refused = api.put(&format!("{path}/devices"), json!({"device_ids": [one.id, unknown]})).await;
+        assert_eq!(refused.outcome(), "422 validation_failed");
+        assert_eq!(
+            refused.body["errors"],
+            json!([{"field": "device_ids[1]", "message": "is no device of this scope"}])
         );
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80, "device_ids": [one.id]})).await;
-        let path = format!("/tunnels/{}", tunnel.id());
-        assert_eq!(tunnel.data()["bindings"], json!({"device_ids": [one.id], "unrestricted": false}));
-        let authorized = api.get(&path).await;
-        assert_eq!(authorized.data()["authorized_devices"].as_array().unwrap().len(), 1);
-        let bound = api.put(&format!("{path}/devices"), json!({"device_ids": [other.id]})).await;
-        assert_eq!(bound.data(), &json!({"device_ids": [other.id], "unrestricted": false, "stopped_device_id": null}));
-        let stranger = host.person("eve").await;
-        let foreign = host.device(&stranger, stranger.account_id, Remote::Disabled).await;
-        for unknown in [foreign.id, Uuid::from_u128(7)] {
-            let refused = api.put(&format!("{path}/devices"), json!({"device_ids": [one.id, unknown]})).await;
-            assert_eq!(refused.outcome(), "422 validation_failed");
-            assert_eq!(refused.body["errors"], json!([{"field": "device_ids[1]", "message": "is no device of this scope"}]));
-        }
-        assert_eq!(api.get(&path).await.data()["bindings"]["device_ids"], json!([other.id]));
     }
+    assert_eq!(api.get(&path).await.data()["bindings"]["device_ids"], json!([other.id]));
+}
 
-    async fn the_plan_says_what_it_may_be(engine: Engine) {
-        let host = TestHost::with(engine, |config| config.default_plan = "free".into()).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await;
-        assert_eq!(tunnel.data()["pro_network"], false);
-        for refused in [
-            api.post("/tunnels", json!({"local_port": 80, "pro_network": true})).await,
-            api.patch(&format!("/tunnels/{}", tunnel.id()), json!({"pro_network": true})).await,
-        ] {
-            assert_eq!(refused.outcome(), "403 feature_not_available");
-            assert_eq!(refused.body["detail"], "The plan does not include the premium network (`pro_network`).");
-        }
-        let ports = json!([{"local_port": 1}, {"local_port": 2}]);
-        let refused = api.post("/tunnels", json!({"local_port": 80, "extra_ports": ports})).await;
-        assert_eq!(refused.outcome(), "403 plan_limit_reached");
-        for _ in 0..2 {
-            assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
-        }
-        let refused = api.post("/tunnels", json!({"local_port": 80})).await;
-        assert_eq!(refused.outcome(), "403 plan_limit_reached");
-        host.set_plan(ada.account_id, "pro").await;
-        host.pass(std::time::Duration::from_secs(1)).await;
-        assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], true);
+/// covers: plan_limit_reached
+#[both_engines]
+async fn tunnel_features_and_limits_follow_plan(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.default_plan = "free".into()).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!(tunnel.data()["pro_network"], false);
+    for refused in [
+        api.post("/tunnels", json!({"local_port": 80, "pro_network": true})).await,
+        api.patch(&format!("/tunnels/{}", tunnel.id()), json!({"pro_network": true})).await,
+    ] {
+        assert_eq!(refused.outcome(), "403 feature_not_available");
+        assert_eq!(refused.body["detail"], "The plan does not include the premium network (`pro_network`).");
     }
-
-    /// Sixty-four at once, for three that the plan includes.
-    async fn a_limit_holds_in_a_race(engine: Engine) {
-        let host = TestHost::with(engine, |config| config.default_plan = "free".into()).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let creates = (0..64).map(|_| api.post("/tunnels", json!({"local_port": 80})));
-        let answers = futures_util::future::join_all(creates).await;
-        let outcomes: Vec<String> = answers.iter().map(|answer| answer.outcome()).collect();
-        assert_eq!(outcomes.iter().filter(|outcome| *outcome == "201").count(), 3, "{outcomes:?}");
-        assert_eq!(outcomes.iter().filter(|outcome| *outcome == "403 plan_limit_reached").count(), 61, "{outcomes:?}");
-        assert_eq!(api.get("/account/usage").await.data()["total_tunnels"], 3);
-    }
-
-    /// Without a limit, a crowd is no reason to refuse anybody.
-    async fn a_crowd_is_served(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let creates = (0..64).map(|_| api.post("/tunnels", json!({"local_port": 80})));
-        let answers = futures_util::future::join_all(creates).await;
-        assert!(answers.iter().all(|answer| answer.status == 201), "{:?}", answers.iter().map(|a| a.outcome()).collect::<Vec<_>>());
-        let ports: std::collections::HashSet<u64> =
-            answers.iter().map(|answer| answer.data()["remote_port"].as_u64().unwrap()).collect();
-        assert_eq!(ports.len(), 64);
-    }
-
-    /// Two ports for two: no guess that fails gives away what the tunnel has already.
-    async fn every_port_is_one_tunnels(engine: Engine) {
-        let host = TestHost::with(engine, |config| config.node.ports = "20000-20001".parse().unwrap()).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        for _ in 0..12 {
-            let extra = json!([{"local_port": 81, "protocol": "both"}]);
-            let tunnel = api.post("/tunnels", json!({"local_port": 80, "extra_ports": extra})).await.id();
-            let read = api.get(&format!("/tunnels/{tunnel}")).await;
-            assert_ne!(read.data()["remote_port"], read.data()["extra_ports"][0]["remote_port"]);
-            let full = api.post("/tunnels", json!({"local_port": 80})).await;
-            assert_eq!(full.outcome(), "409 no_port_available");
-            api.delete(&format!("/tunnels/{tunnel}")).await.data();
-        }
-    }
-
-    /// A plan that changed a moment ago decides, on what the request did not say as well.
-    async fn a_decision_made_anew_is_made_wholly(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        api.get("/account").await.data();
-        host.set_plan(ada.account_id, "free").await;
-        assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], false);
-    }
-
-    /// One fault a field, and none that follows from another.
-    async fn what_is_malformed_is_not_missing(engine: Engine) {
-        let host = TestHost::start(engine).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let path = format!("/tunnels/{}", api.post("/tunnels", json!({"local_port": 80})).await.id());
-        assert_eq!(api.patch(&path, json!({"local_port": "80"})).await.fields(), ["local_port"]);
-        assert_eq!(api.patch(&path, json!({})).await.fields(), ["body"]);
-        assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": [7]})).await.fields(), ["extra_ports[0]"]);
-        let many = json!(vec![json!({}); 1001]);
-        assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": many})).await.fields(), ["extra_ports"]);
-        let start = api.post(&format!("{path}/actions/start"), json!({"device_id": "nonsense", "handoff": true})).await;
-        assert_eq!(start.fields(), ["device_id"]);
-    }
-
-    async fn ports_and_nodes_run_out(engine: Engine) {
-        let host = TestHost::with(engine, |config| config.node.ports = "20000-20002".parse().unwrap()).await;
-        let ada = host.person("ada").await;
-        let api = host.api(&ada.key);
-        let tcp = api.post("/tunnels", json!({"local_port": 80})).await;
-        let both = api.post("/tunnels", json!({"local_port": 80, "protocol": "both"})).await;
-        let udp = api.post("/tunnels", json!({"local_port": 80, "protocol": "udp"})).await;
-        assert_ne!(tcp.data()["remote_port"], both.data()["remote_port"]);
-        assert_ne!(udp.data()["remote_port"], both.data()["remote_port"]);
+    let ports = json!([{"local_port": 1}, {"local_port": 2}]);
+    let refused = api.post("/tunnels", json!({"local_port": 80, "extra_ports": ports})).await;
+    assert_eq!(refused.outcome(), "403 plan_limit_reached");
+    for _ in 0..2 {
         assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    }
+    let refused = api.post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!(refused.outcome(), "403 plan_limit_reached");
+    host.set_plan(ada.account_id, "pro").await;
+    host.pass(std::time::Duration::from_secs(1)).await;
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], true);
+}
+
+/// Sixty-four at once, for three that the plan includes.
+#[both_engines]
+async fn concurrent_tunnel_creation_respects_plan_limit(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.default_plan = "free".into()).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let creates = (0..64).map(|_| api.post("/tunnels", json!({"local_port": 80})));
+    let answers = futures_util::future::join_all(creates).await;
+    let outcomes: Vec<String> = answers.iter().map(|answer| answer.outcome()).collect();
+    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "201").count(), 3, "{outcomes:?}");
+    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "403 plan_limit_reached").count(), 61, "{outcomes:?}");
+    assert_eq!(api.get("/account/usage").await.data()["total_tunnels"], 3);
+}
+
+/// Without a limit, a crowd is no reason to refuse anybody.
+#[both_engines]
+async fn concurrent_tunnel_creation_without_limit_succeeds(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let creates = (0..64).map(|_| api.post("/tunnels", json!({"local_port": 80})));
+    let answers = futures_util::future::join_all(creates).await;
+    assert!(
+        answers.iter().all(|answer| answer.status == 201),
+        "{:?}",
+        answers.iter().map(|a| a.outcome()).collect::<Vec<_>>()
+    );
+    let ports: std::collections::HashSet<u64> =
+        answers.iter().map(|answer| answer.data()["remote_port"].as_u64().unwrap()).collect();
+    assert_eq!(ports.len(), 64);
+}
+
+/// Two ports for two: no guess that fails gives away what the tunnel has already.
+#[both_engines]
+async fn tunnel_in_minimal_port_range_gets_distinct_ports(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.node.ports = "20000-20001".parse().unwrap()).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    for _ in 0..12 {
+        let extra = json!([{"local_port": 81, "protocol": "both"}]);
+        let tunnel = api.post("/tunnels", json!({"local_port": 80, "extra_ports": extra})).await.id();
+        let read = api.get(&format!("/tunnels/{tunnel}")).await;
+        assert_ne!(read.data()["remote_port"], read.data()["extra_ports"][0]["remote_port"]);
         let full = api.post("/tunnels", json!({"local_port": 80})).await;
         assert_eq!(full.outcome(), "409 no_port_available");
-        assert_eq!(api.get("/account/usage").await.data()["total_tunnels"], 4, "nothing was half done");
-        api.delete(&format!("/tunnels/{}", both.id())).await.data();
-        assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["remote_port"], both.data()["remote_port"]);
-
-        let mut node = host.app.store.nodes().await.unwrap().remove(0);
-        node.status = culvert::domain::node::NodeStatus::Maintenance;
-        host.app.store.write(None, move |write| Box::pin(async move { write.update_node(&node).await })).await.unwrap();
-        let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
-        assert_eq!(refused.outcome(), "409 node_unavailable");
-        assert_eq!(api.get("/").await.data()["status"], "maintenance");
+        api.delete(&format!("/tunnels/{tunnel}")).await.data();
     }
+}
+
+/// A plan that changed a moment ago decides, on what the request did not say as well.
+#[both_engines]
+async fn changed_plan_determines_defaults_of_next_tunnel(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    api.get("/account").await.data();
+    host.set_plan(ada.account_id, "free").await;
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], false);
+}
+
+/// One fault a field, and none that follows from another.
+///
+/// covers: validation_failed
+#[both_engines]
+async fn malformed_field_causes_no_follow_up_errors(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let path = format!("/tunnels/{}", api.post("/tunnels", json!({"local_port": 80})).await.id());
+    assert_eq!(api.patch(&path, json!({"local_port": "80"})).await.fields(), ["local_port"]);
+    assert_eq!(api.patch(&path, json!({})).await.fields(), ["body"]);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": [7]})).await.fields(), ["extra_ports[0]"]);
+    let many = json!(vec![json!({}); 1001]);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80, "extra_ports": many})).await.fields(), ["extra_ports"]);
+    let start = api.post(&format!("{path}/actions/start"), json!({"device_id": "nonsense", "handoff": true})).await;
+    assert_eq!(start.fields(), ["device_id"]);
+}
+
+/// covers: no_port_available
+/// covers: node_unavailable
+#[both_engines]
+async fn tunnel_creation_without_free_port_or_node_is_refused(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.node.ports = "20000-20002".parse().unwrap()).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tcp = api.post("/tunnels", json!({"local_port": 80})).await;
+    let both = api.post("/tunnels", json!({"local_port": 80, "protocol": "both"})).await;
+    let udp = api.post("/tunnels", json!({"local_port": 80, "protocol": "udp"})).await;
+    assert_ne!(tcp.data()["remote_port"], both.data()["remote_port"]);
+    assert_ne!(udp.data()["remote_port"], both.data()["remote_port"]);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    let full = api.post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!(full.outcome(), "409 no_port_available");
+    assert_eq!(api.get("/account/usage").await.data()["total_tunnels"], 4, "nothing was half done");
+    api.delete(&format!("/tunnels/{}", both.id())).await.data();
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["remote_port"], both.data()["remote_port"]);
+
+    let mut node = host.app.store.nodes().await.unwrap().remove(0);
+    node.status = culvert::domain::node::NodeStatus::Maintenance;
+    host.app.store.write(None, move |write| Box::pin(async move { write.update_node(&node).await })).await.unwrap();
+    let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
+    assert_eq!(refused.outcome(), "409 node_unavailable");
+    assert_eq!(api.get("/").await.data()["status"], "maintenance");
 }

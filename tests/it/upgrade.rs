@@ -9,12 +9,12 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert::store::db::Db;
+use culvert_test_macros::both_engines;
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::support::database::{columns, execute_script, rows};
 use crate::support::host::{Engine, TestHost, empty_database};
-use crate::support::on_both_engines;
 
 /// The schemas that were released.
 const RELEASED: [&str; 1] = ["0010"];
@@ -37,61 +37,62 @@ async fn migrate(url: &str) {
     db.close().await;
 }
 
-on_both_engines! {
-    async fn released_schema_migrates_with_all_rows(engine: Engine) {
-        let folder = tempfile::tempdir().unwrap();
-        for version in RELEASED {
-            let url = restore(engine, folder.path(), version).await;
-            let before = columns(&url).await;
-            let mut kept: BTreeMap<String, Vec<String>> = BTreeMap::new();
-            for (table, column) in before.keys().filter_map(|column| column.split_once('.')) {
-                kept.entry(table.into()).or_default().push(column.into());
-            }
-            let mut old_rows = BTreeMap::new();
-            for (table, names) in &kept {
-                let found = rows(&url, table, names).await;
-                assert!(!found.is_empty(), "the dump of {version} has no row in {table}");
-                old_rows.insert(table.clone(), found);
-            }
-            migrate(&url).await;
-            for (table, names) in &kept {
-                assert_eq!(rows(&url, table, names).await, old_rows[table], "{version}: {table}");
-            }
+#[both_engines]
+async fn released_schema_migrates_with_all_rows(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    for version in RELEASED {
+        let url = restore(engine, folder.path(), version).await;
+        let before = columns(&url).await;
+        let mut kept: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (table, column) in before.keys().filter_map(|column| column.split_once('.')) {
+            kept.entry(table.into()).or_default().push(column.into());
+        }
+        let mut old_rows = BTreeMap::new();
+        for (table, names) in &kept {
+            let found = rows(&url, table, names).await;
+            assert!(!found.is_empty(), "the dump of {version} has no row in {table}");
+            old_rows.insert(table.clone(), found);
+        }
+        migrate(&url).await;
+        for (table, names) in &kept {
+            assert_eq!(rows(&url, table, names).await, old_rows[table], "{version}: {table}");
         }
     }
+}
 
-    async fn migrated_schema_equals_fresh_schema(engine: Engine) {
-        let folder = tempfile::tempdir().unwrap();
-        let fresh = match engine {
-            Engine::Sqlite => format!("sqlite:{}", folder.path().join("fresh.db").display()),
-            Engine::Postgres => empty_database().await,
-        };
-        migrate(&fresh).await;
-        for version in RELEASED {
-            let url = restore(engine, folder.path(), version).await;
-            migrate(&url).await;
-            assert_eq!(columns(&url).await, columns(&fresh).await, "{version}");
-        }
+#[both_engines]
+async fn migrated_schema_equals_fresh_schema(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let fresh = match engine {
+        Engine::Sqlite => format!("sqlite:{}", folder.path().join("fresh.db").display()),
+        Engine::Postgres => empty_database().await,
+    };
+    migrate(&fresh).await;
+    for version in RELEASED {
+        let url = restore(engine, folder.path(), version).await;
+        migrate(&url).await;
+        assert_eq!(columns(&url).await, columns(&fresh).await, "{version}");
     }
+}
 
-    async fn host_starts_on_released_database(engine: Engine) {
-        let folder = tempfile::tempdir().unwrap();
-        let url = restore(engine, folder.path(), RELEASED[0]).await;
-        let host = TestHost::with(engine, |config| {
-            let key = format!("v1:{}\n", STANDARD.encode(KEY));
-            std::fs::write(config.data_dir.join("secret.key"), key).unwrap();
-            config.database_url = Some(url);
-        })
-        .await;
-        let accounts = rows(&host.config().database_url(), "accounts", &["id".into(), "email".into()]).await;
-        let ada = accounts.iter().find(|row| row["email"] == "ada@example.com").unwrap();
-        let ada = Uuid::parse_str(ada["id"].as_str().unwrap()).unwrap();
-        let key = host.key(ada, ada, "full_access").await;
-        let tunnels = host.api(&key.key).get("/tunnels").await;
-        let names: Vec<&Value> = tunnels.data().as_array().unwrap().iter().map(|tunnel| &tunnel["name"]).collect();
-        assert_eq!(names, ["web", "echo"]);
-        let devices = host.api(&key.key).get("/devices").await;
-        assert_eq!(devices.data()[0]["name"], "laptop");
-        assert_eq!(devices.data()[0]["remote_control_enabled"], true);
-    }
+#[both_engines]
+async fn host_starts_on_released_database(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let url = restore(engine, folder.path(), RELEASED[0]).await;
+    let host = TestHost::with(engine, |config| {
+        let key = format!("v1:{}\n", STANDARD.encode(KEY));
+        std::fs::write(config.data_dir.join("secret.key"), key).unwrap();
+        config.database_url = Some(url);
+    })
+    .await;
+    let accounts = rows(&host.config().database_url(), "accounts", &["id".into(), "email".into()]).await;
+    let ada = accounts.iter().find(|row| row["email"] == "ada@example.com").unwrap();
+    let ada = Uuid::parse_str(ada["id"].as_str().unwrap()).unwrap();
+    let key = host.key(ada, ada, "full_access").await;
+    let tunnels = host.api(&key.key).get("/tunnels").await;
+    let names: Vec<&Value> = tunnels.data().as_array().unwrap().iter().map(|tunnel| &tunnel["name"]).collect();
+    assert_eq!(names, ["web", "echo"]);
+    let devices = host.api(&key.key).get("/devices").await;
+    assert_eq!(devices.data()[0]["name"], "laptop");
+    assert_eq!(devices.data()[0]["remote_control_enabled"], true);
 }

@@ -233,7 +233,7 @@ mod tests {
 
     /// A connection slower than the heartbeat is slow, and not a reason to stop.
     #[tokio::test]
-    async fn a_late_answer_renews_for_the_rest_of_its_term() {
+    async fn delayed_renewal_answer_extends_lease_from_request_time() {
         let clock = Clock::manual(DateTime::UNIX_EPOCH);
         let (reports, _reported) = mpsc::channel(1);
         let folder = tempfile::tempdir().unwrap();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_plan_is_found_by_its_name_and_no_other() {
+    fn plan_is_found_only_by_its_exact_name() {
         let names: Vec<String> = (0..200).map(|number| format!("plan-{number}")).collect();
         let settings: Vec<String> =
             names.iter().map(|name| format!(r#""{name}":{{"tunnel_limit":{}}}"#, name.len())).collect();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_counts_only_what_would_pass_it() {
+    fn tunnel_limit_applies_only_to_tunnel_creation() {
         let plans = plans(r#"{"p":{"api_access":true,"tunnel_limit":2,"extra_ports_per_tunnel":0}}"#);
         let rule = |action, tunnels| judge(plans.get("p"), &ask(action, tunnels)).map(|denial| denial.rule);
         assert_eq!(rule("tunnels.create", 1), None);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extra_port_too_many_does_not_overflow() {
+    fn extra_port_count_at_maximum_does_not_overflow() {
         let plans = plans(r#"{"p":{"api_access":true,"extra_ports_per_tunnel":9}}"#);
         let mut ask = ask("tunnels.create_extra_port", 0);
         ask.wants.extra_ports = 1;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_and_rule_that_is_used_is_declared() {
+    fn every_declared_rule_is_used_in_source() {
         let source = include_str!("rules.rs");
         for (rule, _) in RULES {
             assert!(source.matches(&format!("\"{rule}\"")).count() >= 2, "{rule} is declared and never used");

@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_its_owner_updates_a_device() {
+    fn device_update_is_allowed_only_to_its_owner() {
         for ask in every_ask().iter().filter(|ask| ask.action == "devices.update") {
             assert_eq!(judge(ask).is_none(), ask.devices[0].owned_by_caller);
         }
     }
 
     #[test]
-    fn a_member_is_never_allowed_what_an_admin_is_not() {
+    fn member_permissions_never_exceed_admin_permissions() {
         for member in every_ask().into_iter().filter(|ask| ask.caller.role == Some(Role::Member)) {
             if member.devices[0].owner_active && judge(&member).is_none() {
                 let admin = Caller { role: Some(Role::Admin), ..member.caller.clone() };
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_a_role_is_refused_everything_but_their_own_device() {
+    fn caller_without_role_may_only_update_own_device() {
         for ask in every_ask().iter().filter(|ask| ask.caller.role.is_none()) {
             let own_device = ask.action == "devices.update" && ask.devices[0].owned_by_caller;
             assert_eq!(judge(ask).is_none(), own_device, "{}", ask.action);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_personal_scope_has_no_rules() {
+    fn personal_scope_is_exempt_from_role_rules() {
         for action in ACTIONS {
             assert!(judge(&ask(Scope::Personal, None, action, false, false, false)).is_none());
         }

@@ -16,7 +16,7 @@ pub fn exists(code: &str) -> bool {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn all_are_there_in_order() {
+    fn country_codes_are_complete_and_sorted() {
         let codes: Vec<_> = super::CODES.as_bytes().chunks(2).collect();
         assert_eq!(codes.len(), 249);
         assert!(codes.is_sorted());

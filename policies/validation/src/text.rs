@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_names() {
+    fn host_name_check_accepts_only_valid_names() {
         let long = "a".repeat(64);
         for good in ["localhost", "db.internal", "my_service", "a-b.c", "example.com.", "1and1.de"] {
             assert!(is_host_name(good), "{good}");
@@ -115,13 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_counted_in_characters() {
+    fn text_length_is_counted_in_characters() {
         assert!(is_text(&"ü".repeat(100), 1, 100) && !is_text(&"u".repeat(101), 1, 100));
         assert!(!is_text("a\u{85}b", 1, 100) && !is_text("a\tb", 1, 100));
     }
 
     #[test]
-    fn a_star_reserves_all_that_begin_so() {
+    fn wildcard_reserves_all_subdomains_with_its_prefix() {
         let reserved = RESERVED_SUBDOMAINS.map(String::from);
         for taken in ["www", "ns", "ns1", "nsfw"] {
             assert!(is_reserved(taken, &reserved), "{taken}");

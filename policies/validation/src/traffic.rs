@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_compared_by_what_they_hold() {
+    fn cidr_notations_of_same_network_are_equal() {
         assert_eq!(parse_cidr("10.9.8.7/8"), parse_cidr("10.0.0.0/8"));
         assert_eq!(parse_cidr("0.0.0.1/0"), parse_cidr("255.0.0.0/0"));
         assert_eq!(parse_cidr("::1/0"), parse_cidr("ffff::/0"));
