@@ -37,7 +37,7 @@ pub fn service(app: &Arc<App>) -> Service {
         .push(Router::with_path("policies/reload").post(Reload(app.clone())))
         .push(Router::with_path("policies/rollback").post(Rollback(app.clone())));
     Service::new(router)
-        .hoop(NoPages { loopback: app.config.admin_listen.ip().is_loopback() })
+        .hoop(RejectBrowserRequests { loopback: app.config.admin_listen.ip().is_loopback() })
         .hoop(OperatorsOnly { token: app.admin_token.clone(), metrics_open: app.config.metrics_open })
 }
 
@@ -99,12 +99,12 @@ impl OperatorsOnly {
 }
 
 /// Refuses what a browser sends for a page: such a request names its origin, or the page's own host.
-struct NoPages {
+struct RejectBrowserRequests {
     loopback: bool,
 }
 
 #[async_trait]
-impl Handler for NoPages {
+impl Handler for RejectBrowserRequests {
     async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         if req.headers().contains_key(ORIGIN) || (self.loopback && !is_address(req)) {
             refuse(res, StatusCode::FORBIDDEN, "no page may ask this; ask by address, or as localhost");
@@ -179,7 +179,7 @@ struct Metrics(Arc<App>);
 #[async_trait]
 impl Handler for Metrics {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Text::Plain(self.0.meters.text(&self.0)));
+        res.render(Text::Plain(self.0.metrics.text(&self.0)));
         let format = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
         res.headers_mut().insert(CONTENT_TYPE, format);
     }

@@ -24,22 +24,22 @@ use crate::domain::session::EndReason;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
-use crate::http::hoop::auth::{KeyCache, Strangers};
-use crate::http::hoop::rate_limit::RateLimits;
 use crate::http::listener::{self, Admission, Connections};
-use crate::meters::{Meters, TrafficMeter};
+use crate::http::middleware::auth::{FailedAuthLimiter, KeyCache};
+use crate::http::middleware::rate_limit::RateLimits;
+use crate::keyed_mutex::KeyedMutex;
+use crate::metrics::{Metrics, TrafficCounter};
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
-use crate::node::{Node, Surroundings};
+use crate::node::{Node, NodeContext};
 use crate::policy::generations::Generations;
-use crate::store::catalog::EnteredNode;
+use crate::store::catalog::NodeRegistration;
 use crate::store::db::Db;
-use crate::store::{Store, Wake, key_check};
-use crate::turn::Turns;
+use crate::store::{Hint, Store, key_check};
 use crate::webhook::client::Client;
-use crate::webhook::courier::{self, Courier};
-use crate::webhook::network::{Guard, Networks};
-use crate::{admin, folder, http, names, relay};
+use crate::webhook::courier::{self, DeliveryWorker};
+use crate::webhook::guard::{AddressPolicy, Guard};
+use crate::{admin, domain_checks, folder, http, ticker};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
@@ -57,21 +57,21 @@ pub struct App {
     pub store: Arc<Store>,
     pub gate: Gate,
     pub policies: Generations,
-    pub meters: Meters,
+    pub metrics: Metrics,
     pub keys: KeyCache,
     pub limits: RateLimits,
-    pub strangers: Strangers,
+    pub failed_auth: FailedAuthLimiter,
     /// Those who tried enrolment codes that were none.
-    pub wrong_codes: Strangers,
+    pub wrong_codes: FailedAuthLimiter,
     /// Requests with the same Idempotency-Key.
-    pub twins: Turns<(Uuid, String)>,
+    pub idempotency_locks: KeyedMutex<(Uuid, String)>,
     /// Requests that change the same scope.
-    pub scopes: Turns<Uuid>,
+    pub scopes: KeyedMutex<Uuid>,
     pub gateway: Gateway,
     /// Who is connected to the API's listener.
     pub connections: Arc<Connections>,
     pub nodes: Arc<Nodes>,
-    pub courier: Courier,
+    pub courier: DeliveryWorker,
     /// Looks up names.
     pub guard: Arc<Guard>,
     /// Everything that must come to its end before the host does.
@@ -109,10 +109,10 @@ pub struct Host {
 
 /// Whether a host looks by itself at what time brings about, or is told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    ByItself,
-    /// For tests, which call [`crate::relay::tick`].
-    ByHand,
+pub enum Ticker {
+    Auto,
+    /// For tests, which call [`crate::ticker::tick`].
+    Manual,
 }
 
 impl Host {
@@ -121,7 +121,7 @@ impl Host {
     /// # Errors
     ///
     /// One line that names the setting and what to do.
-    pub async fn start(config: Config, clock: Clock, pace: Pace) -> std::result::Result<Self, ConfigError> {
+    pub async fn start(config: Config, clock: Clock, pace: Ticker) -> std::result::Result<Self, ConfigError> {
         let lock = lock_data_dir(&config)?;
         let db = open_database(&config).await?;
         let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
@@ -131,31 +131,31 @@ impl Host {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
-        let mut meters = Meters::new();
-        let policies = Generations::open(&config, clock.clone(), store.secrets(), &mut meters.registry)?;
+        let mut metrics = Metrics::new();
+        let policies = Generations::open(&config, clock.clone(), store.secrets(), &mut metrics.registry)?;
         let (guard, courier) = open_courier(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
-        let refusals = meters.refused.clone();
-        let around = Surroundings { refusals, countries, tasks: tasks.clone(), stop: stop.clone() };
-        let nodes = Arc::new(open_nodes(&config, &store, around, meters.bytes.clone()).await?);
+        let refusals = metrics.refused.clone();
+        let cx = NodeContext { refusals, countries, tasks: tasks.clone(), stop: stop.clone() };
+        let nodes = Arc::new(open_nodes(&config, &store, cx, metrics.bytes.clone()).await?);
         store.attach(nodes.clone());
         let api = &config.api;
-        let (trusted, refused) = (config.trusted_proxies.clone(), meters.connections.clone());
+        let (trusted, refused) = (config.trusted_proxies.clone(), metrics.connections.clone());
         let connections = Connections::new(api.connections_per_address, trusted, refused.clone());
         let app = Arc::new(App {
             docs_url: config.docs_url(),
             host_id: clock.id(),
             gate: Gate::new(store.clone(), guard.clone()),
             policies,
-            meters,
+            metrics,
             guard,
             keys: KeyCache::new(clock.clone()),
             limits: RateLimits::new(&config.rate_limit),
-            strangers: Strangers::new(config.rate_limit.failed_auth_per_minute),
-            wrong_codes: Strangers::new(config.rate_limit.failed_auth_per_minute),
-            twins: Turns::new(),
-            scopes: Turns::new(),
+            failed_auth: FailedAuthLimiter::new(config.rate_limit.failed_auth_per_minute),
+            wrong_codes: FailedAuthLimiter::new(config.rate_limit.failed_auth_per_minute),
+            idempotency_locks: KeyedMutex::new(),
+            scopes: KeyedMutex::new(),
             gateway: Gateway::new(api.agents, refused.clone()),
             connections,
             admin_token,
@@ -173,22 +173,22 @@ impl Host {
 
     async fn open(
         app: Arc<App>,
-        wakes: mpsc::UnboundedReceiver<Wake>,
-        pace: Pace,
+        wakes: mpsc::UnboundedReceiver<Hint>,
+        pace: Ticker,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
         enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", e))?;
         app.keys.recall(&app.store).await.map_err(|e| ConfigError::new("database_url", e))?;
-        app.nodes.open_doors().await.map_err(|e| ConfigError::new("database_url", e))?;
+        app.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", e))?;
         let admission = Admission(app.connections.clone());
         let api = (http::service(&app), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
         let admin = (admin::service(&app), listener::timeouts(), ADMIN_CONNECTIONS);
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
         let workers = vec![
-            tokio::spawn(relay::run(app.clone(), wakes, pace)),
+            tokio::spawn(ticker::run(app.clone(), wakes, pace)),
             tokio::spawn(courier::run(app.clone())),
-            tokio::spawn(names::run(app.clone())),
+            tokio::spawn(domain_checks::run(app.clone())),
         ];
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
@@ -209,7 +209,7 @@ impl Host {
             let _ = worker.await;
         }
         app.nodes.close().await;
-        if let Err(error) = relay::leave(&app).await {
+        if let Err(error) = ticker::end_sessions_of_nodes(&app).await {
             tracing::warn!(%error, "the host's end was not noted");
         }
         app.tasks.close();
@@ -243,24 +243,24 @@ async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> 
 }
 
 /// What looks up names, and what sends events to them.
-fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, Courier), ConfigError> {
+fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, DeliveryWorker), ConfigError> {
     let dns = Dns::new(config.dns.resolver).map_err(|e| ConfigError::new("dns.resolver", e))?;
     let webhooks = &config.webhooks;
-    let networks = Networks { allow: webhooks.allow_networks.clone(), deny: webhooks.deny_networks.clone() };
+    let networks = AddressPolicy { allow: webhooks.allow_networks.clone(), deny: webhooks.deny_networks.clone() };
     let guard = Arc::new(Guard::new(dns, networks, clock.clone()));
     let client = Client::new(guard.clone(), clock.clone(), webhooks.extra_root_certificates.as_deref());
     let client = client.map_err(|e| ConfigError::new("webhooks.extra_root_certificates", e))?;
-    Ok((guard, Courier::new(client)))
+    Ok((guard, DeliveryWorker::new(client)))
 }
 
 /// The nodes in this process, known to everybody from now on.
 async fn open_nodes(
     config: &Config,
     store: &Arc<Store>,
-    around: Surroundings,
-    carried: TrafficMeter,
+    cx: NodeContext,
+    carried: TrafficCounter,
 ) -> std::result::Result<Nodes, ConfigError> {
-    let countries = around.countries.clone();
+    let countries = cx.countries.clone();
     let configs = config.nodes();
     let identities = embedded::identities(&config.data_dir, configs.len(), store.clock());
     let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
@@ -268,7 +268,7 @@ async fn open_nodes(
     for (identity, (setting, config)) in identities.into_iter().zip(configs) {
         let entered = enter(store, config, identity.id, countries.are_known()).await;
         entered.map_err(|e| ConfigError::new("database_url", e))?;
-        let node = Node::open(identity, config, store.clone(), around.clone()).await;
+        let node = Node::open(identity, config, store.clone(), cx.clone()).await;
         nodes
             .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
     }
@@ -289,7 +289,7 @@ async fn enter_keys(app: &App) -> Result<()> {
 
 /// Makes a node and its domain known, and gives running tunnels time to be found again.
 async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bool) -> Result<()> {
-    let node = EnteredNode {
+    let node = NodeRegistration {
         id,
         name: format!("node-{}", &id.simple().to_string()[24..]),
         hostname: config.hostname.clone(),
@@ -299,8 +299,8 @@ async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bo
     store
         .write(None, move |write| {
             Box::pin(async move {
-                write.enter_node(&node).await?;
-                write.enter_domain(&node.hostname).await?;
+                write.register_node(&node).await?;
+                write.register_domain(&node.hostname).await?;
                 write.extend_leases(node.id).await
             })
         })

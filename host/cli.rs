@@ -75,7 +75,7 @@ enum Command {
 
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum CliError {
     /// The operator's settings: exit code 2.
     #[error("{0}")]
     Config(#[from] ConfigError),
@@ -87,14 +87,14 @@ enum Problem {
     Refused(String),
 }
 
-impl From<Error> for Problem {
+impl From<Error> for CliError {
     fn from(error: Error) -> Self {
         Self::Refused(error.to_string())
     }
 }
 
-fn refused(problem: impl std::fmt::Display) -> Problem {
-    Problem::Refused(problem.to_string())
+fn refused(problem: impl std::fmt::Display) -> CliError {
+    CliError::Refused(problem.to_string())
 }
 
 /// Runs the command line that this process was started with.
@@ -104,25 +104,25 @@ pub fn main() -> ExitCode {
         return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
     }
     // What a policy's author makes is theirs to share; everything else here is the host's own.
-    if !matches!(&command, Command::Policy(policy) if !policy.concerns_a_host()) {
+    if !matches!(&command, Command::Policy(policy) if !policy.needs_host_config()) {
         crate::folder::keep_private();
     }
     // Who writes a policy needs no host, and so none of its settings.
     let settings = match &command {
-        Command::Policy(policy) if !policy.concerns_a_host() => Ok(Config::default()),
-        _ => Config::load(config.as_deref()).map_err(Problem::from),
+        Command::Policy(policy) if !policy.needs_host_config() => Ok(Config::default()),
+        _ => Config::load(config.as_deref()).map_err(CliError::from),
     };
     let ended = settings.and_then(|config| execute(config, json, command));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("culvert: {problem}");
-            ExitCode::from(if matches!(problem, Problem::Refused(_)) { 1 } else { 2 })
+            ExitCode::from(if matches!(problem, CliError::Refused(_)) { 1 } else { 2 })
         }
     }
 }
 
-fn execute(config: Config, json: bool, command: Command) -> Result<(), Problem> {
+fn execute(config: Config, json: bool, command: Command) -> Result<(), CliError> {
     let runtime = tokio::runtime::Runtime::new().map_err(refused)?;
     let ended = runtime.block_on(async {
         match command {

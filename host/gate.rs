@@ -1,7 +1,7 @@
 //! Where it is decided what a request may do: facts, then the three policies, then a permit.
 //!
 //! Only this file makes a [`Permit`], and nothing is written on behalf of a caller without one.
-//! The order of the questions is that of decisions §1, steps 9 to 12.
+//! The checks are steps 9 to 12 of `docs/develop/decisions/0001-order-of-checks.md`, in that order.
 
 mod access;
 mod devices;
@@ -25,8 +25,8 @@ use crate::policy::call::Failed;
 use crate::policy::convert;
 use crate::policy::pinned::Pinned;
 use crate::store::Store;
-use crate::store::facts::{Basis, Facts, Subject};
-use crate::webhook::network::Guard;
+use crate::store::facts::{DecisionInputs, Resource, ResourceFacts};
+use crate::webhook::guard::Guard;
 
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};
@@ -41,9 +41,9 @@ pub struct Gate {
 pub struct Permit {
     caller: Caller,
     action: Action,
-    subject: Subject,
-    facts: Facts,
-    basis: Basis,
+    subject: Resource,
+    facts: ResourceFacts,
+    decision_inputs: DecisionInputs,
     entitlement: Entitlement,
 }
 
@@ -52,15 +52,15 @@ impl Permit {
         &self.caller
     }
 
-    pub fn subject(&self) -> Subject {
+    pub fn subject(&self) -> Resource {
         self.subject
     }
 
-    pub fn basis(&self) -> &Basis {
-        &self.basis
+    pub fn decision_inputs(&self) -> &DecisionInputs {
+        &self.decision_inputs
     }
 
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &ResourceFacts {
         &self.facts
     }
 
@@ -71,7 +71,7 @@ impl Permit {
 
 /// What a request would add to what the scope uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wants {
+pub struct UsageRequest {
     pub premium_network: bool,
     pub extra_ports: u32,
     /// As the client wrote it.
@@ -83,14 +83,15 @@ pub struct Wants {
 /// The devices that lead to a tunnel's target, or are to: the one that runs it, the one that is to run
 /// it again, the one that is being asked to start it, and the one that gets it back where that start
 /// fails. Whoever changes the target leads them there.
-fn led(facts: &Facts) -> Vec<(Uuid, Part)> {
+fn led(facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
     let Some(tunnel) = &facts.tunnel else { return Vec::new() };
     let running = tunnel.run.as_ref().map(|run| run.device_id);
-    let asked = tunnel.operation.iter().flat_map(|operation| [Some(operation.device_id), operation.yields_id]);
-    let mut devices: Vec<Uuid> = running.into_iter().chain(tunnel.wanted_on).chain(asked.flatten()).collect();
+    let asked =
+        tunnel.operation.iter().flat_map(|operation| [Some(operation.device_id), operation.handoff_from_device_id]);
+    let mut devices: Vec<Uuid> = running.into_iter().chain(tunnel.desired_device_id).chain(asked.flatten()).collect();
     devices.sort_unstable();
     devices.dedup();
-    devices.into_iter().map(|id| (id, Part::Target)).collect()
+    devices.into_iter().map(|id| (id, DeviceRole::Target)).collect()
 }
 
 /// Adds what is wrong with a text that others will read.
@@ -102,15 +103,15 @@ fn check_text(text: Option<&str>, field: &str, faults: &mut Vec<Fault>) {
 
 /// What an action means for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum DeviceRole {
     /// It is acted on, or is to run the tunnel.
     Target,
     /// A handoff takes the tunnel from it.
-    Yields,
+    Source,
 }
 
 /// A request body on its way from what was read to what is valid.
-pub trait Draft: Clone + Send + Sync + 'static {
+pub trait RequestDraft: Clone + Send + Sync + 'static {
     /// What it becomes when nothing is wrong with it.
     type Valid: Send;
 
@@ -118,7 +119,7 @@ pub trait Draft: Clone + Send + Sync + 'static {
     fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send;
 
     /// Looks at what the body refers to and the store does not know: names in the DNS.
-    fn look_outside(&self, guard: &Guard) -> impl Future<Output = Vec<Fault>> + Send {
+    fn check_external(&self, guard: &Guard) -> impl Future<Output = Vec<Fault>> + Send {
         let _ = guard;
         async { Vec::new() }
     }
@@ -126,18 +127,18 @@ pub trait Draft: Clone + Send + Sync + 'static {
     /// What the validation policy is asked about.
     fn input(&self) -> Option<Input<'_>>;
 
-    fn wants(&self) -> Wants {
-        Wants::default()
+    fn wants(&self) -> UsageRequest {
+        UsageRequest::default()
     }
 
     /// The device that the body names, and what it means for the one that runs the tunnel now.
-    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+    fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let _ = facts;
         Vec::new()
     }
 
     /// The host's own types: they hold whatever a policy lets through.
-    fn validate(self, facts: &Facts, entitlement: &Entitlement) -> Result<Self::Valid, Vec<Fault>>;
+    fn validate(self, facts: &ResourceFacts, entitlement: &Entitlement) -> Result<Self::Valid, Vec<Fault>>;
 }
 
 /// A body as it was read, with what was malformed in it.
@@ -153,7 +154,7 @@ pub struct Body<D> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBody;
 
-impl Draft for NoBody {
+impl RequestDraft for NoBody {
     type Valid = ();
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -164,7 +165,7 @@ impl Draft for NoBody {
         None
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<(), Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<(), Vec<Fault>> {
         Ok(())
     }
 }
@@ -175,12 +176,12 @@ impl Gate {
     }
 
     /// Decides on a request that changes something.
-    pub async fn admit<D: Draft>(
+    pub async fn admit<D: RequestDraft>(
         &self,
         policies: &Pinned,
         caller: &Caller,
         action: Action,
-        subject: Subject,
+        subject: Resource,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
         let facts = self.store.facts(caller, subject).await?;
@@ -206,12 +207,12 @@ impl Gate {
             merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
         }
         merge(&mut faults, unresolved);
-        merge(&mut faults, draft.look_outside(&self.guard).await);
-        let basis = Basis::of(caller, &facts);
+        merge(&mut faults, draft.check_external(&self.guard).await);
+        let decision_inputs = DecisionInputs::of(caller, &facts);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() && unknown.is_empty() => {
                 let caller = caller.clone();
-                return Ok((Permit { caller, action, subject, facts, basis, entitlement }, valid));
+                return Ok((Permit { caller, action, subject, facts, decision_inputs, entitlement }, valid));
             }
             Ok(_) => {}
             Err(mut own) => {
@@ -228,7 +229,7 @@ impl Gate {
     }
 
     /// Decides once more, on facts that have changed.
-    pub async fn admit_again<D: Draft>(
+    pub async fn readmit<D: RequestDraft>(
         &self,
         policies: &Pinned,
         permit: &Permit,
@@ -241,21 +242,21 @@ impl Gate {
 
     /// The devices that an action concerns. One that the scope does not have is left out here: the
     /// body's own check says so.
-    async fn involved<D: Draft>(
+    async fn involved<D: RequestDraft>(
         &self,
         caller: &Caller,
         action: Action,
-        facts: &Facts,
+        facts: &ResourceFacts,
         draft: &D,
-    ) -> Result<Vec<(Device, Part)>> {
+    ) -> Result<Vec<(Device, DeviceRole)>> {
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let concerned = match action {
             Action::TunnelsStop | Action::TunnelsRestart => {
-                run.map(|run| (run.device_id, Part::Target)).into_iter().collect()
+                run.map(|run| (run.device_id, DeviceRole::Target)).into_iter().collect()
             }
             _ => draft.devices(facts),
         };
-        let mut devices: Vec<_> = facts.device.iter().map(|device| (device.clone(), Part::Target)).collect();
+        let mut devices: Vec<_> = facts.device.iter().map(|device| (device.clone(), DeviceRole::Target)).collect();
         for (id, part) in concerned {
             if let Some(device) = self.store.device(caller.scope.id, id).await? {
                 devices.push((device, part));

@@ -4,11 +4,11 @@
 //! it has told the agent, whenever it is woken. Being woken is a matter of speed: it also looks at
 //! every sign of life of the agent.
 
-mod arrival;
 mod commands;
+mod connection;
 mod enrol;
 pub mod grant;
-mod life;
+mod handshake;
 mod local;
 mod pace;
 
@@ -28,10 +28,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::http::hoop::auth::client_address;
-use crate::meters::ConnectionMeter;
+use crate::http::middleware::auth::client_address;
+use crate::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
+use crate::metrics::ConnectionRefusals;
 use crate::store::presence::Connection;
-use crate::turn::{Turn, Turns};
 use crate::unproven::{self, Unproven};
 
 use pace::Paces;
@@ -52,40 +52,40 @@ const UNPROVEN_PER_ADDRESS: usize = 64;
 
 /// The devices that are connected to this host.
 pub struct Gateway {
-    connected: Mutex<HashMap<Uuid, Entry>>,
+    connected: Mutex<HashMap<Uuid, ConnectionHandle>>,
     /// When connections were last heard of, to be noted together.
     seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
     /// Places for agents, and for those who have not proved that they are one.
     agents: Arc<Semaphore>,
     unproven: Arc<Unproven>,
     /// One arrival of a device at a time.
-    arriving: Turns<Uuid>,
+    arriving: KeyedMutex<Uuid>,
     paces: Arc<Paces>,
 }
 
 /// One connection, as others see it.
 #[derive(Clone)]
-struct Entry {
+struct ConnectionHandle {
     connection: Connection,
     woken: Arc<Notify>,
     replaced: CancellationToken,
 }
 
 impl Gateway {
-    pub fn new(agents: usize, refused: ConnectionMeter) -> Self {
+    pub fn new(agents: usize, refused: ConnectionRefusals) -> Self {
         Self {
             connected: Mutex::default(),
             seen: Mutex::default(),
             agents: Arc::new(Semaphore::new(agents)),
             unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
-            arriving: Turns::new(),
+            arriving: KeyedMutex::new(),
             paces: Arc::default(),
         }
     }
 
     /// A device's turn to arrive: one after the other, and not too often. None, where too many of it
     /// wait already.
-    async fn turn_to_arrive(&self, device_id: Uuid, clock: &Clock) -> Option<Turn> {
+    async fn turn_to_connect(&self, device_id: Uuid, clock: &Clock) -> Option<KeyedMutexGuard> {
         let _waiting = self.paces.wait(device_id, clock.moment())?;
         let turn = self.arriving.lock(device_id).await;
         let now = clock.moment();
@@ -101,8 +101,8 @@ impl Gateway {
     }
 
     /// Enters a connection; an older one of the same device ends.
-    fn enter(&self, connection: Connection) -> Entry {
-        let entry = Entry { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
+    fn enter(&self, connection: Connection) -> ConnectionHandle {
+        let entry = ConnectionHandle { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
         let former = lock(&self.connected).insert(connection.device_id, entry.clone());
         if let Some(former) = former {
             former.replaced.cancel();
@@ -129,7 +129,7 @@ impl Gateway {
         }
     }
 
-    fn note_seen(&self, connection: Connection, at: DateTime<Utc>) {
+    fn record_seen(&self, connection: Connection, at: DateTime<Utc>) {
         lock(&self.seen).insert(connection.device_id, (connection, at));
     }
 
@@ -157,7 +157,7 @@ impl Handler for Connect {
         let tasks = app.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
-                let life = life::live(app, socket, Stranger { peer, unproven });
+                let life = connection::serve_connection(app, socket, Stranger { peer, unproven });
                 // Shutdown waits for the farewell.
                 let _ = tasks.spawn(life).await;
             })

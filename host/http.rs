@@ -9,8 +9,8 @@ pub mod devices;
 pub mod docs;
 pub mod domains;
 pub mod endpoint;
-pub mod hoop;
 pub mod listener;
+pub mod middleware;
 pub mod openapi;
 pub mod operations;
 pub mod page;
@@ -31,11 +31,11 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_
 
 use crate::app::App;
 use crate::gateway;
-use hoop::auth::Auth;
-use hoop::drain::Drain;
-use hoop::headers::Headers;
-use hoop::rate_limit::RateLimit;
-use hoop::trace::{RequestId, Trace};
+use middleware::auth::Auth;
+use middleware::drain::DrainRequestBody;
+use middleware::headers::Headers;
+use middleware::rate_limit::RateLimit;
+use middleware::trace::{RequestId, Trace};
 
 /// Everything that is served on `listen`.
 pub fn service(app: &Arc<App>) -> Service {
@@ -43,7 +43,7 @@ pub fn service(app: &Arc<App>) -> Service {
     Service::new(router)
         .hoop(Trace(app.clone()))
         .hoop(Headers(app.clone()))
-        .hoop(Drain(app.clone()))
+        .hoop(DrainRequestBody(app.clone()))
         .hoop(CatchPanic::new())
         .hoop(Auth(app.clone()))
         .hoop(RateLimit(app.clone()))
@@ -57,7 +57,7 @@ pub fn is_page(path: &str) -> bool {
 
 /// Whom a path is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Audience {
+pub enum AuthRequirement {
     /// Documentation, and the agents, which prove who they are in their own way.
     Anybody,
     /// Version 1 of the API.
@@ -67,14 +67,14 @@ pub enum Audience {
 }
 
 /// Of a normalised path.
-pub fn audience(path: &str) -> Audience {
+pub fn auth_requirement(path: &str) -> AuthRequirement {
     let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if is_page(path) || below("/agent") {
-        Audience::Anybody
+        AuthRequirement::Anybody
     } else if below("/v1") {
-        Audience::FormerClients
+        AuthRequirement::FormerClients
     } else {
-        Audience::Clients
+        AuthRequirement::Clients
     }
 }
 

@@ -3,9 +3,9 @@
 //!
 //! # The path of a request
 //!
-//! A row of [`http::routes`] → trace → key → rate limit ([`http::hoop`]) → scope, body, repeated or
+//! A row of [`http::routes`] → trace → key → rate limit ([`http::middleware`]) → scope, body, repeated or
 //! not ([`http::endpoint`]) → the handler → [`gate`]: facts, then three [`policy`] decisions, then a
-//! permit → [`store`]: one transaction with the change, its events and the stored answer → [`relay`]:
+//! permit → [`store`]: one transaction with the change, its events and the stored answer → [`ticker`]:
 //! the [`gateway`] to the agents, the [`node`] for the visitors, [`webhook`] for the events.
 
 #![deny(unsafe_code)]
@@ -17,21 +17,21 @@ pub mod cli;
 pub mod config;
 pub mod dns;
 pub mod domain;
+pub mod domain_checks;
 pub mod error;
 pub mod folder;
 pub mod gate;
 pub mod gateway;
 pub mod http;
-pub mod meters;
-pub mod names;
+pub mod keyed_mutex;
+pub mod metrics;
 pub mod node;
 pub mod path;
 pub mod policy;
 pub mod record;
-pub mod relay;
 pub mod secret;
 pub mod store;
 pub mod tally;
-pub mod turn;
+pub mod ticker;
 pub mod unproven;
 pub mod webhook;

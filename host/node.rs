@@ -3,14 +3,14 @@
 //! What a node serves is what the store says: the open sessions placed on it. [`Node::reconcile`]
 //! makes it so, whenever somebody says that something changed, and once a second.
 
-mod access;
+mod admission;
+mod agent_listener;
 pub mod bounds;
 pub mod countries;
-mod door;
 pub mod embedded;
 mod identity;
-mod run;
-mod tunnel;
+mod public_listener;
+mod session;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use culvert_agent::clock::{Clock, Moment};
-use culvert_agent::wire::{Blob, NodeAddress};
+use culvert_agent::wire::{Base64Bytes, NodeAddress};
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -34,19 +34,19 @@ use crate::secret::Secrets;
 use crate::store::Store;
 use crate::store::runs::RunId;
 use crate::store::sessions::Lease;
-use access::Access;
+use admission::Admission;
 use bounds::{Bounds, Refusals};
 use countries::Countries;
 pub use identity::{Identity, IdentityError};
-use run::Run;
-use tunnel::{Tunnel, Turned, Wanted};
+use public_listener::{EpochChange, PortSpec, Tunnel};
+use session::SessionRelay;
 
 pub struct Node {
     shared: Arc<Shared>,
     store: Arc<Store>,
     address: NodeAddress,
     /// Runs that are over and may still have traffic to be noted.
-    ending: Mutex<Vec<Arc<Run>>>,
+    ending: Mutex<Vec<Arc<SessionRelay>>>,
     /// One reconciliation at a time: each sees what the one before has done.
     turn: tokio::sync::Mutex<()>,
     id: Uuid,
@@ -63,7 +63,7 @@ const CLOSED_FOR: Duration = Duration::from_secs(10);
 
 /// What a node shares with its host.
 #[derive(Clone)]
-pub struct Surroundings {
+pub struct NodeContext {
     pub refusals: Refusals,
     pub countries: Arc<Countries>,
     pub tasks: TaskTracker,
@@ -97,19 +97,19 @@ impl Shared {
 }
 
 impl Node {
-    /// Binds the door for the agents, which [`Node::open_door`] opens.
+    /// Binds the door for the agents, which [`Node::accept_agents`] opens.
     pub async fn open(
         identity: Identity,
         config: &NodeConfig,
         store: Arc<Store>,
-        around: Surroundings,
+        cx: NodeContext,
     ) -> std::io::Result<Self> {
-        let Surroundings { refusals, countries, tasks, stop } = around;
+        let NodeContext { refusals, countries, tasks, stop } = cx;
         let listener = TcpListener::bind(config.listen).await?;
         let address = NodeAddress {
             host: config.hostname.clone(),
             port: listener.local_addr()?.port(),
-            fingerprint: Blob(identity.fingerprint().into()),
+            fingerprint: Base64Bytes(identity.fingerprint().into()),
         };
         let shared = Arc::new(Shared {
             bind: config.bind,
@@ -131,9 +131,9 @@ impl Node {
 
     /// Lets the agents in. A lease that is not served yet would look to them like one that is over,
     /// so what they hold is to be served before.
-    pub fn open_door(&self) {
+    pub fn accept_agents(&self) {
         if let Some((listener, tls)) = lock(&self.door).take() {
-            door::open(self.shared.clone(), listener, tls);
+            agent_listener::open(self.shared.clone(), listener, tls);
         }
     }
 
@@ -170,9 +170,9 @@ impl Node {
         if self.is_closed(lease) {
             return Ok(());
         }
-        match self.with(lease.tunnel_id, |tunnel| tunnel.turn_to(lease, &self.shared)) {
-            Some(Turned::Outdated) => return Ok(()),
-            Some(Turned::Serving { former }) => {
+        match self.with(lease.tunnel_id, |tunnel| tunnel.switch_to(lease, &self.shared)) {
+            Some(EpochChange::Outdated) => return Ok(()),
+            Some(EpochChange::Serving { former }) => {
                 // One lock at a time: who counts the traffic takes both, in the other order.
                 lock(&self.ending).extend(former);
                 self.update_rules(lease).await?;
@@ -195,9 +195,9 @@ impl Node {
     async fn open_tunnel(&self, lease: &Lease) -> Result<(), String> {
         let rules = self.rules(lease).await?;
         let (countries, bounds) = (self.shared.countries.clone(), self.shared.bounds.clone());
-        let access = Access::new(countries, bounds, lease.rules_version, rules);
-        let own = Wanted { port: lease.remote_port, id: None };
-        let listener = tunnel::open(own, &self.shared).await;
+        let access = Admission::new(countries, bounds, lease.rules_version, rules);
+        let own = PortSpec { port: lease.remote_port, id: None };
+        let listener = public_listener::open(own, &self.shared).await;
         let listener = listener.map_err(|error| format!("The node cannot open port {}: {error}.", own.port))?;
         let mut tunnel = Tunnel::new(lease, access, &self.shared);
         tunnel.listen(own, listener, self.shared.clone());
@@ -208,13 +208,13 @@ impl Node {
 
     /// Opens and closes ports until they are those of the lease.
     async fn open_ports(&self, lease: &Lease) {
-        let wanted = Wanted::of(lease);
-        let closing = self.with(lease.tunnel_id, |tunnel| tunnel.surplus(&wanted));
+        let wanted = PortSpec::of(lease);
+        let closing = self.with(lease.tunnel_id, |tunnel| tunnel.ports_to_close(&wanted));
         if let Some(closing) = closing {
             closing.close().await;
         }
-        for port in self.with(lease.tunnel_id, |tunnel| tunnel.missing(&wanted)).unwrap_or_default() {
-            match tunnel::open(port, &self.shared).await {
+        for port in self.with(lease.tunnel_id, |tunnel| tunnel.ports_to_open(&wanted)).unwrap_or_default() {
+            match public_listener::open(port, &self.shared).await {
                 Ok(listener) => {
                     self.with(lease.tunnel_id, |tunnel| tunnel.listen(port, listener, self.shared.clone()));
                 }
@@ -238,8 +238,8 @@ impl Node {
     }
 
     /// The country database has changed: whoever is inside is judged by it.
-    pub fn judge_again(&self) {
-        lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.judge_again());
+    pub fn reevaluate(&self) {
+        lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.reevaluate());
     }
 
     /// Serves a lease no longer: its port is closed when this returns, and stays so while the store
@@ -278,8 +278,8 @@ impl Node {
     }
 
     /// The run of a session that is served here, or was until a moment ago.
-    fn run_of(&self, id: RunId) -> Option<Arc<Run>> {
-        let is = |run: &Arc<Run>| run.lease().session_id == id.session_id;
+    fn run_of(&self, id: RunId) -> Option<Arc<SessionRelay>> {
+        let is = |run: &Arc<SessionRelay>| run.lease().session_id == id.session_id;
         let served = lock(&self.shared.tunnels).get(&id.tunnel_id).map(Tunnel::run).filter(is);
         served.or_else(|| lock(&self.ending).iter().find(|run| is(run)).cloned())
     }
@@ -346,7 +346,7 @@ impl Node {
     /// The runs that have carried something which is not noted yet; with `over`, only those that
     /// have ended.
     pub fn uncounted(&self, over: bool) -> Vec<RunId> {
-        let mut runs: Vec<Arc<Run>> = match over {
+        let mut runs: Vec<Arc<SessionRelay>> = match over {
             true => Vec::new(),
             false => lock(&self.shared.tunnels).values().map(Tunnel::run).collect(),
         };
@@ -354,7 +354,7 @@ impl Node {
         ending.retain(|run| !run.is_over() || run.has_traffic());
         runs.extend(ending.iter().cloned());
         drop(ending);
-        let id = |run: &Arc<Run>| {
+        let id = |run: &Arc<SessionRelay>| {
             let Lease { scope_id, tunnel_id, session_id, .. } = *run.lease();
             RunId { scope_id, tunnel_id, session_id }
         };

@@ -24,7 +24,7 @@ pub mod generations;
 pub mod javascript;
 pub mod kind;
 pub mod live;
-pub mod meters;
+pub mod metrics;
 pub mod observer;
 pub mod pinned;
 pub mod plain;

@@ -151,14 +151,14 @@ impl Secrets {
     }
 
     /// A tag that only this host can make (HMAC-SHA256, behind the key's version).
-    pub fn tag(&self, purpose: Purpose, data: &[u8]) -> Vec<u8> {
-        tag_by(self.current(), purpose, data)
+    pub fn mac(&self, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+        mac_by(self.current(), purpose, data)
     }
 
-    pub fn verify(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
+    pub fn verify_mac(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
         let key = tag.first().and_then(|version| self.keys.iter().find(|key| key.version == *version));
         let key = key.filter(|key| purpose.outlives_its_key() || key.version == self.current().version);
-        key.is_some_and(|key| tag_by(key, purpose, data).ct_eq(tag).into())
+        key.is_some_and(|key| mac_by(key, purpose, data).ct_eq(tag).into())
     }
 
     fn current(&self) -> &Key {
@@ -166,7 +166,7 @@ impl Secrets {
     }
 }
 
-fn tag_by(key: &Key, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+fn mac_by(key: &Key, purpose: Purpose, data: &[u8]) -> Vec<u8> {
     let mut tag = vec![key.version];
     tag.extend(hmac(&derived(key, purpose), data));
     tag
@@ -219,7 +219,7 @@ mod tests {
         let clock = Clock::system();
         let old = Secrets::open(&path, &clock).unwrap();
         let sealed = old.seal(Purpose::Answers, b"row 1", b"hello");
-        let tag = old.tag(Purpose::Cursors, b"page");
+        let tag = old.mac(Purpose::Cursors, b"page");
 
         let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
         writeln!(file, "v2:{}", STANDARD.encode([7; 32])).unwrap();
@@ -227,10 +227,10 @@ mod tests {
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 1", &sealed).as_deref(), Some(&b"hello"[..]));
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 2", &sealed), None);
         assert_eq!(new.open_sealed(Purpose::Leases, b"row 1", &sealed), None);
-        assert!(old.verify(Purpose::Cursors, b"page", &tag) && !old.verify(Purpose::Cursors, b"pagf", &tag));
-        assert!(!new.verify(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
-        let fingerprint = old.tag(Purpose::Fingerprints, b"request");
-        assert!(new.verify(Purpose::Fingerprints, b"request", &fingerprint), "but a repeated request is the same");
+        assert!(old.verify_mac(Purpose::Cursors, b"page", &tag) && !old.verify_mac(Purpose::Cursors, b"pagf", &tag));
+        assert!(!new.verify_mac(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
+        let fingerprint = old.mac(Purpose::Fingerprints, b"request");
+        assert!(new.verify_mac(Purpose::Fingerprints, b"request", &fingerprint), "but a repeated request is the same");
     }
 
     #[test]

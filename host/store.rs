@@ -54,7 +54,7 @@ pub struct Store {
     clock: Clock,
     secrets: Secrets,
     tasks: TaskTracker,
-    wakes: mpsc::UnboundedSender<Wake>,
+    hints: mpsc::UnboundedSender<Hint>,
     commits: watch::Sender<u64>,
     /// None in a process without nodes.
     runs: OnceLock<Arc<dyn Runs>>,
@@ -63,13 +63,13 @@ pub struct Store {
 /// Who has something new to look at, once it is committed. Losing one costs a second, not the
 /// thing itself: everybody also looks by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wake {
+pub enum Hint {
     /// The connection of a device: an operation, a lease, its consent.
     Device(Uuid),
     /// The node that a tunnel is placed on.
     Tunnel(Uuid),
     /// Whoever delivers to webhooks.
-    Courier,
+    Deliveries,
     /// Whoever looks at what a scope has used up.
     Usage(Uuid),
 }
@@ -80,7 +80,7 @@ pub struct Write {
     /// One time for all that the transaction writes.
     pub now: DateTime<Utc>,
     pub clock: Clock,
-    wakes: Vec<Wake>,
+    hints: Vec<Hint>,
     runs: Option<Arc<dyn Runs>>,
     /// The sessions that were ended.
     ended: Vec<RunId>,
@@ -90,14 +90,14 @@ pub struct Write {
 
 impl Write {
     /// To be woken when this has been committed.
-    pub fn wake(&mut self, wake: Wake) {
-        if !self.wakes.contains(&wake) {
-            self.wakes.push(wake);
+    pub fn notify(&mut self, wake: Hint) {
+        if !self.hints.contains(&wake) {
+            self.hints.push(wake);
         }
     }
 
-    async fn commit(self) -> Result<Vec<Wake>> {
-        let Self { tx, wakes, runs, ended, counted, .. } = self;
+    async fn commit(self) -> Result<Vec<Hint>> {
+        let Self { tx, hints, runs, ended, counted, .. } = self;
         let committed = tx.commit().await;
         if let Some(runs) = runs {
             match committed {
@@ -105,7 +105,7 @@ impl Write {
                 Err(_) => give_back(&*runs, &ended, counted),
             }
         }
-        Ok(committed.map(|()| wakes)?)
+        Ok(committed.map(|()| hints)?)
     }
 
     async fn undo(self) -> Result<()> {
@@ -139,10 +139,10 @@ impl DerefMut for Write {
 
 impl Store {
     /// The store, and the end at which wake-ups come out.
-    pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Wake>) {
-        let (wakes, woken) = mpsc::unbounded_channel();
+    pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
+        let (hints, woken) = mpsc::unbounded_channel();
         let (commits, runs) = (watch::Sender::new(0), OnceLock::new());
-        (Self { db, clock, secrets, tasks, wakes, commits, runs }, woken)
+        (Self { db, clock, secrets, tasks, hints, commits, runs }, woken)
     }
 
     /// Has the figures of sessions written with their end. Once, before anything is served.
@@ -181,19 +181,19 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (db, clock, wakes, commits, runs) =
-            (self.db.clone(), self.clock.clone(), self.wakes.clone(), self.commits.clone(), self.runs.get().cloned());
+        let (db, clock, hints, commits, runs) =
+            (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone(), self.runs.get().cloned());
         let transaction = async move {
             let tx = db.begin().await?;
             let (now, nothing) = (clock.now(), Vec::new());
-            let mut write = Write { tx, now, clock, wakes: nothing, runs, ended: Vec::new(), counted: Vec::new() };
+            let mut write = Write { tx, now, clock, hints: nothing, runs, ended: Vec::new(), counted: Vec::new() };
             match in_turn(&mut write, scope_id, work).await {
                 Ok(value) => {
-                    let to_wake = write.commit().await?;
+                    let due = write.commit().await?;
                     commits.send_modify(|commits| *commits += 1);
                     // Nobody listens while the host stops.
-                    for wake in to_wake {
-                        let _ = wakes.send(wake);
+                    for hint in due {
+                        let _ = hints.send(hint);
                     }
                     Ok(value)
                 }

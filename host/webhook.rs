@@ -2,5 +2,5 @@
 
 pub mod client;
 pub mod courier;
-pub mod network;
+pub mod guard;
 pub mod sign;

@@ -15,18 +15,18 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::agreed::Agreed;
+use crate::approved_targets::ApprovedTargets;
 use crate::clock::{Clock, Moment};
 use crate::consent::Consent;
 use crate::device::Device;
+use crate::host_connection::{self, HostEvent};
+use crate::ipc::{self, IpcRequest};
 use crate::journal::{Journal, Stage};
-use crate::link::{self, Event};
-use crate::local::{self, Incoming};
-use crate::state::StateDir;
-use crate::stopped::Stopped;
+use crate::pending_stops::PendingStops;
+use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
-use crate::tunnel::{Report, Surroundings};
+use crate::tunnel::{Report, TunnelContext};
 use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
 
@@ -64,9 +64,9 @@ pub struct Agent {
     program: PathBuf,
     consent: Consent,
     targets: Targets,
-    agreed: Agreed,
+    agreed: ApprovedTargets,
     journal: Journal,
-    stopped: Stopped,
+    stopped: PendingStops,
     leases: Leases,
     host: Option<Host>,
     /// When the last hello was signed: no lease that it brings is older.
@@ -101,8 +101,8 @@ impl Agent {
         let (reports, mut reported) = mpsc::channel(256);
         let (requests, mut requested) = mpsc::channel(16);
         let (events, mut happened) = mpsc::channel(256);
-        local::listen(&state, requests)?;
-        tokio::spawn(link::run(device.server.clone(), clock.clone(), events));
+        ipc::listen(&state, requests)?;
+        tokio::spawn(host_connection::run(device.server.clone(), clock.clone(), events));
         let mut consent = Consent::load(&state)?;
         let targets = targets_of(&state, &mut consent, &device, &clock)?;
         let mut agent = Self {
@@ -110,10 +110,10 @@ impl Agent {
             program: std::env::current_exe()?,
             consent,
             targets: targets.clone(),
-            agreed: Agreed::load(&state)?,
+            agreed: ApprovedTargets::load(&state)?,
             journal: Journal::load(&state, clock.now())?,
-            stopped: Stopped::load(&state)?,
-            leases: Leases::new(Surroundings { clock: clock.clone(), link_local, targets, reports }),
+            stopped: PendingStops::load(&state)?,
+            leases: Leases::new(TunnelContext { clock: clock.clone(), link_local, targets, reports }),
             host: None,
             greeted: clock.moment(),
             told: None,
@@ -142,25 +142,25 @@ impl Agent {
     }
 
     /// Says goodbye, and waits until it is on its way.
-    async fn leave(mut self, mut happened: mpsc::Receiver<Event>) {
+    async fn leave(mut self, mut happened: mpsc::Receiver<HostEvent>) {
         if self.host.is_none() {
             return;
         }
         self.say(ToHost::Goodbye).await;
         // The link ends when it has sent everything and nobody can say more.
         self.host = None;
-        let ended = async { while happened.recv().await.is_some_and(|event| !matches!(event, Event::Down)) {} };
+        let ended = async { while happened.recv().await.is_some_and(|event| !matches!(event, HostEvent::Down)) {} };
         if self.clock.timeout(FAREWELL, ended).await.is_err() {
             tracing::warn!("the host could not be told goodbye");
         }
     }
 
-    async fn on_link(&mut self, event: Event) -> io::Result<()> {
+    async fn on_link(&mut self, event: HostEvent) -> io::Result<()> {
         match event {
-            Event::Challenged { nonce, hello } => self.introduce(&nonce, hello),
-            Event::Up(outbox) => self.waiting.outbox = Some(outbox),
-            Event::Frame(frame) => return self.on_frame(*frame).await,
-            Event::Down => {
+            HostEvent::Challenged { nonce, hello } => self.introduce(&nonce, hello),
+            HostEvent::Up(outbox) => self.waiting.outbox = Some(outbox),
+            HostEvent::Frame(frame) => return self.on_frame(*frame).await,
+            HostEvent::Down => {
                 self.host = None;
                 self.waiting.outbox = None;
                 self.waiting.fail_all("The connection to the host was lost.");
@@ -247,7 +247,7 @@ impl Agent {
             self.resume(grant, self.greeted).await?;
         }
         for lease_id in kept {
-            self.say_how_it_is(lease_id).await;
+            self.report_lease_state(lease_id).await;
         }
         self.report_finished().await
     }
@@ -306,7 +306,7 @@ impl Agent {
         }
     }
 
-    async fn on_request(&mut self, (request, reply): Incoming) -> io::Result<()> {
+    async fn on_request(&mut self, (request, reply): IpcRequest) -> io::Result<()> {
         requests::take(self, request, reply).await
     }
 
@@ -314,7 +314,7 @@ impl Agent {
     fn conclude_what_a_former_process_began(&mut self) -> io::Result<()> {
         let begun: Vec<_> = self.journal.unsettled().filter(|entry| entry.stage == Stage::Executing).cloned().collect();
         for entry in begun {
-            let outcome = commands::proven(&entry, self.boot_id);
+            let outcome = commands::provable_outcome(&entry, self.boot_id);
             self.record(entry.operation_id, entry.action, entry.tunnel_id, Stage::Completed(outcome))?;
         }
         Ok(())

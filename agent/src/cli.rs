@@ -12,9 +12,9 @@ use crate::agent::{Agent, Exit, Setup, VERSION, platform};
 use crate::clock::Clock;
 use crate::consent::Consent;
 use crate::device::{Device, DeviceKey};
-use crate::local::{self, Answer, Request, Status, TunnelStatus};
+use crate::ipc::{self, Answer, Request, Status, TunnelStatus};
 use crate::socket;
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::{self, AllowedTarget, ListError, Targets};
 use crate::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Failure};
@@ -129,7 +129,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString> + C
     };
     // Two threads are enough to fill a network; more only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let ended = runtime.map_err(Problem::from).and_then(|runtime| runtime.block_on(execute(cli)));
+    let ended = runtime.map_err(CliError::from).and_then(|runtime| runtime.block_on(execute(cli)));
     match ended {
         Ok(Exit::Stopped) => ExitCode::SUCCESS,
         Ok(Exit::Replace(program)) => replace(program),
@@ -149,7 +149,7 @@ fn replace(program: PathBuf) -> ExitCode {
 
 /// What the person at the terminal is told.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum CliError {
     #[error("this machine is not enrolled; get a code with `culvert device code`, then `culvert-agent enroll`")]
     NotEnrolled,
     #[error("this machine is already the device {0}; use another --state-dir to enrol it again")]
@@ -176,7 +176,7 @@ enum Problem {
     Io(#[from] io::Error),
 }
 
-async fn execute(cli: Cli) -> Result<Exit, Problem> {
+async fn execute(cli: Cli) -> Result<Exit, CliError> {
     let folder = cli.place.state_dir.unwrap_or_else(StateDir::default_path);
     let state = StateDir::open(&folder)
         .map_err(|error| io::Error::new(error.kind(), format!("--state-dir {}: {error}", folder.display())))?;
@@ -203,20 +203,20 @@ async fn execute(cli: Cli) -> Result<Exit, Problem> {
 }
 
 /// Starts a tunnel. Where it leads out of the list, somebody has to see where, and to want it.
-async fn start(state: &StateDir, tunnel: &str, yes: bool) -> Result<Answer, Problem> {
+async fn start(state: &StateDir, tunnel: &str, yes: bool) -> Result<Answer, CliError> {
     let wish = |accept| Request::Start { tunnel: tunnel.into(), accept };
     let Failure { detail, accept, .. } = match ask(state, wish(None)).await {
-        Err(Problem::Refused(failure)) if failure.accept.is_some() => failure,
+        Err(CliError::Refused(failure)) if failure.accept.is_some() => failure,
         answered => return answered,
     };
     if !yes {
         if !io::stdin().is_terminal() {
-            return Err(Problem::NotAccepted(detail, accept.unwrap_or_default()));
+            return Err(CliError::NotAccepted(detail, accept.unwrap_or_default()));
         }
         eprint!("{detail} Start it? [y/N] ");
         let answer = read_line()?;
         if !matches!(answer.to_ascii_lowercase().as_str(), "y" | "yes") {
-            return Err(Problem::Declined);
+            return Err(CliError::Declined);
         }
     }
     ask(state, wish(accept)).await
@@ -237,16 +237,16 @@ fn read_line() -> io::Result<String> {
 }
 
 /// The code itself, which others on the machine would see among the arguments.
-fn read_code(code: String) -> Result<String, Problem> {
+fn read_code(code: String) -> Result<String, CliError> {
     if code != "-" {
         return Ok(code);
     }
-    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(Problem::NoCode)
+    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(CliError::NoCode)
 }
 
-async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String>, json: bool) -> Result<(), Problem> {
+async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String>, json: bool) -> Result<(), CliError> {
     if let Some(device) = Device::load(state)? {
-        return Err(Problem::AlreadyEnrolled(device.id));
+        return Err(CliError::AlreadyEnrolled(device.id));
     }
     let (server, client) = (server_url(server)?, client(server)?);
     let code = read_code(code)?;
@@ -264,7 +264,7 @@ async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String
     if !response.status().is_success() {
         let status = response.status();
         let failure = response.json().await;
-        return Err(Problem::Refused(failure.unwrap_or_else(|_| Failure::new("refused", status.to_string()))));
+        return Err(CliError::Refused(failure.unwrap_or_else(|_| Failure::new("refused", status.to_string()))));
     }
     let Enrolled { device_id, name } = response.json().await.map_err(unreachable)?;
     let device = Device { id: device_id, name, server, key };
@@ -276,13 +276,13 @@ async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String
     Ok(())
 }
 
-fn unreachable(error: reqwest::Error) -> Problem {
-    Problem::Unreachable(chain(&error))
+fn unreachable(error: reqwest::Error) -> CliError {
+    CliError::Unreachable(chain(&error))
 }
 
 /// What sends the code to the server that was named and to nobody else: no redirect takes it on, and
 /// no proxy sees it on its way to this machine itself.
-fn client(server: &str) -> Result<reqwest::Client, Problem> {
+fn client(server: &str) -> Result<reqwest::Client, CliError> {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
     let local = reqwest::Url::parse(server).is_ok_and(|url| is_loopback(&url));
     let builder = if local { builder.no_proxy() } else { builder };
@@ -299,13 +299,13 @@ fn is_loopback(url: &reqwest::Url) -> bool {
 
 /// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is
 /// for this machine alone.
-fn server_url(server: &str) -> Result<String, Problem> {
-    let url = reqwest::Url::parse(server).map_err(|error| Problem::Server(error.to_string()))?;
+fn server_url(server: &str) -> Result<String, CliError> {
+    let url = reqwest::Url::parse(server).map_err(|error| CliError::Server(error.to_string()))?;
     match url.scheme() {
         "https" => {}
         "http" if is_loopback(&url) => {}
-        "http" => return Err(Problem::Server("http:// is for loopback only; use https://".into())),
-        other => return Err(Problem::Server(format!("{other}:// is no https:// URL"))),
+        "http" => return Err(CliError::Server("http:// is for loopback only; use https://".into())),
+        other => return Err(CliError::Server(format!("{other}:// is no https:// URL"))),
     }
     Ok(url.as_str().trim_end_matches('/').into())
 }
@@ -326,8 +326,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, Problem> {
-    let device = Device::load(&state)?.ok_or(Problem::NotEnrolled)?;
+async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliError> {
+    let device = Device::load(&state)?.ok_or(CliError::NotEnrolled)?;
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new("info"))
         .with_writer(io::stderr)
@@ -347,24 +347,24 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, Prob
     });
     let setup = Setup { state, device, clock: Clock::system(), link_local };
     match Agent::run(setup, stop).await {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Problem::AlreadyRunning),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(CliError::AlreadyRunning),
         ended => Ok(ended?),
     }
 }
 
-async fn status(state: &StateDir, json: bool) -> Result<(), Problem> {
-    let running = local::ask(state, &Request::Status).await?;
+async fn status(state: &StateDir, json: bool) -> Result<(), CliError> {
+    let running = ipc::ask(state, &Request::Status).await?;
     let (status, running) = match running {
         Some(Ok(Answer::Status(status))) => (status, true),
-        Some(Err(failure)) => return Err(Problem::Refused(failure)),
+        Some(Err(failure)) => return Err(CliError::Refused(failure)),
         _ => (status_at_rest(state)?, false),
     };
     print(json, &serde_json::json!({"running": running, "agent": status}), || describe(&status, running));
     Ok(())
 }
 
-fn status_at_rest(state: &StateDir) -> Result<Status, Problem> {
-    let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+fn status_at_rest(state: &StateDir) -> Result<Status, CliError> {
+    let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
     let consent = Consent::load(state)?;
     Ok(Status {
         device_id: device.id,
@@ -402,19 +402,19 @@ fn describe(status: &Status, running: bool) -> String {
     text
 }
 
-async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Result<(), Problem> {
+async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Result<(), CliError> {
     let (enabled, allow) = match decision {
         Decision::Status => return consent_status(state, json),
         Decision::Enable { allow } => (true, allow),
         Decision::Disable => (false, Vec::new()),
     };
     let request = Request::RemoteControl { enabled, allow: allow.clone() };
-    let (now, confirmed) = match local::ask(state, &request).await? {
+    let (now, confirmed) = match ipc::ask(state, &request).await? {
         Some(Ok(Answer::RemoteControl { state, confirmed })) => (state, confirmed),
-        Some(Err(failure)) => return Err(Problem::Refused(failure)),
+        Some(Err(failure)) => return Err(CliError::Refused(failure)),
         _ => {
             // No agent runs, so the decision waits in the state folder for the next one.
-            let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+            let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
             let mut consent = Consent::load(state)?;
             let list = Targets::open(state, consent.enabled())?;
             if enabled {
@@ -433,21 +433,21 @@ async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Res
         Ok(())
     } else {
         let detail = "it was turned off on the server meanwhile; decide again";
-        Err(Problem::Refused(Failure::new("consent_outdated", detail)))
+        Err(CliError::Refused(Failure::new("consent_outdated", detail)))
     }
 }
 
 /// Shows the list of allowed targets, or changes it.
-async fn change_targets(state: &StateDir, change: Change, json: bool) -> Result<(), Problem> {
+async fn change_targets(state: &StateDir, change: Change, json: bool) -> Result<(), CliError> {
     let (allow, revoke) = match change {
         Change::List => (Vec::new(), Vec::new()),
         Change::Allow { targets } => (targets, Vec::new()),
         Change::Revoke { targets } => (Vec::new(), targets),
     };
     let request = Request::Targets { allow: allow.clone(), revoke: revoke.clone() };
-    let (list, confirmed) = match local::ask(state, &request).await? {
+    let (list, confirmed) = match ipc::ask(state, &request).await? {
         Some(Ok(Answer::Targets { targets, confirmed })) => (targets, confirmed),
-        Some(Err(failure)) => return Err(Problem::Refused(failure)),
+        Some(Err(failure)) => return Err(CliError::Refused(failure)),
         _ => change_at_rest(state, allow, &revoke)?,
     };
     print(json, &serde_json::json!({"targets": list, "confirmed": confirmed}), || {
@@ -465,8 +465,8 @@ fn change_at_rest(
     state: &StateDir,
     allow: Vec<AllowedTarget>,
     revoke: &[AllowedTarget],
-) -> Result<(Vec<AllowedTarget>, Option<bool>), Problem> {
-    let device = Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+) -> Result<(Vec<AllowedTarget>, Option<bool>), CliError> {
+    let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
     let mut consent = Consent::load(state)?;
     let targets = Targets::open(state, consent.enabled())?;
     let before = targets.list();
@@ -481,20 +481,20 @@ fn change_at_rest(
     Ok((list, consent.enabled().then_some(false)))
 }
 
-fn consent_status(state: &StateDir, json: bool) -> Result<(), Problem> {
-    Device::load(state)?.ok_or(Problem::NotEnrolled)?;
+fn consent_status(state: &StateDir, json: bool) -> Result<(), CliError> {
+    Device::load(state)?.ok_or(CliError::NotEnrolled)?;
     let enabled = Consent::load(state)?.enabled();
     let word = if enabled { "enabled" } else { "disabled" };
     print(json, &serde_json::json!({"remote_control_enabled": enabled}), || format!("remote control is {word}"));
     Ok(())
 }
 
-async fn ask(state: &StateDir, request: Request) -> Result<Answer, Problem> {
-    match local::ask(state, &request).await? {
+async fn ask(state: &StateDir, request: Request) -> Result<Answer, CliError> {
+    match ipc::ask(state, &request).await? {
         Some(Ok(answer)) => Ok(answer),
-        Some(Err(failure)) => Err(Problem::Refused(failure)),
-        None if Device::load(state)?.is_none() => Err(Problem::NotEnrolled),
-        None => Err(Problem::NotRunning),
+        Some(Err(failure)) => Err(CliError::Refused(failure)),
+        None if Device::load(state)?.is_none() => Err(CliError::NotEnrolled),
+        None => Err(CliError::NotRunning),
     }
 }
 

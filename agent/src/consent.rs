@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
 use crate::device::Device;
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 use crate::targets::AllowedTarget;
-use crate::wire::{Blob, ConsentState, SignedConsent, SignedTargets, consent_statement, targets_statement};
+use crate::wire::{Base64Bytes, ConsentState, SignedConsent, SignedTargets, consent_statement, targets_statement};
 
 const FILE: &str = "consent.json";
 
@@ -61,7 +61,7 @@ impl Consent {
         clock: &Clock,
     ) -> io::Result<SignedConsent> {
         let revision = self.record.revision;
-        let nonce = Blob(clock.random::<16>().into());
+        let nonce = Base64Bytes(clock.random::<16>().into());
         let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
         let targets = enabled.then(|| sign_targets(targets, revision, &nonce, device));
         let signed = SignedConsent { enabled, revision, nonce, signature, targets };
@@ -88,7 +88,7 @@ impl Consent {
     }
 }
 
-fn sign_targets(targets: &[AllowedTarget], revision: i64, nonce: &Blob, device: &Device) -> SignedTargets {
+fn sign_targets(targets: &[AllowedTarget], revision: i64, nonce: &Base64Bytes, device: &Device) -> SignedTargets {
     let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
     let signature = device.key.sign(&targets_statement(device.id, revision, &nonce.0, &targets));
     SignedTargets { targets, signature }

@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::clock::Clock;
-use crate::state::StateDir;
-use crate::wire::Blob;
+use crate::state_dir::StateDir;
+use crate::wire::Base64Bytes;
 
 const FILE: &str = "device.json";
 
 /// A key pair that is made on the device and of which the host knows the public half.
 pub struct DeviceKey {
-    seed: Blob,
+    seed: Base64Bytes,
     pair: Ed25519KeyPair,
 }
 
 impl DeviceKey {
     pub fn generate(clock: &Clock) -> Self {
-        Self::from_seed(Blob(clock.random::<32>().into())).expect("any 32 bytes are a seed")
+        Self::from_seed(Base64Bytes(clock.random::<32>().into())).expect("any 32 bytes are a seed")
     }
 
-    fn from_seed(seed: Blob) -> io::Result<Self> {
+    fn from_seed(seed: Base64Bytes) -> io::Result<Self> {
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed.0).map_err(io::Error::other)?;
         Ok(Self { seed, pair })
     }
 
-    pub fn public(&self) -> Blob {
-        Blob(self.pair.public_key().as_ref().into())
+    pub fn public(&self) -> Base64Bytes {
+        Base64Bytes(self.pair.public_key().as_ref().into())
     }
 
-    pub fn sign(&self, statement: &[u8]) -> Blob {
-        Blob(self.pair.sign(statement).as_ref().into())
+    pub fn sign(&self, statement: &[u8]) -> Base64Bytes {
+        Base64Bytes(self.pair.sign(statement).as_ref().into())
     }
 }
 
@@ -56,7 +56,7 @@ struct Record {
     id: Uuid,
     name: Option<String>,
     server: String,
-    key: Blob,
+    key: Base64Bytes,
 }
 
 impl Device {

@@ -13,7 +13,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 use crate::wire::{Action, Done, Failure};
 
 const FILE: &str = "journal.jsonl";

@@ -9,18 +9,18 @@
 #![deny(unsafe_code)]
 
 pub mod agent;
-pub mod agreed;
+pub mod approved_targets;
 pub mod cli;
 pub mod clock;
 pub mod consent;
 pub mod device;
+pub mod host_connection;
+pub mod ipc;
 pub mod journal;
-pub mod link;
-pub mod local;
+pub mod pending_stops;
 pub mod pipe;
 pub mod socket;
-pub mod state;
-pub mod stopped;
+pub mod state_dir;
 pub mod target;
 pub mod targets;
 pub mod tls;

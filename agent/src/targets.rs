@@ -13,8 +13,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
-use crate::agreed::Agreed;
-use crate::state::StateDir;
+use crate::approved_targets::ApprovedTargets;
+use crate::state_dir::StateDir;
 use crate::wire::{Failure, Target};
 
 const FILE: &str = "allowed_targets.json";
@@ -359,7 +359,7 @@ impl Targets {
     pub fn open(state: &StateDir, consenting: bool) -> io::Result<Self> {
         let list = match state.read(FILE)? {
             Some(list) => list,
-            None if consenting => of_agreed(Agreed::load(state)?.targets()),
+            None if consenting => of_agreed(ApprovedTargets::load(state)?.targets()),
             None => standard(),
         };
         Ok(Self { state: state.clone(), list: Arc::new(RwLock::new(list)) })

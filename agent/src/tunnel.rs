@@ -28,10 +28,10 @@ use crate::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read
 use crate::wire::{Failure, Grant, NodeAddress, Target};
 
 /// Connections that wait for visitors when nobody is coming.
-const AHEAD: usize = 4;
+const MIN_IDLE: usize = 4;
 /// Connections that wait or are being dialled, at most.
-const MOST_AHEAD: usize = 64;
-/// How long a connection beyond [`AHEAD`] waits before it is let go.
+const MAX_IDLE: usize = 64;
+/// How long a connection beyond [`MIN_IDLE`] waits before it is let go.
 const SURPLUS_FOR: Duration = Duration::from_secs(60);
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 /// How long a tunnel has to stand ready for the first time.
@@ -63,7 +63,7 @@ pub enum Probe {
 
 /// What tunnels need of their agent.
 #[derive(Clone)]
-pub struct Surroundings {
+pub struct TunnelContext {
     pub clock: Clock,
     pub link_local: LinkLocal,
     pub targets: Targets,
@@ -83,7 +83,7 @@ struct Shared {
     trouble: Mutex<Trouble>,
     /// How the node of the grant is known.
     tls: Arc<ClientConfig>,
-    around: Surroundings,
+    cx: TunnelContext,
     /// Connections that wait or are being dialled.
     ahead: AtomicUsize,
     /// Wakes the dialler: a connection was taken or lost.
@@ -120,7 +120,7 @@ impl Running {
     /// # Errors
     ///
     /// Where TLS 1.3 is not to be had.
-    pub fn start(grant: Grant, chosen: Chosen, probe: Probe, around: Surroundings) -> Result<Self, rustls::Error> {
+    pub fn start(grant: Grant, chosen: Chosen, probe: Probe, cx: TunnelContext) -> Result<Self, rustls::Error> {
         let tls = tls::client(grant.node.fingerprint.0.clone())?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -128,7 +128,7 @@ impl Running {
             trouble: Mutex::default(),
             grant: grant.clone(),
             tls,
-            around,
+            cx,
             ahead: AtomicUsize::new(0),
             taken: Notify::new(),
             waiting: AtomicUsize::new(0),
@@ -164,7 +164,7 @@ impl Running {
     pub fn look_up(&self, target: Target) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
-            let judged = target::look_up(&target, &shared.bounds(Chosen::FromAfar), &shared.around.clock).await;
+            let judged = target::look_up(&target, &shared.bounds(Chosen::FromAfar), &shared.cx.clock).await;
             shared.report(Report::LookedUp { target, refused: judged.err() }).await;
         });
     }
@@ -202,7 +202,7 @@ impl Shared {
         {
             return self.report(Report::Failed(failure)).await;
         }
-        let first = match self.around.clock.timeout(READY_WITHIN, self.first_connection()).await {
+        let first = match self.cx.clock.timeout(READY_WITHIN, self.first_connection()).await {
             Ok(first) => first,
             Err(_) => Err(Failure::new("tunnel_start_failed", "The node could not be reached within 15 seconds.")),
         };
@@ -226,17 +226,17 @@ impl Shared {
                 }
                 Err(error) => {
                     tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
-                    self.around.clock.sleep(retry).await;
+                    self.cx.clock.sleep(retry).await;
                     retry = (retry * 2).min(RETRY_MOST);
                 }
             }
         }
     }
 
-    /// Keeps connections dialled: [`AHEAD`], and one more for every visitor that waits.
+    /// Keeps connections dialled: [`MIN_IDLE`], and one more for every visitor that waits.
     async fn dial_ahead(self: Arc<Self>, stop: &CancellationToken) {
         loop {
-            let wanted = (AHEAD + self.waiting.swap(0, Ordering::Relaxed)).min(MOST_AHEAD);
+            let wanted = (MIN_IDLE + self.waiting.swap(0, Ordering::Relaxed)).min(MAX_IDLE);
             while self.ahead.load(Ordering::Relaxed) < wanted {
                 self.ahead.fetch_add(1, Ordering::Relaxed);
                 let (shared, stop) = (self.clone(), stop.clone());
@@ -256,7 +256,7 @@ impl Shared {
                 Err(error) => {
                     tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
                     tokio::select! {
-                        () = self.around.clock.sleep(retry + self.around.clock.jitter(retry)) => {
+                        () = self.cx.clock.sleep(retry + self.cx.clock.jitter(retry)) => {
                             retry = (retry * 2).min(RETRY_MOST);
                         }
                         () = self.node_is_back.notified() => retry = RETRY_FIRST,
@@ -281,7 +281,7 @@ impl Shared {
                 other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("the node answered {other}"))),
             }
         };
-        self.around.clock.timeout(DIAL_WITHIN, attach).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        self.cx.clock.timeout(DIAL_WITHIN, attach).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// Waits for a visitor on a connection that counts as ahead already.
@@ -308,9 +308,9 @@ impl Shared {
         let visit = read_frame::<Visit>(connection);
         tokio::pin!(visit);
         loop {
-            match self.around.clock.timeout(SURPLUS_FOR, &mut visit).await {
+            match self.cx.clock.timeout(SURPLUS_FOR, &mut visit).await {
                 Ok(visit) => return visit.ok(),
-                Err(_) if self.ahead.load(Ordering::Relaxed) > AHEAD => return None,
+                Err(_) if self.ahead.load(Ordering::Relaxed) > MIN_IDLE => return None,
                 Err(_) => {}
             }
         }
@@ -341,7 +341,7 @@ impl Shared {
             pipe::Limits { buffer_size: buffer_size as usize, idle_timeout: Duration::from_secs(idle_timeout.into()) };
         let (counters, budget) = (pipe::Counters::default(), pipe::Budget::unlimited());
         let account = pipe::Account { counters: &counters, budget: &budget };
-        let ended = pipe::run(connection, &mut target.stream, limits, account, &self.around.clock).await;
+        let ended = pipe::run(connection, &mut target.stream, limits, account, &self.cx.clock).await;
         target.complete = ended.is_ok();
         if ended.is_err() {
             socket::reset(connection.get_ref().0);
@@ -357,11 +357,11 @@ impl Shared {
             let unknown = || Failure::new("agent_rejected", "Nobody at this device agreed to the extra port.");
             target.port = extra.ok_or_else(unknown)?.port;
         }
-        target::dial(&target, &self.bounds(chosen), &self.around.clock).await
+        target::dial(&target, &self.bounds(chosen), &self.cx.clock).await
     }
 
     fn bounds(&self, chosen: Chosen) -> Bounds<'_> {
-        Bounds { chosen, link_local: self.around.link_local, targets: &self.around.targets }
+        Bounds { chosen, link_local: self.cx.link_local, targets: &self.cx.targets }
     }
 
     async fn note_target(&self, failure: Option<Failure>) {
@@ -379,7 +379,7 @@ impl Shared {
 
     async fn report(&self, report: Report) {
         // Nobody listens when the agent ends, and then it does not matter.
-        let _ = self.around.reports.send((self.grant.lease_id, report)).await;
+        let _ = self.cx.reports.send((self.grant.lease_id, report)).await;
     }
 }
 

@@ -50,7 +50,7 @@ pub struct Enrol {
     pub version: String,
     pub capabilities: Vec<String>,
     /// Ed25519.
-    pub public_key: Blob,
+    pub public_key: Base64Bytes,
 }
 
 /// The answer to [`Enrol`].
@@ -66,7 +66,7 @@ pub struct Enrolled {
 pub enum ToAgent {
     /// The first frame: to be signed with [`connect_statement`].
     Challenge {
-        nonce: Blob,
+        nonce: Base64Bytes,
     },
     Welcome(Welcome),
     /// Instead of a welcome; the connection ends.
@@ -192,7 +192,7 @@ pub enum ToHost {
 pub struct Hello {
     pub device_id: Uuid,
     /// Over [`connect_statement`] of the challenge's nonce.
-    pub signature: Blob,
+    pub signature: Base64Bytes,
     /// New with every start of the agent's process.
     pub boot_id: Uuid,
     pub version: String,
@@ -232,7 +232,7 @@ pub struct NodeAddress {
     pub host: String,
     pub port: u16,
     /// SHA-256 of the certificate (DER).
-    pub fingerprint: Blob,
+    pub fingerprint: Base64Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -263,7 +263,7 @@ pub struct Grant {
     /// The number of this run. A node serves no lower one.
     pub epoch: i64,
     /// Proves the lease to the node.
-    pub token: Blob,
+    pub token: Base64Bytes,
     pub public_address: String,
     /// Where its visitors come from: the node that it is placed on.
     pub node: NodeAddress,
@@ -304,9 +304,9 @@ pub struct SignedConsent {
     pub enabled: bool,
     /// The revision that the decision was made on; void, if there is a higher one.
     pub revision: i64,
-    pub nonce: Blob,
+    pub nonce: Base64Bytes,
     /// Over [`consent_statement`].
-    pub signature: Blob,
+    pub signature: Base64Bytes,
     /// Where remote control may lead. An agent that knew of no list signs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<SignedTargets>,
@@ -317,7 +317,7 @@ pub struct SignedConsent {
 pub struct SignedTargets {
     pub targets: Vec<String>,
     /// Over [`targets_statement`], with the consent's revision and nonce.
-    pub signature: Blob,
+    pub signature: Base64Bytes,
 }
 
 /// What a successful action leaves to say.
@@ -379,23 +379,23 @@ fn statement(purpose: &str, device_id: Uuid, parts: &[&[u8]]) -> Vec<u8> {
 
 /// Bytes, in base64 on the wire.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Blob(pub Vec<u8>);
+pub struct Base64Bytes(pub Vec<u8>);
 
-impl Serialize for Blob {
+impl Serialize for Base64Bytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&STANDARD.encode(&self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Blob {
+impl<'de> Deserialize<'de> for Base64Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        STANDARD.decode(text).map(Blob).map_err(de::Error::custom)
+        STANDARD.decode(text).map(Base64Bytes).map_err(de::Error::custom)
     }
 }
 
 /// May hold a secret, so only its length is shown.
-impl std::fmt::Debug for Blob {
+impl std::fmt::Debug for Base64Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }

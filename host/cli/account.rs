@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{Problem, operator, print, refused};
+use super::{CliError, operator, print, refused};
 use crate::config::Config;
 
 #[derive(Subcommand)]
@@ -22,7 +22,7 @@ pub enum Account {
 }
 
 impl Account {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Create { email, name, plan } = self;
         let plan = plan.unwrap_or_else(|| config.default_plan.clone());
         check_email(&email)?;
@@ -57,7 +57,7 @@ impl Account {
     }
 }
 
-fn check_email(email: &str) -> Result<(), Problem> {
+fn check_email(email: &str) -> Result<(), CliError> {
     let parts = email.split_once('@').is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
     let clean = email.len() <= 254 && !email.chars().any(|c| c.is_control() || c.is_whitespace());
     if parts && clean { Ok(()) } else { Err(refused("--email must be an e-mail address")) }

@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-use super::{Problem, refused, serve};
-use crate::app::{App, Host, Pace};
+use super::{CliError, refused, serve};
+use crate::app::{App, Host, Ticker};
 use crate::config::{Config, ConfigError};
-use crate::domain::grant::{GrantPreset, Grants};
 use crate::domain::key::{ApiKey, EnrolmentCode};
+use crate::domain::permission::{PermissionPreset, Permissions};
 use crate::policy::chain::Trust;
 
 const EMAIL: &str = "dev@culvert.test";
@@ -46,7 +46,7 @@ struct Notes {
     tunnel_id: Uuid,
 }
 
-pub async fn run(mut config: Config) -> Result<(), Problem> {
+pub async fn run(mut config: Config) -> Result<(), CliError> {
     config.data_dir = data_dir(&config);
     // Whoever tries a policy out builds it again and again.
     config.trust = Trust::Path;
@@ -54,7 +54,7 @@ pub async fn run(mut config: Config) -> Result<(), Problem> {
     let folder = config.data_dir.clone();
     let mut stopped = pin!(serve::stopped().map_err(refused)?);
     let host = tokio::select! {
-        host = Host::start(config, Clock::system(), Pace::ByItself) => host?,
+        host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
         () = stopped.as_mut() => return Ok(()),
     };
     let (sample, sample_server) = sample_service().await?;
@@ -95,7 +95,7 @@ async fn set_up(
     folder: &Path,
     sample: SocketAddr,
     agent: &mut Option<Child>,
-) -> Result<String, Problem> {
+) -> Result<String, CliError> {
     let state = folder.join("agent");
     let notes = read_notes(folder)?;
     let (key, device_id) = match &notes {
@@ -144,7 +144,7 @@ fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
 }
 
 /// An account with a key and an enrolment code, as the operator's commands make them.
-async fn first_account(app: &App) -> Result<(String, String), Problem> {
+async fn first_account(app: &App) -> Result<(String, String), CliError> {
     let plan = app.config.default_plan.clone();
     let key = ApiKey::generate(&app.clock);
     let code = EnrolmentCode::generate(&app.clock);
@@ -159,9 +159,9 @@ async fn first_account(app: &App) -> Result<(String, String), Problem> {
                         write.create_account(EMAIL, NAME, &plan).await?.map(|account| account.id).unwrap_or_default()
                     }
                 };
-                let grants = GrantPreset::ALL.iter().find(|preset| preset.id == "full_access");
-                let grants = grants.map_or(Grants::default(), GrantPreset::grants);
-                write.create_key(&made, account_id, account_id, grants, None).await?;
+                let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
+                let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);
+                write.create_key(&made, account_id, account_id, permissions, None).await?;
                 let expires_at = write.now + chrono::TimeDelta::minutes(10);
                 write.create_device_code(&hash, account_id, account_id, expires_at).await
             })
@@ -171,14 +171,14 @@ async fn first_account(app: &App) -> Result<(String, String), Problem> {
 }
 
 /// This program, as the agent.
-fn agent_command(state: &Path) -> Result<Command, Problem> {
+fn agent_command(state: &Path) -> Result<Command, CliError> {
     let mut command = Command::new(std::env::current_exe().map_err(refused)?);
     command.arg("agent").arg("--state-dir").arg(state).stdin(Stdio::null()).kill_on_drop(true);
     Ok(command)
 }
 
 /// Makes this machine a device, and lets it be controlled from afar: it is its owner who runs this.
-async fn enrol(api: &str, state: &Path, code: &str) -> Result<Uuid, Problem> {
+async fn enrol(api: &str, state: &Path, code: &str) -> Result<Uuid, CliError> {
     // A former start that did not get this far has left a device that nobody knows.
     let _ = fs::remove_dir_all(state);
     let server = api.trim_end_matches("/v2");
@@ -197,7 +197,7 @@ async fn enrol(api: &str, state: &Path, code: &str) -> Result<Uuid, Problem> {
         .ok_or_else(|| refused("the agent did not enrol"))
 }
 
-fn run_agent(folder: &Path, state: &Path) -> Result<Child, Problem> {
+fn run_agent(folder: &Path, state: &Path) -> Result<Child, CliError> {
     let log = fs::File::create(folder.join("agent.log")).map_err(refused)?;
     agent_command(state)?.arg("run").stderr(log).stdout(Stdio::null()).spawn().map_err(refused)
 }
@@ -211,7 +211,7 @@ async fn end(mut agent: Child) {
 }
 
 /// A service to be reached through the tunnel.
-async fn sample_service() -> Result<(SocketAddr, tokio::task::JoinHandle<()>), Problem> {
+async fn sample_service() -> Result<(SocketAddr, tokio::task::JoinHandle<()>), CliError> {
     let acceptor = TcpListener::new((Ipv4Addr::LOCALHOST, 0)).try_bind().await.map_err(refused)?;
     let address = acceptor.inner().local_addr().map_err(refused)?;
     let server = tokio::spawn(Server::new(acceptor).serve(Router::new().get(Sample)));
@@ -236,13 +236,13 @@ struct ApiClient {
 }
 
 impl ApiClient {
-    async fn create_tunnel(&self, port: u16) -> Result<Uuid, Problem> {
+    async fn create_tunnel(&self, port: u16) -> Result<Uuid, CliError> {
         let tunnel = self.send(Method::POST, "tunnels", Some(json!({"name": "hello", "local_port": port}))).await?;
         tunnel["id"].as_str().and_then(|id| Uuid::parse_str(id).ok()).ok_or_else(|| refused("the API made no tunnel"))
     }
 
     /// Starts the tunnel and waits until it runs; the sample service has another port every time.
-    async fn start(&self, tunnel_id: Uuid, device_id: Uuid, port: u16) -> Result<Value, Problem> {
+    async fn start(&self, tunnel_id: Uuid, device_id: Uuid, port: u16) -> Result<Value, CliError> {
         let path = format!("tunnels/{tunnel_id}");
         self.send(Method::PATCH, &path, Some(json!({"local_port": port}))).await?;
         // What a former run was asked for in its last moment is done first.
@@ -262,7 +262,7 @@ impl ApiClient {
     }
 
     /// Reads a resource until it is as wanted.
-    async fn wait(&self, path: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, Problem> {
+    async fn wait(&self, path: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value, CliError> {
         let patience = self.clock.moment().plus(PATIENCE);
         loop {
             let found = self.send(Method::GET, path, None).await?;
@@ -276,7 +276,7 @@ impl ApiClient {
         }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, Problem> {
+    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, CliError> {
         let mut request: RequestBuilder =
             self.http.request(method.clone(), format!("{}/{path}", self.api)).bearer_auth(&self.key);
         if method == Method::POST {
@@ -295,7 +295,7 @@ impl ApiClient {
     }
 }
 
-fn read_notes(folder: &Path) -> Result<Option<Notes>, Problem> {
+fn read_notes(folder: &Path) -> Result<Option<Notes>, CliError> {
     let path: PathBuf = folder.join(NOTES);
     match fs::read(&path) {
         Ok(text) => {
@@ -309,7 +309,7 @@ fn read_notes(folder: &Path) -> Result<Option<Notes>, Problem> {
     }
 }
 
-fn write_notes(folder: &Path, notes: &Notes) -> Result<(), Problem> {
+fn write_notes(folder: &Path, notes: &Notes) -> Result<(), CliError> {
     let text = serde_json::to_vec_pretty(notes).map_err(refused)?;
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(folder.join(NOTES));

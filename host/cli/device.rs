@@ -5,7 +5,7 @@ use clap::Subcommand;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Problem, operator, print, refused, table};
+use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
 use crate::domain::key::EnrolmentCode;
 use crate::error::{Code, Error};
@@ -31,7 +31,7 @@ pub enum Device {
 }
 
 impl Device {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Code { account, team } => code(config, json, &account, team.as_deref()).await,
             Self::List => list(config, json).await,
@@ -40,7 +40,7 @@ impl Device {
     }
 }
 
-async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) -> Result<(), Problem> {
+async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
@@ -63,7 +63,7 @@ async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) ->
     Ok(())
 }
 
-async fn list(config: &Config, json: bool) -> Result<(), Problem> {
+async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     let devices = operator::store(config).await?.all_devices().await?;
     let record = |device: &crate::domain::device::Device| {
         json!({
@@ -92,13 +92,13 @@ async fn list(config: &Config, json: bool) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), Problem> {
+async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
     let scope_id = device.device.scope_id;
     let removed = store.write(Some(scope_id), move |write| {
         Box::pin(async move {
-            let alone = write.tunnels_of_device_alone(id).await?;
+            let alone = write.tunnels_bound_only_to(id).await?;
             if alone.is_empty() {
                 return write.remove_device(id).await;
             }

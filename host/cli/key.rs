@@ -4,10 +4,10 @@ use chrono::{DateTime, Utc};
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{Problem, operator, print, refused, table};
+use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
-use crate::domain::grant::Grants;
 use crate::domain::key::ApiKey;
+use crate::domain::permission::Permissions;
 
 #[derive(Subcommand)]
 pub enum Key {
@@ -36,7 +36,7 @@ pub enum Key {
 }
 
 impl Key {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Create { account, team, scopes, expires_at } => {
                 create(config, json, &account, team.as_deref(), &scopes, expires_at).await
@@ -54,8 +54,8 @@ async fn create(
     team: Option<&str>,
     scopes: &str,
     expires_at: Option<DateTime<Utc>>,
-) -> Result<(), Problem> {
-    let grants = Grants::parse(scopes).map_err(|problem| Problem::Usage(format!("--scopes: {problem}")))?;
+) -> Result<(), CliError> {
+    let permissions = Permissions::parse(scopes).map_err(|problem| CliError::Usage(format!("--scopes: {problem}")))?;
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
@@ -64,7 +64,7 @@ async fn create(
     let (id, created_at) = store
         .write(None, move |write| {
             Box::pin(async move {
-                let id = write.create_key(&made, account_id, scope_id, grants, expires_at).await?;
+                let id = write.create_key(&made, account_id, scope_id, permissions, expires_at).await?;
                 Ok((id, write.now))
             })
         })
@@ -72,17 +72,17 @@ async fn create(
     let value = json!({
         "id": id,
         "key": key.reveal(),
-        "scopes": grants.iter().collect::<Vec<_>>(),
+        "scopes": permissions.iter().collect::<Vec<_>>(),
         "account_id": account.id,
         "scope_id": scope_id,
         "created_at": created_at,
         "expires_at": expires_at,
     });
-    print(json, &value, || format!("{}\n(shown this once; id {id}, scopes {})", key.reveal(), grants.to_words()));
+    print(json, &value, || format!("{}\n(shown this once; id {id}, scopes {})", key.reveal(), permissions.to_words()));
     Ok(())
 }
 
-async fn list(config: &Config, json: bool) -> Result<(), Problem> {
+async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     let keys = operator::store(config).await?.keys().await?;
     let record = |key: &crate::store::keys::KeyRecord| {
         json!({
@@ -90,7 +90,7 @@ async fn list(config: &Config, json: bool) -> Result<(), Problem> {
             "prefix": format!("ctk_{}", key.public_id),
             "account": key.email,
             "team": key.team,
-            "scopes": key.grants.iter().collect::<Vec<_>>(),
+            "scopes": key.permissions.iter().collect::<Vec<_>>(),
             "created_at": key.created_at,
             "expires_at": key.expires_at,
             "revoked_at": key.revoked_at,
@@ -105,14 +105,21 @@ async fn list(config: &Config, json: bool) -> Result<(), Problem> {
         rows.extend(keys.iter().map(|key| {
             let team = key.team.clone().unwrap_or_else(|| "-".into());
             let prefix = format!("ctk_{}", key.public_id);
-            vec![prefix, key.email.clone(), team, time(key.last_used_at), time(key.revoked_at), key.grants.to_words()]
+            vec![
+                prefix,
+                key.email.clone(),
+                team,
+                time(key.last_used_at),
+                time(key.revoked_at),
+                key.permissions.to_words(),
+            ]
         }));
         table(rows)
     });
     Ok(())
 }
 
-async fn revoke(config: &Config, json: bool, key: String) -> Result<(), Problem> {
+async fn revoke(config: &Config, json: bool, key: String) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let named = key.clone();
     let id = store.write(None, move |write| Box::pin(async move { write.revoke_key(&named).await })).await?;

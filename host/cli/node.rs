@@ -4,7 +4,7 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Problem, operator, print, refused, table};
+use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
 use crate::domain::node::{self, NodeStatus};
 
@@ -36,7 +36,7 @@ pub enum Node {
 }
 
 impl Node {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let store = operator::store(config).await?;
         let nodes = store.nodes().await?;
         let Self::Set { node, name, region, country, flag, status, pro_only } = self else {

@@ -5,7 +5,7 @@ use culvert_agent::clock::Clock;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::{Problem, refused};
+use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
 use crate::domain::caller::Scope;
 use crate::domain::text;
@@ -15,7 +15,7 @@ use crate::store::scopes::Account;
 use crate::store::{Store, key_check};
 
 /// Opens the store that the host of this configuration uses.
-pub async fn store(config: &Config) -> Result<Store, Problem> {
+pub async fn store(config: &Config) -> Result<Store, CliError> {
     let clock = Clock::system();
     let folder = &config.data_dir;
     crate::folder::open(folder)
@@ -37,7 +37,7 @@ pub async fn store(config: &Config) -> Result<Store, Problem> {
 }
 
 /// An account by e-mail address or id.
-pub async fn account(store: &Store, account: &str) -> Result<Account, Problem> {
+pub async fn account(store: &Store, account: &str) -> Result<Account, CliError> {
     let found = match Uuid::parse_str(account) {
         Ok(id) => store.account(id).await?,
         Err(_) => store.account_by_email(account).await?,
@@ -46,8 +46,8 @@ pub async fn account(store: &Store, account: &str) -> Result<Account, Problem> {
 }
 
 /// A Team by name or id.
-pub async fn team(store: &Store, team: &str) -> Result<Scope, Problem> {
-    let mut found = store.teams_called(team).await?;
+pub async fn team(store: &Store, team: &str) -> Result<Scope, CliError> {
+    let mut found = store.teams_by_name(team).await?;
     match found.len() {
         0 => Err(refused(format!("there is no Team {team}; `culvert team create` makes one"))),
         1 => Ok(found.remove(0)),
@@ -56,7 +56,7 @@ pub async fn team(store: &Store, team: &str) -> Result<Scope, Problem> {
 }
 
 /// The scope that an account acts in: its own, or that of a Team which it must be in.
-pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Result<Uuid, Problem> {
+pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Result<Uuid, CliError> {
     let Some(name) = team else { return Ok(account.id) };
     let team = self::team(store, name).await?;
     let members = store.members(team.id).await?;
@@ -67,8 +67,8 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 }
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), Problem> {
-    let policies = generations::for_a_question(config, Clock::system(), store.secrets())?;
+pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), CliError> {
+    let policies = generations::load_once(config, Clock::system(), store.secrets())?;
     match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),
@@ -76,7 +76,7 @@ pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), Prob
 }
 
 /// A name that people are shown.
-pub fn check_name(option: &str, name: &str) -> Result<(), Problem> {
+pub fn check_name(option: &str, name: &str) -> Result<(), CliError> {
     let fits = (1..=100).contains(&name.chars().count()) && text::is_plain(name);
     if fits {
         Ok(())

@@ -3,7 +3,7 @@
 use clap::{ArgGroup, Subcommand};
 use serde_json::json;
 
-use super::{Problem, operator, print};
+use super::{CliError, operator, print};
 use crate::config::Config;
 
 #[derive(Subcommand)]
@@ -22,7 +22,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Set { account, team, plan } = self;
         let store = operator::store(config).await?;
         operator::check_plan(config, &store, &plan)?;

@@ -1,9 +1,9 @@
 //! `culvert policy …`: for authors of policies, who need no host, and for the operator of one.
 
+mod admin_client;
 mod bench;
 mod build;
-mod look;
-mod operate;
+mod inspect;
 mod project;
 mod replay;
 mod run;
@@ -16,7 +16,7 @@ use clap::Subcommand;
 use indicatif::ProgressBar;
 use serde_json::{Map, Value};
 
-use super::{Problem, refused};
+use super::{CliError, refused};
 use crate::config::Config;
 use crate::policy::artefact::Artefacts;
 use crate::policy::component::{LoadError, Module};
@@ -30,9 +30,9 @@ pub enum Policy {
     /// Build a policy project and make it a component
     Build(build::Build),
     /// Hold a component against the contract, and settings against its schema
-    Check(look::Check),
+    Check(inspect::Check),
     /// Show what a component says of itself
-    Inspect(look::Inspect),
+    Inspect(inspect::Inspect),
     /// Run cases against a component, and see which rules they come by
     Test(test::Test),
     /// Measure a component's decisions
@@ -51,15 +51,15 @@ pub enum Policy {
 
 impl Policy {
     /// Whether it is about the host of a configuration.
-    pub fn concerns_a_host(&self) -> bool {
+    pub fn needs_host_config(&self) -> bool {
         match self {
-            Self::Replay(replay) => replay.concerns_a_host(),
+            Self::Replay(replay) => replay.needs_host_config(),
             Self::Reload | Self::Rollback | Self::Status => true,
             _ => false,
         }
     }
 
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::New(new) => new.run(json),
             Self::Build(build) => build.run(json),
@@ -69,9 +69,9 @@ impl Policy {
             Self::Bench(bench) => bench.run(json),
             Self::Run(run) => run.run(json),
             Self::Replay(replay) => replay.run(config, json),
-            Self::Reload => operate::reload(config, json).await,
-            Self::Rollback => operate::rollback(config, json).await,
-            Self::Status => operate::status(config, json).await,
+            Self::Reload => admin_client::reload(config, json).await,
+            Self::Rollback => admin_client::rollback(config, json).await,
+            Self::Status => admin_client::status(config, json).await,
         }
     }
 }
@@ -83,7 +83,7 @@ struct Tool {
 }
 
 impl Tool {
-    fn open(path: &Path) -> Result<Self, Problem> {
+    fn open(path: &Path) -> Result<Self, CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
         if path.is_dir() {
             return Err(fail(&"it is a folder; name the component, or build it with `culvert policy build`"));
@@ -99,7 +99,7 @@ impl Tool {
 }
 
 /// Settings from a file, TOML or JSON; none without one.
-fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, Problem> {
+fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, CliError> {
     let Some(path) = file else { return Ok(Map::new()) };
     written::read(path).map_err(|problem| refused(format!("{}: {problem}", path.display())))
 }

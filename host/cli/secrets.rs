@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{Problem, operator, print, refused};
+use super::{CliError, operator, print, refused};
 use crate::config::Config;
 use crate::store::key_check::Resealed;
 
@@ -15,7 +15,7 @@ pub enum Secrets {
 }
 
 impl Secrets {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Reseal = self;
         let store = operator::store(config).await?;
         if !store.newest_key_is_used().await? {

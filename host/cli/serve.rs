@@ -9,11 +9,11 @@ use culvert_agent::socket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::{Problem, refused};
-use crate::app::{App, Host, Pace};
+use super::{CliError, refused};
+use crate::app::{App, Host, Ticker};
 use crate::config::{Config, LogFormat};
 
-pub async fn run(config: Config) -> Result<(), Problem> {
+pub async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");
     socket::allow_many();
     // From the first moment on: unheard, it ends the process.
@@ -21,7 +21,7 @@ pub async fn run(config: Config) -> Result<(), Problem> {
     // Before the host is ready: who reads that it is may stop it at once.
     let mut stopped = pin!(stopped().map_err(refused)?);
     let host = tokio::select! {
-        host = Host::start(config, Clock::system(), Pace::ByItself) => host?,
+        host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
         () = stopped.as_mut() => return Ok(()),
     };
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));

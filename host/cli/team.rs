@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{Problem, operator, print, refused};
+use super::{CliError, operator, print, refused};
 use crate::config::Config;
 use crate::domain::caller::Role;
 use crate::error::{Code, Error};
@@ -57,7 +57,7 @@ pub struct Member {
 }
 
 impl Team {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Create { name, owner, plan } => create(config, json, name, &owner, plan).await,
             Self::Add { member, role } => change(config, json, member, Membership::Added(role)).await,
@@ -67,7 +67,7 @@ impl Team {
     }
 }
 
-async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), Problem> {
+async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), CliError> {
     let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     operator::check_name("--name", &name)?;
     let store = operator::store(config).await?;
@@ -90,7 +90,7 @@ enum Membership {
     Removed,
 }
 
-async fn change(config: &Config, json: bool, member: Member, what: Membership) -> Result<(), Problem> {
+async fn change(config: &Config, json: bool, member: Member, what: Membership) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, &member.account).await?;
     let team = operator::team(&store, &member.team).await?;

@@ -1,4 +1,5 @@
-//! Which visitors a tunnel lets in: firewall rules by address, GeoIP rules by country (decisions §2).
+//! Which visitors a tunnel lets in: firewall rules by address, GeoIP rules by country; see
+//! `docs/develop/decisions/0014-visitors-access.md`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,14 +8,14 @@ use chrono::{DateTime, Utc};
 use ipnet::IpNet;
 use uuid::Uuid;
 
-use super::word::words;
+use super::string_enum::string_enum;
 
 /// Firewall rules of one tunnel, at most.
 pub const FIREWALL_RULES: usize = 200;
 /// GeoIP rules of one tunnel, at most: as many as there are countries.
 pub const COUNTRY_RULES: usize = 249;
 
-words! {
+string_enum! {
     /// What a firewall rule does with those it is about.
     RuleType {
         /// Once there is one, visitors need one.
@@ -23,7 +24,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// What a GeoIP rule does with visitors from its country.
     CountryAction {
         /// Once there is one, visitors need one.

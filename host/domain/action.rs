@@ -1,10 +1,10 @@
 //! Everything that a request can do, and what it takes to be allowed to.
 
-use super::grant::Grant;
 use super::operation::RemoteAction;
-use super::word::{Word, words};
+use super::permission::Permission;
+use super::string_enum::{StringEnum, string_enum};
 
-words! {
+string_enum! {
     /// What a request does. Policies and documentation know it by its word.
     Action {
         ServiceRead "service.read",
@@ -56,14 +56,14 @@ words! {
 
 impl Action {
     pub fn name(self) -> &'static str {
-        self.word()
+        self.as_str()
     }
 
     /// The API scope that it needs.
-    pub fn grant(self) -> Grant {
+    pub fn permission(self) -> Permission {
         match self {
             Action::ServiceRead | Action::AccountRead | Action::UsageRead | Action::ScopePresetsList => {
-                Grant::AccountRead
+                Permission::AccountRead
             }
             Action::NodesList
             | Action::PresetsList
@@ -75,7 +75,7 @@ impl Action {
             | Action::TunnelsReadFirewall
             | Action::TunnelsReadGeoip
             | Action::TunnelsReadUsage
-            | Action::TunnelsListSessions => Grant::TunnelsRead,
+            | Action::TunnelsListSessions => Permission::TunnelsRead,
             Action::TunnelsCreate
             | Action::TunnelsUpdate
             | Action::TunnelsDelete
@@ -87,15 +87,15 @@ impl Action {
             | Action::TunnelsVerifyDomain
             | Action::TunnelsReplaceFirewall
             | Action::TunnelsReplaceGeoip
-            | Action::TunnelsMove => Grant::TunnelsWrite,
-            Action::TunnelsStart | Action::TunnelsStop | Action::TunnelsRestart => Grant::TunnelsControl,
-            Action::DevicesList | Action::DevicesRead => Grant::DevicesRead,
-            Action::DevicesUpdate => Grant::DevicesWrite,
-            Action::DevicesStopAll | Action::DevicesRestartAgent => Grant::DevicesControl,
-            Action::OperationsList | Action::OperationsRead => Grant::OperationsRead,
-            Action::WebhooksList | Action::WebhooksRead | Action::WebhooksListDeliveries => Grant::WebhooksRead,
+            | Action::TunnelsMove => Permission::TunnelsWrite,
+            Action::TunnelsStart | Action::TunnelsStop | Action::TunnelsRestart => Permission::TunnelsControl,
+            Action::DevicesList | Action::DevicesRead => Permission::DevicesRead,
+            Action::DevicesUpdate => Permission::DevicesWrite,
+            Action::DevicesStopAll | Action::DevicesRestartAgent => Permission::DevicesControl,
+            Action::OperationsList | Action::OperationsRead => Permission::OperationsRead,
+            Action::WebhooksList | Action::WebhooksRead | Action::WebhooksListDeliveries => Permission::WebhooksRead,
             Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
-                Grant::WebhooksWrite
+                Permission::WebhooksWrite
             }
         }
     }

@@ -2,10 +2,10 @@
 
 use uuid::Uuid;
 
-use super::grant::Grants;
-use super::word::words;
+use super::permission::Permissions;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     /// Whose resources a scope holds.
     ScopeKind {
         Personal "personal",
@@ -13,7 +13,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// What a member is in a Team.
     Role {
         Owner "owner",
@@ -40,5 +40,5 @@ pub struct Caller {
     pub scope: Scope,
     /// None in a personal scope.
     pub role: Option<Role>,
-    pub grants: Grants,
+    pub permissions: Permissions,
 }

@@ -1,15 +1,16 @@
-//! Custom domains: names of their owners' own, proved by a CNAME (decisions §2).
+//! Custom domains: host names of the tunnels' owners, proved by a CNAME record; see
+//! `docs/develop/decisions/0014-visitors-access.md`.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use super::word::words;
+use super::string_enum::string_enum;
 
 /// How often a name that was verified is looked up again.
 pub const CHECK_EVERY: TimeDelta = TimeDelta::hours(24);
 /// So many checks in a row that do not find the CNAME make a name fail.
 pub const MISSES: u32 = 2;
 
-words! {
+string_enum! {
     CustomDomainStatus {
         None "none",
         /// Its CNAME is not visible yet.

@@ -56,15 +56,15 @@ impl Description {
 
 impl Device {
     /// Whether it would do what it is asked for: it must be online, consent, and be able to.
-    pub fn can(&self, action: RemoteAction) -> Result<()> {
+    pub fn check_capabilities(&self, action: RemoteAction) -> Result<()> {
         if !self.online {
             return Err(Error::of(Code::DeviceOffline));
         }
-        self.consents_to(action)
+        self.check_consent(action)
     }
 
     /// Consent and capabilities alone: what is checked once more when a command is claimed.
-    pub fn consents_to(&self, action: RemoteAction) -> Result<()> {
+    pub fn check_consent(&self, action: RemoteAction) -> Result<()> {
         if !self.remote_control {
             return Err(Error::of(Code::RemoteControlDisabled));
         }

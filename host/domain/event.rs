@@ -1,9 +1,10 @@
-//! What webhooks can be told of (specification, "Events").
+//! The event kinds that webhook endpoints can ask for; see
+//! `docs/develop/decisions/0011-events-and-webhooks.md`.
 
 use super::operation::OperationStatus;
-use super::word::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     /// An event kind, as a webhook's `events` names it.
     EventKind {
         CommandQueued "command.queued",
@@ -38,7 +39,7 @@ impl EventKind {
     }
 }
 
-words! {
+string_enum! {
     /// Why a device counts as offline.
     OfflineReason {
         /// Its agent said goodbye.

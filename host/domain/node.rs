@@ -3,9 +3,9 @@
 use uuid::Uuid;
 
 use super::port::PortRange;
-use super::word::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     /// Only an `online` node takes new tunnels.
     NodeStatus {
         Online "online",

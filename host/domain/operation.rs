@@ -7,12 +7,12 @@ use culvert_agent::wire::Capability;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::word::words;
+use super::string_enum::string_enum;
 
 /// How long an operation waits to be claimed.
 pub const CLAIM_WITHIN: Duration = Duration::from_secs(60);
 
-words! {
+string_enum! {
     RemoteAction {
         Start "start",
         Stop "stop",
@@ -22,7 +22,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     OperationStatus {
         Queued "queued",
         Claimed "claimed",
@@ -51,7 +51,7 @@ impl RemoteAction {
     }
 
     /// How long it may take from the claim on.
-    pub fn finish_within(self) -> Duration {
+    pub fn execution_timeout(self) -> Duration {
         match self {
             RemoteAction::RestartAgent => Duration::from_secs(180),
             _ => Duration::from_secs(120),
@@ -67,7 +67,7 @@ impl OperationStatus {
 
     /// The states that an operation goes through on its way to another, that one included: an
     /// agent's later report implies the earlier ones. `None` where no way leads there.
-    pub fn way_to(self, to: OperationStatus) -> Option<&'static [OperationStatus]> {
+    pub fn states_until(self, to: OperationStatus) -> Option<&'static [OperationStatus]> {
         use OperationStatus::{Canceled, Claimed, Expired, Failed, Queued, Running, Succeeded};
         match (self, to) {
             (Queued, Claimed) => Some(&[Claimed]),
@@ -95,7 +95,7 @@ pub struct Operation {
     pub device_id: Uuid,
     pub tunnel_id: Option<Uuid>,
     /// The device that a handoff takes the tunnel from.
-    pub yields_id: Option<Uuid>,
+    pub handoff_from_device_id: Option<Uuid>,
     pub session_id: Option<Uuid>,
     pub result: Option<serde_json::Value>,
     pub error: Option<OperationError>,
@@ -112,7 +112,7 @@ impl Operation {
     /// Returns it as it was in every state passed; none where it cannot go there, and then nothing
     /// changes.
     pub fn advance(&mut self, to: OperationStatus, now: DateTime<Utc>) -> Vec<Operation> {
-        let way = self.status.way_to(to).unwrap_or_default();
+        let way = self.status.states_until(to).unwrap_or_default();
         let pass = |status: &OperationStatus| {
             self.status = *status;
             match status {
@@ -146,7 +146,7 @@ impl OperationError {
     }
 }
 
-words! {
+string_enum! {
     /// `error.code` of an operation.
     OperationErrorCode {
         DeviceDisconnected "device_disconnected",

@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::string_enum::string_enum;
 use super::tunnel::Protocol;
-use super::word::words;
 
-words! {
+string_enum! {
     Transport {
         Tcp "tcp",
         Udp "udp",

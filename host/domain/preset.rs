@@ -2,10 +2,10 @@
 
 use uuid::Uuid;
 
+use super::string_enum::string_enum;
 use super::tunnel::Protocol;
-use super::word::words;
 
-words! {
+string_enum! {
     PresetCategory {
         Game "game",
         App "app",

@@ -5,13 +5,13 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::string_enum::string_enum;
 use super::usage::Traffic;
-use super::word::words;
 
 /// How long a lease holds without being renewed.
-pub const LEASE: Duration = Duration::from_secs(30);
+pub const SESSION_LEASE: Duration = Duration::from_secs(30);
 
-words! {
+string_enum! {
     EndReason {
         StoppedLocal "stopped_local",
         StoppedApi "stopped_api",

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
-use super::word::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     Protocol {
         Tcp "tcp",
         Udp "udp",
@@ -18,7 +18,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// What a tunnel is doing, as far as its owner is concerned.
     TunnelStatus {
         Stopped "stopped",
@@ -72,7 +72,7 @@ pub struct Tunnel {
     /// Whether only these may; otherwise any of the scope. They can have become none.
     pub restricted: bool,
     /// The device that is to run it whenever it can.
-    pub wanted_on: Option<Uuid>,
+    pub desired_device_id: Option<Uuid>,
     pub start_error: Option<String>,
     pub suspended: bool,
     /// On its way to another node.
@@ -104,7 +104,7 @@ pub struct ActiveOperation {
     pub status: OperationStatus,
     pub device_id: Uuid,
     /// The device that it takes the tunnel from.
-    pub yields_id: Option<Uuid>,
+    pub handoff_from_device_id: Option<Uuid>,
 }
 
 /// Where visitors reach a tunnel.

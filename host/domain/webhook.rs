@@ -6,15 +6,16 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::event::EventKind;
-use super::word::words;
+use super::string_enum::string_enum;
 
-/// Endpoints of one scope, whatever its plan says (specification, "Limits").
+/// Endpoints of one scope, whatever its plan says: the API's limit.
 pub const ENDPOINTS_PER_SCOPE: u32 = 20;
 
-/// Attempts that a list of deliveries shows (specification, "Limits").
+/// Attempts that a list of deliveries shows: the API's limit.
 pub const ATTEMPTS_SHOWN: u32 = 100;
 
-/// About how long after a failed attempt the next one is made (specification, "Events", rule 4).
+/// About how long after a failed attempt the next one is made; see
+/// `docs/develop/decisions/0011-events-and-webhooks.md`.
 pub const RETRIES: [Duration; 5] = [
     Duration::from_secs(60),
     Duration::from_secs(5 * 60),
@@ -23,14 +24,14 @@ pub const RETRIES: [Duration; 5] = [
     Duration::from_secs(12 * 60 * 60),
 ];
 
-words! {
+string_enum! {
     WebhookStatus {
         Enabled "enabled",
         Disabled "disabled",
     }
 }
 
-words! {
+string_enum! {
     AttemptStatus {
         /// It is still to be made, or under way.
         Pending "pending",
@@ -41,7 +42,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// Why an attempt failed.
     AttemptError {
         /// The name has no public address.

@@ -1,6 +1,6 @@
 //! What rules about visitors must be to be admitted, and what they are then.
 
-use super::Draft;
+use super::RequestDraft;
 use crate::domain::access::{
     COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
 };
@@ -10,9 +10,9 @@ use crate::domain::plan::Entitlement;
 use crate::domain::text;
 use crate::error::{Fault, Result};
 use crate::store::Store;
-use crate::store::facts::Facts;
+use crate::store::facts::ResourceFacts;
 
-impl Draft for ReplaceFirewall {
+impl RequestDraft for ReplaceFirewall {
     type Valid = Vec<NewFirewallRule>;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -23,7 +23,7 @@ impl Draft for ReplaceFirewall {
         Some(Input::FirewallReplace(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<NewFirewallRule>, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Vec<NewFirewallRule>, Vec<Fault>> {
         let rules = listed(self.rules, FIREWALL_RULES)?;
         collect(rules.into_iter().map(firewall_rule))
     }
@@ -43,7 +43,7 @@ fn firewall_rule(rule: input::NewFirewallRule) -> Result<NewFirewallRule, (&'sta
     Ok(NewFirewallRule { rule_type, range, description: rule.description })
 }
 
-impl Draft for ReplaceGeoip {
+impl RequestDraft for ReplaceGeoip {
     type Valid = Vec<CountryRule>;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -54,7 +54,7 @@ impl Draft for ReplaceGeoip {
         Some(Input::GeoipReplace(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<CountryRule>, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Vec<CountryRule>, Vec<Fault>> {
         let rules = listed(self.rules, COUNTRY_RULES)?;
         let mut seen = Vec::new();
         collect(rules.into_iter().map(|rule| {

@@ -1,14 +1,14 @@
 //! What requests about devices must be to be admitted.
 
-use super::{Draft, check_text};
+use super::{RequestDraft, check_text};
 use crate::domain::caller::Caller;
 use crate::domain::input::{DevicePatch, Input};
 use crate::domain::plan::Entitlement;
 use crate::error::{Fault, Result};
 use crate::store::Store;
-use crate::store::facts::Facts;
+use crate::store::facts::ResourceFacts;
 
-impl Draft for DevicePatch {
+impl RequestDraft for DevicePatch {
     type Valid = DevicePatch;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -19,7 +19,7 @@ impl Draft for DevicePatch {
         Some(Input::DeviceUpdate(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Self, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Self, Vec<Fault>> {
         match self {
             Self { remote_control_enabled: Some(true), .. } => Err(vec![Fault::new(
                 "remote_control_enabled",

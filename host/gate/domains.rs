@@ -1,7 +1,7 @@
 //! What a custom domain must be to be admitted.
 
 use super::tunnels::is_label;
-use super::{Draft, Wants};
+use super::{RequestDraft, UsageRequest};
 use crate::domain::caller::Caller;
 use crate::domain::custom_domain::normalized;
 use crate::domain::input::{AssignDomain, Input, VerifyDomain};
@@ -9,9 +9,9 @@ use crate::domain::plan::Entitlement;
 use crate::domain::tunnel::Protocol;
 use crate::error::{Fault, Result};
 use crate::store::Store;
-use crate::store::facts::Facts;
+use crate::store::facts::ResourceFacts;
 
-impl Draft for VerifyDomain {
+impl RequestDraft for VerifyDomain {
     /// In lower case, and without the dot at its end.
     type Valid = String;
 
@@ -23,16 +23,16 @@ impl Draft for VerifyDomain {
         Some(Input::DomainVerify(self))
     }
 
-    fn wants(&self) -> Wants {
-        Wants { domain: self.domain.clone(), ..Wants::default() }
+    fn wants(&self) -> UsageRequest {
+        UsageRequest { domain: self.domain.clone(), ..UsageRequest::default() }
     }
 
-    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {
+    fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<String, Vec<Fault>> {
         check(self.domain, facts)
     }
 }
 
-impl Draft for AssignDomain {
+impl RequestDraft for AssignDomain {
     type Valid = String;
 
     async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -43,11 +43,11 @@ impl Draft for AssignDomain {
         Some(Input::DomainAssign(self))
     }
 
-    fn wants(&self) -> Wants {
-        Wants { domain: self.domain.clone(), ..Wants::default() }
+    fn wants(&self) -> UsageRequest {
+        UsageRequest { domain: self.domain.clone(), ..UsageRequest::default() }
     }
 
-    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<String, Vec<Fault>> {
+    fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<String, Vec<Fault>> {
         check(self.domain, facts)
     }
 }
@@ -64,7 +64,7 @@ async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault
     Ok(Vec::new())
 }
 
-fn check(domain: Option<String>, facts: &Facts) -> Result<String, Vec<Fault>> {
+fn check(domain: Option<String>, facts: &ResourceFacts) -> Result<String, Vec<Fault>> {
     let fault = |message: &str| Err(vec![Fault::new("domain", message)]);
     let Some(domain) = domain.as_deref().map(normalized) else { return fault("is required") };
     if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.protocol != Protocol::Http) {

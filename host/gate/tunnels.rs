@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use uuid::Uuid;
 
-use super::{Draft, Part, Wants, check_text, led};
+use super::{DeviceRole, RequestDraft, UsageRequest, check_text, led};
 use crate::domain::caller::Caller;
 use crate::domain::input::{
     BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
@@ -14,11 +14,11 @@ use crate::domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
 use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
 use crate::error::{Fault, Result};
 use crate::store::Store;
-use crate::store::facts::Facts;
+use crate::store::facts::ResourceFacts;
 
-/// Seconds (specification, "Limits").
+/// Seconds: the API's limit.
 const IDLE_TIMEOUT: RangeInclusive<u32> = 30..=3600;
-/// Bytes (specification, "Limits").
+/// Bytes: the API's limit.
 const BUFFER_SIZE: RangeInclusive<u32> = 1024..=1_048_576;
 
 /// A tunnel that may be created.
@@ -43,7 +43,7 @@ pub struct TunnelDefinition {
     pub extra_ports: Vec<port::NewExtraPort>,
 }
 
-impl Draft for NewTunnel {
+impl RequestDraft for NewTunnel {
     type Valid = TunnelDefinition;
 
     /// What the request says wins; the preset fills in what it leaves out.
@@ -72,8 +72,8 @@ impl Draft for NewTunnel {
         Some(Input::TunnelCreate(self))
     }
 
-    fn wants(&self) -> Wants {
-        Wants {
+    fn wants(&self) -> UsageRequest {
+        UsageRequest {
             premium_network: self.pro_network == Some(true),
             extra_ports: self.extra_ports.as_ref().map_or(0, |ports| u32::try_from(ports.len()).unwrap_or(u32::MAX)),
             subdomain: self.subdomain.clone(),
@@ -81,7 +81,7 @@ impl Draft for NewTunnel {
         }
     }
 
-    fn validate(self, _: &Facts, entitlement: &Entitlement) -> Result<TunnelDefinition, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, entitlement: &Entitlement) -> Result<TunnelDefinition, Vec<Fault>> {
         let mut faults = Vec::new();
         let protocol = self.protocol.unwrap_or(Protocol::Tcp);
         let local_port = required_port(self.local_port, "local_port", &mut faults);
@@ -137,7 +137,7 @@ fn extra_port(port: NewExtraPort, tunnel: Protocol, path: &str, faults: &mut Vec
     port::NewExtraPort { local_port, protocol, label }
 }
 
-impl Draft for NewExtraPort {
+impl RequestDraft for NewExtraPort {
     type Valid = port::NewExtraPort;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -148,16 +148,16 @@ impl Draft for NewExtraPort {
         Some(Input::ExtraPortCreate(self))
     }
 
-    fn wants(&self) -> Wants {
-        Wants { extra_ports: 1, ..Wants::default() }
+    fn wants(&self) -> UsageRequest {
+        UsageRequest { extra_ports: 1, ..UsageRequest::default() }
     }
 
     /// It leads to a port of theirs.
-    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+    fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         led(facts)
     }
 
-    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
+    fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
         let mut faults = Vec::new();
         let tunnel = facts.tunnel.as_ref().map_or(Protocol::Tcp, |tunnel| tunnel.protocol);
         let port = extra_port(self, tunnel, "", &mut faults);
@@ -165,7 +165,7 @@ impl Draft for NewExtraPort {
     }
 }
 
-impl Draft for MoveTunnel {
+impl RequestDraft for MoveTunnel {
     /// The node's id.
     type Valid = Uuid;
 
@@ -179,7 +179,7 @@ impl Draft for MoveTunnel {
         Some(Input::TunnelMove(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Uuid, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Uuid, Vec<Fault>> {
         self.node_id.ok_or_else(|| vec![Fault::new("node_id", "is required")])
     }
 }
@@ -199,7 +199,7 @@ pub struct TunnelChange {
     pub pro_network: Option<bool>,
 }
 
-impl Draft for TunnelPatch {
+impl RequestDraft for TunnelPatch {
     type Valid = TunnelChange;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -210,19 +210,19 @@ impl Draft for TunnelPatch {
         Some(Input::TunnelUpdate(self))
     }
 
-    fn wants(&self) -> Wants {
-        Wants { premium_network: self.pro_network == Some(true), ..Wants::default() }
+    fn wants(&self) -> UsageRequest {
+        UsageRequest { premium_network: self.pro_network == Some(true), ..UsageRequest::default() }
     }
 
     /// A change of the target leads them there. A record that is put back as it was read changes none.
-    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+    fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let Some(tunnel) = &facts.tunnel else { return Vec::new() };
         let leads = self.local_host.as_ref().is_some_and(|host| *host != tunnel.local_host)
             || self.local_port.is_some_and(|port| port != i64::from(tunnel.local_port));
         if leads { led(facts) } else { Vec::new() }
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<TunnelChange, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<TunnelChange, Vec<Fault>> {
         let mut faults = Vec::new();
         if self == Self::default() {
             faults.push(Fault::new("body", "at least one field is required"));
@@ -249,7 +249,7 @@ impl Draft for TunnelPatch {
     }
 }
 
-impl Draft for BindDevices {
+impl RequestDraft for BindDevices {
     type Valid = Vec<Uuid>;
 
     async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
@@ -260,7 +260,7 @@ impl Draft for BindDevices {
         Some(Input::DeviceBindings(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<Vec<Uuid>, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Vec<Uuid>, Vec<Fault>> {
         let ids = self.device_ids.ok_or_else(|| vec![Fault::new("device_ids", "is required")])?;
         Ok(distinct(ids))
     }
@@ -273,7 +273,7 @@ pub struct StartChoice {
     pub handoff: bool,
 }
 
-impl Draft for StartTunnel {
+impl RequestDraft for StartTunnel {
     type Valid = StartChoice;
 
     async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
@@ -286,15 +286,15 @@ impl Draft for StartTunnel {
         Some(Input::TunnelStart(self))
     }
 
-    fn devices(&self, facts: &Facts) -> Vec<(Uuid, Part)> {
+    fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let running = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref()).map(|run| run.device_id);
         let target = self.device_id.or(running);
         let yields = running.filter(|running| self.handoff == Some(true) && Some(*running) != target);
-        let target = target.map(|id| (id, Part::Target));
-        target.into_iter().chain(yields.map(|id| (id, Part::Yields))).collect()
+        let target = target.map(|id| (id, DeviceRole::Target));
+        target.into_iter().chain(yields.map(|id| (id, DeviceRole::Source))).collect()
     }
 
-    fn validate(self, facts: &Facts, _: &Entitlement) -> Result<StartChoice, Vec<Fault>> {
+    fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<StartChoice, Vec<Fault>> {
         let running = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref()).map(|run| run.device_id);
         match self.device_id.or(running) {
             Some(device_id) => Ok(StartChoice { device_id, handoff: self.handoff.unwrap_or(false) }),

@@ -1,16 +1,16 @@
 //! What requests about webhook endpoints must be to be admitted, and what they are then.
 
-use super::{Draft, check_text};
+use super::{RequestDraft, check_text};
 use crate::domain::caller::Caller;
 use crate::domain::event::EventKind;
 use crate::domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
 use crate::domain::plan::Entitlement;
+use crate::domain::string_enum::StringEnum;
 use crate::domain::webhook::WebhookStatus;
-use crate::domain::word::Word;
 use crate::error::{Fault, Result};
 use crate::store::Store;
-use crate::store::facts::Facts;
-use crate::webhook::network::Guard;
+use crate::store::facts::ResourceFacts;
+use crate::webhook::guard::Guard;
 
 /// A webhook endpoint that may be created.
 #[derive(Clone, Debug)]
@@ -20,14 +20,14 @@ pub struct WebhookDefinition {
     pub description: Option<String>,
 }
 
-impl Draft for NewWebhook {
+impl RequestDraft for NewWebhook {
     type Valid = WebhookDefinition;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
         Ok(Vec::new())
     }
 
-    async fn look_outside(&self, guard: &Guard) -> Vec<Fault> {
+    async fn check_external(&self, guard: &Guard) -> Vec<Fault> {
         leads_outside(self.url.as_deref(), guard).await
     }
 
@@ -35,7 +35,7 @@ impl Draft for NewWebhook {
         Some(Input::WebhookCreate(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<WebhookDefinition, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<WebhookDefinition, Vec<Fault>> {
         let mut faults = Vec::new();
         let url = self.url.unwrap_or_default();
         check_url(&url, &mut faults);
@@ -55,14 +55,14 @@ pub struct WebhookChange {
     pub status: Option<WebhookStatus>,
 }
 
-impl Draft for WebhookPatch {
+impl RequestDraft for WebhookPatch {
     type Valid = WebhookChange;
 
     async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
         Ok(Vec::new())
     }
 
-    async fn look_outside(&self, guard: &Guard) -> Vec<Fault> {
+    async fn check_external(&self, guard: &Guard) -> Vec<Fault> {
         leads_outside(self.url.as_deref(), guard).await
     }
 
@@ -70,7 +70,7 @@ impl Draft for WebhookPatch {
         Some(Input::WebhookUpdate(self))
     }
 
-    fn validate(self, _: &Facts, _: &Entitlement) -> Result<WebhookChange, Vec<Fault>> {
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<WebhookChange, Vec<Fault>> {
         let mut faults = Vec::new();
         if self == Self::default() {
             faults.push(Fault::new("body", "at least one field is required"));

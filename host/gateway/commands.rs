@@ -1,4 +1,5 @@
-//! The states of an operation, as the agent's reports bring them about (decisions §3).
+//! The states of an operation, as the agent's reports bring them about; see
+//! `docs/develop/decisions/0003-operations.md`.
 
 use culvert_agent::wire::{Done, Failure};
 use uuid::Uuid;
@@ -9,14 +10,16 @@ use crate::domain::session::EndReason;
 use crate::domain::text;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::error::{Code, Result, is_code};
-use crate::record::operation::{OperationResultOut, RestartAgentResultOut, StopAllResultOut, StopResultOut};
+use crate::record::operation::{
+    OperationResultResponse, RestartAgentResultResponse, StopAllResultResponse, StopResultResponse,
+};
 use crate::store::Write;
-use crate::store::change::actions::{Started, start_result};
+use crate::store::change::actions::{StartOutcome, start_result};
 use crate::store::sweep::not_claimed;
 
 /// What an agent that is ready to begin is told.
 #[derive(Debug)]
-pub enum Go {
+pub enum BeginDecision {
     /// Begin, under this session where the action runs a tunnel.
     Proceed { session_id: Option<Uuid> },
     /// The operation has ended otherwise.
@@ -50,7 +53,7 @@ pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Re
 
 /// Whether the device consents, and is able to.
 fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError> {
-    device.consents_to(operation.action).map_err(|refused| {
+    device.check_consent(operation.action).map_err(|refused| {
         let code = match refused.code {
             Code::RemoteControlDisabled => OperationErrorCode::RemoteControlDisabled,
             _ => OperationErrorCode::UnsupportedAction,
@@ -60,39 +63,39 @@ fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError>
 }
 
 /// The agent is about to begin. From here on the operation runs; a start gets its lease.
-pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_id: Uuid) -> Result<Go> {
-    let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(Go::Abandon) };
+pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_id: Uuid) -> Result<BeginDecision> {
+    let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(BeginDecision::Abandon) };
     match operation.status {
         OperationStatus::Queued | OperationStatus::Claimed => {}
         // An agent that has begun does not ask again: it never got the answer.
-        OperationStatus::Running => return Ok(Go::Proceed { session_id: operation.session_id }),
-        _ => return Ok(Go::Abandon),
+        OperationStatus::Running => return Ok(BeginDecision::Proceed { session_id: operation.session_id }),
+        _ => return Ok(BeginDecision::Abandon),
     }
     // It may have been withdrawn since the claim.
     if let Err(error) = consent(device, &operation) {
         write.fail_operation(&mut operation, error).await?;
-        return Ok(Go::Abandon);
+        return Ok(BeginDecision::Abandon);
     }
     if !matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
         let begun = write.advance_operation(&mut operation, OperationStatus::Running).await?;
-        return Ok(if begun { Go::Proceed { session_id: None } } else { Go::Abandon });
+        return Ok(if begun { BeginDecision::Proceed { session_id: None } } else { BeginDecision::Abandon });
     }
-    let Some(tunnel) = tunnel(write, &operation).await? else { return Ok(Go::Abandon) };
+    let Some(tunnel) = tunnel(write, &operation).await? else { return Ok(BeginDecision::Abandon) };
     if let Err(error) = may_run(&tunnel, device, &operation) {
         write.fail_operation(&mut operation, error.clone()).await?;
         write.set_start_error(tunnel.id, Some(&error.detail)).await?;
-        return Ok(Go::Abandon);
+        return Ok(BeginDecision::Abandon);
     }
     if let Some(run) = &tunnel.run {
         let handoff = run.device_id != device.id;
         let reason = if handoff { EndReason::Handoff } else { EndReason::Restarted };
         write.end_session(run.session_id, reason).await?;
     }
-    let target = write.target_now(&tunnel).await?;
+    let target = write.current_target(&tunnel).await?;
     let session_id = write.open_session(&tunnel, device.id, boot_id, &target).await?;
     operation.session_id = Some(session_id);
     write.advance_operation(&mut operation, OperationStatus::Running).await?;
-    Ok(Go::Proceed { session_id: Some(session_id) })
+    Ok(BeginDecision::Proceed { session_id: Some(session_id) })
 }
 
 /// What may have changed since the operation was queued.
@@ -112,7 +115,7 @@ fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<()
         return refuse(OperationErrorCode::DeviceNotAllowed, "The device is no longer allowed for this tunnel.");
     }
     let other = tunnel.run.as_ref().map(|run| run.device_id).filter(|other| *other != device.id);
-    if other.is_some() && other != operation.yields_id {
+    if other.is_some() && other != operation.handoff_from_device_id {
         return refuse(OperationErrorCode::LeaseConflict, "Another device has started the tunnel meanwhile.");
     }
     Ok(())
@@ -165,18 +168,18 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
         }
         (RemoteAction::Stop, _) => {
             let session_id = stop(write, operation).await?;
-            OperationResultOut::Stop(StopResultOut { tunnel_id: operation.tunnel_id, session_id })
+            OperationResultResponse::Stop(StopResultResponse { tunnel_id: operation.tunnel_id, session_id })
         }
         (RemoteAction::StopAll, _) => {
             let stopped = stop_all(write, device).await?;
-            OperationResultOut::StopAll(StopAllResultOut { stopped, failed: Vec::new() })
+            OperationResultResponse::StopAll(StopAllResultResponse { stopped, failed: Vec::new() })
         }
         (RemoteAction::RestartAgent, Done::RestartAgent { previous_version, version, boot_id }) => {
             let leases = write.leases_of_device(device.id).await?;
             let resumed_tunnels = leases.iter().filter(|lease| lease.ready).map(|lease| lease.tunnel_id).collect();
             let [previous_version, version] = [previous_version, version].map(|text| text::cleaned(&text, 100));
-            let result = RestartAgentResultOut { previous_version, version, boot_id, resumed_tunnels };
-            OperationResultOut::RestartAgent(result)
+            let result = RestartAgentResultResponse { previous_version, version, boot_id, resumed_tunnels };
+            OperationResultResponse::RestartAgent(result)
         }
         (_, other) => {
             let failure = Failure::new("agent_rejected", format!("The agent reported another action: {other:?}."));
@@ -197,8 +200,13 @@ async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()
     };
     write.set_ready(lease.session_id).await?;
     write.set_start_error(tunnel.id, None).await?;
-    operation.result =
-        Some(start_result(&tunnel, Some(session_id), operation.device_id, operation.yields_id, Started::Now)?);
+    operation.result = Some(start_result(
+        &tunnel,
+        Some(session_id),
+        operation.device_id,
+        operation.handoff_from_device_id,
+        StartOutcome::Now,
+    )?);
     write.advance_operation(operation, OperationStatus::Succeeded).await?;
     Ok(())
 }
@@ -210,7 +218,7 @@ async fn stop(write: &mut Write, operation: &Operation) -> Result<Option<Uuid>> 
         write.stop_session(run.session_id, EndReason::StoppedApi).await?;
     }
     if let Some(tunnel_id) = operation.tunnel_id {
-        write.set_wanted(tunnel_id, None).await?;
+        write.set_desired_device(tunnel_id, None).await?;
     }
     Ok(run.map(|run| run.session_id))
 }

@@ -13,8 +13,8 @@ use crate::domain::device::Description;
 use crate::domain::key::EnrolmentCode;
 use crate::domain::text;
 use crate::error::{Code, Error, Fault, Result};
-use crate::http::hoop::auth::client_address;
-use crate::http::hoop::trace::RequestId;
+use crate::http::middleware::auth::client_address;
+use crate::http::middleware::trace::RequestId;
 use crate::http::problem;
 use crate::store::devices::NewDevice;
 
@@ -39,7 +39,7 @@ async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
     let client = client_address(req, &app.config.trusted_proxies);
     // Nobody is hurt by waiting: a person types a code.
     if let Some(wait) = app.wrong_codes.is_over(client, app.clock.moment()) {
-        app.meters.connections.count("codes");
+        app.metrics.connections.count("codes");
         return Err(Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait));
     }
     let enrol = read(app, req).await?;

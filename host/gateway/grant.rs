@@ -1,13 +1,13 @@
 //! What an agent is told of a lease.
 
-use culvert_agent::wire::{Blob, ExtraTarget, Grant, NodeAddress, Target};
+use culvert_agent::wire::{Base64Bytes, ExtraTarget, Grant, NodeAddress, Target};
 
 use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
 
 /// What a lease's token vouches for.
-pub fn vouched(lease: &Lease) -> Vec<u8> {
+pub fn lease_statement(lease: &Lease) -> Vec<u8> {
     [lease.session_id.as_bytes(), &lease.epoch.to_be_bytes()[..]].concat()
 }
 
@@ -27,7 +27,7 @@ pub fn grant(lease: &Lease, node: NodeAddress, secrets: &Secrets) -> Grant {
         tunnel_id: lease.tunnel_id,
         name: lease.name.clone(),
         epoch: lease.epoch,
-        token: Blob(secrets.tag(Purpose::Leases, &vouched(lease))),
+        token: Base64Bytes(secrets.mac(Purpose::Leases, &lease_statement(lease))),
         public_address: format!("{}:{}", lease.hostname, lease.remote_port),
         node,
         target: target(lease),

@@ -13,11 +13,11 @@ use crate::gate;
 use crate::store::Write;
 
 /// What came of a wish: a session, or why there is none.
-pub type Wish = std::result::Result<Uuid, Failure>;
+pub type LocalStart = std::result::Result<Uuid, Failure>;
 
 /// Starts a tunnel, by id or name, on the device that asks.
-pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Result<Wish> {
-    let found = app.store.tunnels_called(device.scope_id, tunnel).await?;
+pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
+    let found = app.store.tunnels_by_name(device.scope_id, tunnel).await?;
     let tunnel_id = match found.as_slice() {
         [id] => *id,
         [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
@@ -54,7 +54,7 @@ async fn scope_plan(app: &App, scope_id: Uuid) -> Result<String> {
     Ok(scope.map(|scope| scope.plan).unwrap_or_default())
 }
 
-async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel, used_up: bool) -> Result<Wish> {
+async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel, used_up: bool) -> Result<LocalStart> {
     let refuse = |code: &str, detail: String| Ok(Err(Failure::new(code, detail)));
     if tunnel.protocol != Protocol::Tcp {
         let detail = format!("This version's nodes carry tcp; {} tunnels cannot be started yet.", tunnel.protocol);
@@ -73,7 +73,7 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
         Some(run) if run.device_id == device.id => Ok(Ok(run.session_id)),
         Some(run) => refuse("tunnel_already_running", format!("The device {} runs the tunnel.", run.device_id)),
         None => {
-            let target = write.target_now(tunnel).await?;
+            let target = write.current_target(tunnel).await?;
             Ok(Ok(write.open_session(tunnel, device.id, boot_id, &target).await?))
         }
     }
@@ -95,7 +95,7 @@ pub async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> R
         return Ok(());
     }
     // A lease may have ended meanwhile; what was wanted of it ends as well.
-    write.forget_wishes(session_ids, device.id).await?;
+    write.clear_desired_devices(session_ids, device.id).await?;
     for lease in write.leases_of_device(device.id).await? {
         if session_ids.contains(&lease.session_id) {
             write.end_session(lease.session_id, EndReason::StoppedLocal).await?;

@@ -6,25 +6,25 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::call::Call;
-use super::reply::{Answer, Found};
+use super::reply::{HandlerResult, Single};
 use super::tunnels;
 use crate::domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
 use crate::domain::input;
 use crate::gate::Body;
 use crate::store::change::access::{ReplaceCountryRules, ReplaceFirewall, ReplacedCountryRules};
-use crate::store::facts::Subject;
+use crate::store::facts::Resource;
 
 /// Firewall rules
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Firewall")]
-pub struct FirewallOut {
-    rules: Vec<FirewallRuleOut>,
+pub struct FirewallResponse {
+    rules: Vec<FirewallRuleResponse>,
 }
 
 /// Firewall rule
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "FirewallRule")]
-pub struct FirewallRuleOut {
+pub struct FirewallRuleResponse {
     id: Uuid,
     rule_type: RuleType,
     ip_address: Option<String>,
@@ -34,7 +34,7 @@ pub struct FirewallRuleOut {
     created_at: DateTime<Utc>,
 }
 
-impl From<FirewallRule> for FirewallRuleOut {
+impl From<FirewallRule> for FirewallRuleResponse {
     fn from(rule: FirewallRule) -> Self {
         let FirewallRule { id, rule_type, range, description, created_at } = rule;
         let (ip_address, ip_cidr) = match range {
@@ -45,24 +45,28 @@ impl From<FirewallRule> for FirewallRuleOut {
     }
 }
 
-impl From<Vec<FirewallRule>> for FirewallOut {
+impl From<Vec<FirewallRule>> for FirewallResponse {
     fn from(rules: Vec<FirewallRule>) -> Self {
-        Self { rules: rules.into_iter().map(FirewallRuleOut::from).collect() }
+        Self { rules: rules.into_iter().map(FirewallRuleResponse::from).collect() }
     }
 }
 
-pub async fn firewall(call: Call, (): ()) -> Answer<Found<FirewallOut>> {
+pub async fn firewall(call: Call, (): ()) -> HandlerResult<Single<FirewallResponse>> {
     let tunnel = tunnels::of(&call).await?;
     let rules = call.app.store.firewall(tunnel.id).await?;
-    call.reply(Found(rules.into()))
+    call.reply(Single(rules.into()))
 }
 
-pub async fn replace_firewall(call: Call, body: Body<input::ReplaceFirewall>) -> Answer<Found<FirewallOut>> {
+pub async fn replace_firewall(
+    call: Call,
+    body: Body<input::ReplaceFirewall>,
+) -> HandlerResult<Single<FirewallResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let app = call.app.clone();
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
-    let answer = call.commit(admitted, change, |rules: Vec<FirewallRule>| Found(FirewallOut::from(rules))).await?;
+    let answer =
+        call.commit(admitted, change, |rules: Vec<FirewallRule>| Single(FirewallResponse::from(rules))).await?;
     app.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
@@ -70,8 +74,8 @@ pub async fn replace_firewall(call: Call, body: Body<input::ReplaceFirewall>) ->
 /// GeoIP rules
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Geoip")]
-pub struct GeoipOut {
-    rules: Vec<GeoipRuleOut>,
+pub struct GeoipResponse {
+    rules: Vec<GeoipRuleResponse>,
     /// False while the tunnel's node has no country database: then no visitor's country is known.
     enforced: bool,
 }
@@ -79,33 +83,34 @@ pub struct GeoipOut {
 /// GeoIP rule
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "GeoipRule")]
-pub struct GeoipRuleOut {
+pub struct GeoipRuleResponse {
     /// ISO 3166-1 alpha-2.
     country_code: String,
     action: CountryAction,
 }
 
-impl GeoipOut {
+impl GeoipResponse {
     fn new(rules: Vec<CountryRule>, enforced: bool) -> Self {
-        let rule = |rule: CountryRule| GeoipRuleOut { country_code: rule.country.to_string(), action: rule.action };
+        let rule =
+            |rule: CountryRule| GeoipRuleResponse { country_code: rule.country.to_string(), action: rule.action };
         Self { rules: rules.into_iter().map(rule).collect(), enforced }
     }
 }
 
-pub async fn geoip(call: Call, (): ()) -> Answer<Found<GeoipOut>> {
+pub async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel = tunnels::of(&call).await?;
     let rules = call.app.store.country_rules(tunnel.id).await?;
-    call.reply(Found(GeoipOut::new(rules, tunnel.node.knows_countries)))
+    call.reply(Single(GeoipResponse::new(rules, tunnel.node.knows_countries)))
 }
 
-pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> Answer<Found<GeoipOut>> {
+pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let app = call.app.clone();
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };
     let answer = |replaced| {
         let ReplacedCountryRules { rules, enforced } = replaced;
-        Found(GeoipOut::new(rules, enforced))
+        Single(GeoipResponse::new(rules, enforced))
     };
     let answer = call.commit(admitted, change, answer).await?;
     app.nodes.apply(tunnel_id).await;

@@ -6,24 +6,24 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::call::Call;
-use super::reply::{Answer, Found};
+use super::reply::{HandlerResult, Single};
 use crate::domain::caller::{Role, ScopeKind};
 use crate::domain::node::{Node, NodeStatus};
+use crate::domain::string_enum::string_enum;
 use crate::domain::usage::{Bandwidth, Traffic, day_start, month_start};
-use crate::domain::word::words;
 use crate::error::Error;
 
 /// Service
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Service")]
-pub struct ServiceOut {
+pub struct ServiceResponse {
     /// The API's version.
     version: &'static str,
     status: ServiceStatus,
     documentation_url: String,
 }
 
-words! {
+string_enum! {
     /// Whether tunnels can be placed.
     ServiceStatus {
         Available "available",
@@ -43,20 +43,20 @@ impl ServiceStatus {
     }
 }
 
-pub async fn service(call: Call, (): ()) -> Answer<Found<ServiceOut>> {
+pub async fn service(call: Call, (): ()) -> HandlerResult<Single<ServiceResponse>> {
     let nodes = call.app.store.nodes().await?;
     let documentation_url = call.app.docs_url.clone();
-    call.reply(Found(ServiceOut { version: "v2", status: ServiceStatus::of(&nodes), documentation_url }))
+    call.reply(Single(ServiceResponse { version: "v2", status: ServiceStatus::of(&nodes), documentation_url }))
 }
 
 /// Account
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Account")]
-pub struct AccountOut {
+pub struct AccountResponse {
     id: Uuid,
     email: Option<String>,
     display_name: String,
-    scope: ScopeOut,
+    scope: ScopeResponse,
     plan_name: String,
     /// Tunnels that the plan includes; null: unlimited.
     tunnel_limit: Option<u32>,
@@ -68,7 +68,7 @@ pub struct AccountOut {
 /// Whose resources the key stands for.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Scope")]
-pub struct ScopeOut {
+pub struct ScopeResponse {
     r#type: ScopeKind,
     team_id: Option<Uuid>,
     team_name: Option<String>,
@@ -76,15 +76,15 @@ pub struct ScopeOut {
     role: Option<Role>,
 }
 
-pub async fn read(call: Call, (): ()) -> Answer<Found<AccountOut>> {
+pub async fn read(call: Call, (): ()) -> HandlerResult<Single<AccountResponse>> {
     let account = call.app.store.account(call.caller.account_id).await?.ok_or_else(Error::not_found)?;
     let scope = &call.caller.scope;
     let team = (scope.kind == ScopeKind::Team).then(|| scope.clone());
-    call.reply(Found(AccountOut {
+    call.reply(Single(AccountResponse {
         id: account.id,
         email: Some(account.email),
         display_name: account.name,
-        scope: ScopeOut {
+        scope: ScopeResponse {
             r#type: scope.kind,
             team_id: team.as_ref().map(|team| team.id),
             team_name: team.map(|team| team.name),
@@ -100,25 +100,25 @@ pub async fn read(call: Call, (): ()) -> Answer<Found<AccountOut>> {
 /// Account usage
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AccountUsage")]
-pub struct UsageOut {
+pub struct UsageResponse {
     active_tunnels: u64,
     total_tunnels: u64,
-    bandwidth: BandwidthOut,
+    bandwidth: BandwidthResponse,
     as_of: DateTime<Utc>,
 }
 
 /// Payload, counted on the nodes; at most ten seconds old.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Bandwidth")]
-pub struct BandwidthOut {
-    today: TrafficOut,
-    month: TrafficOut,
+pub struct BandwidthResponse {
+    today: TrafficResponse,
+    month: TrafficResponse,
 }
 
 /// Bytes since a period began.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Traffic")]
-pub struct TrafficOut {
+pub struct TrafficResponse {
     /// From visitors to the device.
     bytes_in: u64,
     /// From the device to visitors.
@@ -127,9 +127,9 @@ pub struct TrafficOut {
     period_start: DateTime<Utc>,
 }
 
-impl BandwidthOut {
+impl BandwidthResponse {
     pub fn new(bandwidth: Bandwidth, now: DateTime<Utc>) -> Self {
-        let traffic = |traffic: Traffic, period_start| TrafficOut {
+        let traffic = |traffic: Traffic, period_start| TrafficResponse {
             bytes_in: traffic.bytes_in,
             bytes_out: traffic.bytes_out,
             bytes_total: traffic.total(),
@@ -139,10 +139,10 @@ impl BandwidthOut {
     }
 }
 
-pub async fn usage(call: Call, (): ()) -> Answer<Found<UsageOut>> {
+pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<UsageResponse>> {
     let (store, now) = (&call.app.store, call.app.clock.now());
     let scope_id = call.caller.scope.id;
     let (total_tunnels, active_tunnels) = store.tunnel_counts(scope_id).await?;
-    let bandwidth = BandwidthOut::new(store.scope_bandwidth(scope_id).await?, now);
-    call.reply(Found(UsageOut { active_tunnels, total_tunnels, bandwidth, as_of: now }))
+    let bandwidth = BandwidthResponse::new(store.scope_bandwidth(scope_id).await?, now);
+    call.reply(Single(UsageResponse { active_tunnels, total_tunnels, bandwidth, as_of: now }))
 }

@@ -12,7 +12,7 @@ use crate::domain::input::{
     AssignDomain, BindDevices, DevicePatch, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
     NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
-use crate::domain::word::Word;
+use crate::domain::string_enum::StringEnum;
 use crate::error::{Code, Error, Fault, MOST_FAULTS, Result};
 use crate::gate::{Body, NoBody};
 use crate::path;
@@ -25,21 +25,21 @@ const LONGEST_NAME: usize = 100;
 
 /// JSON (RFC 8259), but for objects with a key that stands twice.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Tree {
+pub enum JsonTree {
     Null,
     Bool(bool),
     Number(serde_json::Number),
     Text(String),
-    List(Vec<Tree>),
-    Object(Vec<(String, Tree)>),
+    List(Vec<JsonTree>),
+    Object(Vec<(String, JsonTree)>),
 }
 
-impl Tree {
+impl JsonTree {
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let tree: Self = serde_json::from_slice(bytes)
             .map_err(|error| Error::new(Code::InvalidJson, format!("The body is not valid JSON: {error}.")))?;
         match tree {
-            Tree::Object(_) => Ok(tree),
+            JsonTree::Object(_) => Ok(tree),
             _ => Err(Error::of(Code::InvalidJsonObject)),
         }
     }
@@ -54,18 +54,18 @@ impl Tree {
 
     fn append_to(&self, text: &mut String) {
         match self {
-            Tree::Null => text.push_str("null"),
-            Tree::Bool(flag) => text.push_str(if *flag { "true" } else { "false" }),
-            Tree::Number(number) => text.push_str(&canonical_number(number)),
-            Tree::Text(value) => text.push_str(&quoted(value)),
-            Tree::List(items) => {
+            JsonTree::Null => text.push_str("null"),
+            JsonTree::Bool(flag) => text.push_str(if *flag { "true" } else { "false" }),
+            JsonTree::Number(number) => text.push_str(&canonical_number(number)),
+            JsonTree::Text(value) => text.push_str(&quoted(value)),
+            JsonTree::List(items) => {
                 for (index, item) in items.iter().enumerate() {
                     text.push(if index == 0 { '[' } else { ',' });
                     item.append_to(text);
                 }
                 text.push_str(if items.is_empty() { "[]" } else { "]" });
             }
-            Tree::Object(fields) => {
+            JsonTree::Object(fields) => {
                 let mut fields: Vec<_> = fields.iter().collect();
                 fields.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
                 for (index, (name, value)) in fields.iter().enumerate() {
@@ -94,74 +94,74 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-impl<'de> Deserialize<'de> for Tree {
+impl<'de> Deserialize<'de> for JsonTree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TreeVisitor)
+        deserializer.deserialize_any(JsonTreeVisitor)
     }
 }
 
-struct TreeVisitor;
+struct JsonTreeVisitor;
 
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Tree;
+impl<'de> Visitor<'de> for JsonTreeVisitor {
+    type Value = JsonTree;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Null)
+    fn visit_unit<E>(self) -> Result<JsonTree, E> {
+        Ok(JsonTree::Null)
     }
 
-    fn visit_bool<E>(self, flag: bool) -> Result<Tree, E> {
-        Ok(Tree::Bool(flag))
+    fn visit_bool<E>(self, flag: bool) -> Result<JsonTree, E> {
+        Ok(JsonTree::Bool(flag))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Tree, E> {
-        Ok(Tree::Number(number.into()))
+    fn visit_i64<E>(self, number: i64) -> Result<JsonTree, E> {
+        Ok(JsonTree::Number(number.into()))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<Tree, E> {
-        Ok(Tree::Number(number.into()))
+    fn visit_u64<E>(self, number: u64) -> Result<JsonTree, E> {
+        Ok(JsonTree::Number(number.into()))
     }
 
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Tree, E> {
-        serde_json::Number::from_f64(number).map(Tree::Number).ok_or_else(|| E::custom("a number out of range"))
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<JsonTree, E> {
+        serde_json::Number::from_f64(number).map(JsonTree::Number).ok_or_else(|| E::custom("a number out of range"))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Tree, E> {
-        Ok(Tree::Text(text.into()))
+    fn visit_str<E>(self, text: &str) -> Result<JsonTree, E> {
+        Ok(JsonTree::Text(text.into()))
     }
 
-    fn visit_string<E>(self, text: String) -> Result<Tree, E> {
-        Ok(Tree::Text(text))
+    fn visit_string<E>(self, text: String) -> Result<JsonTree, E> {
+        Ok(JsonTree::Text(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tree, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<JsonTree, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = list.next_element()? {
             items.push(item);
         }
-        Ok(Tree::List(items))
+        Ok(JsonTree::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonTree, A::Error> {
         let mut names = std::collections::HashSet::new();
         let mut fields = Vec::new();
-        while let Some((name, value)) = map.next_entry::<String, Tree>()? {
+        while let Some((name, value)) = map.next_entry::<String, JsonTree>()? {
             if !names.insert(name.clone()) {
                 return Err(de::Error::custom(format_args!("the key {} stands twice in one object", quoted(&name))));
             }
             fields.push((name, value));
         }
-        Ok(Tree::Object(fields))
+        Ok(JsonTree::Object(fields))
     }
 }
 
 /// Reads the fields of one object, and remembers which ones it was asked for.
-pub struct Fields<'t> {
+pub struct FieldReader<'t> {
     path: String,
-    fields: Vec<(&'t str, &'t Tree)>,
+    fields: Vec<(&'t str, &'t JsonTree)>,
     faults: Vec<Fault>,
     unknown: Unknown,
 }
@@ -197,10 +197,10 @@ impl Unknown {
     }
 }
 
-impl<'t> Fields<'t> {
-    fn of(tree: &'t Tree, path: String) -> Self {
+impl<'t> FieldReader<'t> {
+    fn of(tree: &'t JsonTree, path: String) -> Self {
         let fields = match tree {
-            Tree::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            JsonTree::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), value)).collect(),
             _ => Vec::new(),
         };
         Self { path, fields, faults: Vec::new(), unknown: Unknown::default() }
@@ -210,7 +210,7 @@ impl<'t> Fields<'t> {
         path::field(&self.path, name)
     }
 
-    fn take(&mut self, name: &str) -> Option<&'t Tree> {
+    fn take(&mut self, name: &str) -> Option<&'t JsonTree> {
         let index = self.fields.iter().position(|(known, _)| *known == name)?;
         Some(self.fields.swap_remove(index).1)
     }
@@ -222,24 +222,24 @@ impl<'t> Fields<'t> {
         }
     }
 
-    fn read<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Option<T> {
+    fn read<T>(&mut self, name: &str, read: impl FnOnce(&'t JsonTree) -> Result<T, String>) -> Option<T> {
         let value = self.take(name)?;
         read(value).map_err(|message| self.fault(name, message)).ok()
     }
 
     /// As `read`, where null says the same as leaving the field out.
-    fn read_or_null<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Option<T> {
-        let read = |tree: &'t Tree| if *tree == Tree::Null { Ok(None) } else { read(tree).map(Some) };
+    fn read_or_null<T>(&mut self, name: &str, read: impl FnOnce(&'t JsonTree) -> Result<T, String>) -> Option<T> {
+        let read = |tree: &'t JsonTree| if *tree == JsonTree::Null { Ok(None) } else { read(tree).map(Some) };
         self.read(name, read).flatten()
     }
 
     /// As `read`, where null clears the field.
-    fn read_or_clear<T>(&mut self, name: &str, read: impl FnOnce(&'t Tree) -> Result<T, String>) -> Nullable<T> {
-        self.read(name, |tree| if *tree == Tree::Null { Ok(None) } else { read(tree).map(Some) })
+    fn read_or_clear<T>(&mut self, name: &str, read: impl FnOnce(&'t JsonTree) -> Result<T, String>) -> Nullable<T> {
+        self.read(name, |tree| if *tree == JsonTree::Null { Ok(None) } else { read(tree).map(Some) })
     }
 
     /// A malformed item leaves a blank, so that the others keep their places.
-    fn list<T: Default>(&mut self, name: &str, read: impl Fn(&'t Tree) -> Result<T, String>) -> Option<Vec<T>> {
+    fn list<T: Default>(&mut self, name: &str, read: impl Fn(&'t JsonTree) -> Result<T, String>) -> Option<Vec<T>> {
         let items = self.items(name)?;
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
@@ -252,7 +252,7 @@ impl<'t> Fields<'t> {
     }
 
     /// Too many items are not faulted one by one: the answer would be longer than the request.
-    fn items(&mut self, name: &str) -> Option<&'t [Tree]> {
+    fn items(&mut self, name: &str) -> Option<&'t [JsonTree]> {
         let items = self.read(name, list)?;
         if items.len() > MOST_ITEMS {
             self.fault(name, format!("must have at most {MOST_ITEMS} items"));
@@ -263,15 +263,15 @@ impl<'t> Fields<'t> {
 
     /// A list of objects. One that is none counts as an empty one, so that the others keep their
     /// places.
-    fn objects<T>(&mut self, name: &str, read: impl Fn(&mut Fields<'t>) -> T) -> Option<Vec<T>> {
+    fn objects<T>(&mut self, name: &str, read: impl Fn(&mut FieldReader<'t>) -> T) -> Option<Vec<T>> {
         let items = self.items(name)?;
         let mut values = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let path = format!("{name}[{index}]");
-            if !matches!(item, Tree::Object(_)) {
+            if !matches!(item, JsonTree::Object(_)) {
                 self.fault(&path, "must be an object");
             }
-            let mut fields = Fields::of(item, self.path(&path));
+            let mut fields = FieldReader::of(item, self.path(&path));
             values.push(read(&mut fields));
             let (faults, unknown) = fields.finish();
             let left = MOST_FAULTS.saturating_sub(self.faults.len());
@@ -297,65 +297,65 @@ impl<'t> Fields<'t> {
     }
 }
 
-fn text(tree: &Tree) -> Result<String, String> {
+fn text(tree: &JsonTree) -> Result<String, String> {
     match tree {
-        Tree::Text(text) if text.contains('\0') => Err("must not contain U+0000".into()),
-        Tree::Text(text) => Ok(text.clone()),
+        JsonTree::Text(text) if text.contains('\0') => Err("must not contain U+0000".into()),
+        JsonTree::Text(text) => Ok(text.clone()),
         _ => Err("must be a string".into()),
     }
 }
 
-fn flag(tree: &Tree) -> Result<bool, String> {
+fn flag(tree: &JsonTree) -> Result<bool, String> {
     match tree {
-        Tree::Bool(flag) => Ok(*flag),
+        JsonTree::Bool(flag) => Ok(*flag),
         _ => Err("must be true or false".into()),
     }
 }
 
 /// `1.0` is an integer as well (JSON Schema, validation section 6.1.1).
-fn integer(tree: &Tree) -> Result<i64, String> {
+fn integer(tree: &JsonTree) -> Result<i64, String> {
     let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
     match tree {
-        Tree::Number(number) => {
+        JsonTree::Number(number) => {
             number.as_i64().or_else(|| number.as_f64().and_then(whole)).ok_or_else(|| "must be an integer".into())
         }
         _ => Err("must be an integer".into()),
     }
 }
 
-fn id(tree: &Tree) -> Result<Uuid, String> {
+fn id(tree: &JsonTree) -> Result<Uuid, String> {
     let id = text(tree).ok().filter(|text| text.len() == 36).and_then(|text| Uuid::parse_str(&text).ok());
     id.ok_or_else(|| "must be a UUID".into())
 }
 
-fn word<W: Word>(tree: &Tree) -> Result<W, String> {
+fn string_enum<W: StringEnum>(tree: &JsonTree) -> Result<W, String> {
     let word = text(tree).ok().and_then(|text| W::parse(&text));
     word.ok_or_else(|| format!("must be one of {}", W::list()))
 }
 
-fn list(tree: &Tree) -> Result<&[Tree], String> {
+fn list(tree: &JsonTree) -> Result<&[JsonTree], String> {
     match tree {
-        Tree::List(items) => Ok(items),
+        JsonTree::List(items) => Ok(items),
         _ => Err("must be an array".into()),
     }
 }
 
 /// What a body is read into.
-pub trait Readable: Sized {
-    fn read(fields: &mut Fields<'_>) -> Self;
+pub trait FromJsonTree: Sized {
+    fn read(fields: &mut FieldReader<'_>) -> Self;
 }
 
 /// Reads a body; one that was not sent has no fields.
-pub fn read<D: Readable>(tree: Option<&Tree>) -> Body<D> {
-    let empty = Tree::Object(Vec::new());
-    let mut fields = Fields::of(tree.unwrap_or(&empty), String::new());
+pub fn read<D: FromJsonTree>(tree: Option<&JsonTree>) -> Body<D> {
+    let empty = JsonTree::Object(Vec::new());
+    let mut fields = FieldReader::of(tree.unwrap_or(&empty), String::new());
     let draft = D::read(&mut fields);
     let (faults, unknown) = fields.finish();
     Body { draft, faults, unknown: unknown.into_faults() }
 }
 
-impl Readable for NoBody {
-    fn read(_: &mut Fields<'_>) -> Self {
+impl FromJsonTree for NoBody {
+    fn read(_: &mut FieldReader<'_>) -> Self {
         NoBody
     }
 }
@@ -377,13 +377,13 @@ const TUNNEL_MADE: [&str; 13] = [
     "authorized_devices",
 ];
 
-impl Readable for NewTunnel {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for NewTunnel {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&TUNNEL_MADE);
         Self {
             local_port: fields.read("local_port", integer),
             name: fields.read("name", text),
-            protocol: fields.read("protocol", word),
+            protocol: fields.read("protocol", string_enum),
             local_host: fields.read("local_host", text),
             region: fields.read_or_null("region", text),
             country: fields.read_or_null("country", text),
@@ -402,13 +402,13 @@ impl Readable for NewTunnel {
     }
 }
 
-impl Readable for NewExtraPort {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for NewExtraPort {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["id", "remote_port", "public_address"]);
         Self {
             local_port: fields.read("local_port", integer),
             label: fields.read_or_null("label", text),
-            protocol: fields.read("protocol", word),
+            protocol: fields.read("protocol", string_enum),
         }
     }
 }
@@ -416,8 +416,8 @@ impl Readable for NewExtraPort {
 /// What can be asked for with a new tunnel, and cannot be changed by `PATCH`.
 const TUNNEL_FIXED: [&str; 6] = ["protocol", "subdomain", "region", "country", "game_preset_id", "extra_ports"];
 
-impl Readable for TunnelPatch {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for TunnelPatch {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&TUNNEL_MADE);
         fields.ignore(&TUNNEL_FIXED);
         Self {
@@ -435,50 +435,50 @@ impl Readable for TunnelPatch {
     }
 }
 
-impl Readable for BindDevices {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for BindDevices {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["unrestricted", "stopped_device_id"]);
         Self { device_ids: fields.list("device_ids", id) }
     }
 }
 
-impl Readable for StartTunnel {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for StartTunnel {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         Self { device_id: fields.read("device_id", id), handoff: fields.read("handoff", flag) }
     }
 }
 
-impl Readable for DevicePatch {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for DevicePatch {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["id", "owner_id", "platform", "version", "online", "capabilities", "last_seen_at"]);
         Self { name: fields.read("name", text), remote_control_enabled: fields.read("remote_control_enabled", flag) }
     }
 }
 
-impl Readable for VerifyDomain {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for VerifyDomain {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         Self { domain: fields.read("domain", text) }
     }
 }
 
-impl Readable for AssignDomain {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for AssignDomain {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["status", "cname_target", "verified_at", "last_checked_at", "error", "certificate"]);
         Self { domain: fields.read("domain", text) }
     }
 }
 
-impl Readable for ReplaceFirewall {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for ReplaceFirewall {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         Self { rules: fields.objects("rules", NewFirewallRule::read) }
     }
 }
 
-impl Readable for NewFirewallRule {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for NewFirewallRule {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["id", "created_at"]);
         Self {
-            rule_type: fields.read("rule_type", word),
+            rule_type: fields.read("rule_type", string_enum),
             ip_address: fields.read_or_null("ip_address", text),
             ip_cidr: fields.read_or_null("ip_cidr", text),
             description: fields.read_or_null("description", text),
@@ -486,27 +486,27 @@ impl Readable for NewFirewallRule {
     }
 }
 
-impl Readable for ReplaceGeoip {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for ReplaceGeoip {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["enforced"]);
         Self { rules: fields.objects("rules", NewGeoipRule::read) }
     }
 }
 
-impl Readable for NewGeoipRule {
-    fn read(fields: &mut Fields<'_>) -> Self {
-        Self { country_code: fields.read("country_code", text), action: fields.read("action", word) }
+impl FromJsonTree for NewGeoipRule {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
+        Self { country_code: fields.read("country_code", text), action: fields.read("action", string_enum) }
     }
 }
 
-impl Readable for MoveTunnel {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for MoveTunnel {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         Self { node_id: fields.read("node_id", id) }
     }
 }
 
-impl Readable for NewWebhook {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for NewWebhook {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["id", "last_delivery", "created_at", "updated_at"]);
         Self {
             url: fields.read("url", text),
@@ -516,14 +516,14 @@ impl Readable for NewWebhook {
     }
 }
 
-impl Readable for WebhookPatch {
-    fn read(fields: &mut Fields<'_>) -> Self {
+impl FromJsonTree for WebhookPatch {
+    fn read(fields: &mut FieldReader<'_>) -> Self {
         fields.ignore(&["id", "last_delivery", "created_at", "updated_at"]);
         Self {
             url: fields.read("url", text),
             events: fields.list("events", text),
             description: fields.read_or_clear("description", text),
-            status: fields.read("status", word),
+            status: fields.read("status", string_enum),
         }
     }
 }
@@ -533,7 +533,7 @@ mod tests {
     use super::*;
 
     fn faults(body: &str) -> Vec<String> {
-        let tree = Tree::parse(body.as_bytes()).unwrap();
+        let tree = JsonTree::parse(body.as_bytes()).unwrap();
         let Body { faults, unknown, .. } = read::<NewTunnel>(Some(&tree));
         let mut faults: Vec<_> = faults.into_iter().chain(unknown).map(|f| f.field).collect();
         faults.sort();
@@ -569,15 +569,15 @@ mod tests {
             ("\"\\ud800\"", Code::InvalidJson),
             ("{\"a\":1e999}", Code::InvalidJson),
         ] {
-            assert_eq!(Tree::parse(body.as_bytes()).unwrap_err().code, code, "{body}");
+            assert_eq!(JsonTree::parse(body.as_bytes()).unwrap_err().code, code, "{body}");
         }
-        assert_eq!(Tree::parse(&[b'{', b'"', 0xff, b'"', b':', b'1', b'}']).unwrap_err().code, Code::InvalidJson);
-        assert_eq!(Tree::parse("[".repeat(200_000).as_bytes()).unwrap_err().code, Code::InvalidJson);
+        assert_eq!(JsonTree::parse(&[b'{', b'"', 0xff, b'"', b':', b'1', b'}']).unwrap_err().code, Code::InvalidJson);
+        assert_eq!(JsonTree::parse("[".repeat(200_000).as_bytes()).unwrap_err().code, Code::InvalidJson);
     }
 
     #[test]
     fn whole_numbers_in_any_json_notation_are_integers() {
-        let number = |text: &str| serde_json::from_str::<Tree>(text).map(|tree| integer(&tree)).unwrap();
+        let number = |text: &str| serde_json::from_str::<JsonTree>(text).map(|tree| integer(&tree)).unwrap();
         assert_eq!(number("80.0"), Ok(80));
         assert_eq!(number("8e1"), Ok(80));
         for none in ["80.5", "1e300", "18446744073709551615", "\"80\"", "true"] {
@@ -587,10 +587,10 @@ mod tests {
 
     #[test]
     fn equal_json_values_have_same_canonical_text() {
-        let one: Tree = serde_json::from_str(r#"{ "b": [1, "ä\n"], "a": {"y": null, "x": true} }"#).unwrap();
-        let other: Tree = serde_json::from_str(r#"{"a":{"x":true,"y":null},"b":[1,"\u00e4\n"]}"#).unwrap();
+        let one: JsonTree = serde_json::from_str(r#"{ "b": [1, "ä\n"], "a": {"y": null, "x": true} }"#).unwrap();
+        let other: JsonTree = serde_json::from_str(r#"{"a":{"x":true,"y":null},"b":[1,"\u00e4\n"]}"#).unwrap();
         assert_eq!(one.canonical(), other.canonical());
-        let number = |text: &str| serde_json::from_str::<Tree>(text).unwrap().canonical();
+        let number = |text: &str| serde_json::from_str::<JsonTree>(text).unwrap().canonical();
         for seven in ["7", "7.0", "70e-1", "0.7e1", "7E0"] {
             assert_eq!(number(seven), "7");
         }

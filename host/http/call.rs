@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::page::List;
-use super::reply::{Answer, Listed, Reply, Shape};
+use super::page::ListQuery;
+use super::reply::{HandlerResult, List, Reply, ResponseShape};
 use crate::app::App;
 use crate::domain::action::Action;
 use crate::domain::caller::Caller;
 use crate::domain::plan::Entitlement;
 use crate::error::{Code, Error, Result};
-use crate::gate::{Body, Draft, Permit};
+use crate::gate::{Body, Permit, RequestDraft};
 use crate::policy::pinned::Pinned;
 use crate::store::commit::{Change, Committed};
-use crate::store::facts::Subject;
-use crate::store::idempotency::Claim;
-use crate::store::page::{Page, Place, Rows};
+use crate::store::facts::Resource;
+use crate::store::idempotency::IdempotencyKey;
+use crate::store::page::{CursorPosition, Page, PageRows};
 
 /// How often a decision is made anew because what it was made on has changed.
 const DECISIONS: usize = 3;
@@ -32,11 +32,11 @@ pub struct Call {
     pub query: Vec<(String, String)>,
     /// The ids in the path, in their order.
     pub ids: Vec<String>,
-    pub claim: Option<Claim>,
+    pub claim: Option<IdempotencyKey>,
 }
 
 /// A request that may be carried out, and what it would take to decide on it again.
-pub struct Admitted<D: Draft> {
+pub struct Admitted<D: RequestDraft> {
     permit: Permit,
     /// The body, as it was found to be valid.
     pub valid: D::Valid,
@@ -59,25 +59,26 @@ impl Call {
         self.list().page(&self.query, self.app.store.secrets())
     }
 
-    pub fn listed<T, R>(&self, rows: Rows<T>, out: impl Fn(T) -> R) -> Answer<Listed<R>>
+    pub fn listed<T, R>(&self, rows: PageRows<T>, out: impl Fn(T) -> R) -> HandlerResult<List<R>>
     where
-        Listed<R>: Shape,
+        List<R>: ResponseShape,
     {
-        let cursor = |place: Place| self.list().cursor(place, self.app.store.secrets());
+        let cursor = |place: CursorPosition| self.list().cursor(place, self.app.store.secrets());
         let next = rows.next.map(cursor);
-        self.reply(Listed::new(rows.rows.into_iter().map(out).collect(), next))
+        self.reply(List::new(rows.rows.into_iter().map(out).collect(), next))
     }
 
-    fn list(&self) -> List<'_> {
-        List { caller: &self.caller, path: &self.path }
+    fn list(&self) -> ListQuery<'_> {
+        ListQuery { caller: &self.caller, path: &self.path }
     }
 
-    pub fn reply<S: Shape>(&self, answer: S) -> Answer<S> {
+    pub fn reply<S: ResponseShape>(&self, answer: S) -> HandlerResult<S> {
         answer.render(&self.request_id).map(Reply::fresh)
     }
 
-    /// Decides on a request that changes something (decisions §1, steps 9 to 12).
-    pub async fn admit<D: Draft>(&self, subject: Subject, body: Body<D>) -> Result<Admitted<D>> {
+    /// Decides on a request that changes something: steps 9 to 12 of
+    /// `docs/develop/decisions/0001-order-of-checks.md`.
+    pub async fn admit<D: RequestDraft>(&self, subject: Resource, body: Body<D>) -> Result<Admitted<D>> {
         let (permit, valid) =
             self.app.gate.admit(&self.policies, &self.caller, self.action, subject, body.clone()).await?;
         Ok(Admitted { permit, valid, body })
@@ -91,11 +92,11 @@ impl Call {
         admitted: Admitted<D>,
         change: impl Fn(D::Valid) -> C,
         answer: impl Fn(C::Done) -> S + Clone + Send + Sync + 'static,
-    ) -> Answer<S>
+    ) -> HandlerResult<S>
     where
-        D: Draft,
+        D: RequestDraft,
         C: Change,
-        S: Shape,
+        S: ResponseShape,
     {
         let Admitted { mut permit, mut valid, body } = admitted;
         let _turn = self.app.scopes.lock(self.caller.scope.id).await;
@@ -107,7 +108,7 @@ impl Call {
                 Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
                 Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
                 Committed::Stale => {
-                    (permit, valid) = self.app.gate.admit_again(&self.policies, &shared, body.clone()).await?;
+                    (permit, valid) = self.app.gate.readmit(&self.policies, &shared, body.clone()).await?;
                 }
             }
         }

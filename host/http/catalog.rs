@@ -5,16 +5,16 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::call::Call;
-use super::reply::{Answer, Found};
-use crate::domain::grant::{Grant, GrantPreset};
+use super::reply::{HandlerResult, Single};
 use crate::domain::node::{Node, NodeStatus, PlatformDomain};
+use crate::domain::permission::{Permission, PermissionPreset};
 use crate::domain::preset::{Preset, PresetCategory, PresetPort};
 use crate::domain::tunnel::Protocol;
 
 /// Node
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Node")]
-pub struct NodeOut {
+pub struct NodeResponse {
     id: Uuid,
     name: String,
     /// A slug.
@@ -28,59 +28,59 @@ pub struct NodeOut {
     pro_only: bool,
 }
 
-impl From<Node> for NodeOut {
+impl From<Node> for NodeResponse {
     fn from(node: Node) -> Self {
         let Node { id, name, region, country, region_flag, status, pro_only, .. } = node;
         Self { id, name, region, country, region_flag, status, pro_only }
     }
 }
 
-pub async fn nodes(call: Call, (): ()) -> Answer<Found<Vec<NodeOut>>> {
+pub async fn nodes(call: Call, (): ()) -> HandlerResult<Single<Vec<NodeResponse>>> {
     let nodes = call.app.store.nodes().await?;
-    call.reply(Found(nodes.into_iter().map(NodeOut::from).collect()))
+    call.reply(Single(nodes.into_iter().map(NodeResponse::from).collect()))
 }
 
 /// Preset
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Preset")]
-pub struct PresetOut {
+pub struct PresetResponse {
     id: Uuid,
     slug: String,
     name: String,
     category: PresetCategory,
     protocol: Protocol,
     local_port: u16,
-    extra_ports: Vec<PresetPortOut>,
+    extra_ports: Vec<PresetPortResponse>,
     icon_url: Option<String>,
 }
 
 /// A port that a preset needs beside the main one.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "PresetPort")]
-pub struct PresetPortOut {
+pub struct PresetPortResponse {
     local_port: u16,
     label: Option<String>,
     protocol: Protocol,
 }
 
-impl From<Preset> for PresetOut {
+impl From<Preset> for PresetResponse {
     fn from(preset: Preset) -> Self {
         let Preset { id, slug, name, category, protocol, local_port, extra_ports, icon_url } = preset;
-        let port = |PresetPort { local_port, label, protocol }| PresetPortOut { local_port, label, protocol };
+        let port = |PresetPort { local_port, label, protocol }| PresetPortResponse { local_port, label, protocol };
         let extra_ports = extra_ports.into_iter().map(port).collect();
         Self { id, slug, name, category, protocol, local_port, extra_ports, icon_url }
     }
 }
 
-pub async fn presets(call: Call, (): ()) -> Answer<Found<Vec<PresetOut>>> {
+pub async fn presets(call: Call, (): ()) -> HandlerResult<Single<Vec<PresetResponse>>> {
     let presets = call.app.store.presets().await?;
-    call.reply(Found(presets.into_iter().map(PresetOut::from).collect()))
+    call.reply(Single(presets.into_iter().map(PresetResponse::from).collect()))
 }
 
 /// Platform domain
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "PlatformDomain")]
-pub struct DomainOut {
+pub struct DomainResponse {
     id: Uuid,
     domain: String,
     is_default: bool,
@@ -88,34 +88,34 @@ pub struct DomainOut {
     pro_only: bool,
 }
 
-impl From<PlatformDomain> for DomainOut {
+impl From<PlatformDomain> for DomainResponse {
     fn from(domain: PlatformDomain) -> Self {
         let PlatformDomain { id, domain, is_default, region, pro_only } = domain;
         Self { id, domain, is_default, region, pro_only }
     }
 }
 
-pub async fn domains(call: Call, (): ()) -> Answer<Found<Vec<DomainOut>>> {
+pub async fn domains(call: Call, (): ()) -> HandlerResult<Single<Vec<DomainResponse>>> {
     let domains = call.app.store.platform_domains().await?;
-    call.reply(Found(domains.into_iter().map(DomainOut::from).collect()))
+    call.reply(Single(domains.into_iter().map(DomainResponse::from).collect()))
 }
 
 /// Scope preset
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ScopePreset")]
-pub struct ScopePresetOut {
+pub struct ScopePresetResponse {
     id: &'static str,
     name: &'static str,
     description: &'static str,
-    scopes: Vec<Grant>,
+    scopes: Vec<Permission>,
 }
 
-pub async fn scope_presets(call: Call, (): ()) -> Answer<Found<Vec<ScopePresetOut>>> {
-    let preset = |preset: &GrantPreset| ScopePresetOut {
+pub async fn scope_presets(call: Call, (): ()) -> HandlerResult<Single<Vec<ScopePresetResponse>>> {
+    let preset = |preset: &PermissionPreset| ScopePresetResponse {
         id: preset.id,
         name: preset.name,
         description: preset.description,
-        scopes: preset.grants().iter().collect(),
+        scopes: preset.permissions().iter().collect(),
     };
-    call.reply(Found(GrantPreset::ALL.iter().map(preset).collect()))
+    call.reply(Single(PermissionPreset::ALL.iter().map(preset).collect()))
 }

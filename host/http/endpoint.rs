@@ -1,5 +1,5 @@
 //! What every endpoint does before its handler: scope, entitlement, body, Idempotency-Key, replay
-//! (decisions §1, steps 5 to 8).
+//! (steps 5 to 8 of `docs/develop/decisions/0001-order-of-checks.md`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use salvo::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use salvo::http::{Mime, ParseError, StatusCode};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
-use super::body::Tree;
+use super::body::JsonTree;
 use super::call::Call;
-use super::hoop::trace::{RequestId, Route};
+use super::middleware::trace::{RequestId, Route};
 use super::path::Path;
 use super::problem;
-use super::routes::{Row, Takes};
+use super::routes::{BodyKind, Row};
 use crate::app::App;
 use crate::domain::caller::Caller;
 use crate::error::{Code, Error, Result};
 use crate::gate;
+use crate::keyed_mutex::KeyedMutexGuard;
 use crate::policy::pinned::Pinned;
-use crate::store::idempotency::{Claim, Kept};
-use crate::turn::Turn;
+use crate::store::idempotency::{IdempotencyKey, StoredResponse};
 
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;
@@ -28,7 +28,7 @@ pub const BODY_LIMIT: usize = 256 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(60);
 const KEY_LIMIT: usize = 128;
 /// How long a request waits for the first one with its key.
-const TWIN_WAIT: Duration = Duration::from_secs(5);
+const IN_PROGRESS_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Endpoint {
@@ -47,7 +47,7 @@ impl Handler for Endpoint {
     }
 }
 
-fn write(res: &mut Response, kept: Kept, replayed: bool) {
+fn write(res: &mut Response, kept: StoredResponse, replayed: bool) {
     res.status_code(StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK));
     res.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if replayed {
@@ -57,11 +57,11 @@ fn write(res: &mut Response, kept: Kept, replayed: bool) {
 }
 
 impl Endpoint {
-    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<(Kept, bool)> {
+    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<(StoredResponse, bool)> {
         let Self { app, row } = self;
         let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
-        if !caller.grants.contains(row.action.grant()) {
-            let detail = format!("The key lacks the scope {}.", row.action.grant());
+        if !caller.permissions.contains(row.action.permission()) {
+            let detail = format!("The key lacks the scope {}.", row.action.permission());
             return Err(Error::new(Code::InsufficientScope, detail));
         }
         let policies = depot.get_typed::<Pinned>().map_err(|_| Error::internal("a request without policies"))?.clone();
@@ -70,8 +70,8 @@ impl Endpoint {
             return Err(Error::new(Code::FeatureNotAvailable, "The plan does not include the API."));
         }
         let body = match row.takes {
-            Takes::Nothing => None,
-            Takes::EmptyObject | Takes::Object => {
+            BodyKind::Nothing => None,
+            BodyKind::EmptyObject | BodyKind::Object => {
                 let read = app.clock.timeout(BODY_WITHIN, read_body(req, row.takes)).await;
                 read.map_err(|_| Error::of(Code::RequestTimeout))??
             }
@@ -79,7 +79,7 @@ impl Endpoint {
         let path = Path::of(depot);
         let claim = if row.idempotent { Some(claim(req, path, &caller, body.as_ref())?) } else { None };
         let _turn = match &claim {
-            Some(claim) => Some(self.wait_for_twin(claim).await?),
+            Some(claim) => Some(self.wait_for_first(claim).await?),
             None => None,
         };
         if let Some(kept) = self.kept(claim.as_ref()).await? {
@@ -111,23 +111,23 @@ impl Endpoint {
         }
     }
 
-    async fn kept(&self, claim: Option<&Claim>) -> Result<Option<Kept>> {
+    async fn kept(&self, claim: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
         match claim {
-            Some(claim) => self.app.store.kept_answer(claim).await,
+            Some(claim) => self.app.store.find_response(claim).await,
             None => Ok(None),
         }
     }
 
     /// One request with a key at a time: the others get what it got.
-    async fn wait_for_twin(&self, claim: &Claim) -> Result<Turn> {
-        let turn = self.app.twins.lock((claim.api_key_id, claim.key.clone()));
-        let waited = self.app.clock.timeout(TWIN_WAIT, turn).await;
+    async fn wait_for_first(&self, claim: &IdempotencyKey) -> Result<KeyedMutexGuard> {
+        let turn = self.app.idempotency_locks.lock((claim.api_key_id, claim.key.clone()));
+        let waited = self.app.clock.timeout(IN_PROGRESS_WAIT, turn).await;
         waited.map_err(|_| Error::of(Code::IdempotencyInProgress).after(Duration::from_secs(1)))
     }
 }
 
 /// The body as JSON, `None` where none was sent and none is needed.
-async fn read_body(req: &mut Request, takes: Takes) -> Result<Option<Tree>> {
+async fn read_body(req: &mut Request, takes: BodyKind) -> Result<Option<JsonTree>> {
     let mut encodings = req.headers().get_all(CONTENT_ENCODING).iter();
     if encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         let detail = "A request body is sent as it is: the only content coding is `identity`.";
@@ -140,24 +140,24 @@ async fn read_body(req: &mut Request, takes: Takes) -> Result<Option<Tree>> {
         Err(ParseError::PayloadTooLarge) => return Err(too_large()),
         Err(error) => return Err(Error::new(Code::InvalidJson, format!("The body could not be read: {error}."))),
     };
-    if bytes.is_empty() && takes == Takes::EmptyObject {
+    if bytes.is_empty() && takes == BodyKind::EmptyObject {
         return Ok(None);
     }
     if !bytes.is_empty() && !is_json {
         return Err(Error::of(Code::InvalidContentType));
     }
-    Tree::parse(&bytes).map(Some)
+    JsonTree::parse(&bytes).map(Some)
 }
 
 /// The request's Idempotency-Key, and what the request is.
-fn claim(req: &Request, path: &str, caller: &Caller, body: Option<&Tree>) -> Result<Claim> {
+fn claim(req: &Request, path: &str, caller: &Caller, body: Option<&JsonTree>) -> Result<IdempotencyKey> {
     let mut keys = req.headers().get_all("idempotency-key").iter();
     let key = keys.next().ok_or_else(|| Error::of(Code::IdempotencyKeyRequired))?;
     let visible = |key: &&str| (1..=KEY_LIMIT).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
     let key = key.to_str().ok().filter(visible).filter(|_| keys.next().is_none());
     let key = key.ok_or_else(|| Error::of(Code::InvalidIdempotencyKey))?;
     let (method, uri) = (req.method(), req.uri());
-    let body = body.map(Tree::canonical).unwrap_or_else(|| "{}".into());
+    let body = body.map(JsonTree::canonical).unwrap_or_else(|| "{}".into());
     let request = format!("{method}\n{path}\n{}\n{body}", uri.query().unwrap_or_default()).into_bytes();
-    Ok(Claim { api_key_id: caller.key_id, key: key.into(), request })
+    Ok(IdempotencyKey { api_key_id: caller.key_id, key: key.into(), request })
 }

@@ -12,7 +12,7 @@ use salvo::conn::ConnCtrl;
 use salvo::fuse::{ArcConnObserver, ConnObserver, FuseAction, FuseConfig, FuseInfo, FusePolicy};
 
 use crate::domain::prefix::prefix;
-use crate::meters::ConnectionMeter;
+use crate::metrics::ConnectionRefusals;
 use crate::tally::Tally;
 
 /// For a request's head, and between two requests.
@@ -36,7 +36,7 @@ pub struct Connections {
     per_address: usize,
     /// Many clients come from one address of these.
     trusted: Vec<IpNet>,
-    refused: ConnectionMeter,
+    refused: ConnectionRefusals,
     open: Mutex<Open>,
 }
 
@@ -49,7 +49,7 @@ struct Open {
 }
 
 impl Connections {
-    pub fn new(per_address: usize, trusted: Vec<IpNet>, refused: ConnectionMeter) -> Arc<Self> {
+    pub fn new(per_address: usize, trusted: Vec<IpNet>, refused: ConnectionRefusals) -> Arc<Self> {
         Arc::new(Self { per_address, trusted, refused, open: Mutex::default() })
     }
 

@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 pub use endpoints::path_parameters;
 
 use super::problem::Problem;
-use crate::domain::grant::Grant;
-use crate::domain::word::Word;
+use crate::domain::permission::Permission;
+use crate::domain::string_enum::StringEnum;
 
 /// Where the document is served.
 pub const PATH: &str = "/v2/openapi.json";
@@ -147,7 +147,7 @@ fn headers() -> Value {
 }
 
 fn scopes() -> String {
-    let scope = |grant: &Grant| format!("- `{grant}`: {}", grant.permission());
-    let list = Grant::ALL.iter().map(scope).collect::<Vec<_>>().join("\n");
+    let scope = |permission: &Permission| format!("- `{permission}`: {}", permission.description());
+    let list = Permission::ALL.iter().map(scope).collect::<Vec<_>>().join("\n");
     format!("An API key. Every endpoint needs one scope of:\n\n{list}")
 }

@@ -1,16 +1,16 @@
 //! Operations: what became of remote actions.
 
 use super::call::Call;
-use super::reply::{Answer, Found, Listed};
+use super::reply::{HandlerResult, List, Single};
 use crate::error::Error;
-use crate::record::operation::OperationOut;
+use crate::record::operation::OperationResponse;
 
-pub async fn list(call: Call, (): ()) -> Answer<Listed<OperationOut>> {
+pub async fn list(call: Call, (): ()) -> HandlerResult<List<OperationResponse>> {
     let operations = call.app.store.operations(call.caller.scope.id, call.page()?).await?;
-    call.listed(operations, OperationOut::from)
+    call.listed(operations, OperationResponse::from)
 }
 
-pub async fn read(call: Call, (): ()) -> Answer<Found<OperationOut>> {
+pub async fn read(call: Call, (): ()) -> HandlerResult<Single<OperationResponse>> {
     let operation = call.app.store.operation(call.caller.scope.id, call.id()?).await?;
-    call.reply(Found(operation.ok_or_else(Error::not_found)?.into()))
+    call.reply(Single(operation.ok_or_else(Error::not_found)?.into()))
 }

@@ -1,4 +1,4 @@
-//! `limit` and `cursor` (specification, "Endpoints", rule 3).
+//! The query parameters `limit` and `cursor` of lists; see `docs/develop/decisions/0009-pages.md`.
 //!
 //! A cursor is the place of the last row that was shown. It is bound to its list and vouched for by
 //! the host's key, so that no client comes to rely on what is in it.
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::domain::caller::Caller;
 use crate::error::{Error, Fault, Result};
 use crate::secret::{Purpose, Secrets};
-use crate::store::page::{Page, Place};
+use crate::store::page::{CursorPosition, Page};
 
 pub const DEFAULT_LIMIT: u32 = 25;
 pub const MAX_LIMIT: u32 = 100;
@@ -20,12 +20,12 @@ const VERSION: u8 = 1;
 const PLACE_BYTES: usize = 8 + 16;
 
 /// Which rows a list shows: of one caller's scope, and of one resource where there is one.
-pub struct List<'a> {
+pub struct ListQuery<'a> {
     pub caller: &'a Caller,
     pub path: &'a str,
 }
 
-impl List<'_> {
+impl ListQuery<'_> {
     /// The page that a query asks for.
     pub fn page(&self, query: &[(String, String)], secrets: &Secrets) -> Result<Page> {
         let mut faults = Vec::new();
@@ -40,7 +40,7 @@ impl List<'_> {
         };
         let after = match single(query, "cursor") {
             Err(fault) => Err(fault),
-            Ok(None) => Ok(Place::START),
+            Ok(None) => Ok(CursorPosition::START),
             Ok(Some(cursor)) => self
                 .open(cursor, secrets)
                 .ok_or_else(|| Fault::new("cursor", "must be a `meta.next_cursor` of this list, unchanged")),
@@ -55,22 +55,22 @@ impl List<'_> {
         }
     }
 
-    pub fn cursor(&self, place: Place, secrets: &Secrets) -> String {
+    pub fn cursor(&self, place: CursorPosition, secrets: &Secrets) -> String {
         let body = [&place.micros().to_be_bytes()[..], place.id.as_bytes()].concat();
-        let tag = secrets.tag(Purpose::Cursors, &self.vouched(&body));
+        let tag = secrets.mac(Purpose::Cursors, &self.vouched(&body));
         URL_SAFE_NO_PAD.encode([&[VERSION], &body[..], &tag].concat())
     }
 
-    fn open(&self, cursor: &str, secrets: &Secrets) -> Option<Place> {
+    fn open(&self, cursor: &str, secrets: &Secrets) -> Option<CursorPosition> {
         let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
         let (version, rest) = bytes.split_first()?;
         let (body, tag) = rest.split_at_checked(PLACE_BYTES)?;
-        if *version != VERSION || !secrets.verify(Purpose::Cursors, &self.vouched(body), tag) {
+        if *version != VERSION || !secrets.verify_mac(Purpose::Cursors, &self.vouched(body), tag) {
             return None;
         }
         let (micros, id) = body.split_first_chunk::<8>()?;
         let at = DateTime::from_timestamp_micros(i64::from_be_bytes(*micros))?;
-        Some(Place { at, id: Uuid::from_slice(id).ok()? })
+        Some(CursorPosition { at, id: Uuid::from_slice(id).ok()? })
     }
 
     /// A place means something in its own list only.

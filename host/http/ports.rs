@@ -5,29 +5,29 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::call::Call;
-use super::reply::{Answer, Created, Found};
+use super::reply::{Created, HandlerResult, Single};
 use super::tunnels;
 use crate::domain::input::NewExtraPort;
 use crate::domain::port::ExtraPort;
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::gate::{Body, NoBody};
-use crate::record::address::AddressOut;
+use crate::record::address::AddressResponse;
 use crate::store::change::ports::{CreateExtraPort, DeleteExtraPort};
-use crate::store::facts::Subject;
+use crate::store::facts::Resource;
 
 /// Extra port
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ExtraPort")]
-pub struct ExtraPortOut {
+pub struct ExtraPortResponse {
     id: Uuid,
     local_port: u16,
     remote_port: u16,
     protocol: Protocol,
     label: Option<String>,
-    public_address: AddressOut,
+    public_address: AddressResponse,
 }
 
-impl ExtraPortOut {
+impl ExtraPortResponse {
     pub fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
         let public_address = tunnel.extra_address(&port).into();
         let ExtraPort { id, local_port, remote_port, protocol, label } = port;
@@ -35,18 +35,18 @@ impl ExtraPortOut {
     }
 }
 
-pub async fn list(call: Call, (): ()) -> Answer<Found<Vec<ExtraPortOut>>> {
+pub async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortResponse>>> {
     let tunnel = tunnels::of(&call).await?;
     let ports = call.app.store.extra_ports(tunnel.id).await?;
-    call.reply(Found(ports.into_iter().map(|port| ExtraPortOut::new(port, &tunnel)).collect()))
+    call.reply(Single(ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect()))
 }
 
-pub async fn create(call: Call, body: Body<NewExtraPort>) -> Answer<Created<ExtraPortOut>> {
+pub async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let app = call.app.clone();
     let change = |port| CreateExtraPort { tunnel_id, port };
-    let answer = |(port, tunnel): (ExtraPort, Tunnel)| Created(ExtraPortOut::new(port, &tunnel));
+    let answer = |(port, tunnel): (ExtraPort, Tunnel)| Created(ExtraPortResponse::new(port, &tunnel));
     let answer = call.commit(admitted, change, answer).await?;
     app.nodes.apply(tunnel_id).await;
     Ok(answer)
@@ -55,19 +55,19 @@ pub async fn create(call: Call, body: Body<NewExtraPort>) -> Answer<Created<Extr
 /// An extra port that is gone
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DeletedExtraPort")]
-pub struct DeletedOut {
+pub struct DeletedResponse {
     id: Uuid,
     /// Always true.
     #[schemars(extend("const" = true))]
     deleted: bool,
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let app = call.app.clone();
     let change = |()| DeleteExtraPort { tunnel_id, port_id };
-    let answer = call.commit(admitted, change, |id| Found(DeletedOut { id, deleted: true })).await?;
+    let answer = call.commit(admitted, change, |id| Single(DeletedResponse { id, deleted: true })).await?;
     app.nodes.apply(tunnel_id).await;
     Ok(answer)
 }

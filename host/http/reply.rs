@@ -6,30 +6,30 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::store::idempotency::Kept;
+use crate::store::idempotency::StoredResponse;
 
 /// What a handler returns.
-pub type Answer<S> = Result<Reply<S>>;
+pub type HandlerResult<S> = Result<Reply<S>>;
 
 /// A rendered answer of a shape.
 pub struct Reply<S> {
-    pub kept: Kept,
+    pub kept: StoredResponse,
     pub replayed: bool,
     shape: PhantomData<fn() -> S>,
 }
 
 impl<S> Reply<S> {
-    pub fn fresh(kept: Kept) -> Self {
+    pub fn fresh(kept: StoredResponse) -> Self {
         Self { kept, replayed: false, shape: PhantomData }
     }
 
-    pub fn replayed(kept: Kept) -> Self {
+    pub fn replayed(kept: StoredResponse) -> Self {
         Self { kept, replayed: true, shape: PhantomData }
     }
 }
 
 /// The status of an answer, and the shape of its `data`.
-pub trait Shape: Serialize {
+pub trait ResponseShape: Serialize {
     const STATUS: u16;
     /// Whether `meta` has a `next_cursor`.
     const PAGED: bool = false;
@@ -41,11 +41,11 @@ pub trait Shape: Serialize {
         None
     }
 
-    fn render(&self, request_id: &str) -> Result<Kept> {
+    fn render(&self, request_id: &str) -> Result<StoredResponse> {
         let next_cursor = Self::PAGED.then(|| self.next_cursor());
         let envelope = Envelope { data: self, meta: Meta { request_id, next_cursor } };
         let body = serde_json::to_vec(&envelope).map_err(Error::internal)?;
-        Ok(Kept { status: Self::STATUS, body })
+        Ok(StoredResponse { status: Self::STATUS, body })
     }
 }
 
@@ -65,7 +65,7 @@ struct Meta<'a> {
 /// 200
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Found<T>(pub T);
+pub struct Single<T>(pub T);
 
 /// 201
 #[derive(Serialize)]
@@ -80,19 +80,19 @@ pub struct Accepted<T>(pub T);
 /// 200, one page of a list.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Listed<T> {
+pub struct List<T> {
     rows: Vec<T>,
     #[serde(skip)]
     next: Option<String>,
 }
 
-impl<T> Listed<T> {
+impl<T> List<T> {
     pub fn new(rows: Vec<T>, next: Option<String>) -> Self {
         Self { rows, next }
     }
 }
 
-impl<T: Serialize + JsonSchema> Shape for Found<T> {
+impl<T: Serialize + JsonSchema> ResponseShape for Single<T> {
     const STATUS: u16 = 200;
 
     fn schema(generator: &mut SchemaGenerator) -> Schema {
@@ -100,7 +100,7 @@ impl<T: Serialize + JsonSchema> Shape for Found<T> {
     }
 }
 
-impl<T: Serialize + JsonSchema> Shape for Created<T> {
+impl<T: Serialize + JsonSchema> ResponseShape for Created<T> {
     const STATUS: u16 = 201;
 
     fn schema(generator: &mut SchemaGenerator) -> Schema {
@@ -108,7 +108,7 @@ impl<T: Serialize + JsonSchema> Shape for Created<T> {
     }
 }
 
-impl<T: Serialize + JsonSchema> Shape for Accepted<T> {
+impl<T: Serialize + JsonSchema> ResponseShape for Accepted<T> {
     const STATUS: u16 = 202;
 
     fn schema(generator: &mut SchemaGenerator) -> Schema {
@@ -116,7 +116,7 @@ impl<T: Serialize + JsonSchema> Shape for Accepted<T> {
     }
 }
 
-impl<T: Serialize + JsonSchema> Shape for Listed<T> {
+impl<T: Serialize + JsonSchema> ResponseShape for List<T> {
     const STATUS: u16 = 200;
     const PAGED: bool = true;
 

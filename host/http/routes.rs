@@ -8,16 +8,16 @@ use salvo::Router;
 use salvo::http::Method;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-use super::body::{self, Readable, Tree};
+use super::body::{self, FromJsonTree, JsonTree};
 use super::call::Call;
 use super::endpoint::Endpoint;
-use super::reply::{Reply, Shape};
+use super::reply::{Reply, ResponseShape};
 use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
 use crate::app::App;
 use crate::domain::action::Action;
 use crate::error::Result;
 use crate::gate::{Body, NoBody};
-use crate::store::idempotency::Kept;
+use crate::store::idempotency::StoredResponse;
 
 /// Every endpoint of the API.
 pub fn table() -> Vec<Row> {
@@ -118,21 +118,22 @@ pub struct Row {
     pub path: &'static str,
     pub action: Action,
     pub title: &'static str,
-    pub takes: Takes,
+    pub takes: BodyKind,
     pub idempotent: bool,
     pub status: u16,
     pub paged: bool,
     pub request: Option<fn(&mut SchemaGenerator) -> Schema>,
     pub response: fn(&mut SchemaGenerator) -> Schema,
-    pub run: Run,
+    pub run: EndpointHandler,
 }
 
 /// A handler behind its types; whether the answer is a repeated one comes with it.
-pub type Run = Box<dyn Fn(Call, Option<Tree>) -> BoxFuture<'static, Result<(Kept, bool)>> + Send + Sync>;
+pub type EndpointHandler =
+    Box<dyn Fn(Call, Option<JsonTree>) -> BoxFuture<'static, Result<(StoredResponse, bool)>> + Send + Sync>;
 
 /// What an endpoint takes for a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum BodyKind {
     /// None; what is sent is not read.
     Nothing,
     /// None, or an empty object.
@@ -149,34 +150,34 @@ impl Row {
 }
 
 /// A handler's argument, by which it says what it takes.
-pub trait Takeable: Sized {
-    const TAKES: Takes;
+pub trait RequestBody: Sized {
+    const TAKES: BodyKind;
 
-    fn take(tree: Option<&Tree>) -> Self;
+    fn take(tree: Option<&JsonTree>) -> Self;
 
     fn schema() -> Option<fn(&mut SchemaGenerator) -> Schema> {
         None
     }
 }
 
-impl Takeable for () {
-    const TAKES: Takes = Takes::Nothing;
+impl RequestBody for () {
+    const TAKES: BodyKind = BodyKind::Nothing;
 
-    fn take(_: Option<&Tree>) -> Self {}
+    fn take(_: Option<&JsonTree>) -> Self {}
 }
 
-impl Takeable for Body<NoBody> {
-    const TAKES: Takes = Takes::EmptyObject;
+impl RequestBody for Body<NoBody> {
+    const TAKES: BodyKind = BodyKind::EmptyObject;
 
-    fn take(tree: Option<&Tree>) -> Self {
+    fn take(tree: Option<&JsonTree>) -> Self {
         body::read(tree)
     }
 }
 
-impl<D: Readable + JsonSchema> Takeable for Body<D> {
-    const TAKES: Takes = Takes::Object;
+impl<D: FromJsonTree + JsonSchema> RequestBody for Body<D> {
+    const TAKES: BodyKind = BodyKind::Object;
 
-    fn take(tree: Option<&Tree>) -> Self {
+    fn take(tree: Option<&JsonTree>) -> Self {
         body::read(tree)
     }
 
@@ -193,11 +194,11 @@ fn row<B, S, F>(
     handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
 ) -> Row
 where
-    B: Takeable + Send,
-    S: Shape,
+    B: RequestBody + Send,
+    S: ResponseShape,
     F: Future<Output = Result<Reply<S>>> + Send,
 {
-    let run: Run = Box::new(move |call, tree| {
+    let run: EndpointHandler = Box::new(move |call, tree| {
         let handler = handler.clone();
         Box::pin(async move {
             let body = B::take(tree.as_ref());
@@ -230,8 +231,8 @@ macro_rules! methods {
                 handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
             ) -> Row
             where
-                B: Takeable + Send,
-                S: Shape,
+                B: RequestBody + Send,
+                S: ResponseShape,
                 F: Future<Output = Result<Reply<S>>> + Send,
             {
                 row(Method::$method, path, action, title, handler)

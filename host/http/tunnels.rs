@@ -5,10 +5,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::account::BandwidthOut;
+use super::account::BandwidthResponse;
 use super::call::Call;
-use super::ports::ExtraPortOut;
-use super::reply::{Accepted, Answer, Created, Found, Listed};
+use super::ports::ExtraPortResponse;
+use super::reply::{Accepted, Created, HandlerResult, List, Single};
 use crate::domain::device::Device;
 use crate::domain::input::{BindDevices, MoveTunnel as MoveTunnelInput, NewTunnel, StartTunnel, TunnelPatch};
 use crate::domain::node::{Node, NodeStatus};
@@ -17,17 +17,17 @@ use crate::domain::session::{EndReason, Session};
 use crate::domain::tunnel::{Protocol, Tunnel, TunnelStatus};
 use crate::error::{Error, Result};
 use crate::gate::{Body, NoBody};
-use crate::record::address::AddressOut;
-use crate::record::operation::OperationOut;
+use crate::record::address::AddressResponse;
+use crate::record::operation::OperationResponse;
 use crate::store::change::actions::{ActOnRunning, Start};
 use crate::store::change::moves::MoveTunnel;
 use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
-use crate::store::facts::Subject;
+use crate::store::facts::Resource;
 
 /// Tunnel
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Tunnel")]
-pub struct TunnelOut {
+pub struct TunnelResponse {
     id: Uuid,
     name: String,
     protocol: Protocol,
@@ -35,10 +35,10 @@ pub struct TunnelOut {
     local_port: u16,
     remote_port: u16,
     status: TunnelStatus,
-    runtime: RuntimeOut,
-    bindings: BindingsOut,
-    node: TunnelNodeOut,
-    public_address: AddressOut,
+    runtime: RuntimeResponse,
+    bindings: BindingsResponse,
+    node: TunnelNodeResponse,
+    public_address: AddressResponse,
     subdomain: Option<String>,
     region: Option<String>,
     country: Option<String>,
@@ -61,7 +61,7 @@ pub struct TunnelOut {
 /// Where it runs.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Runtime")]
-pub struct RuntimeOut {
+pub struct RuntimeResponse {
     /// True for running, degraded and stopping.
     running: bool,
     device_id: Option<Uuid>,
@@ -70,7 +70,7 @@ pub struct RuntimeOut {
 /// Device bindings
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DeviceBindings")]
-pub struct BindingsOut {
+pub struct BindingsResponse {
     /// Empty: any authorized device, if it is unrestricted.
     device_ids: Vec<Uuid>,
     /// False with an empty list where the devices that were listed have gone: then the tunnel starts
@@ -81,7 +81,7 @@ pub struct BindingsOut {
 /// The node that the tunnel is placed on.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TunnelNode")]
-pub struct TunnelNodeOut {
+pub struct TunnelNodeResponse {
     id: Uuid,
     name: String,
     region: String,
@@ -93,19 +93,19 @@ pub struct TunnelNodeOut {
 /// Tunnel with what a single read adds
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TunnelDetail")]
-pub struct TunnelDetailOut {
+pub struct TunnelDetailResponse {
     #[serde(flatten)]
-    tunnel: TunnelOut,
-    current_device: Option<CurrentDeviceOut>,
+    tunnel: TunnelResponse,
+    current_device: Option<CurrentDeviceResponse>,
     /// The devices that may run it.
-    authorized_devices: Vec<AuthorizedDeviceOut>,
-    extra_ports: Vec<ExtraPortOut>,
+    authorized_devices: Vec<AuthorizedDeviceResponse>,
+    extra_ports: Vec<ExtraPortResponse>,
 }
 
 /// The device that runs the tunnel.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "CurrentDevice")]
-pub struct CurrentDeviceOut {
+pub struct CurrentDeviceResponse {
     id: Uuid,
     name: Option<String>,
     platform: Option<String>,
@@ -115,14 +115,14 @@ pub struct CurrentDeviceOut {
 /// A device that may run the tunnel.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AuthorizedDevice")]
-pub struct AuthorizedDeviceOut {
+pub struct AuthorizedDeviceResponse {
     id: Uuid,
     name: Option<String>,
     online: bool,
     remote_control_enabled: bool,
 }
 
-impl From<Tunnel> for TunnelOut {
+impl From<Tunnel> for TunnelResponse {
     fn from(tunnel: Tunnel) -> Self {
         let status = tunnel.status();
         let device_id = tunnel.running_on();
@@ -136,9 +136,9 @@ impl From<Tunnel> for TunnelOut {
             local_port: tunnel.local_port,
             remote_port: tunnel.remote_port,
             status,
-            runtime: RuntimeOut { running: device_id.is_some(), device_id },
-            bindings: BindingsOut { unrestricted: !tunnel.restricted, device_ids: tunnel.device_ids },
-            node: TunnelNodeOut { id, name, region, country, region_flag, status: node_status },
+            runtime: RuntimeResponse { running: device_id.is_some(), device_id },
+            bindings: BindingsResponse { unrestricted: !tunnel.restricted, device_ids: tunnel.device_ids },
+            node: TunnelNodeResponse { id, name, region, country, region_flag, status: node_status },
             subdomain: tunnel.subdomain,
             region: tunnel.region,
             country: tunnel.country,
@@ -157,68 +157,68 @@ impl From<Tunnel> for TunnelOut {
     }
 }
 
-impl From<&Device> for AuthorizedDeviceOut {
+impl From<&Device> for AuthorizedDeviceResponse {
     fn from(device: &Device) -> Self {
         let Device { id, name, online, remote_control, .. } = device;
         Self { id: *id, name: name.clone(), online: *online, remote_control_enabled: *remote_control }
     }
 }
 
-pub async fn list(call: Call, (): ()) -> Answer<Listed<TunnelOut>> {
+pub async fn list(call: Call, (): ()) -> HandlerResult<List<TunnelResponse>> {
     let tunnels = call.app.store.tunnels(call.caller.scope.id, call.page()?).await?;
-    call.listed(tunnels, TunnelOut::from)
+    call.listed(tunnels, TunnelResponse::from)
 }
 
-pub async fn create(call: Call, body: Body<NewTunnel>) -> Answer<Created<TunnelOut>> {
-    let admitted = call.admit(Subject::Scope, body).await?;
+pub async fn create(call: Call, body: Body<NewTunnel>) -> HandlerResult<Created<TunnelResponse>> {
+    let admitted = call.admit(Resource::Scope, body).await?;
     let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone()).await?;
     let change = |definition| CreateTunnel { definition, password_hash: hash.clone() };
-    call.commit(admitted, change, |tunnel| Created(TunnelOut::from(tunnel))).await
+    call.commit(admitted, change, |tunnel| Created(TunnelResponse::from(tunnel))).await
 }
 
-pub async fn read(call: Call, (): ()) -> Answer<Found<TunnelDetailOut>> {
+pub async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailResponse>> {
     let (store, scope_id) = (&call.app.store, call.caller.scope.id);
     let tunnel = of(&call).await?;
     let devices = store.authorized_devices(scope_id, tunnel.id).await?;
     let current_device = match tunnel.running_on() {
         Some(id) => store.device(scope_id, id).await?.map(|device| {
             let Device { id, name, platform, online, .. } = device;
-            CurrentDeviceOut { id, name, platform, online }
+            CurrentDeviceResponse { id, name, platform, online }
         }),
         None => None,
     };
     let extra_ports = store.extra_ports(tunnel.id).await?;
-    call.reply(Found(TunnelDetailOut {
-        extra_ports: extra_ports.into_iter().map(|port| ExtraPortOut::new(port, &tunnel)).collect(),
+    call.reply(Single(TunnelDetailResponse {
+        extra_ports: extra_ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect(),
         current_device,
-        authorized_devices: devices.iter().map(AuthorizedDeviceOut::from).collect(),
-        tunnel: TunnelOut::from(tunnel),
+        authorized_devices: devices.iter().map(AuthorizedDeviceResponse::from).collect(),
+        tunnel: TunnelResponse::from(tunnel),
     }))
 }
 
-pub async fn update(call: Call, body: Body<TunnelPatch>) -> Answer<Found<TunnelOut>> {
+pub async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single<TunnelResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone().flatten()).await?;
     let change = |change| UpdateTunnel { tunnel_id, change, password_hash: hash.clone() };
-    call.commit(admitted, change, |tunnel| Found(TunnelOut::from(tunnel))).await
+    call.commit(admitted, change, |tunnel| Single(TunnelResponse::from(tunnel))).await
 }
 
 /// A tunnel that is gone
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DeletedTunnel")]
-pub struct DeletedOut {
+pub struct DeletedResponse {
     id: Uuid,
     /// Always true.
     #[schemars(extend("const" = true))]
     deleted: bool,
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let app = call.app.clone();
-    let answer = |id| Found(DeletedOut { id, deleted: true });
+    let answer = |id| Single(DeletedResponse { id, deleted: true });
     let answer = call.commit(admitted, |()| DeleteTunnel { tunnel_id }, answer).await?;
     app.nodes.apply(tunnel_id).await;
     Ok(answer)
@@ -227,63 +227,67 @@ pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>>
 /// Device bindings after a replacement
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "BoundDevices")]
-pub struct BoundOut {
+pub struct BoundResponse {
     #[serde(flatten)]
-    bindings: BindingsOut,
+    bindings: BindingsResponse,
     /// The device that ran the tunnel and may no longer.
     stopped_device_id: Option<Uuid>,
 }
 
-pub async fn bind(call: Call, body: Body<BindDevices>) -> Answer<Found<BoundOut>> {
+pub async fn bind(call: Call, body: Body<BindDevices>) -> HandlerResult<Single<BoundResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(
         admitted,
         |device_ids| BindTunnel { tunnel_id, device_ids },
         |bound| {
             let Bound { device_ids, stopped_device_id } = bound;
-            let bindings = BindingsOut { unrestricted: device_ids.is_empty(), device_ids };
-            Found(BoundOut { bindings, stopped_device_id })
+            let bindings = BindingsResponse { unrestricted: device_ids.is_empty(), device_ids };
+            Single(BoundResponse { bindings, stopped_device_id })
         },
     )
     .await
 }
 
-pub async fn start(call: Call, body: Body<StartTunnel>) -> Answer<Accepted<OperationOut>> {
+pub async fn start(call: Call, body: Body<StartTunnel>) -> HandlerResult<Accepted<OperationResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(admitted, |choice| Start { tunnel_id, choice }, |operation| Accepted(operation.into())).await
 }
 
-pub async fn stop(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
+pub async fn stop(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act_on_running(call, body, RemoteAction::Stop).await
 }
 
-pub async fn restart(call: Call, body: Body<NoBody>) -> Answer<Accepted<OperationOut>> {
+pub async fn restart(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act_on_running(call, body, RemoteAction::Restart).await
 }
 
-async fn act_on_running(call: Call, body: Body<NoBody>, action: RemoteAction) -> Answer<Accepted<OperationOut>> {
+async fn act_on_running(
+    call: Call,
+    body: Body<NoBody>,
+    action: RemoteAction,
+) -> HandlerResult<Accepted<OperationResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(admitted, |()| ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
 }
 
 /// A tunnel on its way to another node
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "MovingTunnel")]
-pub struct MovingOut {
+pub struct MovingResponse {
     tunnel_id: Uuid,
     node_id: Uuid,
     /// Always `moving`.
     status: TunnelStatus,
 }
 
-pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> Answer<Accepted<MovingOut>> {
+pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> HandlerResult<Accepted<MovingResponse>> {
     let tunnel_id = call.id()?;
-    let admitted = call.admit(Subject::Tunnel(tunnel_id), body).await?;
+    let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |node_id| MoveTunnel { tunnel_id, node_id };
-    let answer = move |node_id| Accepted(MovingOut { tunnel_id, node_id, status: TunnelStatus::Moving });
+    let answer = move |node_id| Accepted(MovingResponse { tunnel_id, node_id, status: TunnelStatus::Moving });
     let app = call.app.clone();
     let answer = call.commit(admitted, change, answer).await?;
     app.nodes.apply(tunnel_id).await;
@@ -293,23 +297,23 @@ pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> Answer<Accepted
 /// Tunnel usage
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TunnelUsage")]
-pub struct TunnelUsageOut {
+pub struct TunnelUsageResponse {
     tunnel_id: Uuid,
-    bandwidth: BandwidthOut,
+    bandwidth: BandwidthResponse,
     as_of: DateTime<Utc>,
 }
 
-pub async fn usage(call: Call, (): ()) -> Answer<Found<TunnelUsageOut>> {
+pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<TunnelUsageResponse>> {
     let tunnel_id = existing(&call).await?;
     let as_of = call.app.clock.now();
     let bandwidth = call.app.store.tunnel_bandwidth(call.caller.scope.id, tunnel_id).await?;
-    call.reply(Found(TunnelUsageOut { tunnel_id, bandwidth: BandwidthOut::new(bandwidth, as_of), as_of }))
+    call.reply(Single(TunnelUsageResponse { tunnel_id, bandwidth: BandwidthResponse::new(bandwidth, as_of), as_of }))
 }
 
 /// Session: one unbroken run of one tunnel on one device
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Session")]
-pub struct SessionOut {
+pub struct SessionResponse {
     id: Uuid,
     tunnel_id: Uuid,
     device_id: Uuid,
@@ -323,7 +327,7 @@ pub struct SessionOut {
     end_reason: Option<EndReason>,
 }
 
-pub async fn sessions(call: Call, (): ()) -> Answer<Listed<SessionOut>> {
+pub async fn sessions(call: Call, (): ()) -> HandlerResult<List<SessionResponse>> {
     let tunnel_id = existing(&call).await?;
     let now = call.app.clock.now();
     let sessions = call.app.store.sessions(call.caller.scope.id, tunnel_id, call.page()?).await?;
@@ -331,7 +335,7 @@ pub async fn sessions(call: Call, (): ()) -> Answer<Listed<SessionOut>> {
         let duration_seconds = session.duration_seconds(now);
         let Session { id, tunnel_id, device_id, node_id, started_at, ended_at, traffic, end_reason } = session;
         let (bytes_in, bytes_out) = (traffic.bytes_in, traffic.bytes_out);
-        SessionOut {
+        SessionResponse {
             id,
             tunnel_id,
             device_id,

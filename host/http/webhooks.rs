@@ -8,7 +8,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::call::Call;
-use super::reply::{Accepted, Answer, Created, Found, Listed};
+use super::reply::{Accepted, Created, HandlerResult, List, Single};
 use crate::domain::event::{EventKind, TEST_EVENT};
 use crate::domain::input::{NewWebhook, WebhookPatch};
 use crate::domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook, WebhookStatus};
@@ -16,19 +16,19 @@ use crate::error::Error;
 use crate::gate::{Body, NoBody};
 use crate::secret::Purpose;
 use crate::store::change::webhooks::{CreateWebhook, DeleteWebhook, TestWebhook, UpdateWebhook};
-use crate::store::facts::Subject;
+use crate::store::facts::Resource;
 
 /// Webhook endpoint
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Webhook")]
-pub struct WebhookOut {
+pub struct WebhookResponse {
     id: Uuid,
     url: String,
     events: Vec<EventKind>,
     description: Option<String>,
     status: WebhookStatus,
     /// How the attempt that ended last came out.
-    last_delivery: Option<LastDeliveryOut>,
+    last_delivery: Option<LastDeliveryResponse>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
 }
@@ -36,7 +36,7 @@ pub struct WebhookOut {
 /// An attempt that has ended.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "LastDelivery")]
-pub struct LastDeliveryOut {
+pub struct LastDeliveryResponse {
     status: AttemptStatus,
     at: DateTime<Utc>,
 }
@@ -44,69 +44,69 @@ pub struct LastDeliveryOut {
 /// Webhook endpoint with its secret, which is shown this once
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "NewWebhook")]
-pub struct NewWebhookOut {
+pub struct NewWebhookResponse {
     #[serde(flatten)]
-    webhook: WebhookOut,
+    webhook: WebhookResponse,
     /// Signs deliveries: HMAC-SHA256, keyed with the UTF-8 bytes of it all. The API's own way, not Standard Webhooks'.
     secret: String,
 }
 
-impl From<Webhook> for WebhookOut {
+impl From<Webhook> for WebhookResponse {
     fn from(webhook: Webhook) -> Self {
         let Webhook { id, url, events, description, status, last_delivery, created_at, updated_at, .. } = webhook;
-        let last_delivery = last_delivery.map(|last| LastDeliveryOut { status: last.status, at: last.at });
+        let last_delivery = last_delivery.map(|last| LastDeliveryResponse { status: last.status, at: last.at });
         Self { id, url, events, description, status, last_delivery, created_at, updated_at }
     }
 }
 
-pub async fn list(call: Call, (): ()) -> Answer<Listed<WebhookOut>> {
+pub async fn list(call: Call, (): ()) -> HandlerResult<List<WebhookResponse>> {
     let webhooks = call.app.store.webhooks(call.caller.scope.id, call.page()?).await?;
-    call.listed(webhooks, WebhookOut::from)
+    call.listed(webhooks, WebhookResponse::from)
 }
 
-pub async fn create(call: Call, body: Body<NewWebhook>) -> Answer<Created<NewWebhookOut>> {
-    let admitted = call.admit(Subject::Scope, body).await?;
+pub async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created<NewWebhookResponse>> {
+    let admitted = call.admit(Resource::Scope, body).await?;
     let id = call.app.clock.id();
     let secret = format!("whsec_{}", STANDARD.encode(call.app.clock.random::<32>()));
     let sealed = call.app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
     let change = |definition| CreateWebhook { id, definition, secret: sealed.clone() };
     call.commit(admitted, change, move |webhook| {
-        Created(NewWebhookOut { webhook: webhook.into(), secret: secret.clone() })
+        Created(NewWebhookResponse { webhook: webhook.into(), secret: secret.clone() })
     })
     .await
 }
 
-pub async fn read(call: Call, (): ()) -> Answer<Found<WebhookOut>> {
+pub async fn read(call: Call, (): ()) -> HandlerResult<Single<WebhookResponse>> {
     let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
-    call.reply(Found(webhook.ok_or_else(Error::not_found)?.into()))
+    call.reply(Single(webhook.ok_or_else(Error::not_found)?.into()))
 }
 
-pub async fn update(call: Call, body: Body<WebhookPatch>) -> Answer<Found<WebhookOut>> {
+pub async fn update(call: Call, body: Body<WebhookPatch>) -> HandlerResult<Single<WebhookResponse>> {
     let webhook_id = call.id()?;
-    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
-    call.commit(admitted, |change| UpdateWebhook { webhook_id, change }, |webhook| Found(webhook.into())).await
+    let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
+    call.commit(admitted, |change| UpdateWebhook { webhook_id, change }, |webhook| Single(webhook.into())).await
 }
 
 /// A webhook endpoint that is gone
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DeletedWebhook")]
-pub struct DeletedOut {
+pub struct DeletedResponse {
     id: Uuid,
     /// Always true.
     #[schemars(extend("const" = true))]
     deleted: bool,
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> Answer<Found<DeletedOut>> {
+pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let webhook_id = call.id()?;
-    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
-    call.commit(admitted, |()| DeleteWebhook { webhook_id }, |id| Found(DeletedOut { id, deleted: true })).await
+    let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
+    call.commit(admitted, |()| DeleteWebhook { webhook_id }, |id| Single(DeletedResponse { id, deleted: true })).await
 }
 
 /// A test event on its way
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TestEvent")]
-pub struct TestEventOut {
+pub struct TestEventResponse {
     /// The delivery's `Service-Webhook-Id`.
     event_id: Uuid,
     webhook_id: Uuid,
@@ -114,17 +114,17 @@ pub struct TestEventOut {
     r#type: &'static str,
 }
 
-pub async fn test(call: Call, body: Body<NoBody>) -> Answer<Accepted<TestEventOut>> {
+pub async fn test(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<TestEventResponse>> {
     let webhook_id = call.id()?;
-    let admitted = call.admit(Subject::Webhook(webhook_id), body).await?;
-    let answer = move |event_id| Accepted(TestEventOut { event_id, webhook_id, r#type: TEST_EVENT });
+    let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
+    let answer = move |event_id| Accepted(TestEventResponse { event_id, webhook_id, r#type: TEST_EVENT });
     call.commit(admitted, |()| TestWebhook { webhook_id }, answer).await
 }
 
 /// Delivery attempt
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Delivery")]
-pub struct DeliveryOut {
+pub struct DeliveryResponse {
     id: Uuid,
     /// The same for every attempt to send the event.
     event_id: Uuid,
@@ -144,7 +144,7 @@ pub struct DeliveryOut {
     next_attempt_at: Option<DateTime<Utc>>,
 }
 
-impl From<Attempt> for DeliveryOut {
+impl From<Attempt> for DeliveryResponse {
     fn from(attempt: Attempt) -> Self {
         let Attempt {
             id,
@@ -175,9 +175,9 @@ impl From<Attempt> for DeliveryOut {
     }
 }
 
-pub async fn deliveries(call: Call, (): ()) -> Answer<Listed<DeliveryOut>> {
+pub async fn deliveries(call: Call, (): ()) -> HandlerResult<List<DeliveryResponse>> {
     let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
     let webhook = webhook.ok_or_else(Error::not_found)?;
     let attempts = call.app.store.attempts(webhook.id, call.page()?).await?;
-    call.listed(attempts, DeliveryOut::from)
+    call.listed(attempts, DeliveryResponse::from)
 }

@@ -13,14 +13,14 @@ use super::countries::Countries;
 use super::{Identity, IdentityError, Node};
 use crate::domain::usage::Traffic;
 use crate::error::Result;
-use crate::meters::TrafficMeter;
+use crate::metrics::TrafficCounter;
 use crate::store::runs::{RunId, Runs};
 use crate::store::sessions::Lease;
 
 pub struct Nodes {
     nodes: Vec<Node>,
     pub countries: Arc<Countries>,
-    carried: TrafficMeter,
+    carried: TrafficCounter,
 }
 
 /// The identities of so many nodes: the first is `node` in the data folder, the next `node-2`.
@@ -34,7 +34,7 @@ pub fn identities(data_dir: &Path, count: usize, clock: &Clock) -> Result<Vec<Id
 }
 
 impl Nodes {
-    pub fn new(nodes: Vec<Node>, countries: Arc<Countries>, carried: TrafficMeter) -> Self {
+    pub fn new(nodes: Vec<Node>, countries: Arc<Countries>, carried: TrafficCounter) -> Self {
         Self { nodes, countries, carried }
     }
 
@@ -87,9 +87,9 @@ impl Nodes {
     }
 
     /// Lets the agents in, who find there what they left.
-    pub async fn open_doors(&self) -> Result<()> {
+    pub async fn accept_agents(&self) -> Result<()> {
         self.reconcile().await?;
-        self.nodes.iter().for_each(Node::open_door);
+        self.nodes.iter().for_each(Node::accept_agents);
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Nodes {
         let countries = self.countries.clone();
         let changed = tokio::task::spawn_blocking(move || countries.refresh()).await;
         if changed.is_ok_and(|changed| changed) {
-            self.nodes.iter().for_each(Node::judge_again);
+            self.nodes.iter().for_each(Node::reevaluate);
         }
     }
 

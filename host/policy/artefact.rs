@@ -55,12 +55,12 @@ impl Artefacts {
         let (folder, secrets) = self.place.as_ref()?;
         let mut content = fs::read(folder.join(key)).ok()?;
         let artefact = content.split_off(content.len().min(TAG_BYTES));
-        secrets.verify(Purpose::Artefacts, &vouched(key, &artefact), &content).then_some(artefact)
+        secrets.verify_mac(Purpose::Artefacts, &vouched(key, &artefact), &content).then_some(artefact)
     }
 
     pub fn keep(&self, key: &str, artefact: &[u8]) {
         let Some((folder, secrets)) = &self.place else { return };
-        let tag = secrets.tag(Purpose::Artefacts, &vouched(key, artefact));
+        let tag = secrets.mac(Purpose::Artefacts, &vouched(key, artefact));
         // Written aside and renamed, for another process may look for the same.
         static KEPT: AtomicUsize = AtomicUsize::new(0);
         let number = KEPT.fetch_add(1, Ordering::Relaxed);

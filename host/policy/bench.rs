@@ -9,7 +9,7 @@ use wasmtime::component::Component;
 
 use super::artefact::Artefacts;
 use super::component::{LoadError, Module};
-use super::dynamic::{Dynamic, NoAnswer, Prepared};
+use super::dynamic::{CallError, PreparedCall, UntypedModule};
 use super::engine::{self, Engines};
 use super::sandbox::{self, Limits};
 
@@ -18,7 +18,7 @@ const ROUND: usize = 64;
 
 /// Each decision is one fresh sandbox, one call, and its end.
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct BenchResult {
     pub decisions: usize,
     pub per_second: f64,
     pub p50_us: f64,
@@ -32,25 +32,25 @@ pub enum BenchError {
     #[error("{0}")]
     Load(#[from] LoadError),
     #[error("{0}")]
-    NoAnswer(#[from] NoAnswer),
+    CallError(#[from] CallError),
     #[error("there is no question; give the component cases")]
     NoQuestion,
 }
 
 /// A question, and the function it is for.
-pub type Asked<'a> = (Option<&'a str>, Value);
+pub type BenchInput<'a> = (Option<&'a str>, Value);
 
 /// Asks the questions in turn for so long.
 pub fn measure(
     engines: &Engines,
     module: &Module,
     settings: &Map<String, Value>,
-    questions: &[Asked<'_>],
+    questions: &[BenchInput<'_>],
     limits: Limits,
     time: Duration,
-) -> Result<Figures, BenchError> {
+) -> Result<BenchResult, BenchError> {
     let configured = module.configure(engines, &Artefacts::none(), settings, limits)?;
-    let dynamic = Dynamic::new(engines, &configured)?;
+    let dynamic = UntypedModule::new(engines, &configured)?;
     let prepared = prepare(&dynamic, questions)?;
     let instructions = count(engines, module, settings, questions, limits)?;
     let clock = Clock::system();
@@ -60,7 +60,7 @@ pub fn measure(
     while total < time {
         for question in prepared.iter().cycle().take(ROUND.max(prepared.len())) {
             let before = clock.moment();
-            dynamic.decide(&mut dynamic.store(), question).map_err(NoAnswer::Failed)?;
+            dynamic.decide(&mut dynamic.store(), question).map_err(CallError::Failed)?;
             took.push(clock.moment().since(before));
         }
         total = clock.moment().since(started);
@@ -68,10 +68,10 @@ pub fn measure(
     took.sort_unstable();
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1000.0;
     let per_second = took.len() as f64 / total.as_secs_f64();
-    Ok(Figures { decisions: took.len(), per_second, p50_us: at(0.50), p99_us: at(0.99), instructions })
+    Ok(BenchResult { decisions: took.len(), per_second, p50_us: at(0.50), p99_us: at(0.99), instructions })
 }
 
-fn prepare(dynamic: &Dynamic, questions: &[Asked<'_>]) -> Result<Vec<Prepared>, BenchError> {
+fn prepare(dynamic: &UntypedModule, questions: &[BenchInput<'_>]) -> Result<Vec<PreparedCall>, BenchError> {
     if questions.is_empty() {
         return Err(BenchError::NoQuestion);
     }
@@ -83,18 +83,18 @@ fn count(
     engines: &Engines,
     module: &Module,
     settings: &Map<String, Value>,
-    questions: &[Asked<'_>],
+    questions: &[BenchInput<'_>],
     limits: Limits,
 ) -> Result<u64, BenchError> {
     let snapshot = module.snapshot(engines, settings, limits)?;
     let engine = engine::counting().map_err(LoadError::engine)?;
     let component = Component::from_binary(&engine, &snapshot).map_err(LoadError::engine)?;
-    let dynamic = Dynamic::on(&engine, component, module.kind, module.description.clone(), limits)?;
+    let dynamic = UntypedModule::on(&engine, component, module.kind, module.description.clone(), limits)?;
     let mut instructions = 0;
     for question in prepare(&dynamic, questions)? {
         let mut store = dynamic.store();
         sandbox::count_instructions(&mut store).map_err(LoadError::engine)?;
-        dynamic.decide(&mut store, &question).map_err(NoAnswer::Failed)?;
+        dynamic.decide(&mut store, &question).map_err(CallError::Failed)?;
         instructions += sandbox::instructions(&store).map_err(LoadError::engine)?;
     }
     Ok(instructions / questions.len() as u64)

@@ -54,14 +54,14 @@ pub enum BuildError {
 }
 
 /// A component, and the digest of what it was built from.
-pub struct Built {
+pub struct CompiledPolicy {
     pub name: String,
     pub wasm: Vec<u8>,
     pub sources: String,
 }
 
 /// Builds the project in a folder: a Rust crate, or a JavaScript package.
-pub fn build(folder: &Path) -> Result<Built, BuildError> {
+pub fn build(folder: &Path) -> Result<CompiledPolicy, BuildError> {
     let (name, mut wasm, digest) = match folder.join("package.json").is_file() {
         true => javascript(folder)?,
         false => rust(folder)?,
@@ -71,7 +71,7 @@ pub fn build(folder: &Path) -> Result<Built, BuildError> {
     if cases.is_dir() {
         sections::append(&mut wasm, sections::CASES, &cases::bundle(&File::read_all(&cases)?));
     }
-    Ok(Built { name, wasm, sources: digest })
+    Ok(CompiledPolicy { name, wasm, sources: digest })
 }
 
 fn rust(folder: &Path) -> Result<(String, Vec<u8>, String), BuildError> {

@@ -3,8 +3,8 @@
 use super::bindings::types::{Denial, Verdict, Violation};
 use super::component::Configured;
 use super::contract;
-use super::live::{Decider, Instances};
-use super::question::{Answer, Question};
+use super::live::{Instances, ModuleInstance};
+use super::question::{PolicyRequest, PolicyResponse};
 use super::sandbox::{self, Failure, SandboxStore};
 
 /// A module that gave no answer that counts.
@@ -15,10 +15,10 @@ pub struct Failed {
     pub failure: Failure,
 }
 
-impl Decider {
+impl ModuleInstance {
     /// Asks the module. A pure question may be asked again: where the machine was too busy for the
     /// first one, another fresh sandbox gets the whole deadline once more.
-    pub fn ask(&self, question: &Question) -> Result<Answer, Failed> {
+    pub fn ask(&self, question: &PolicyRequest) -> Result<PolicyResponse, Failed> {
         let answer = match self.once(question) {
             Err(Failure::Timeout) => self.once(question),
             answer => answer,
@@ -27,41 +27,43 @@ impl Decider {
         checked.map_err(|failure| Failed { module: self.module.description.name.clone(), failure })
     }
 
-    fn once(&self, question: &Question) -> Result<Answer, Failure> {
+    fn once(&self, question: &PolicyRequest) -> Result<PolicyResponse, Failure> {
         let mut store = sandbox::store(&self.engine, self.module.limits);
         self.call(&mut store, question).map_err(|error| sandbox::failure(&store, &error))
     }
 
-    fn call(&self, store: &mut SandboxStore, question: &Question) -> wasmtime::Result<Answer> {
+    fn call(&self, store: &mut SandboxStore, question: &PolicyRequest) -> wasmtime::Result<PolicyResponse> {
         Ok(match (&self.instances, question) {
-            (Instances::PlanAccess(instances), Question::Entitlements(plan)) => Answer::Entitlement(
+            (Instances::PlanAccess(instances), PolicyRequest::Entitlements(plan)) => PolicyResponse::Entitlement(
                 instances.instantiate(&mut *store)?.culvert_policy_plans().call_entitlements(store, plan)?,
             ),
-            (Instances::PlanAccess(instances), Question::PlanAccess(ask)) => {
-                Answer::Verdict(instances.instantiate(&mut *store)?.culvert_policy_plans().call_check(store, ask)?)
-            }
-            (Instances::TeamRole(instances), Question::TeamRole(ask)) => {
-                Answer::Verdict(instances.instantiate(&mut *store)?.culvert_policy_roles().call_check(store, ask)?)
-            }
-            (Instances::Validation(instances), Question::Validation(asked)) => {
+            (Instances::PlanAccess(instances), PolicyRequest::PlanAccess(ask)) => PolicyResponse::Verdict(
+                instances.instantiate(&mut *store)?.culvert_policy_plans().call_check(store, ask)?,
+            ),
+            (Instances::TeamRole(instances), PolicyRequest::TeamRole(ask)) => PolicyResponse::Verdict(
+                instances.instantiate(&mut *store)?.culvert_policy_roles().call_check(store, ask)?,
+            ),
+            (Instances::Validation(instances), PolicyRequest::Validation(asked)) => {
                 let (input, facts) = &**asked;
                 let bound = instances.instantiate(&mut *store)?;
-                Answer::Violations(bound.culvert_policy_inputs().call_validate(store, input, facts)?)
+                PolicyResponse::Violations(bound.culvert_policy_inputs().call_validate(store, input, facts)?)
             }
             _ => wasmtime::bail!("it was asked what another kind decides"),
         })
     }
 }
 
-fn check(module: &Configured, answer: Answer) -> Result<Answer, Failure> {
+fn check(module: &Configured, answer: PolicyResponse) -> Result<PolicyResponse, Failure> {
     let declared = &module.description;
     let checked = match &answer {
-        Answer::Verdict(Verdict::Deny(Denial { code, detail, rule })) => contract::denial(declared, code, detail, rule),
-        Answer::Violations(found) => contract::violations(found.len()).and_then(|()| {
+        PolicyResponse::Verdict(Verdict::Deny(Denial { code, detail, rule })) => {
+            contract::denial(declared, code, detail, rule)
+        }
+        PolicyResponse::Violations(found) => contract::violations(found.len()).and_then(|()| {
             let mut found = found.iter();
             found.try_for_each(|Violation { field, message, rule }| contract::violation(declared, field, message, rule))
         }),
-        Answer::Verdict(Verdict::Allow) | Answer::Entitlement(_) => Ok(()),
+        PolicyResponse::Verdict(Verdict::Allow) | PolicyResponse::Entitlement(_) => Ok(()),
     };
     checked.map(|()| answer).map_err(Failure::Contract)
 }

@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 
 use super::artefact::Artefacts;
 use super::component::{LoadError, Module};
-use super::dynamic::Dynamic;
+use super::dynamic::UntypedModule;
 use super::engine::Engines;
 use super::sandbox::Limits;
 use super::{sections, written};
@@ -137,19 +137,19 @@ impl File {
     pub fn run(&self, engines: &Engines, module: &Module) -> Result<Vec<Outcome>, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
-        let dynamic = Dynamic::new(engines, &configured.map_err(load)?).map_err(load)?;
+        let dynamic = UntypedModule::new(engines, &configured.map_err(load)?).map_err(load)?;
         Ok(self.outcomes(&dynamic).collect())
     }
 
     /// The module within what a host gives it, for this file's cases. Each of them configures an
     /// instance of its own, for compiling a snapshot takes longer than all of them.
-    pub fn configuring(&self, engines: &Engines, module: &Module, limits: Limits) -> Result<Dynamic, CasesError> {
+    pub fn configuring(&self, engines: &Engines, module: &Module, limits: Limits) -> Result<UntypedModule, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
-        Dynamic::configuring(engines, module, &self.settings, limits).map_err(load)
+        UntypedModule::configuring(engines, module, &self.settings, limits).map_err(load)
     }
 
     /// Runs one case after the other.
-    pub fn outcomes<'a>(&'a self, module: &'a Dynamic) -> impl Iterator<Item = Outcome> + 'a {
+    pub fn outcomes<'a>(&'a self, module: &'a UntypedModule) -> impl Iterator<Item = Outcome> + 'a {
         self.cases.iter().map(|case| self.outcome(case, module))
     }
 
@@ -161,7 +161,7 @@ impl File {
         question
     }
 
-    fn outcome(&self, case: &Case, module: &Dynamic) -> Outcome {
+    fn outcome(&self, case: &Case, module: &UntypedModule) -> Outcome {
         let question = self.question(case);
         let (mut differences, mut rules) = (Vec::new(), Vec::new());
         match module.ask(case.call.as_deref(), &question) {
@@ -211,7 +211,7 @@ pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<
         (Value::Array(expected), Value::Array(items)) if expected.len() == items.len() => {
             let mut left: Vec<&Value> = items.iter().collect();
             for item in expected {
-                match left.iter().position(|got| agrees(item, got)) {
+                match left.iter().position(|got| matches_expected(item, got)) {
                     Some(found) => drop(left.swap_remove(found)),
                     None => differ(item),
                 }
@@ -224,7 +224,7 @@ pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<
     }
 }
 
-fn agrees(expected: &Value, got: &Value) -> bool {
+fn matches_expected(expected: &Value, got: &Value) -> bool {
     let mut differences = Vec::new();
     compare("", expected, got, &mut differences);
     differences.is_empty()

@@ -242,7 +242,7 @@ fn configure(
         return Err(LoadError::Settings(problems));
     }
     let settings = settings.to_string();
-    let engine = engines.lanes()[0].of(module.size);
+    let engine = engines.shards()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
     let artefact = match artefacts.find(&key) {
         Some(artefact) => artefact,

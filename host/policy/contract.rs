@@ -12,9 +12,9 @@ const FIELD_LIMIT: usize = 200;
 const VIOLATION_LIMIT: usize = 1_000;
 
 /// What is wrong with an answer, in one line.
-pub type Breach = String;
+pub type ContractViolation = String;
 
-pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> Result<(), Breach> {
+pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> Result<(), ContractViolation> {
     if !declared.codes.iter().any(|declared| declared.code == code) {
         return Err(format!("it denies with the undeclared code {}", excerpt(code)));
     }
@@ -22,14 +22,14 @@ pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> R
     check_text("detail", detail)
 }
 
-pub fn violations(count: usize) -> Result<(), Breach> {
+pub fn violations(count: usize) -> Result<(), ContractViolation> {
     if count <= VIOLATION_LIMIT {
         return Ok(());
     }
     Err(format!("it finds {count} violations; {VIOLATION_LIMIT} may be"))
 }
 
-pub fn violation(declared: &Description, field: &str, message: &str, rule: &str) -> Result<(), Breach> {
+pub fn violation(declared: &Description, field: &str, message: &str, rule: &str) -> Result<(), ContractViolation> {
     if field.is_empty() || field.len() > FIELD_LIMIT || field.chars().any(char::is_control) {
         return Err(format!("a violation names the field {}", excerpt(field)));
     }
@@ -38,7 +38,7 @@ pub fn violation(declared: &Description, field: &str, message: &str, rule: &str)
 }
 
 /// The same, for an answer in the contract's own names.
-pub fn plain(declared: &Description, answer: &Value) -> Result<(), Breach> {
+pub fn plain(declared: &Description, answer: &Value) -> Result<(), ContractViolation> {
     let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_owned();
     if let Some(found) = answer.as_array() {
         violations(found.len())?;
@@ -55,14 +55,14 @@ pub fn plain(declared: &Description, answer: &Value) -> Result<(), Breach> {
     }
 }
 
-fn check_rule(declared: &Description, rule: &str) -> Result<(), Breach> {
+fn check_rule(declared: &Description, rule: &str) -> Result<(), ContractViolation> {
     if declared.rules.iter().any(|declared| declared.id == rule) {
         return Ok(());
     }
     Err(format!("it decides by the undeclared rule {}", excerpt(rule)))
 }
 
-fn check_text(name: &str, text: &str) -> Result<(), Breach> {
+fn check_text(name: &str, text: &str) -> Result<(), ContractViolation> {
     if !text.is_empty() && text.len() <= TEXT_LIMIT {
         return Ok(());
     }

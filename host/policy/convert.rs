@@ -15,8 +15,8 @@ use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol,
 use crate::domain::usage::Counters;
 use crate::domain::webhook::{Webhook, WebhookStatus};
 use crate::error::Fault;
-use crate::gate::{Part, Wants};
-use crate::store::facts::Facts;
+use crate::gate::{DeviceRole, UsageRequest};
+use crate::store::facts::ResourceFacts;
 
 pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
     Entitlement {
@@ -28,7 +28,7 @@ pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
     }
 }
 
-pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: Wants) -> plans::Ask {
+pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: UsageRequest) -> plans::Ask {
     plans::Ask {
         caller: self::caller(caller),
         action: action.name().into(),
@@ -48,7 +48,12 @@ pub fn plan_ask(caller: &Caller, action: Action, counters: Counters, wants: Want
     }
 }
 
-pub fn role_ask(caller: &Caller, action: Action, facts: &Facts, devices: &[(Device, Part)]) -> roles::Ask {
+pub fn role_ask(
+    caller: &Caller,
+    action: Action,
+    facts: &ResourceFacts,
+    devices: &[(Device, DeviceRole)],
+) -> roles::Ask {
     roles::Ask {
         caller: self::caller(caller),
         action: action.name().into(),
@@ -61,12 +66,12 @@ pub fn role_ask(caller: &Caller, action: Action, facts: &Facts, devices: &[(Devi
     }
 }
 
-fn device(caller: &Caller, device: &Device, part: Part) -> roles::Device {
+fn device(caller: &Caller, device: &Device, part: DeviceRole) -> roles::Device {
     roles::Device {
         id: device.id.to_string(),
         part: match part {
-            Part::Target => roles::Part::Target,
-            Part::Yields => roles::Part::Yields,
+            DeviceRole::Target => roles::Part::Target,
+            DeviceRole::Source => roles::Part::Yields,
         },
         owned_by_caller: device.owner_id == caller.account_id,
         owner_active: device.owner_active,
@@ -90,7 +95,7 @@ fn caller(caller: &Caller) -> types::Caller {
     }
 }
 
-pub fn input_facts(caller: &Caller, facts: &Facts, faults: &[Fault]) -> inputs::Facts {
+pub fn input_facts(caller: &Caller, facts: &ResourceFacts, faults: &[Fault]) -> inputs::Facts {
     let tunnel = facts.tunnel.as_ref().map(|tunnel| Current::Tunnel(current_tunnel(tunnel)));
     let device = facts.device.as_ref().map(|device| {
         Current::Device(CurrentDevice { name: device.name.clone(), remote_control_enabled: device.remote_control })

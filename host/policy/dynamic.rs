@@ -17,16 +17,16 @@ use crate::path;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum CallError {
     /// A path into the question, and what is allowed there.
     #[error("{0}")]
-    Question(String),
+    PolicyRequest(String),
     #[error("the module failed: {0}")]
     Failed(Failure),
 }
 
 /// A module that is asked in JSON. Every question gets a fresh sandbox, as in a host.
-pub struct Dynamic {
+pub struct UntypedModule {
     engine: Engine,
     component: Component,
     instances: InstancePre<Sandbox>,
@@ -38,14 +38,14 @@ pub struct Dynamic {
 }
 
 /// A question in the contract's types, for one of the functions that decide.
-pub struct Prepared {
+pub struct PreparedCall {
     function: ComponentExportIndex,
     arguments: Vec<Val>,
 }
 
-impl Dynamic {
+impl UntypedModule {
     pub fn new(engines: &Engines, module: &Configured) -> Result<Self, LoadError> {
-        let engine = engines.lanes()[0].of(module.size);
+        let engine = engines.shards()[0].of(module.size);
         Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
     }
 
@@ -77,29 +77,29 @@ impl Dynamic {
 
     /// Asks one of the decision's functions; the kind's own one where none is named. What the
     /// question leaves out is absent, zero or empty.
-    pub fn ask(&self, call: Option<&str>, question: &Value) -> Result<Value, NoAnswer> {
+    pub fn ask(&self, call: Option<&str>, question: &Value) -> Result<Value, CallError> {
         let prepared = self.prepare(call, question)?;
         // As a host does: once more, where the machine was too busy.
         let answer = match self.decide(&mut self.store(), &prepared) {
             Err(Failure::Timeout) => self.decide(&mut self.store(), &prepared),
             answer => answer,
         };
-        let answer = plain(&answer.map_err(NoAnswer::Failed)?);
-        contract::plain(&self.description, &answer).map_err(|breach| NoAnswer::Failed(Failure::Contract(breach)))?;
+        let answer = plain(&answer.map_err(CallError::Failed)?);
+        contract::plain(&self.description, &answer).map_err(|breach| CallError::Failed(Failure::Contract(breach)))?;
         Ok(answer)
     }
 
-    pub fn prepare(&self, call: Option<&str>, question: &Value) -> Result<Prepared, NoAnswer> {
+    pub fn prepare(&self, call: Option<&str>, question: &Value) -> Result<PreparedCall, CallError> {
         let name = call.unwrap_or(self.kind.decision());
         let interface = self.kind.export();
         let function = self.component.get_export(None, &interface);
         let function = function.and_then(|(_, interface)| self.component.get_export(Some(&interface), name));
         match function {
             Some((ComponentItem::ComponentFunc(ty), function)) => {
-                let arguments = arguments(&ty, question).map_err(NoAnswer::Question)?;
-                Ok(Prepared { function, arguments })
+                let arguments = arguments(&ty, question).map_err(CallError::PolicyRequest)?;
+                Ok(PreparedCall { function, arguments })
             }
-            _ => Err(NoAnswer::Question(format!("there is no function `{name}` in {interface}"))),
+            _ => Err(CallError::PolicyRequest(format!("there is no function `{name}` in {interface}"))),
         }
     }
 
@@ -108,7 +108,7 @@ impl Dynamic {
         sandbox::store(&self.engine, self.limits)
     }
 
-    pub fn decide(&self, store: &mut Store<Sandbox>, question: &Prepared) -> Result<Val, Failure> {
+    pub fn decide(&self, store: &mut Store<Sandbox>, question: &PreparedCall) -> Result<Val, Failure> {
         let mut answer = [Val::Bool(false)];
         let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
             if let Some(settings) = &self.settings {

@@ -32,11 +32,11 @@ pub const TABLE_ELEMENTS: usize = 20_000;
 
 pub struct Engines {
     loader: Engine,
-    lanes: Vec<LaneEngines>,
+    shards: Vec<ShardEngines>,
 }
 
 /// The engines of one lane. Compiled code runs on either.
-pub struct LaneEngines {
+pub struct ShardEngines {
     pooled: Engine,
     on_demand: Engine,
 }
@@ -50,7 +50,7 @@ pub enum Size {
     Large,
 }
 
-impl LaneEngines {
+impl ShardEngines {
     pub fn of(&self, size: Size) -> &Engine {
         match size {
             Size::Small => &self.pooled,
@@ -61,31 +61,31 @@ impl LaneEngines {
 
 impl Engines {
     /// Engines with so many lanes, at least one, and a thread that ticks for as long as they live.
-    pub fn new(lanes: usize) -> wasmtime::Result<Self> {
+    pub fn new(shards: usize) -> wasmtime::Result<Self> {
         let loader = loader()?;
-        let lanes = (0..lanes.max(1)).map(|_| lane()).collect::<wasmtime::Result<Vec<_>>>()?;
-        let engines = lanes.iter().flat_map(|lane| [&lane.pooled, &lane.on_demand]);
+        let shards = (0..shards.max(1)).map(|_| shard()).collect::<wasmtime::Result<Vec<_>>>()?;
+        let engines = shards.iter().flat_map(|shard| [&shard.pooled, &shard.on_demand]);
         tick(engines.chain([&loader]).map(Engine::weak).collect());
-        Ok(Self { loader, lanes })
+        Ok(Self { loader, shards })
     }
 
     pub fn loader(&self) -> &Engine {
         &self.loader
     }
 
-    pub fn lanes(&self) -> &[LaneEngines] {
-        &self.lanes
+    pub fn shards(&self) -> &[ShardEngines] {
+        &self.shards
     }
 }
 
 /// The calling thread's lane, of so many: threads take them in turn and keep theirs.
-pub fn lane_of_this_thread(lanes: usize) -> usize {
+pub fn shard_of_this_thread(shards: usize) -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static THREAD: Cell<Option<usize>> = const { Cell::new(None) });
     THREAD.with(|thread| {
         let number = thread.get().unwrap_or_else(|| THREADS.fetch_add(1, Ordering::Relaxed));
         thread.set(Some(number));
-        number % lanes
+        number % shards
     })
 }
 
@@ -119,8 +119,8 @@ fn loader() -> wasmtime::Result<Engine> {
     Engine::new(&config)
 }
 
-fn lane() -> wasmtime::Result<LaneEngines> {
-    Ok(LaneEngines { pooled: pooled()?, on_demand: Engine::new(&base())? })
+fn shard() -> wasmtime::Result<ShardEngines> {
+    Ok(ShardEngines { pooled: pooled()?, on_demand: Engine::new(&base())? })
 }
 
 fn pooled() -> wasmtime::Result<Engine> {

@@ -18,8 +18,8 @@ use super::artefact::Artefacts;
 use super::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig, Trust};
 use super::engine::Engines;
 use super::kind::Kind;
-use super::live::Set;
-use super::observer::Observer;
+use super::live::PolicySet;
+use super::observer::DecisionObserver;
 use super::pinned::Pinned;
 use super::records::{Records, RecordsConfig};
 use crate::config::{Config, ConfigError};
@@ -30,8 +30,8 @@ const KEPT: usize = 4;
 
 pub struct Generations {
     loader: Arc<Loader>,
-    observer: Arc<Observer>,
-    current: ArcSwap<Set>,
+    observer: Arc<DecisionObserver>,
+    current: ArcSwap<PolicySet>,
     history: Mutex<History>,
     /// One set is staged at a time.
     staging: tokio::sync::Mutex<()>,
@@ -40,7 +40,7 @@ pub struct Generations {
 #[derive(Default)]
 struct History {
     /// The oldest first.
-    earlier: Vec<Arc<Set>>,
+    earlier: Vec<Arc<PolicySet>>,
     /// The highest generation that there was.
     newest: u64,
     rollbacks: u64,
@@ -87,22 +87,22 @@ impl Generations {
         registry: &mut Registry,
     ) -> Result<Self, ConfigError> {
         let policy = |error: &dyn std::fmt::Display| ConfigError::new("policy", error);
-        let lanes = std::thread::available_parallelism().map_or(1, usize::from);
+        let shards = std::thread::available_parallelism().map_or(1, usize::from);
         let cache = config.data_dir.join("policies");
         let loader = Loader {
-            engines: Engines::new(lanes).map_err(|e| policy(&e))?,
+            engines: Engines::new(shards).map_err(|e| policy(&e))?,
             artefacts: Artefacts::in_folder(&cache, secrets).map_err(|e| ConfigError::new("data_dir", e))?,
             folder: ".".into(),
             trust: config.trust,
         };
-        let observer = Observer::open(clock, registry, &config.decisions).map_err(|error| {
+        let observer = DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
             let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
             ConfigError::new("decisions.file", format!("{file}: {error}"))
         })?;
         let observer = Arc::new(observer);
         let set = stage(&loader, &observer, &config.policy, &config.default_plan, 1);
         let set = set.map_err(ConfigError::from)?;
-        observer.meters.generation.set(1);
+        observer.metrics.generation.set(1);
         let history = Mutex::new(History { newest: 1, ..History::default() });
         let current = ArcSwap::from(set);
         Ok(Self { loader: Arc::new(loader), observer, current, history, staging: tokio::sync::Mutex::default() })
@@ -113,7 +113,7 @@ impl Generations {
         Pinned::new(self.current(), self.observer.clone(), request_id)
     }
 
-    pub fn current(&self) -> Arc<Set> {
+    pub fn current(&self) -> Arc<PolicySet> {
         self.current.load_full()
     }
 
@@ -145,14 +145,14 @@ impl Generations {
 
     fn fail(&self, problem: String) -> String {
         tracing::warn!(problem, "the policies were not reloaded");
-        self.observer.meters.count_reload("failed");
+        self.observer.metrics.count_reload("failed");
         let at = self.observer.clock.now();
         self.history().last_failure = Some(Failure { at, problem: problem.clone() });
         problem
     }
 
     /// Has a set take over, unless there was a rollback since it was begun.
-    fn swap(&self, set: &Arc<Set>, rollbacks: u64) -> bool {
+    fn swap(&self, set: &Arc<PolicySet>, rollbacks: u64) -> bool {
         let mut history = self.history();
         if history.rollbacks != rollbacks {
             return false;
@@ -162,8 +162,8 @@ impl Generations {
         history.earlier.push(self.current.swap(set.clone()));
         let surplus = history.earlier.len().saturating_sub(KEPT);
         history.earlier.drain(..surplus);
-        self.observer.meters.count_reload("done");
-        self.observer.meters.generation.set(generation.cast_signed());
+        self.observer.metrics.count_reload("done");
+        self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were reloaded");
         true
     }
@@ -180,8 +180,8 @@ impl Generations {
         history.rollbacks += 1;
         let generation = set.generation;
         self.current.store(set);
-        self.observer.meters.count_reload("rolled_back");
-        self.observer.meters.generation.set(generation.cast_signed());
+        self.observer.metrics.count_reload("rolled_back");
+        self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were rolled back");
         Ok(generation)
     }
@@ -220,23 +220,23 @@ impl Generations {
 /// A set that could take over: every module loaded, and the default plan known.
 fn stage(
     loader: &Loader,
-    observer: &Arc<Observer>,
+    observer: &Arc<DecisionObserver>,
     chain: &[PolicyConfig],
     default_plan: &str,
     generation: u64,
-) -> Result<Arc<Set>, ChainError> {
+) -> Result<Arc<PolicySet>, ChainError> {
     let modules = loader.load(chain)?;
     let now = observer.clock.now();
-    let set = Set::new(&loader.engines, &observer.meters, modules, generation, now);
+    let set = PolicySet::new(&loader.engines, &observer.metrics, modules, generation, now);
     let set = Arc::new(set.map_err(|error| ChainError::Engine(error.to_string()))?);
-    match set.knows(default_plan).map_err(ChainError::Failed)? {
+    match set.has_plan(default_plan).map_err(ChainError::Failed)? {
         true => Ok(set),
         false => Err(ChainError::DefaultPlan(default_plan.into())),
     }
 }
 
 /// The set of a configuration, for commands that ask it something and end.
-pub fn for_a_question(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
+pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // Who calls a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
     Generations::open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))

@@ -17,16 +17,16 @@ use super::chain::{Loaded, Mode};
 use super::component::{Configured, LoadError};
 use super::engine::{self, Engines};
 use super::kind::Kind;
-use super::meters::{Meters, ModuleMeters};
-use super::question::{Answer, Question};
+use super::metrics::{ModuleMetrics, PolicyMetrics};
+use super::question::{PolicyRequest, PolicyResponse};
 use super::sandbox::{self, Sandbox};
 use crate::domain::plan::Entitlement;
 
-pub struct Set {
+pub struct PolicySet {
     /// Counts the sets of this process, from 1.
     pub generation: u64,
     pub loaded_at: DateTime<Utc>,
-    lanes: Vec<Lane>,
+    shards: Vec<Shard>,
     modules: Vec<Loaded>,
     /// What plans include: a pure function of the plan's name, asked once for each.
     pub entitlements: RwLock<HashMap<String, Option<Entitlement>>>,
@@ -34,7 +34,7 @@ pub struct Set {
 
 /// The chains, on one engine.
 #[derive(Default)]
-struct Lane {
+struct Shard {
     plan_access: Chain,
     team_role: Chain,
     validation: Chain,
@@ -43,16 +43,16 @@ struct Lane {
 /// The modules of one kind.
 #[derive(Default)]
 pub struct Chain {
-    pub enforced: Vec<Decider>,
-    pub shadows: Vec<Decider>,
+    pub enforced: Vec<ModuleInstance>,
+    pub shadows: Vec<ModuleInstance>,
 }
 
 /// One module on one lane, ready to be instantiated.
-pub struct Decider {
+pub struct ModuleInstance {
     pub engine: Engine,
     pub instances: Instances,
     pub module: Arc<Configured>,
-    pub meters: Arc<ModuleMeters>,
+    pub metrics: Arc<ModuleMetrics>,
 }
 
 pub enum Instances {
@@ -61,48 +61,48 @@ pub enum Instances {
     Validation(ValidationPre<Sandbox>),
 }
 
-impl Set {
+impl PolicySet {
     /// The modules in the order of the configuration.
     pub fn new(
         engines: &Engines,
-        meters: &Meters,
+        metrics: &PolicyMetrics,
         modules: Vec<Loaded>,
         generation: u64,
         loaded_at: DateTime<Utc>,
     ) -> Result<Self, LoadError> {
-        let counted: Vec<_> = modules.iter().map(|loaded| Arc::new(meters.of(&loaded.module))).collect();
-        let lanes = engines.lanes().iter().map(|engines| {
-            let mut lane = Lane::default();
-            for (Loaded { entry, module }, meters) in modules.iter().zip(&counted) {
+        let counted: Vec<_> = modules.iter().map(|loaded| Arc::new(metrics.of(&loaded.module))).collect();
+        let shards = engines.shards().iter().map(|engines| {
+            let mut shard = Shard::default();
+            for (Loaded { entry, module }, metrics) in modules.iter().zip(&counted) {
                 let engine = engines.of(module.size);
-                let decider = Decider {
+                let decider = ModuleInstance {
                     engine: engine.clone(),
                     instances: instances(engine, &module.on(engine)?, module.kind)?,
                     module: module.clone(),
-                    meters: meters.clone(),
+                    metrics: metrics.clone(),
                 };
-                let chain = lane.chain_mut(module.kind);
+                let chain = shard.chain_mut(module.kind);
                 match entry.mode {
                     Mode::Enforce => chain.enforced.push(decider),
                     Mode::Shadow => chain.shadows.push(decider),
                 }
             }
-            Ok(lane)
+            Ok(shard)
         });
-        let lanes = lanes.collect::<Result<_, LoadError>>()?;
-        Ok(Self { generation, loaded_at, lanes, modules, entitlements: RwLock::default() })
+        let shards = shards.collect::<Result<_, LoadError>>()?;
+        Ok(Self { generation, loaded_at, shards, modules, entitlements: RwLock::default() })
     }
 
     /// The modules of a kind, on the lane of the thread that asks.
     pub fn chain(&self, kind: Kind) -> &Chain {
-        self.lanes[engine::lane_of_this_thread(self.lanes.len())].chain(kind)
+        self.shards[engine::shard_of_this_thread(self.shards.len())].chain(kind)
     }
 
     /// Whether any module knows a plan, asked without anybody watching.
-    pub fn knows(&self, plan: &str) -> Result<bool, Failed> {
-        let question = Question::Entitlements(plan.into());
+    pub fn has_plan(&self, plan: &str) -> Result<bool, Failed> {
+        let question = PolicyRequest::Entitlements(plan.into());
         for decider in &self.chain(Kind::PlanAccess).enforced {
-            if matches!(decider.ask(&question)?, Answer::Entitlement(Some(_))) {
+            if matches!(decider.ask(&question)?, PolicyResponse::Entitlement(Some(_))) {
                 return Ok(true);
             }
         }
@@ -114,7 +114,7 @@ impl Set {
     }
 }
 
-impl Lane {
+impl Shard {
     fn chain(&self, kind: Kind) -> &Chain {
         match kind {
             Kind::PlanAccess => &self.plan_access,

@@ -8,43 +8,43 @@ use prometheus_client::registry::Registry;
 use uuid::Uuid;
 
 use super::call::Failed;
-use super::live::Decider;
-use super::meters::Meters;
-use super::question::{Answer, Question};
+use super::live::ModuleInstance;
+use super::metrics::PolicyMetrics;
+use super::question::{PolicyRequest, PolicyResponse};
 use super::records::{Record, Records, RecordsConfig};
 use super::shadows::Shadows;
 
-pub struct Observer {
+pub struct DecisionObserver {
     pub clock: Clock,
-    pub meters: Meters,
+    pub metrics: PolicyMetrics,
     pub shadows: Shadows,
     pub records: Option<Records>,
 }
 
-impl Observer {
+impl DecisionObserver {
     /// Registers the figures and opens the file of records, where there is to be one.
     pub fn open(clock: Clock, registry: &mut Registry, records: &RecordsConfig) -> io::Result<Self> {
-        let meters = Meters::new(registry);
-        let records = Records::open(records, meters.records_written.clone(), meters.records_dropped.clone())?;
-        let shadows = Shadows::start(meters.shadows_dropped.clone())?;
-        Ok(Self { clock, meters, shadows, records })
+        let metrics = PolicyMetrics::new(registry);
+        let records = Records::open(records, metrics.records_written.clone(), metrics.records_dropped.clone())?;
+        let shadows = Shadows::start(metrics.shadows_dropped.clone())?;
+        Ok(Self { clock, metrics, shadows, records })
     }
 
     pub fn note(
         &self,
         generation: u64,
         request_id: Option<Uuid>,
-        decider: &Decider,
-        question: &Question,
-        answer: &Result<Answer, Failed>,
+        decider: &ModuleInstance,
+        question: &PolicyRequest,
+        answer: &Result<PolicyResponse, Failed>,
         took: Duration,
     ) {
-        decider.meters.count(answer, took);
+        decider.metrics.count(answer, took);
         let Some(records) = &self.records else { return };
-        if !records.want(question, request_id) {
+        if !records.is_sampled(question, request_id) {
             return;
         }
-        let (question, secrets) = question.clone().masked();
+        let (question, secrets) = question.clone().redacted();
         records.write(Record {
             time: self.clock.now(),
             request_id,

@@ -10,21 +10,21 @@ use super::bindings::{inputs, plans, roles};
 use super::call::Failed;
 use super::convert;
 use super::kind::Kind;
-use super::live::{Chain, Decider, Set};
-use super::observer::Observer;
-use super::question::{Answer, Question};
+use super::live::{Chain, ModuleInstance, PolicySet};
+use super::observer::DecisionObserver;
+use super::question::{PolicyRequest, PolicyResponse};
 use super::sandbox::Failure;
 use crate::domain::plan::Entitlement;
 
 #[derive(Clone)]
 pub struct Pinned {
-    set: Arc<Set>,
-    observer: Arc<Observer>,
+    set: Arc<PolicySet>,
+    observer: Arc<DecisionObserver>,
     request_id: Option<Uuid>,
 }
 
 impl Pinned {
-    pub fn new(set: Arc<Set>, observer: Arc<Observer>, request_id: Option<Uuid>) -> Self {
+    pub fn new(set: Arc<PolicySet>, observer: Arc<DecisionObserver>, request_id: Option<Uuid>) -> Self {
         Self { set, observer, request_id }
     }
 
@@ -46,48 +46,53 @@ impl Pinned {
 
     /// What a plan includes, by the first module of the chain that knows it.
     fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
-        let question = Question::Entitlements(plan.into());
-        let known = |answer: &Answer| matches!(answer, Answer::Entitlement(Some(_)));
-        let answer = self.first(question, known, Answer::Entitlement(None))?;
-        Ok(if let Answer::Entitlement(entitlement) = answer { entitlement } else { None })
+        let question = PolicyRequest::Entitlements(plan.into());
+        let known = |answer: &PolicyResponse| matches!(answer, PolicyResponse::Entitlement(Some(_)));
+        let answer = self.first(question, known, PolicyResponse::Entitlement(None))?;
+        Ok(if let PolicyResponse::Entitlement(entitlement) = answer { entitlement } else { None })
     }
 
     /// The first module that denies decides.
     pub fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
-        self.verdict(Question::PlanAccess(ask))
+        self.verdict(PolicyRequest::PlanAccess(ask))
     }
 
     /// The first module that denies decides.
     pub fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
-        self.verdict(Question::TeamRole(ask))
+        self.verdict(PolicyRequest::TeamRole(ask))
     }
 
-    fn verdict(&self, question: Question) -> Result<Verdict, Failed> {
-        let denies = |answer: &Answer| matches!(answer, Answer::Verdict(Verdict::Deny(_)));
-        let answer = self.first(question, denies, Answer::Verdict(Verdict::Allow))?;
+    fn verdict(&self, question: PolicyRequest) -> Result<Verdict, Failed> {
+        let denies = |answer: &PolicyResponse| matches!(answer, PolicyResponse::Verdict(Verdict::Deny(_)));
+        let answer = self.first(question, denies, PolicyResponse::Verdict(Verdict::Allow))?;
         match answer {
-            Answer::Verdict(verdict) => Ok(verdict),
+            PolicyResponse::Verdict(verdict) => Ok(verdict),
             _ => Err(self.another_answer()),
         }
     }
 
     /// What any module of the chain finds wrong.
     pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
-        let question = Question::Validation(Box::new((input, facts)));
+        let question = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
         let mut all = Vec::new();
         for decider in &chain.enforced {
             match self.ask(decider, &question)? {
-                Answer::Violations(violations) => all.extend(violations),
+                PolicyResponse::Violations(violations) => all.extend(violations),
                 _ => return Err(self.another_answer()),
             }
         }
-        self.shadow(chain, question, || Answer::Violations(all.clone()));
+        self.shadow(chain, question, || PolicyResponse::Violations(all.clone()));
         Ok(all)
     }
 
     /// The first answer that decides, or what it is where none does.
-    fn first(&self, question: Question, decides: fn(&Answer) -> bool, otherwise: Answer) -> Result<Answer, Failed> {
+    fn first(
+        &self,
+        question: PolicyRequest,
+        decides: fn(&PolicyResponse) -> bool,
+        otherwise: PolicyResponse,
+    ) -> Result<PolicyResponse, Failed> {
         let chain = self.chain(question.kind())?;
         let mut answer = otherwise;
         for decider in &chain.enforced {
@@ -115,7 +120,7 @@ impl Pinned {
         Ok(chain)
     }
 
-    fn ask(&self, decider: &Decider, question: &Question) -> Result<Answer, Failed> {
+    fn ask(&self, decider: &ModuleInstance, question: &PolicyRequest) -> Result<PolicyResponse, Failed> {
         let started = self.observer.clock.moment();
         let answer = decider.ask(question);
         let took = self.observer.clock.moment().since(started);
@@ -123,7 +128,7 @@ impl Pinned {
         answer
     }
 
-    fn shadow(&self, chain: &Chain, question: Question, answer: impl FnOnce() -> Answer) {
+    fn shadow(&self, chain: &Chain, question: PolicyRequest, answer: impl FnOnce() -> PolicyResponse) {
         if !chain.shadows.is_empty() {
             self.observer.shadows.ask(self.set.clone(), self.request_id, question, answer());
         }

@@ -8,17 +8,17 @@ use serde::ser::{Error, Impossible, Serialize, SerializeMap, SerializeSeq, Seria
 use serde_json::Value;
 
 /// A value of the contract, to be written in its own names.
-pub struct Plain<'a, T: ?Sized>(pub &'a T);
+pub struct WitJson<'a, T: ?Sized>(pub &'a T);
 
-impl<T: Serialize + ?Sized> Serialize for Plain<'_, T> {
+impl<T: Serialize + ?Sized> Serialize for WitJson<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(Renaming(serializer))
     }
 }
 
 /// A value of the contract as JSON.
-pub fn of(value: &impl Serialize) -> Value {
-    serde_json::to_value(Plain(value)).unwrap_or_else(|error| Value::String(error.to_string()))
+pub fn to_wit_json(value: &impl Serialize) -> Value {
+    serde_json::to_value(WitJson(value)).unwrap_or_else(|error| Value::String(error.to_string()))
 }
 
 /// `TunnelCreate` and `tunnel_create` are `tunnel-create`.
@@ -91,7 +91,7 @@ impl<S: Serializer> Serializer for Renaming<S> {
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
-        self.0.serialize_some(&Plain(value))
+        self.0.serialize_some(&WitJson(value))
     }
 
     fn serialize_unit(self) -> Result<S::Ok, S::Error> {
@@ -118,7 +118,7 @@ impl<S: Serializer> Serializer for Renaming<S> {
         value: &T,
     ) -> Result<S::Ok, S::Error> {
         let mut one = self.0.serialize_map(Some(1))?;
-        one.serialize_entry(&kebab(name), &Plain(value))?;
+        one.serialize_entry(&kebab(name), &WitJson(value))?;
         one.end()
     }
 
@@ -168,7 +168,7 @@ impl<S: SerializeSeq> SerializeSeq for Items<S> {
     type Error = S::Error;
 
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), S::Error> {
-        self.0.serialize_element(&Plain(value))
+        self.0.serialize_element(&WitJson(value))
     }
 
     fn end(self) -> Result<S::Ok, S::Error> {
@@ -181,7 +181,7 @@ impl<S: SerializeMap> SerializeStruct for Fields<S> {
     type Error = S::Error;
 
     fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), S::Error> {
-        self.0.serialize_entry(&kebab(name), &Plain(value))
+        self.0.serialize_entry(&kebab(name), &WitJson(value))
     }
 
     fn end(self) -> Result<S::Ok, S::Error> {

@@ -7,13 +7,13 @@ use super::bindings::inputs::{Current, Facts, Input, NullableText};
 use super::bindings::types::{Denial, Verdict, Violation};
 use super::bindings::{plans, roles};
 use super::kind::Kind;
-use super::plain::{self, Plain};
+use super::plain::{self, WitJson};
 
 /// What stands for a secret where a question is written down.
 const MASK: &str = "********";
 
 #[derive(Clone, Debug)]
-pub enum Question {
+pub enum PolicyRequest {
     /// What a plan, by name, includes.
     Entitlements(String),
     PlanAccess(plans::Ask),
@@ -22,13 +22,13 @@ pub enum Question {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum PolicyResponse {
     Entitlement(Option<plans::Entitlement>),
     Verdict(Verdict),
     Violations(Vec<Violation>),
 }
 
-impl Question {
+impl PolicyRequest {
     /// The chain that answers it.
     pub fn kind(&self) -> Kind {
         match self {
@@ -48,7 +48,7 @@ impl Question {
     }
 
     /// The question with its secrets masked, and what they were.
-    pub fn masked(mut self) -> (Self, Vec<Secret>) {
+    pub fn redacted(mut self) -> (Self, Vec<Secret>) {
         let mut secrets = Vec::new();
         let mut mask = |field, text: Option<&mut String>| {
             if let Some(text) = text {
@@ -86,18 +86,18 @@ pub struct Secret {
 
 impl Secret {
     /// Masks it in what was said about it.
-    pub fn mask_in(&self, said: &mut Value) {
+    pub fn redact(&self, said: &mut Value) {
         match said {
             Value::String(text) if !self.text.is_empty() => *text = text.replace(&self.text, MASK),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.mask_in(item)),
-            Value::Object(fields) => fields.values_mut().for_each(|field| self.mask_in(field)),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.redact(item)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| self.redact(field)),
             _ => {}
         }
     }
 }
 
 /// In the contract's own names, as cases have it.
-impl Serialize for Question {
+impl Serialize for PolicyRequest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Entitlements(plan) => {
@@ -105,37 +105,37 @@ impl Serialize for Question {
                 parameters.serialize_entry("plan", plan)?;
                 parameters.end()
             }
-            Self::PlanAccess(ask) => Plain(ask).serialize(serializer),
-            Self::TeamRole(ask) => Plain(ask).serialize(serializer),
+            Self::PlanAccess(ask) => WitJson(ask).serialize(serializer),
+            Self::TeamRole(ask) => WitJson(ask).serialize(serializer),
             Self::Validation(asked) => {
                 let mut parameters = serializer.serialize_map(Some(2))?;
-                parameters.serialize_entry("input", &Plain(&asked.0))?;
-                parameters.serialize_entry("facts", &Plain(&asked.1))?;
+                parameters.serialize_entry("input", &WitJson(&asked.0))?;
+                parameters.serialize_entry("facts", &WitJson(&asked.1))?;
                 parameters.end()
             }
         }
     }
 }
 
-impl Answer {
+impl PolicyResponse {
     /// The answer in the contract's own names, as cases expect it.
-    pub fn plain(&self) -> Value {
+    pub fn to_wit_json(&self) -> Value {
         match self {
-            Self::Entitlement(entitlement) => plain::of(entitlement),
-            Self::Verdict(verdict) => plain::of(verdict),
-            Self::Violations(violations) => plain::of(violations),
+            Self::Entitlement(entitlement) => plain::to_wit_json(entitlement),
+            Self::Verdict(verdict) => plain::to_wit_json(verdict),
+            Self::Violations(violations) => plain::to_wit_json(violations),
         }
     }
 
     /// In one word, for logs and metrics.
-    pub fn word(&self) -> Word {
+    pub fn outcome_label(&self) -> OutcomeLabel {
         match self {
-            Self::Entitlement(Some(_)) => Word::Known,
-            Self::Entitlement(None) => Word::Unknown,
-            Self::Verdict(Verdict::Allow) => Word::Allow,
-            Self::Verdict(Verdict::Deny(_)) => Word::Deny,
-            Self::Violations(violations) if violations.is_empty() => Word::Valid,
-            Self::Violations(_) => Word::Invalid,
+            Self::Entitlement(Some(_)) => OutcomeLabel::Known,
+            Self::Entitlement(None) => OutcomeLabel::Unknown,
+            Self::Verdict(Verdict::Allow) => OutcomeLabel::Allow,
+            Self::Verdict(Verdict::Deny(_)) => OutcomeLabel::Deny,
+            Self::Violations(violations) if violations.is_empty() => OutcomeLabel::Valid,
+            Self::Violations(_) => OutcomeLabel::Invalid,
         }
     }
 
@@ -149,7 +149,7 @@ impl Answer {
     }
 
     /// Whether a client would be told the same: the same code, or the same wrong fields.
-    pub fn agrees(&self, other: &Self) -> bool {
+    pub fn same_outcome(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Verdict(Verdict::Deny(one)), Self::Verdict(Verdict::Deny(other))) => one.code == other.code,
             (Self::Violations(one), Self::Violations(other)) => fields(one) == fields(other),
@@ -164,7 +164,7 @@ fn fields(violations: &[Violation]) -> std::collections::BTreeSet<&str> {
 
 /// What an answer comes down to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum OutcomeLabel {
     Allow,
     Deny,
     Valid,
@@ -174,7 +174,7 @@ pub enum Word {
     Unknown,
 }
 
-impl Word {
+impl OutcomeLabel {
     pub const ALL: [Self; 6] = [Self::Allow, Self::Deny, Self::Valid, Self::Invalid, Self::Known, Self::Unknown];
 
     pub fn name(self) -> &'static str {

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::component::Configured;
 use super::kind::Kind;
-use super::question::{Answer, Question, Secret};
+use super::question::{PolicyRequest, PolicyResponse, Secret};
 
 /// Records that wait to be written, at most.
 const QUEUE: usize = 8192;
@@ -50,10 +50,10 @@ pub struct Record {
     pub request_id: Option<Uuid>,
     pub generation: u64,
     pub module: Arc<Configured>,
-    pub question: Question,
+    pub question: PolicyRequest,
     /// What was masked in the question, and must not be in the answer.
     pub secrets: Vec<Secret>,
-    pub answer: Result<Answer, String>,
+    pub answer: Result<PolicyResponse, String>,
     pub took: Duration,
 }
 
@@ -68,7 +68,7 @@ struct Line<'a> {
     version: &'a str,
     sha256: &'a str,
     call: &'static str,
-    input: &'a Question,
+    input: &'a PolicyRequest,
     verdict: &'static str,
     rules: Vec<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ struct Line<'a> {
 impl Record {
     fn line(&self) -> Line<'_> {
         let masked = |mut said: Value| {
-            self.secrets.iter().for_each(|secret| secret.mask_in(&mut said));
+            self.secrets.iter().for_each(|secret| secret.redact(&mut said));
             said
         };
         let about = &self.module.description;
@@ -98,9 +98,9 @@ impl Record {
             sha256: &self.module.digest,
             call: self.question.call(),
             input: &self.question,
-            verdict: answer.map_or("failed", |answer| answer.word().name()),
-            rules: answer.map(Answer::rules).unwrap_or_default(),
-            answer: answer.ok().map(|answer| masked(answer.plain())),
+            verdict: answer.map_or("failed", |answer| answer.outcome_label().name()),
+            rules: answer.map(PolicyResponse::rules).unwrap_or_default(),
+            answer: answer.ok().map(|answer| masked(answer.to_wit_json())),
             error: answer.err().map(|problem| masked(problem.as_str().into())),
             masked: self.secrets.iter().map(|secret| secret.field).collect(),
             duration_us: self.took.as_nanos() as f64 / 1000.0,
@@ -162,8 +162,8 @@ impl Records {
 
     /// Whether an answer is recorded: all those of a request are, or none. What a plan includes is
     /// asked once, for everybody.
-    pub fn want(&self, question: &Question, request_id: Option<Uuid>) -> bool {
-        if matches!(question, Question::Entitlements(_)) {
+    pub fn is_sampled(&self, question: &PolicyRequest, request_id: Option<Uuid>) -> bool {
+        if matches!(question, PolicyRequest::Entitlements(_)) {
             return self.share > 0;
         }
         // The second half of an id is chance.

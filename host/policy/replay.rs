@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::dynamic::{Dynamic, NoAnswer};
+use super::dynamic::{CallError, UntypedModule};
 use super::kind::Kind;
 
 /// What a module that gives no answer comes to.
@@ -49,12 +49,12 @@ pub struct Report {
 }
 
 /// Asks a module what a record was asked, and says what would change.
-pub fn replay(module: &Dynamic, line: usize, record: &Recorded) -> Option<Changed> {
+pub fn replay(module: &UntypedModule, line: usize, record: &Recorded) -> Option<Changed> {
     let was = record.error.as_ref().map_or_else(|| record.answer.clone(), |_| FAILED.into());
     let answer = match module.ask(Some(&record.call), &record.input) {
         Ok(answer) => answer,
-        Err(NoAnswer::Failed(_)) => FAILED.into(),
-        Err(NoAnswer::Question(problem)) => format!("it cannot be asked: {problem}").into(),
+        Err(CallError::Failed(_)) => FAILED.into(),
+        Err(CallError::PolicyRequest(problem)) => format!("it cannot be asked: {problem}").into(),
     };
     if told(&was, &record.masked) == told(&answer, &record.masked) {
         return None;

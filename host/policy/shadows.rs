@@ -9,23 +9,23 @@ use std::thread::JoinHandle;
 use prometheus_client::metrics::counter::Counter;
 use uuid::Uuid;
 
-use super::live::{Decider, Set};
-use super::meters::Compared;
-use super::question::{Answer, Question};
+use super::live::{ModuleInstance, PolicySet};
+use super::metrics::Compared;
+use super::question::{PolicyRequest, PolicyResponse};
 
 /// Questions that wait for the shadows.
 const QUEUE: usize = 1024;
 
-struct Asked {
-    set: Arc<Set>,
+struct ShadowRequest {
+    set: Arc<PolicySet>,
     request_id: Option<Uuid>,
-    question: Question,
-    answer: Answer,
+    question: PolicyRequest,
+    answer: PolicyResponse,
 }
 
 pub struct Shadows {
     /// None is the end.
-    queue: SyncSender<Option<Box<Asked>>>,
+    queue: SyncSender<Option<Box<ShadowRequest>>>,
     dropped: Counter,
     stopped: Arc<AtomicBool>,
     worker: Mutex<Option<JoinHandle<()>>>,
@@ -41,8 +41,8 @@ impl Shadows {
     }
 
     /// Has the shadows of a set asked, unless they are too far behind.
-    pub fn ask(&self, set: Arc<Set>, request_id: Option<Uuid>, question: Question, answer: Answer) {
-        let asked = Asked { set, request_id, question, answer };
+    pub fn ask(&self, set: Arc<PolicySet>, request_id: Option<Uuid>, question: PolicyRequest, answer: PolicyResponse) {
+        let asked = ShadowRequest { set, request_id, question, answer };
         if self.queue.try_send(Some(Box::new(asked))).is_err() {
             self.dropped.inc();
         }
@@ -58,7 +58,7 @@ impl Shadows {
     }
 }
 
-fn run(queue: &Receiver<Option<Box<Asked>>>, stopped: &AtomicBool) {
+fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool) {
     while let Ok(Some(asked)) = queue.recv() {
         if stopped.load(Ordering::Relaxed) {
             continue;
@@ -69,17 +69,17 @@ fn run(queue: &Receiver<Option<Box<Asked>>>, stopped: &AtomicBool) {
     }
 }
 
-impl Asked {
-    fn compare(&self, shadow: &Decider) {
+impl ShadowRequest {
+    fn compare(&self, shadow: &ModuleInstance) {
         let module = &shadow.module.description.name;
         let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
         let request_id = self.request_id.map(tracing::field::display);
         let compared = match shadow.ask(&self.question) {
             // A module that does not know a plan leaves it to the others.
-            Ok(Answer::Entitlement(None)) => Compared::Agreed,
-            Ok(answer) if answer.agrees(&self.answer) => Compared::Agreed,
+            Ok(PolicyResponse::Entitlement(None)) => Compared::Agreed,
+            Ok(answer) if answer.same_outcome(&self.answer) => Compared::Agreed,
             Ok(answer) => {
-                let (decided, shadow) = (self.answer.word().name(), answer.word().name());
+                let (decided, shadow) = (self.answer.outcome_label().name(), answer.outcome_label().name());
                 let rules = answer.rules().join(" ");
                 tracing::info!(request_id, generation, kind, module, decided, shadow, rules, "a shadow disagrees");
                 Compared::Disagreed
@@ -89,6 +89,6 @@ impl Asked {
                 Compared::Failed
             }
         };
-        shadow.meters.compare(compared);
+        shadow.metrics.compare(compared);
     }
 }

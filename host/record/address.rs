@@ -8,7 +8,7 @@ use crate::domain::tunnel::PublicAddress;
 /// Where visitors reach it.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "PublicAddress")]
-pub struct AddressOut {
+pub struct AddressResponse {
     hostname: String,
     port: u16,
     /// For http tunnels.
@@ -17,7 +17,7 @@ pub struct AddressOut {
     ipv6: Option<String>,
 }
 
-impl From<PublicAddress> for AddressOut {
+impl From<PublicAddress> for AddressResponse {
     fn from(address: PublicAddress) -> Self {
         let PublicAddress { hostname, port, url, ipv4, ipv6 } = address;
         Self { hostname, port, url, ipv4: ipv4.map(|ip| ip.to_string()), ipv6: ipv6.map(|ip| ip.to_string()) }

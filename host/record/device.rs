@@ -10,7 +10,7 @@ use crate::domain::device::Device;
 /// Device
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Device")]
-pub struct DeviceOut {
+pub struct DeviceResponse {
     id: Uuid,
     /// The account that enrolled it.
     owner_id: Uuid,
@@ -26,7 +26,7 @@ pub struct DeviceOut {
     last_seen_at: Option<DateTime<Utc>>,
 }
 
-impl From<Device> for DeviceOut {
+impl From<Device> for DeviceResponse {
     fn from(device: Device) -> Self {
         let Device {
             id, owner_id, name, platform, version, online, remote_control, capabilities, last_seen_at, ..

@@ -1,13 +1,13 @@
-//! Events, as webhook endpoints receive them (decisions §10).
+//! Events, as webhook endpoints receive them; see `docs/develop/decisions/0011-events-and-webhooks.md`.
 
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::address::AddressOut;
-use super::device::DeviceOut;
-use super::operation::OperationOut;
+use super::address::AddressResponse;
+use super::device::DeviceResponse;
+use super::operation::OperationResponse;
 use crate::domain::caller::ScopeKind;
 use crate::domain::event::OfflineReason;
 use crate::domain::session::EndReason;
@@ -16,7 +16,7 @@ use crate::domain::tunnel::{Protocol, Tunnel};
 /// The body of a delivery.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "{D}Event")]
-pub struct EventOut<D> {
+pub struct EventResponse<D> {
     /// The same on every attempt, and in the header `Service-Webhook-Id`.
     pub id: Uuid,
     /// The event's kind.
@@ -24,14 +24,14 @@ pub struct EventOut<D> {
     pub created_at: DateTime<Utc>,
     /// `v2`
     pub api_version: &'static str,
-    pub scope: EventScopeOut,
+    pub scope: EventScopeResponse,
     pub data: D,
 }
 
 /// Whose event it is.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "EventScope")]
-pub struct EventScopeOut {
+pub struct EventScopeResponse {
     pub r#type: ScopeKind,
     pub team_id: Option<Uuid>,
 }
@@ -39,20 +39,20 @@ pub struct EventScopeOut {
 /// `data` of `command.*`
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Command")]
-pub struct CommandOut {
+pub struct CommandResponse {
     /// As it was when it came to that state.
-    pub operation: OperationOut,
+    pub operation: OperationResponse,
 }
 
 /// `data` of `tunnel.*`
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TunnelRun")]
-pub struct TunnelRunOut {
-    pub tunnel: EventTunnelOut,
+pub struct TunnelRunResponse {
+    pub tunnel: EventTunnelResponse,
     pub device_id: Uuid,
     pub session_id: Uuid,
     pub node_id: Uuid,
-    pub public_address: AddressOut,
+    pub public_address: AddressResponse,
     /// The operation that brought it about, if one did.
     pub operation_id: Option<Uuid>,
     /// Why the session ended; an open list: new values may come.
@@ -62,13 +62,13 @@ pub struct TunnelRunOut {
 /// The tunnel that an event is about.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "EventTunnel")]
-pub struct EventTunnelOut {
+pub struct EventTunnelResponse {
     pub id: Uuid,
     pub name: String,
     pub protocol: Protocol,
 }
 
-impl From<&Tunnel> for EventTunnelOut {
+impl From<&Tunnel> for EventTunnelResponse {
     fn from(tunnel: &Tunnel) -> Self {
         Self { id: tunnel.id, name: tunnel.name.clone(), protocol: tunnel.protocol }
     }
@@ -77,8 +77,8 @@ impl From<&Tunnel> for EventTunnelOut {
 /// `data` of `device.*`
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "DevicePresence")]
-pub struct DevicePresenceOut {
-    pub device: DeviceOut,
+pub struct DevicePresenceResponse {
+    pub device: DeviceResponse,
     /// Why it is offline; an open list: new values may come.
     pub reason: Option<OfflineReason>,
 }
@@ -86,6 +86,6 @@ pub struct DevicePresenceOut {
 /// `data` of `webhook.test`
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "WebhookTest")]
-pub struct WebhookTestOut {
+pub struct WebhookTestResponse {
     pub webhook_id: Uuid,
 }

@@ -5,21 +5,21 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::address::AddressOut;
+use super::address::AddressResponse;
 use crate::domain::operation::{Operation, OperationError, OperationStatus, RemoteAction};
 use crate::error::{Error, Result};
 
 /// Operation
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Operation")]
-pub struct OperationOut {
+pub struct OperationResponse {
     id: Uuid,
     status: OperationStatus,
     action: RemoteAction,
     device_id: Uuid,
     tunnel_id: Option<Uuid>,
     /// What came of it, by the action: start and restart, stop, stop_all, restart_agent.
-    #[schemars(with = "Option<OperationResultOut>")]
+    #[schemars(with = "Option<OperationResultResponse>")]
     result: Option<serde_json::Map<String, serde_json::Value>>,
     error: Option<OperationError>,
     created_at: DateTime<Utc>,
@@ -34,23 +34,23 @@ pub struct OperationOut {
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "OperationResult")]
-pub enum OperationResultOut {
-    Start(StartResultOut),
-    StopAll(StopAllResultOut),
-    RestartAgent(RestartAgentResultOut),
-    Stop(StopResultOut),
+pub enum OperationResultResponse {
+    Start(StartResultResponse),
+    StopAll(StopAllResultResponse),
+    RestartAgent(RestartAgentResultResponse),
+    Stop(StopResultResponse),
 }
 
 /// Of start and restart; on a failed handoff as well, where the tunnel went back.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "StartResult")]
-pub struct StartResultOut {
+pub struct StartResultResponse {
     pub tunnel_id: Uuid,
     pub session_id: Option<Uuid>,
     pub device_id: Uuid,
     /// The device that a handoff took it from.
     pub previous_device_id: Option<Uuid>,
-    pub public_address: AddressOut,
+    pub public_address: AddressResponse,
     /// It ran there before; nothing was done.
     pub already_running: bool,
     /// The start failed, and the device before has it back.
@@ -60,7 +60,7 @@ pub struct StartResultOut {
 /// Of stop.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "StopResult")]
-pub struct StopResultOut {
+pub struct StopResultResponse {
     pub tunnel_id: Option<Uuid>,
     pub session_id: Option<Uuid>,
 }
@@ -68,15 +68,15 @@ pub struct StopResultOut {
 /// Of stop_all.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "StopAllResult")]
-pub struct StopAllResultOut {
+pub struct StopAllResultResponse {
     pub stopped: Vec<Uuid>,
-    pub failed: Vec<NotStoppedOut>,
+    pub failed: Vec<NotStoppedResponse>,
 }
 
 /// A tunnel that could not be stopped.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "NotStopped")]
-pub struct NotStoppedOut {
+pub struct NotStoppedResponse {
     pub tunnel_id: Uuid,
     pub code: String,
     pub detail: String,
@@ -85,7 +85,7 @@ pub struct NotStoppedOut {
 /// Of restart_agent.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "RestartAgentResult")]
-pub struct RestartAgentResultOut {
+pub struct RestartAgentResultResponse {
     pub previous_version: String,
     pub version: String,
     /// Of the new process.
@@ -93,14 +93,14 @@ pub struct RestartAgentResultOut {
     pub resumed_tunnels: Vec<Uuid>,
 }
 
-impl OperationResultOut {
+impl OperationResultResponse {
     /// As it is stored with the operation.
     pub fn stored(&self) -> Result<serde_json::Value> {
         serde_json::to_value(self).map_err(Error::internal)
     }
 }
 
-impl From<Operation> for OperationOut {
+impl From<Operation> for OperationResponse {
     fn from(operation: Operation) -> Self {
         let result = match operation.result {
             Some(serde_json::Value::Object(result)) => Some(result),

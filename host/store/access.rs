@@ -3,8 +3,8 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
-use super::{Store, Wake, Write};
+use super::db::{DbResult, Read, Row, StringArg, args};
+use super::{Hint, Store, Write};
 use crate::domain::access::{AccessRules, Country, CountryRule, FirewallRule, NewFirewallRule, Range};
 use crate::error::Result;
 
@@ -42,7 +42,7 @@ impl Write {
                 id,
                 tunnel_id,
                 position,
-                WordArg(rule.rule_type),
+                StringArg(rule.rule_type),
                 address.as_deref(),
                 network.as_deref(),
                 rule.description.as_deref(),
@@ -59,7 +59,7 @@ impl Write {
         self.execute("DELETE FROM geoip_rules WHERE tunnel_id = $1", args![tunnel_id]).await?;
         for (position, CountryRule { country, action }) in (0_i64..).zip(rules) {
             let sql = "INSERT INTO geoip_rules (tunnel_id, country_code, position, action) VALUES ($1, $2, $3, $4)";
-            self.execute(sql, args![tunnel_id, &country.to_string(), position, WordArg(*action)]).await?;
+            self.execute(sql, args![tunnel_id, &country.to_string(), position, StringArg(*action)]).await?;
         }
         self.rules_changed(tunnel_id).await?;
         country_rules(&mut **self, tunnel_id).await
@@ -69,7 +69,7 @@ impl Write {
         let now = self.now;
         let sql = "UPDATE tunnels SET rules_version = rules_version + 1, updated_at = $2 WHERE id = $1";
         self.execute(sql, args![tunnel_id, now]).await?;
-        self.wake(Wake::Tunnel(tunnel_id));
+        self.notify(Hint::Tunnel(tunnel_id));
         Ok(())
     }
 }
@@ -95,7 +95,7 @@ fn firewall_rule(row: &Row) -> DbResult<FirewallRule> {
     };
     Ok(FirewallRule {
         id: row.id("id")?,
-        rule_type: row.word("rule_type")?,
+        rule_type: row.string_enum("rule_type")?,
         range: range.ok_or_else(|| row.unreadable("ip_cidr"))?,
         description: row.optional_text("description")?,
         created_at,
@@ -104,5 +104,5 @@ fn firewall_rule(row: &Row) -> DbResult<FirewallRule> {
 
 fn country_rule(row: &Row) -> DbResult<CountryRule> {
     let country = Country::parse(&row.text("country_code")?).ok_or_else(|| row.unreadable("country_code"))?;
-    Ok(CountryRule { country, action: row.word("action")? })
+    Ok(CountryRule { country, action: row.string_enum("action")? })
 }

@@ -2,13 +2,13 @@
 
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
 use crate::domain::node::{Node, PlatformDomain};
 use crate::domain::port::{self, PortRange};
 use crate::domain::preset::{Preset, PresetPort};
+use crate::domain::string_enum::StringEnum;
 use crate::domain::tunnel::Protocol;
-use crate::domain::word::Word;
 use crate::error::Result;
 
 /// The columns of a node `n`, by names that no other table's columns have.
@@ -23,7 +23,7 @@ pub(super) use node_columns;
 
 /// What a host knows of a node in it.
 #[derive(Clone, Debug)]
-pub struct EnteredNode {
+pub struct NodeRegistration {
     pub id: Uuid,
     pub name: String,
     pub hostname: String,
@@ -67,7 +67,7 @@ impl Write {
     }
 
     /// Enters a node, or brings up to date what its host knows of it; what the operator set stays.
-    pub async fn enter_node(&mut self, new: &EnteredNode) -> Result<()> {
+    pub async fn register_node(&mut self, new: &NodeRegistration) -> Result<()> {
         let now = self.now;
         let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
                        last_port, created_at) \
@@ -75,13 +75,13 @@ impl Write {
                    ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
                        knows_countries = excluded.knows_countries, \
                        first_port = excluded.first_port, last_port = excluded.last_port";
-        let EnteredNode { id, name, hostname, ports, knows_countries } = new;
+        let NodeRegistration { id, name, hostname, ports, knows_countries } = new;
         self.execute(sql, args![*id, name, hostname, *knows_countries, ports.first, ports.last, now]).await?;
         Ok(())
     }
 
     /// Enters a platform domain; the first one is the default.
-    pub async fn enter_domain(&mut self, domain: &str) -> Result<()> {
+    pub async fn register_domain(&mut self, domain: &str) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
         let sql = "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
                    VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING";
@@ -98,7 +98,7 @@ impl Write {
             &node.region,
             &node.country,
             node.region_flag.as_deref(),
-            WordArg(node.status),
+            StringArg(node.status),
             node.pro_only,
         ];
         self.execute(sql, args).await?;
@@ -133,7 +133,7 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
         region: row.text("node_region")?,
         country: row.text("node_country")?,
         region_flag: row.optional_text("node_flag")?,
-        status: row.word("node_status")?,
+        status: row.string_enum("node_status")?,
         pro_only: row.flag("node_pro_only")?,
         knows_countries: row.flag("node_knows_countries")?,
         ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },
@@ -156,8 +156,8 @@ fn preset(row: &Row) -> DbResult<Preset> {
         id: row.id("id")?,
         slug: row.text("slug")?,
         name: row.text("name")?,
-        category: row.word("category")?,
-        protocol: row.word("protocol")?,
+        category: row.string_enum("category")?,
+        protocol: row.string_enum("protocol")?,
         local_port: row.number("local_port")?,
         extra_ports: extra.into_iter().filter_map(StoredPort::into_port).collect(),
         icon_url: row.optional_text("icon_url")?,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::idempotency::{Claim, Kept};
+use super::idempotency::{IdempotencyKey, StoredResponse};
 use super::{Store, Write};
 use crate::error::Result;
 use crate::gate::Permit;
@@ -20,9 +20,9 @@ pub trait Change: Send + Sync + 'static {
 /// How a transaction ended.
 #[derive(Debug)]
 pub enum Committed {
-    Fresh(Kept),
+    Fresh(StoredResponse),
     /// The key stood for this answer already; nothing was done.
-    Replayed(Kept),
+    Replayed(StoredResponse),
     /// What the permit was decided on has changed; nothing was done.
     Stale,
 }
@@ -34,25 +34,25 @@ impl Store {
         &self,
         permit: Arc<Permit>,
         change: Arc<C>,
-        claim: Option<Claim>,
-        answer: impl Fn(C::Done) -> Result<Kept> + Send + Sync + 'static,
+        claim: Option<IdempotencyKey>,
+        answer: impl Fn(C::Done) -> Result<StoredResponse> + Send + Sync + 'static,
     ) -> Result<Committed> {
         let secrets = self.secrets.clone();
         let scope_id = permit.caller().scope.id;
         self.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 if let Some(claim) = &claim
-                    && let Some(kept) = write.kept_answer(claim, &secrets).await?
+                    && let Some(kept) = write.find_response(claim, &secrets).await?
                 {
                     return Ok(Committed::Replayed(kept));
                 }
-                if write.basis(permit.caller(), permit.subject()).await? != *permit.basis() {
+                if write.decision_inputs(permit.caller(), permit.subject()).await? != *permit.decision_inputs() {
                     return Ok(Committed::Stale);
                 }
                 let done = change.apply(write, &permit).await?;
                 let kept = answer(done)?;
                 if let Some(claim) = &claim {
-                    write.keep_answer(claim, &secrets, &kept).await?;
+                    write.store_response(claim, &secrets, &kept).await?;
                 }
                 Ok(Committed::Fresh(kept))
             })

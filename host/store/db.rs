@@ -19,7 +19,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use crate::domain::word::Word;
+use crate::domain::string_enum::StringEnum;
 use crate::store::migrations;
 
 /// How long a writer waits for another one.
@@ -524,12 +524,12 @@ impl Row {
             .transpose()
     }
 
-    pub fn word<W: Word>(&self, column: &'static str) -> DbResult<W> {
+    pub fn string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<W> {
         let word = self.text(column)?;
         W::parse(&word).ok_or_else(|| unreadable(column, &word))
     }
 
-    pub fn optional_word<W: Word>(&self, column: &'static str) -> DbResult<Option<W>> {
+    pub fn optional_string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<Option<W>> {
         let word = self.optional_text(column)?;
         word.map(|word| W::parse(&word).ok_or_else(|| unreadable(column, &word))).transpose()
     }
@@ -654,12 +654,12 @@ impl From<Option<DateTime<Utc>>> for Arg<'_> {
 }
 
 /// A word of a closed set.
-impl<W: Word> From<WordArg<W>> for Arg<'_> {
-    fn from(WordArg(word): WordArg<W>) -> Self {
-        Arg::Text(Some(word.word()))
+impl<W: StringEnum> From<StringArg<W>> for Arg<'_> {
+    fn from(StringArg(word): StringArg<W>) -> Self {
+        Arg::Text(Some(word.as_str()))
     }
 }
 
 /// Binds a word.
 #[derive(Clone, Copy)]
-pub struct WordArg<W>(pub W);
+pub struct StringArg<W>(pub W);

@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, args};
-use super::page::{Page, Place, Rows};
-use super::{Store, Wake, Write};
+use super::page::{CursorPosition, Page, PageRows};
+use super::{Hint, Store, Write};
 use crate::domain::device::{Description, Device};
 use crate::domain::event::OfflineReason;
 use crate::domain::operation::{OperationError, OperationErrorCode};
@@ -44,14 +44,14 @@ impl Store {
         find(&mut &self.db, scope_id, id).await
     }
 
-    pub async fn devices(&self, scope_id: Uuid, page: Page) -> Result<Rows<Device>> {
+    pub async fn devices(&self, scope_id: Uuid, page: Page) -> Result<PageRows<Device>> {
         let sql = select_device!(
             "WHERE d.scope_id = $1 AND (d.created_at, d.id) < ($2, $3) ORDER BY d.created_at DESC, d.id DESC LIMIT $4"
         );
-        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![scope_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let devices = rows.iter().map(device).collect::<DbResult<Vec<_>>>()?;
-        Ok(page.cut(devices, |device| Place { at: device.created_at, id: device.id }))
+        Ok(page.truncate(devices, |device| CursorPosition { at: device.created_at, id: device.id }))
     }
 
     /// Every device of the scope that may run a tunnel.
@@ -92,7 +92,7 @@ impl Write {
     }
 
     /// Whoever it belongs to.
-    pub(super) async fn any_device(&mut self, id: Uuid) -> Result<Option<Device>> {
+    pub(super) async fn device_in_any_scope(&mut self, id: Uuid) -> Result<Option<Device>> {
         let row = self.optional(select_device!("WHERE d.id = $1"), args![id]).await?;
         Ok(row.as_ref().map(device).transpose()?)
     }
@@ -137,7 +137,7 @@ impl Write {
         self.execute(sql, args![id]).await?;
         let detail = "Remote control was turned off on the device.";
         self.cancel_queued(id, &OperationError::new(OperationErrorCode::RemoteControlDisabled, detail)).await?;
-        self.wake(Wake::Device(id));
+        self.notify(Hint::Device(id));
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Write {
     }
 
     /// The tunnels, by name, that nobody may run but this device.
-    pub async fn tunnels_of_device_alone(&mut self, id: Uuid) -> Result<Vec<String>> {
+    pub async fn tunnels_bound_only_to(&mut self, id: Uuid) -> Result<Vec<String>> {
         let sql = "SELECT t.name FROM tunnels t JOIN tunnel_devices b ON b.tunnel_id = t.id AND b.device_id = $1 \
                    WHERE NOT EXISTS (SELECT 1 FROM tunnel_devices o WHERE o.tunnel_id = t.id AND o.device_id <> $1) \
                    ORDER BY t.name";
@@ -167,7 +167,7 @@ impl Write {
     /// without consent. The allowlists that it stood in stay allowlists.
     pub async fn take_device_along(&mut self, id: Uuid, owner_id: Uuid) -> Result<()> {
         let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
-        self.release_device(id, &error).await?;
+        self.revoke_device_work(id, &error).await?;
         self.fail_operations_of_lost_device(id).await?;
         self.set_offline(id, OfflineReason::NotAllowed).await?;
         self.execute("DELETE FROM tunnel_devices WHERE device_id = $1", args![id]).await?;
@@ -180,11 +180,11 @@ impl Write {
     /// Removes a device, and what it ran or was to run.
     pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
         let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
-        self.release_device(id, &error).await?;
+        self.revoke_device_work(id, &error).await?;
         self.fail_operations_of_lost_device(id).await?;
         self.set_offline(id, OfflineReason::Removed).await?;
         self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
-        self.wake(Wake::Device(id));
+        self.notify(Hint::Device(id));
         Ok(())
     }
 }

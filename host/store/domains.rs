@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
 use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
 use crate::error::Result;
@@ -35,7 +35,7 @@ macro_rules! columns {
         args![
             $tunnel_id,
             &$domain.domain,
-            WordArg($domain.status),
+            StringArg($domain.status),
             $domain.assigned,
             $domain.verified_at,
             $domain.last_checked_at,
@@ -86,13 +86,13 @@ async fn latest(db: &mut impl Read, tunnel_id: Uuid) -> Result<Option<CustomDoma
 
 impl Write {
     /// The name that is assigned to a tunnel, else the one that was looked up last.
-    pub async fn own_domain(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
+    pub async fn custom_domain_of_tunnel(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
         let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY assigned DESC, updated_at DESC LIMIT 1");
         let row = self.optional(sql, args![tunnel_id]).await?;
         Ok(row.as_ref().map(custom_domain).transpose()?)
     }
 
-    pub async fn custom_domain_called(&mut self, tunnel_id: Uuid, domain: &str) -> Result<Option<CustomDomain>> {
+    pub async fn custom_domain_by_name(&mut self, tunnel_id: Uuid, domain: &str) -> Result<Option<CustomDomain>> {
         let sql = select_domain!("WHERE tunnel_id = $1 AND domain = $2");
         let row = self.optional(sql, args![tunnel_id, domain]).await?;
         Ok(row.as_ref().map(custom_domain).transpose()?)
@@ -108,7 +108,7 @@ impl Write {
 
     /// Writes a name as the one that was verified or assigned last. Others that were only looked up
     /// are forgotten.
-    pub async fn keep_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
+    pub async fn upsert_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
         let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE";
         self.execute(sql, args![tunnel_id, &domain.domain]).await?;
         let sql = insert_domain!(
@@ -123,14 +123,14 @@ impl Write {
     }
 
     /// Notes what a daily check found.
-    pub async fn note_check(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
+    pub async fn record_check(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
         let sql = "UPDATE custom_domains SET status = $3, verified_at = $4, last_checked_at = $5, missed = $6, \
                        error_code = $7, error_detail = $8 \
                    WHERE tunnel_id = $1 AND domain = $2";
         let args = args![
             tunnel_id,
             &domain.domain,
-            WordArg(domain.status),
+            StringArg(domain.status),
             domain.verified_at,
             domain.last_checked_at,
             domain.missed,
@@ -147,7 +147,7 @@ impl Write {
         Ok(())
     }
 
-    pub async fn touch_tunnel(&mut self, tunnel_id: Uuid) -> Result<()> {
+    pub async fn set_updated_at(&mut self, tunnel_id: Uuid) -> Result<()> {
         let now = self.now;
         self.execute("UPDATE tunnels SET updated_at = $2 WHERE id = $1", args![tunnel_id, now]).await?;
         Ok(())
@@ -159,7 +159,7 @@ fn custom_domain(row: &Row) -> DbResult<CustomDomain> {
     let detail = row.optional_text("error_detail")?;
     Ok(CustomDomain {
         domain: row.text("domain")?,
-        status: row.word("status")?,
+        status: row.string_enum("status")?,
         assigned: row.flag("assigned")?,
         verified_at: row.optional_time("verified_at")?,
         last_checked_at: row.time("last_checked_at")?,

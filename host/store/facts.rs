@@ -14,7 +14,7 @@ use crate::error::{Code, Error, Result};
 
 /// The resource in a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum Resource {
     /// The scope itself.
     Scope,
     Tunnel(Uuid),
@@ -23,7 +23,7 @@ pub enum Subject {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct ResourceFacts {
     pub counters: Counters,
     pub tunnel: Option<Tunnel>,
     pub device: Option<Device>,
@@ -32,7 +32,7 @@ pub struct Facts {
 
 /// The part of the facts that a decision depends on and that others can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Basis {
+pub struct DecisionInputs {
     plan: String,
     role: Option<Role>,
     tunnels: u32,
@@ -43,26 +43,36 @@ pub struct Basis {
     /// The tunnel's last change.
     updated_at: Option<DateTime<Utc>>,
     /// The device that is to run the tunnel, and the operation that is on its way.
-    wanted_on: Option<Uuid>,
+    desired_device_id: Option<Uuid>,
     operation_id: Option<Uuid>,
 }
 
-impl Basis {
-    pub fn of(caller: &Caller, facts: &Facts) -> Self {
+impl DecisionInputs {
+    pub fn of(caller: &Caller, facts: &ResourceFacts) -> Self {
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = facts.counters;
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let session_id = run.map(|run| run.session_id);
         let updated_at = facts.tunnel.as_ref().map(|tunnel| tunnel.updated_at);
-        let wanted_on = facts.tunnel.as_ref().and_then(|tunnel| tunnel.wanted_on);
+        let desired_device_id = facts.tunnel.as_ref().and_then(|tunnel| tunnel.desired_device_id);
         let operation = facts.tunnel.as_ref().and_then(|tunnel| tunnel.operation.as_ref());
         let operation_id = operation.map(|operation| operation.id);
         let plan = caller.scope.plan.clone();
         let role = caller.role;
-        Self { plan, role, tunnels, extra_ports, webhook_endpoints, session_id, updated_at, wanted_on, operation_id }
+        Self {
+            plan,
+            role,
+            tunnels,
+            extra_ports,
+            webhook_endpoints,
+            session_id,
+            updated_at,
+            desired_device_id,
+            operation_id,
+        }
     }
 }
 
-impl Facts {
+impl ResourceFacts {
     /// The subject's tunnel, for actions that have one.
     pub fn tunnel(&self) -> Result<&Tunnel> {
         self.tunnel.as_ref().ok_or_else(Error::not_found)
@@ -76,22 +86,22 @@ impl Facts {
 
 impl Store {
     /// The facts about a subject; not found, where the scope has no such resource.
-    pub async fn facts(&self, caller: &Caller, subject: Subject) -> Result<Facts> {
+    pub async fn facts(&self, caller: &Caller, subject: Resource) -> Result<ResourceFacts> {
         let db = &mut &self.db;
         let scope_id = caller.scope.id;
-        let mut facts = Facts { counters: counters(db, scope_id, subject).await?, ..Facts::default() };
+        let mut facts = ResourceFacts { counters: counters(db, scope_id, subject).await?, ..ResourceFacts::default() };
         let now = self.clock.now();
         match subject {
-            Subject::Scope => {}
-            Subject::Tunnel(id) => {
+            Resource::Scope => {}
+            Resource::Tunnel(id) => {
                 let tunnel = tunnels::find(db, scope_id, id, now).await?;
                 facts.tunnel = Some(tunnel.ok_or_else(Error::not_found)?);
             }
-            Subject::Device(id) => {
+            Resource::Device(id) => {
                 let device = devices::find(db, scope_id, id).await?;
                 facts.device = Some(device.ok_or_else(Error::not_found)?);
             }
-            Subject::Webhook(id) => {
+            Resource::Webhook(id) => {
                 let webhook = webhooks::find(db, scope_id, id).await?;
                 facts.webhook = Some(webhook.ok_or_else(Error::not_found)?);
             }
@@ -104,7 +114,7 @@ impl Store {
 impl Write {
     /// What a decision was made on, as it is now. A key that has been revoked meanwhile, or is over,
     /// decides nothing.
-    pub async fn basis(&mut self, caller: &Caller, subject: Subject) -> Result<Basis> {
+    pub async fn decision_inputs(&mut self, caller: &Caller, subject: Resource) -> Result<DecisionInputs> {
         let (scope_id, now) = (caller.scope.id, self.now);
         let sql = "SELECT s.plan, m.role FROM scopes s \
                    JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
@@ -113,11 +123,11 @@ impl Write {
         let row = row.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
         let role = match caller.scope.kind {
             ScopeKind::Personal => None,
-            ScopeKind::Team => row.optional_word("role")?,
+            ScopeKind::Team => row.optional_string_enum("role")?,
         };
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = counters(&mut **self, scope_id, subject).await?;
         let tunnel = match subject {
-            Subject::Tunnel(id) => {
+            Resource::Tunnel(id) => {
                 let sql = "SELECT t.updated_at, t.wanted_on, s.id, o.id AS operation_id FROM tunnels t \
                            LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
                            LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') \
@@ -129,7 +139,7 @@ impl Write {
         let session_id = tunnel.as_ref().map(|row| row.optional_id("id")).transpose()?.flatten();
         let updated_at = tunnel.as_ref().map(|row| row.time("updated_at")).transpose()?;
         let of_tunnel = |column| tunnel.as_ref().map(|row| row.optional_id(column)).transpose().map(Option::flatten);
-        Ok(Basis {
+        Ok(DecisionInputs {
             plan: row.text("plan")?,
             role,
             tunnels,
@@ -137,15 +147,15 @@ impl Write {
             webhook_endpoints,
             session_id,
             updated_at,
-            wanted_on: of_tunnel("wanted_on")?,
+            desired_device_id: of_tunnel("wanted_on")?,
             operation_id: of_tunnel("operation_id")?,
         })
     }
 }
 
-async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Subject) -> DbResult<Counters> {
+async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Resource) -> DbResult<Counters> {
     let tunnel_id = match subject {
-        Subject::Tunnel(id) => Some(id),
+        Resource::Tunnel(id) => Some(id),
         _ => None,
     };
     let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS tunnels, \

@@ -1,4 +1,5 @@
-//! The answers that Idempotency-Keys stand for (decisions §8): kept with their effect or not at all.
+//! The stored responses of Idempotency-Keys, written in the transaction of their effect or not at all; see
+//! `docs/develop/decisions/0008-idempotency.md`.
 
 use uuid::Uuid;
 
@@ -8,11 +9,11 @@ use crate::error::{Code, Error, Result};
 use crate::secret::{Purpose, Secrets};
 
 /// How long an answer is repeated.
-const KEEP: chrono::TimeDelta = chrono::TimeDelta::hours(24);
+const RESPONSE_RETENTION: chrono::TimeDelta = chrono::TimeDelta::hours(24);
 
 /// A request that is to have one effect, however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct IdempotencyKey {
     pub api_key_id: Uuid,
     pub key: String,
     /// What the request is: method, path, query and body in one form.
@@ -21,26 +22,26 @@ pub struct Claim {
 
 /// A stored answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredResponse {
     pub status: u16,
     pub body: Vec<u8>,
 }
 
-impl Claim {
+impl IdempotencyKey {
     /// The row that the answer is sealed for.
     fn context(&self) -> Vec<u8> {
         [self.api_key_id.as_bytes(), self.key.as_bytes()].concat()
     }
 
     /// The answer of a stored row, if it is this request's.
-    fn answer(&self, row: &Row, secrets: &Secrets) -> Result<Kept> {
-        if !secrets.verify(Purpose::Fingerprints, &self.request, &row.bytes("fingerprint")?) {
+    fn answer(&self, row: &Row, secrets: &Secrets) -> Result<StoredResponse> {
+        if !secrets.verify_mac(Purpose::Fingerprints, &self.request, &row.bytes("fingerprint")?) {
             return Err(Error::of(Code::IdempotencyConflict));
         }
         let body = secrets.open_sealed(Purpose::Answers, &self.context(), &row.bytes("answer")?);
         let body =
             body.ok_or_else(|| Error::internal("a stored answer cannot be opened with the keys in secret_key_file"))?;
-        Ok(Kept { status: row.number("status")?, body })
+        Ok(StoredResponse { status: row.number("status")?, body })
     }
 }
 
@@ -49,7 +50,7 @@ const FIND: &str =
 
 impl Store {
     /// The answer that was given to this request before, if it was.
-    pub async fn kept_answer(&self, claim: &Claim) -> Result<Option<Kept>> {
+    pub async fn find_response(&self, claim: &IdempotencyKey) -> Result<Option<StoredResponse>> {
         let args = args![claim.api_key_id, &claim.key, self.clock.now()];
         let row = (&self.db).optional(FIND, args).await?;
         row.map(|row| claim.answer(&row, &self.secrets)).transpose()
@@ -57,19 +58,24 @@ impl Store {
 }
 
 impl Write {
-    /// As [`Store::kept_answer`]. A key belongs to one scope, and that is locked: whatever another
+    /// As [`Store::find_response`]. A key belongs to one scope, and that is locked: whatever another
     /// request with the same key does, it has done or will do after this transaction.
-    pub async fn kept_answer(&mut self, claim: &Claim, secrets: &Secrets) -> Result<Option<Kept>> {
+    pub async fn find_response(&mut self, claim: &IdempotencyKey, secrets: &Secrets) -> Result<Option<StoredResponse>> {
         let now = self.now;
         let row = self.optional(FIND, args![claim.api_key_id, &claim.key, now]).await?;
         row.map(|row| claim.answer(&row, secrets)).transpose()
     }
 
     /// Stores the answer that the key stands for from now on.
-    pub async fn keep_answer(&mut self, claim: &Claim, secrets: &Secrets, answer: &Kept) -> Result<()> {
-        let fingerprint = secrets.tag(Purpose::Fingerprints, &claim.request);
+    pub async fn store_response(
+        &mut self,
+        claim: &IdempotencyKey,
+        secrets: &Secrets,
+        answer: &StoredResponse,
+    ) -> Result<()> {
+        let fingerprint = secrets.mac(Purpose::Fingerprints, &claim.request);
         let sealed = secrets.seal(Purpose::Answers, &claim.context(), &answer.body);
-        let expires_at = self.now + KEEP;
+        let expires_at = self.now + RESPONSE_RETENTION;
         let sql = "INSERT INTO idempotency (api_key_id, key, fingerprint, status, answer, expires_at) \
                    VALUES ($1, $2, $3, $4, $5, $6) \
                    ON CONFLICT (api_key_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, \

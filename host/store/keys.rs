@@ -7,8 +7,8 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, args};
 use super::{Store, Write, scopes};
 use crate::domain::caller::{Caller, Role, ScopeKind};
-use crate::domain::grant::Grants;
 use crate::domain::key::ApiKey;
+use crate::domain::permission::Permissions;
 use crate::error::Result;
 
 /// A key as the operator sees it.
@@ -18,7 +18,7 @@ pub struct KeyRecord {
     pub public_id: String,
     pub email: String,
     pub team: Option<String>,
-    pub grants: Grants,
+    pub permissions: Permissions,
     pub created_at: DateTime<Utc>,
     pub expires_at: Option<DateTime<Utc>>,
     pub revoked_at: Option<DateTime<Utc>>,
@@ -99,14 +99,14 @@ impl Write {
         key: &ApiKey,
         account_id: Uuid,
         scope_id: Uuid,
-        grants: Grants,
+        permissions: Permissions,
         expires_at: Option<DateTime<Utc>>,
     ) -> Result<Uuid> {
         let id = self.clock.id();
-        let (hash, grants, now) = (key.secret_hash(), grants.to_words(), self.now);
+        let (hash, permissions, now) = (key.secret_hash(), permissions.to_words(), self.now);
         let sql = "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
-        let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &grants, now, expires_at];
+        let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &permissions, now, expires_at];
         self.execute(sql, args).await?;
         Ok(id)
     }
@@ -123,7 +123,7 @@ impl Write {
         Ok(row.map(|row| row.id("id")).transpose()?)
     }
 
-    pub async fn note_key_use(&mut self, key_id: Uuid, at: DateTime<Utc>) -> Result<()> {
+    pub async fn record_key_use(&mut self, key_id: Uuid, at: DateTime<Utc>) -> Result<()> {
         let sql = "UPDATE api_keys SET last_used_at = $2 WHERE id = $1";
         self.execute(sql, args![key_id, at]).await?;
         Ok(())
@@ -161,8 +161,8 @@ fn key_owner(row: &Row) -> DbResult<KeyOwner> {
         key_id: row.id("key_id")?,
         account_id: row.id("account_id")?,
         scope: scopes::scope(row)?,
-        role: row.optional_word::<Role>("role")?,
-        grants: grants(row)?,
+        role: row.optional_string_enum::<Role>("role")?,
+        permissions: permissions(row)?,
     };
     Ok(KeyOwner { caller, expires_at: row.optional_time("expires_at")?, secret_hash: row.bytes("secret_hash")? })
 }
@@ -173,7 +173,7 @@ fn key_record(row: &Row) -> DbResult<KeyRecord> {
         public_id: row.text("public_id")?,
         email: row.text("email")?,
         team: row.optional_text("team")?,
-        grants: grants(row)?,
+        permissions: permissions(row)?,
         created_at: row.time("created_at")?,
         expires_at: row.optional_time("expires_at")?,
         revoked_at: row.optional_time("revoked_at")?,
@@ -181,6 +181,6 @@ fn key_record(row: &Row) -> DbResult<KeyRecord> {
     })
 }
 
-fn grants(row: &Row) -> DbResult<Grants> {
-    Grants::parse(&row.text("grants")?).map_err(|e| sqlx::Error::Decode(e.into()))
+fn permissions(row: &Row) -> DbResult<Permissions> {
+    Permissions::parse(&row.text("grants")?).map_err(|e| sqlx::Error::Decode(e.into()))
 }

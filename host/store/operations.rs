@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args, readable};
-use super::page::{Page, Place, Rows};
-use super::{Store, Wake, Write};
+use super::db::{DbResult, Read, Row, StringArg, args, readable};
+use super::page::{CursorPosition, Page, PageRows};
+use super::{Hint, Store, Write};
 use crate::domain::operation::{
     CLAIM_WITHIN, Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction,
 };
@@ -30,7 +30,7 @@ pub struct NewOperation {
     pub action: RemoteAction,
     pub device_id: Uuid,
     pub tunnel_id: Option<Uuid>,
-    pub yields_id: Option<Uuid>,
+    pub handoff_from_device_id: Option<Uuid>,
 }
 
 impl Store {
@@ -40,14 +40,14 @@ impl Store {
         Ok(row.as_ref().map(operation).transpose()?)
     }
 
-    pub async fn operations(&self, scope_id: Uuid, page: Page) -> Result<Rows<Operation>> {
+    pub async fn operations(&self, scope_id: Uuid, page: Page) -> Result<PageRows<Operation>> {
         let sql = select_operation!(
             "WHERE scope_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
         );
-        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![scope_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let operations = rows.iter().map(operation).collect::<DbResult<Vec<_>>>()?;
-        Ok(page.cut(operations, |operation| Place { at: operation.created_at, id: operation.id }))
+        Ok(page.truncate(operations, |operation| CursorPosition { at: operation.created_at, id: operation.id }))
     }
 
     /// What a device is to do or is doing, in the order in which it was asked for.
@@ -91,7 +91,7 @@ impl Write {
 
     /// Queues an operation, unless another one is in its way.
     pub async fn queue_operation(&mut self, new: NewOperation) -> Result<Operation> {
-        self.check_no_other(new).await?;
+        self.check_no_active_operation(new).await?;
         let (id, now) = (self.clock.id(), self.now);
         let operation = Operation {
             id,
@@ -101,7 +101,7 @@ impl Write {
             status: OperationStatus::Queued,
             device_id: new.device_id,
             tunnel_id: new.tunnel_id,
-            yields_id: new.yields_id,
+            handoff_from_device_id: new.handoff_from_device_id,
             session_id: None,
             result: None,
             error: None,
@@ -113,13 +113,13 @@ impl Write {
         };
         self.insert_operation(&operation).await?;
         self.tell_of_operation(operation.clone()).await?;
-        self.wake(Wake::Device(new.device_id));
+        self.notify(Hint::Device(new.device_id));
         Ok(operation)
     }
 
     /// An operation on a tunnel is in the way of others on it; one on a whole device, of all that
     /// involve the device. The scope is locked, so nobody queues another one meanwhile.
-    pub async fn check_no_other(&mut self, new: NewOperation) -> Result<()> {
+    pub async fn check_no_active_operation(&mut self, new: NewOperation) -> Result<()> {
         let sql = if new.action.is_of_device() {
             "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
                  AND (device_id = $1 OR yields_id = $1 OR tunnel_id = $2) LIMIT 1"
@@ -130,7 +130,7 @@ impl Write {
         let other = if new.action.is_of_device() {
             self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id]).await?
         } else {
-            self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id, new.yields_id]).await?
+            self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id, new.handoff_from_device_id]).await?
         };
         match other {
             None => Ok(()),
@@ -151,11 +151,11 @@ impl Write {
             new.id,
             new.scope_id,
             new.account_id,
-            WordArg(new.action),
-            WordArg(new.status),
+            StringArg(new.action),
+            StringArg(new.status),
             new.device_id,
             new.tunnel_id,
-            new.yields_id,
+            new.handoff_from_device_id,
             new.session_id,
             result.as_deref(),
             error.as_deref(),
@@ -184,8 +184,8 @@ impl Write {
         let (result, error) = texts(operation)?;
         let args = args![
             operation.id,
-            WordArg(before),
-            WordArg(operation.status),
+            StringArg(before),
+            StringArg(operation.status),
             operation.session_id,
             result.as_deref(),
             error.as_deref(),
@@ -234,7 +234,7 @@ impl Write {
         let sql = select_operation!("WHERE tunnel_id = $1 AND status IN ('queued', 'claimed', 'running')");
         let rows = self.all(sql, args![tunnel_id]).await?;
         for mut operation in rows.iter().map(operation).collect::<DbResult<Vec<_>>>()? {
-            self.wake(Wake::Device(operation.device_id));
+            self.notify(Hint::Device(operation.device_id));
             let error = OperationError::new(OperationErrorCode::TunnelDeleted, "The tunnel was deleted.");
             if operation.status == OperationStatus::Queued {
                 operation.error = Some(error);
@@ -248,13 +248,13 @@ impl Write {
 
     /// Takes everything off a device that may no longer act for its scope: its leases end, what was
     /// queued for it is canceled.
-    pub async fn release_device(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
+    pub async fn revoke_device_work(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
         self.cancel_queued(device_id, why).await?;
         for lease in self.leases_of_device(device_id).await? {
             self.stop_session(lease.session_id, crate::domain::session::EndReason::DeviceNotAllowed).await?;
         }
         self.execute("UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $1", args![device_id]).await?;
-        self.wake(Wake::Device(device_id));
+        self.notify(Hint::Device(device_id));
         Ok(())
     }
 }
@@ -270,11 +270,11 @@ fn operation(row: &Row) -> DbResult<Operation> {
         id: row.id("id")?,
         scope_id: row.id("scope_id")?,
         account_id: row.id("account_id")?,
-        action: row.word("action")?,
-        status: row.word("status")?,
+        action: row.string_enum("action")?,
+        status: row.string_enum("status")?,
         device_id: row.id("device_id")?,
         tunnel_id: row.optional_id("tunnel_id")?,
-        yields_id: row.optional_id("yields_id")?,
+        handoff_from_device_id: row.optional_id("yields_id")?,
         session_id: row.optional_id("session_id")?,
         result: row.json("result")?,
         error: row.json("error")?,
@@ -287,12 +287,12 @@ fn operation(row: &Row) -> DbResult<Operation> {
 }
 
 /// Whether an operation has run out of time, and what becomes of it then.
-pub fn overdue(operation: &Operation, now: DateTime<Utc>) -> Option<OperationStatus> {
+pub fn timeout_status(operation: &Operation, now: DateTime<Utc>) -> Option<OperationStatus> {
     match operation.status {
         OperationStatus::Queued if operation.expires_at <= now => Some(OperationStatus::Expired),
         OperationStatus::Claimed | OperationStatus::Running => {
             let claimed_at = operation.claimed_at.unwrap_or(operation.created_at);
-            (claimed_at + operation.action.finish_within() <= now).then_some(OperationStatus::Failed)
+            (claimed_at + operation.action.execution_timeout() <= now).then_some(OperationStatus::Failed)
         }
         _ => None,
     }

@@ -8,8 +8,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args, by_ids};
-use super::{Store, Wake, Write};
+use super::db::{DbResult, Read, Row, StringArg, args, by_ids};
+use super::{Hint, Store, Write};
 use crate::domain::caller::ScopeKind;
 use crate::domain::device::Device;
 use crate::domain::event::{EventKind, OfflineReason, TEST_EVENT};
@@ -18,7 +18,8 @@ use crate::domain::session::EndReason;
 use crate::domain::webhook::{AttemptError, AttemptStatus, Outcome, RETRIES};
 use crate::error::{Error, Result};
 use crate::record::event::{
-    CommandOut, DevicePresenceOut, EventOut, EventScopeOut, EventTunnelOut, TunnelRunOut, WebhookTestOut,
+    CommandResponse, DevicePresenceResponse, EventResponse, EventScopeResponse, EventTunnelResponse, TunnelRunResponse,
+    WebhookTestResponse,
 };
 use crate::secret::{Purpose, Secrets};
 use crate::tally::Tally;
@@ -32,13 +33,13 @@ pub const IN_FLIGHT_PER_SCOPE: usize = 16;
 /// Deliveries that wait for one endpoint, at most. More are canceled as soon as they are made.
 pub const WAITING_PER_ENDPOINT: u32 = 10_000;
 /// After so long an attempt that nobody settled is made again. An attempt takes 15 seconds at most.
-const LEASE: TimeDelta = TimeDelta::seconds(60);
+const DELIVERY_LEASE: TimeDelta = TimeDelta::seconds(60);
 /// Endpoints that are looked at in one go.
 const ENDPOINTS_AT_ONCE: i64 = 64;
 
 /// Who is to hear of an event.
 #[derive(Debug)]
-pub struct Audience {
+pub struct Subscribers {
     scope_id: Uuid,
     scope: ScopeKind,
     webhook_ids: Vec<Uuid>,
@@ -73,22 +74,24 @@ pub struct Delivery {
 
 impl Write {
     /// The endpoints that listen to a kind; none is the rule, and then nothing more is to be done.
-    pub async fn audience(&mut self, scope_id: Uuid, kind: EventKind) -> Result<Option<Audience>> {
+    pub async fn subscribers(&mut self, scope_id: Uuid, kind: EventKind) -> Result<Option<Subscribers>> {
         let sql = "SELECT w.id, s.kind FROM webhooks w JOIN scopes s ON s.id = w.scope_id \
                    WHERE w.scope_id = $1 AND w.status = 'enabled' AND ' ' || w.events || ' ' LIKE '% ' || $2 || ' %' \
                    ORDER BY w.id";
-        let rows = self.all(sql, args![scope_id, WordArg(kind)]).await?;
+        let rows = self.all(sql, args![scope_id, StringArg(kind)]).await?;
         let Some(first) = rows.first() else { return Ok(None) };
-        let scope = first.word("kind")?;
+        let scope = first.string_enum("kind")?;
         let webhook_ids = rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?;
-        Ok(Some(Audience { scope_id, scope, webhook_ids }))
+        Ok(Some(Subscribers { scope_id, scope, webhook_ids }))
     }
 
     /// An operation has come to a state.
     pub async fn tell_of_operation(&mut self, operation: Operation) -> Result<()> {
         let kind = EventKind::of_operation(operation.status);
-        match self.audience(operation.scope_id, kind).await? {
-            Some(audience) => self.publish(&audience, kind, CommandOut { operation: operation.into() }).await,
+        match self.subscribers(operation.scope_id, kind).await? {
+            Some(subscribers) => {
+                self.publish(&subscribers, kind, CommandResponse { operation: operation.into() }).await
+            }
             None => Ok(()),
         }
     }
@@ -114,10 +117,10 @@ impl Write {
     /// A tunnel stands ready for visitors; or, with a reason, it does so no longer.
     pub async fn tell_of_run(&mut self, run: RunRef, reason: Option<EndReason>) -> Result<()> {
         let kind = if reason.is_some() { EventKind::TunnelStopped } else { EventKind::TunnelStarted };
-        let Some(audience) = self.audience(run.scope_id, kind).await? else { return Ok(()) };
+        let Some(subscribers) = self.subscribers(run.scope_id, kind).await? else { return Ok(()) };
         let Some(tunnel) = self.tunnel(run.scope_id, run.tunnel_id).await? else { return Ok(()) };
-        let data = TunnelRunOut {
-            tunnel: EventTunnelOut::from(&tunnel),
+        let data = TunnelRunResponse {
+            tunnel: EventTunnelResponse::from(&tunnel),
             device_id: run.device_id,
             session_id: run.session_id,
             node_id: run.node_id,
@@ -125,7 +128,7 @@ impl Write {
             operation_id: self.operation_behind(run, reason).await?,
             reason,
         };
-        self.publish(&audience, kind, data).await
+        self.publish(&subscribers, kind, data).await
     }
 
     /// The operation that began or ended a run.
@@ -144,8 +147,10 @@ impl Write {
     /// A device is there; or, with a reason, it is gone.
     pub async fn tell_of_device(&mut self, device: Device, reason: Option<OfflineReason>) -> Result<()> {
         let kind = if reason.is_some() { EventKind::DeviceOffline } else { EventKind::DeviceOnline };
-        match self.audience(device.scope_id, kind).await? {
-            Some(audience) => self.publish(&audience, kind, DevicePresenceOut { device: device.into(), reason }).await,
+        match self.subscribers(device.scope_id, kind).await? {
+            Some(subscribers) => {
+                self.publish(&subscribers, kind, DevicePresenceResponse { device: device.into(), reason }).await
+            }
             None => Ok(()),
         }
     }
@@ -153,24 +158,24 @@ impl Write {
     /// An event for one endpoint alone, whatever it listens to.
     pub async fn test_event(&mut self, scope_id: Uuid, webhook_id: Uuid) -> Result<Uuid> {
         let row = self.one("SELECT kind FROM scopes WHERE id = $1", args![scope_id]).await?;
-        let audience = Audience { scope_id, scope: row.word("kind")?, webhook_ids: vec![webhook_id] };
-        self.write_event(&audience, TEST_EVENT, WebhookTestOut { webhook_id }).await
+        let subscribers = Subscribers { scope_id, scope: row.string_enum("kind")?, webhook_ids: vec![webhook_id] };
+        self.write_event(&subscribers, TEST_EVENT, WebhookTestResponse { webhook_id }).await
     }
 
-    async fn publish(&mut self, audience: &Audience, kind: EventKind, data: impl Serialize) -> Result<()> {
-        use crate::domain::word::Word;
-        self.write_event(audience, kind.word(), data).await.map(drop)
+    async fn publish(&mut self, subscribers: &Subscribers, kind: EventKind, data: impl Serialize) -> Result<()> {
+        use crate::domain::string_enum::StringEnum;
+        self.write_event(subscribers, kind.as_str(), data).await.map(drop)
     }
 
-    async fn write_event(&mut self, audience: &Audience, kind: &str, data: impl Serialize) -> Result<Uuid> {
+    async fn write_event(&mut self, subscribers: &Subscribers, kind: &str, data: impl Serialize) -> Result<Uuid> {
         let (id, now) = (self.clock.id(), self.now);
-        let team_id = (audience.scope == ScopeKind::Team).then_some(audience.scope_id);
-        let scope = EventScopeOut { r#type: audience.scope, team_id };
-        let event = EventOut { id, r#type: kind.into(), created_at: now, api_version: "v2", scope, data };
+        let team_id = (subscribers.scope == ScopeKind::Team).then_some(subscribers.scope_id);
+        let scope = EventScopeResponse { r#type: subscribers.scope, team_id };
+        let event = EventResponse { id, r#type: kind.into(), created_at: now, api_version: "v2", scope, data };
         let body = serde_json::to_vec(&event).map_err(Error::internal)?;
         let sql = "INSERT INTO events (id, scope_id, kind, body, created_at) VALUES ($1, $2, $3, $4, $5)";
-        self.execute(sql, args![id, audience.scope_id, kind, &body[..], now]).await?;
-        for webhook_id in &audience.webhook_ids {
+        self.execute(sql, args![id, subscribers.scope_id, kind, &body[..], now]).await?;
+        for webhook_id in &subscribers.webhook_ids {
             if !self.make_room(*webhook_id).await? {
                 self.cancel_at_once(*webhook_id, id).await?;
                 continue;
@@ -182,7 +187,7 @@ impl Write {
             let args = args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT];
             self.execute(sql, args).await?;
         }
-        self.wake(Wake::Courier);
+        self.notify(Hint::Deliveries);
         Ok(id)
     }
 
@@ -198,7 +203,7 @@ impl Write {
         let sql = "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, error, \
                        created_at, finished_at) \
                    VALUES ($1, $2, $3, 1, 'canceled', $4, FALSE, 0, $5, $4, $4)";
-        self.execute(sql, args![id, webhook_id, event_id, now, WordArg(AttemptError::TooManyWaiting)]).await?;
+        self.execute(sql, args![id, webhook_id, event_id, now, StringArg(AttemptError::TooManyWaiting)]).await?;
         Ok(())
     }
 
@@ -253,10 +258,11 @@ impl Write {
                        next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
                    WHERE id = $1 AND lease = $2 AND status = 'pending'";
         let duration = u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX);
-        let error = outcome.error.map(crate::domain::word::Word::word);
+        let error = outcome.error.map(crate::domain::string_enum::StringEnum::as_str);
         let code = outcome.status_code.map(u32::from);
         let attempted_at = now - TimeDelta::from_std(outcome.duration).unwrap_or_default();
-        let args = args![delivery.id, delivery.lease, WordArg(status), code, error, duration, next, now, attempted_at];
+        let args =
+            args![delivery.id, delivery.lease, StringArg(status), code, error, duration, next, now, attempted_at];
         if self.execute(sql, args).await? == 0 {
             return Ok(());
         }
@@ -266,12 +272,12 @@ impl Write {
                        waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
                    WHERE id = $1";
         let timed_out = outcome.error == Some(AttemptError::Timeout);
-        self.execute(sql, args![delivery.webhook_id, WordArg(status), now, timed_out, next.is_some()]).await?;
+        self.execute(sql, args![delivery.webhook_id, StringArg(status), now, timed_out, next.is_some()]).await?;
         if let Some(next) = next {
             self.schedule(delivery.webhook_id, delivery.event_id, delivery.attempt + 1, next).await?;
         }
         self.set_due(delivery.webhook_id).await?;
-        self.wake(Wake::Courier);
+        self.notify(Hint::Deliveries);
         Ok(())
     }
 }
@@ -347,7 +353,7 @@ impl Write {
                        SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
                        ORDER BY run_at, id LIMIT $4) \
                    RETURNING id, lease, attempt, event_id, (SELECT body FROM events WHERE id = event_id) AS body";
-        let rows = self.all(sql, args![webhook_id, now + LEASE, now, most]).await?;
+        let rows = self.all(sql, args![webhook_id, now + DELIVERY_LEASE, now, most]).await?;
         let delivery = |row: &Row| {
             Ok(Delivery {
                 id: row.id("id")?,
@@ -370,7 +376,7 @@ impl Write {
     /// secret was sealed with.
     async fn put_off(&mut self, webhook_id: Uuid) -> Result<()> {
         tracing::error!(%webhook_id, "a webhook's secret cannot be opened with the keys in secret_key_file");
-        let until = self.now + LEASE;
+        let until = self.now + DELIVERY_LEASE;
         self.execute("UPDATE webhooks SET due_at = $2 WHERE id = $1", args![webhook_id, until]).await?;
         Ok(())
     }

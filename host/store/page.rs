@@ -7,19 +7,19 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     pub limit: u32,
-    pub after: Place,
+    pub after: CursorPosition,
 }
 
 /// Where a page ends: a row's time and id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CursorPosition {
     pub at: DateTime<Utc>,
     pub id: Uuid,
 }
 
-impl Place {
+impl CursorPosition {
     /// Before the newest row there can be.
-    pub const START: Place = Place { at: DateTime::<Utc>::MAX_UTC, id: Uuid::max() };
+    pub const START: CursorPosition = CursorPosition { at: DateTime::<Utc>::MAX_UTC, id: Uuid::max() };
 
     /// As the store sorts it.
     pub fn micros(self) -> i64 {
@@ -29,22 +29,22 @@ impl Place {
 
 /// The rows of a page, and where the next one begins.
 #[derive(Debug)]
-pub struct Rows<T> {
+pub struct PageRows<T> {
     pub rows: Vec<T>,
-    pub next: Option<Place>,
+    pub next: Option<CursorPosition>,
 }
 
 impl Page {
     /// One more than is shown, to know whether there is another page.
-    pub fn fetch(self) -> i64 {
+    pub fn limit_plus_one(self) -> i64 {
         i64::from(self.limit) + 1
     }
 
     /// Cuts what was fetched down to the page.
-    pub fn cut<T>(self, mut rows: Vec<T>, place: impl Fn(&T) -> Place) -> Rows<T> {
+    pub fn truncate<T>(self, mut rows: Vec<T>, place: impl Fn(&T) -> CursorPosition) -> PageRows<T> {
         let more = rows.len() > self.limit as usize;
         rows.truncate(self.limit as usize);
         let next = rows.last().filter(|_| more).map(place);
-        Rows { rows, next }
+        PageRows { rows, next }
     }
 }

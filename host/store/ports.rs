@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 use uuid::Uuid;
 
 use super::Write;
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, StringArg, args};
 use crate::domain::node::Node;
 use crate::domain::port::{ExtraPort, NewExtraPort, Transport};
 use crate::domain::tunnel::{Protocol, Tunnel, http_port};
@@ -77,7 +77,7 @@ impl Write {
                        UNION ALL SELECT port, TRUE AS resting FROM resting_ports \
                        WHERE node_id = $1 AND transport = $2 AND until > $3 \
                            AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)";
-            for row in self.all(sql, args![node.id, WordArg(*transport), now, tunnel_id]).await? {
+            for row in self.all(sql, args![node.id, StringArg(*transport), now, tunnel_id]).await? {
                 let numbers = if row.flag("resting")? { &mut resting } else { &mut taken };
                 numbers.insert(row.number::<u16>("port")?);
             }
@@ -109,12 +109,12 @@ impl Write {
                                AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)) \
                        ON CONFLICT DO NOTHING";
             let only_rested = rested == Rested::Only;
-            let args = args![node_id, port, WordArg(*transport), tunnel_id, only_rested, now];
+            let args = args![node_id, port, StringArg(*transport), tunnel_id, only_rested, now];
             if self.execute(sql, args).await? == 0 {
                 // What was taken just now, and not what the tunnel has had before.
                 for taken in &transports[..index] {
                     let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3";
-                    self.execute(sql, args![node_id, port, WordArg(*taken)]).await?;
+                    self.execute(sql, args![node_id, port, StringArg(*taken)]).await?;
                 }
                 return Ok(false);
             }
@@ -134,7 +134,7 @@ impl Write {
         let (id, now) = (self.clock.id(), self.now);
         let sql = "INSERT INTO extra_ports (id, tunnel_id, local_port, remote_port, protocol, label, created_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        let args = args![id, tunnel_id, local_port, remote_port, WordArg(protocol), label.as_deref(), now];
+        let args = args![id, tunnel_id, local_port, remote_port, StringArg(protocol), label.as_deref(), now];
         self.execute(sql, args).await?;
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
     }
@@ -145,10 +145,10 @@ impl Write {
         for transport in port.protocol.transports() {
             let until = self.now + REST;
             let sql = concat!(rest!(), "AND p.node_id = $3 AND p.port = $4 AND p.transport = $5", rest_again!());
-            let args = args![tunnel_id, until, node.id, port.remote_port, WordArg(*transport)];
+            let args = args![tunnel_id, until, node.id, port.remote_port, StringArg(*transport)];
             self.execute(sql, args).await?;
             let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3 AND tunnel_id = $4";
-            self.execute(sql, args![node.id, port.remote_port, WordArg(*transport), tunnel_id]).await?;
+            self.execute(sql, args![node.id, port.remote_port, StringArg(*transport), tunnel_id]).await?;
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ fn extra_port(row: &Row) -> DbResult<ExtraPort> {
         id: row.id("id")?,
         local_port: row.number("local_port")?,
         remote_port: row.number("remote_port")?,
-        protocol: row.word("protocol")?,
+        protocol: row.string_enum("protocol")?,
         label: row.optional_text("label")?,
     })
 }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args, readable};
+use super::db::{DbResult, Read, Row, StringArg, args, readable};
 use super::{Store, Write};
 use crate::domain::device::OFFLINE_AFTER;
 use crate::domain::event::OfflineReason;
@@ -42,7 +42,7 @@ impl Store {
 
     /// Notes when connections were last heard of. Older connections, and those that have ended since,
     /// no longer count.
-    pub async fn note_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
+    pub async fn record_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
         if seen.is_empty() {
             return Ok(());
         }
@@ -62,18 +62,19 @@ impl Store {
 
 impl Store {
     /// Whether this is the device's newest connection, and has not been given up.
-    pub async fn counts(&self, connection: Connection) -> Result<bool> {
-        Ok((&self.db).optional(COUNTS, args![connection.device_id, connection.epoch]).await?.is_some())
+    pub async fn is_current(&self, connection: Connection) -> Result<bool> {
+        Ok((&self.db).optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
     }
 }
 
-const COUNTS: &str = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
+const IS_CURRENT: &str =
+    "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
 
 impl Write {
     /// A device has connected: its former connection counts no longer.
     pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
         let now = self.now;
-        let was_online = self.booted(device_id).await?.is_some();
+        let was_online = self.online_boot_id(device_id).await?.is_some();
         let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at) \
                    VALUES ($1, 1, $2, $3, TRUE, $4) \
                    ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
@@ -94,12 +95,12 @@ impl Write {
     }
 
     /// As [`Store::counts`].
-    pub async fn counts(&mut self, connection: Connection) -> Result<bool> {
-        Ok(self.optional(COUNTS, args![connection.device_id, connection.epoch]).await?.is_some())
+    pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
+        Ok(self.optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
     }
 
     /// The agent's process at the other end of the device's connection, if it is online.
-    pub async fn booted(&mut self, device_id: Uuid) -> Result<Option<Uuid>> {
+    pub async fn online_boot_id(&mut self, device_id: Uuid) -> Result<Option<Uuid>> {
         let sql = "SELECT boot_id FROM device_presence WHERE device_id = $1 AND online = TRUE";
         let row = self.optional(sql, args![device_id]).await?;
         Ok(row.map(|row| row.optional_id("boot_id")).transpose()?.flatten())
@@ -115,7 +116,7 @@ impl Write {
     pub async fn set_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<()> {
         let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
                    WHERE device_id = $1 AND online = TRUE";
-        if self.execute(sql, args![device_id, WordArg(reason)]).await? == 0 {
+        if self.execute(sql, args![device_id, StringArg(reason)]).await? == 0 {
             return Ok(());
         }
         if matches!(reason, OfflineReason::Removed | OfflineReason::NotAllowed) {
@@ -136,10 +137,10 @@ impl Write {
                    WHERE device_id = $1 AND told <> online AND (told_since <= $2 OR told_times < $4) \
                    RETURNING online, offline_reason";
         let row = self.optional(sql, args![device_id, now - TOLD_WITHIN, now, TOLD_TIMES]).await?;
-        let (Some(row), Some(device)) = (row, self.any_device(device_id).await?) else { return Ok(()) };
+        let (Some(row), Some(device)) = (row, self.device_in_any_scope(device_id).await?) else { return Ok(()) };
         let reason = match row.flag("online")? {
             true => None,
-            false => Some(row.optional_word("offline_reason")?.unwrap_or(OfflineReason::Timeout)),
+            false => Some(row.optional_string_enum("offline_reason")?.unwrap_or(OfflineReason::Timeout)),
         };
         self.tell_of_device(device, reason).await
     }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
+use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
 use crate::domain::caller::{Role, Scope, ScopeKind};
 use crate::error::Result;
@@ -48,7 +48,7 @@ impl Store {
     }
 
     /// By id or name; more than one where a name is not enough.
-    pub async fn teams_called(&self, team: &str) -> Result<Vec<Scope>> {
+    pub async fn teams_by_name(&self, team: &str) -> Result<Vec<Scope>> {
         let id = Uuid::parse_str(team).unwrap_or_default();
         let sql = "SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id";
         let rows = (&self.db).all(sql, args![id, team]).await?;
@@ -90,7 +90,7 @@ impl Write {
     async fn create_scope(&mut self, id: Uuid, kind: ScopeKind, name: &str, plan: &str) -> Result<()> {
         let sql = "INSERT INTO scopes (id, kind, name, plan, created_at) VALUES ($1, $2, $3, $4, $5)";
         let now = self.now;
-        self.execute(sql, args![id, WordArg(kind), name, plan, now]).await?;
+        self.execute(sql, args![id, StringArg(kind), name, plan, now]).await?;
         Ok(())
     }
 
@@ -99,14 +99,14 @@ impl Write {
         let sql = "INSERT INTO team_members (team_id, account_id, role, created_at) VALUES ($1, $2, $3, $4) \
                    ON CONFLICT (team_id, account_id) DO UPDATE SET role = excluded.role";
         let now = self.now;
-        self.execute(sql, args![team_id, account_id, WordArg(role), now]).await?;
+        self.execute(sql, args![team_id, account_id, StringArg(role), now]).await?;
         Ok(())
     }
 
     pub async fn role_of(&mut self, team_id: Uuid, account_id: Uuid) -> Result<Option<Role>> {
         let sql = "SELECT role FROM team_members WHERE team_id = $1 AND account_id = $2";
         let row = self.optional(sql, args![team_id, account_id]).await?;
-        Ok(row.map(|row| row.word("role")).transpose()?)
+        Ok(row.map(|row| row.string_enum("role")).transpose()?)
     }
 
     /// Whether a Team would be left without an owner.
@@ -148,9 +148,9 @@ fn account(row: &Row) -> DbResult<Account> {
 }
 
 pub(super) fn scope(row: &Row) -> DbResult<Scope> {
-    Ok(Scope { id: row.id("id")?, kind: row.word("kind")?, name: row.text("name")?, plan: row.text("plan")? })
+    Ok(Scope { id: row.id("id")?, kind: row.string_enum("kind")?, name: row.text("name")?, plan: row.text("plan")? })
 }
 
 fn member(row: &Row) -> DbResult<Member> {
-    Ok(Member { account_id: row.id("account_id")?, email: row.text("email")?, role: row.word("role")? })
+    Ok(Member { account_id: row.id("account_id")?, email: row.text("email")?, role: row.string_enum("role")? })
 }

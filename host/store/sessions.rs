@@ -3,12 +3,12 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args, by_ids, readable};
+use super::db::{DbResult, Read, Row, StringArg, args, by_ids, readable};
 use super::outbox::RunRef;
-use super::page::{Page, Place, Rows};
+use super::page::{CursorPosition, Page, PageRows};
 use super::runs::RunId;
-use super::{Store, Wake, Write};
-use crate::domain::session::{EndReason, LEASE, Session, Target};
+use super::{Hint, Store, Write};
+use crate::domain::session::{EndReason, SESSION_LEASE, Session, Target};
 use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::domain::usage::Traffic;
 use crate::error::Result;
@@ -91,14 +91,14 @@ macro_rules! leases {
 
 impl Store {
     /// Newest first.
-    pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<Rows<Session>> {
+    pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<PageRows<Session>> {
         let sql = "SELECT id, tunnel_id, device_id, node_id, started_at, ended_at, end_reason, bytes_in, bytes_out \
                    FROM sessions WHERE scope_id = $1 AND tunnel_id = $2 AND (started_at, id) < ($3, $4) \
                    ORDER BY started_at DESC, id DESC LIMIT $5";
-        let args = args![scope_id, tunnel_id, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![scope_id, tunnel_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let sessions = rows.iter().map(session).collect::<DbResult<Vec<_>>>()?;
-        Ok(page.cut(sessions, |session| Place { at: session.started_at, id: session.id }))
+        Ok(page.truncate(sessions, |session| CursorPosition { at: session.started_at, id: session.id }))
     }
 
     /// What a node is to serve.
@@ -113,7 +113,7 @@ impl Store {
     /// Why a session ended, if it did.
     pub async fn end_reason(&self, session_id: Uuid) -> Result<Option<EndReason>> {
         let row = (&self.db).optional("SELECT end_reason FROM sessions WHERE id = $1", args![session_id]).await?;
-        Ok(row.map(|row| row.optional_word("end_reason")).transpose()?.flatten())
+        Ok(row.map(|row| row.optional_string_enum("end_reason")).transpose()?.flatten())
     }
 
     pub async fn lease_of_tunnel(&self, tunnel_id: Uuid) -> Result<Option<Lease>> {
@@ -173,19 +173,30 @@ impl Write {
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0)";
         let Target { host, port, extra } = target;
         let node_id = tunnel.node.id;
-        let args =
-            args![id, tunnel.id, tunnel.scope_id, device_id, node_id, epoch, boot_id, host, *port, now, now + LEASE];
+        let args = args![
+            id,
+            tunnel.id,
+            tunnel.scope_id,
+            device_id,
+            node_id,
+            epoch,
+            boot_id,
+            host,
+            *port,
+            now,
+            now + SESSION_LEASE
+        ];
         self.execute(sql, args).await?;
         for (port_id, local_port) in extra {
-            self.agree_to_port(id, *port_id, *local_port).await?;
+            self.approve_port(id, *port_id, *local_port).await?;
         }
-        self.wake(Wake::Tunnel(tunnel.id));
-        self.wake(Wake::Device(device_id));
+        self.notify(Hint::Tunnel(tunnel.id));
+        self.notify(Hint::Device(device_id));
         Ok(id)
     }
 
     /// The device of a session leads to an extra port from now on.
-    pub async fn agree_to_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
+    pub async fn approve_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
         let sql =
             "INSERT INTO session_ports (session_id, port_id, local_port) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         self.execute(sql, args![session_id, port_id, local_port]).await?;
@@ -197,12 +208,12 @@ impl Write {
         let now = self.now;
         let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
                    RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
-        let Some(row) = self.optional(sql, args![session_id, now, WordArg(reason)]).await? else { return Ok(false) };
+        let Some(row) = self.optional(sql, args![session_id, now, StringArg(reason)]).await? else { return Ok(false) };
         let run = run(&row)?;
         self.ended.push(RunId { scope_id: run.scope_id, tunnel_id: run.tunnel_id, session_id });
-        self.wake(Wake::Tunnel(run.tunnel_id));
-        self.wake(Wake::Device(run.device_id));
-        self.wake(Wake::Usage(run.scope_id));
+        self.notify(Hint::Tunnel(run.tunnel_id));
+        self.notify(Hint::Device(run.device_id));
+        self.notify(Hint::Usage(run.scope_id));
         self.has_moved(run.tunnel_id).await?;
         if row.flag("ready")? {
             self.tell_of_run(run, Some(reason)).await?;
@@ -219,7 +230,7 @@ impl Write {
     }
 
     /// Whatever became of a device's sessions, their tunnels are not to be resumed there.
-    pub async fn forget_wishes(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<()> {
+    pub async fn clear_desired_devices(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<()> {
         let sql = by_ids!(
             "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
                  AND id IN (SELECT tunnel_id FROM sessions WHERE device_id = $2 AND id",
@@ -249,7 +260,7 @@ impl Write {
             Some(row) => {
                 let run = run(&row)?;
                 // Visitors are let in from here on.
-                self.wake(Wake::Tunnel(run.tunnel_id));
+                self.notify(Hint::Tunnel(run.tunnel_id));
                 self.has_moved(run.tunnel_id).await?;
                 self.tell_of_run(run, None).await
             }
@@ -270,7 +281,7 @@ impl Write {
     }
 
     /// Leads an open session to another local target.
-    pub async fn retarget_session(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
+    pub async fn set_local_target(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
         let sql = "UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1";
         self.execute(sql, args![session_id, host, port]).await?;
         Ok(())
@@ -278,7 +289,7 @@ impl Write {
 
     /// Another term for the leases that are still held by this agent; those that are.
     pub async fn renew_leases(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<Vec<Uuid>> {
-        let until = self.now + LEASE;
+        let until = self.now + SESSION_LEASE;
         let sql = by_ids!(
             "UPDATE sessions SET lease_until = $3 WHERE device_id = $2 AND ended_at IS NULL AND id",
             "$1",
@@ -297,14 +308,14 @@ impl Write {
     /// Another term for everything that a node serves: for a host that was away and could not be
     /// asked. An agent that is still there renews within it.
     pub async fn extend_leases(&mut self, node_id: Uuid) -> Result<()> {
-        let until = self.now + LEASE;
+        let until = self.now + SESSION_LEASE;
         let sql = "UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2";
         self.execute(sql, args![node_id, until]).await?;
         Ok(())
     }
 
     /// What a tunnel leads to as its owner has it now.
-    pub async fn target_now(&mut self, tunnel: &Tunnel) -> Result<Target> {
+    pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
         let extra = ports.iter().filter(|port| port.carries_tcp()).map(|port| (port.id, port.local_port)).collect();
         Ok(Target { host: tunnel.local_host.clone(), port: tunnel.local_port, extra })
@@ -370,7 +381,7 @@ fn session(row: &Row) -> DbResult<Session> {
         started_at: row.time("started_at")?,
         ended_at: row.optional_time("ended_at")?,
         traffic: Traffic { bytes_in: row.number("bytes_in")?, bytes_out: row.number("bytes_out")? },
-        end_reason: row.optional_word("end_reason")?,
+        end_reason: row.optional_string_enum("end_reason")?,
     })
 }
 
@@ -385,7 +396,7 @@ fn lease(row: &Row) -> DbResult<Lease> {
         epoch: row.int("epoch")?,
         boot_id: row.id("boot_id")?,
         name: row.text("name")?,
-        protocol: row.word("protocol")?,
+        protocol: row.string_enum("protocol")?,
         remote_port: row.number("remote_port")?,
         hostname: row.text("hostname")?,
         local_host: row.text("local_host")?,

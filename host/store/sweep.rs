@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use uuid::Uuid;
 
 use super::db::{Arg, args};
-use super::operations::overdue;
+use super::operations::timeout_status;
 use super::{Store, Write};
 use crate::domain::event::OfflineReason;
 use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
@@ -62,8 +62,9 @@ impl Store {
         })
         .await;
         let now = self.clock.now();
-        let overdue = unfinished.map(|all| all.into_iter().filter(|one| overdue(one, now).is_some()).collect());
-        let timed_out = each(overdue, |operation: Operation| {
+        let timeout_status =
+            unfinished.map(|all| all.into_iter().filter(|one| timeout_status(one, now).is_some()).collect());
+        let timed_out = each(timeout_status, |operation: Operation| {
             self.write(Some(operation.scope_id), move |write| boxed(write.expire_operation(operation.id)))
         })
         .await;
@@ -165,9 +166,9 @@ impl Write {
     async fn expire_operation(&mut self, id: Uuid) -> Result<()> {
         let now = self.now;
         let Some(mut operation) = self.operation(id).await? else { return Ok(()) };
-        match overdue(&operation, now) {
+        match timeout_status(&operation, now) {
             Some(OperationStatus::Expired) => {
-                self.wake(super::Wake::Device(operation.device_id));
+                self.notify(super::Hint::Device(operation.device_id));
                 operation.error = Some(not_claimed());
                 self.advance_operation(&mut operation, OperationStatus::Expired).await?;
                 Ok(())

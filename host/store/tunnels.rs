@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::catalog::{self, node_columns};
-use super::db::{DbResult, Read, Row, WordArg, args};
-use super::page::{Page, Place, Rows};
+use super::db::{DbResult, Read, Row, StringArg, args};
+use super::page::{CursorPosition, Page, PageRows};
 use super::{Store, Write, ports};
 use crate::domain::node::Node;
 use crate::domain::port::ExtraPort;
@@ -72,15 +72,15 @@ impl Store {
         find(&mut &self.db, scope_id, id, self.clock.now()).await
     }
 
-    pub async fn tunnels(&self, scope_id: Uuid, page: Page) -> Result<Rows<Tunnel>> {
+    pub async fn tunnels(&self, scope_id: Uuid, page: Page) -> Result<PageRows<Tunnel>> {
         let sql = select_tunnel!(
             "WHERE t.scope_id = $1 AND (t.created_at, t.id) < ($2, $3) ORDER BY t.created_at DESC, t.id DESC LIMIT $4"
         );
-        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![scope_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let now = self.clock.now();
         let tunnels = rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<Vec<_>>>()?;
-        let mut page = page.cut(tunnels, place);
+        let mut page = page.truncate(tunnels, place);
         self.bind(scope_id, &mut page.rows).await?;
         Ok(page)
     }
@@ -116,7 +116,7 @@ impl Store {
     }
 
     /// Whether a device is to run a tunnel that nobody runs and that could run.
-    pub async fn has_unserved_wishes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
+    pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
         let sql = "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
                    WHERE t.scope_id = $1 AND t.wanted_on = $2 AND t.protocol = 'tcp' \
                      AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
@@ -129,7 +129,7 @@ impl Store {
     }
 
     /// The tunnels of a scope that go by this id or name.
-    pub async fn tunnels_called(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
+    pub async fn tunnels_by_name(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
         let id = Uuid::parse_str(tunnel).unwrap_or_default();
         let sql = "SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)";
         let rows = (&self.db).all(sql, args![scope_id, id, tunnel]).await?;
@@ -137,8 +137,8 @@ impl Store {
     }
 }
 
-fn place(tunnel: &Tunnel) -> Place {
-    Place { at: tunnel.created_at, id: tunnel.id }
+fn place(tunnel: &Tunnel) -> CursorPosition {
+    CursorPosition { at: tunnel.created_at, id: tunnel.id }
 }
 
 pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid, now: DateTime<Utc>) -> Result<Option<Tunnel>> {
@@ -177,7 +177,7 @@ impl Write {
             new.scope_id,
             new.created_by,
             &new.name,
-            WordArg(new.protocol),
+            StringArg(new.protocol),
             &new.local_host,
             new.local_port,
             new.remote_port,
@@ -259,7 +259,7 @@ impl Write {
     }
 
     /// The device that is to run the tunnel whenever it can.
-    pub async fn set_wanted(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
+    pub async fn set_desired_device(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
         self.execute("UPDATE tunnels SET wanted_on = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Write {
     }
 
     /// The tunnels that a device is to run and that nobody runs.
-    pub async fn wanted_tunnels(&mut self, scope_id: Uuid, device_id: Uuid) -> Result<Vec<Tunnel>> {
+    pub async fn pending_resumes(&mut self, scope_id: Uuid, device_id: Uuid) -> Result<Vec<Tunnel>> {
         let sql = select_tunnel!(
             "WHERE t.scope_id = $1 AND t.wanted_on = $2 AND s.id IS NULL AND o.id IS NULL ORDER BY t.id"
         );
@@ -291,7 +291,7 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         scope_id: row.id("scope_id")?,
         created_by: row.id("created_by")?,
         name: row.text("name")?,
-        protocol: row.word("protocol")?,
+        protocol: row.string_enum("protocol")?,
         local_host: row.text("local_host")?,
         local_port: row.number("local_port")?,
         remote_port: row.number("remote_port")?,
@@ -310,7 +310,7 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         pro_network: row.flag("pro_network")?,
         device_ids: Vec::new(),
         restricted: row.flag("restricted")?,
-        wanted_on: row.optional_id("wanted_on")?,
+        desired_device_id: row.optional_id("wanted_on")?,
         start_error: row.optional_text("start_error")?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
         moving: row.flag("moving")?,
@@ -337,9 +337,9 @@ fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
     let Some(id) = row.optional_id("operation_id")? else { return Ok(None) };
     Ok(Some(ActiveOperation {
         id,
-        action: row.word("operation_action")?,
-        status: row.word("operation_status")?,
+        action: row.string_enum("operation_action")?,
+        status: row.string_enum("operation_status")?,
         device_id: row.id("operation_device_id")?,
-        yields_id: row.optional_id("operation_yields_id")?,
+        handoff_from_device_id: row.optional_id("operation_yields_id")?,
     }))
 }

@@ -2,12 +2,12 @@
 
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, WordArg, args};
-use super::page::{Page, Place, Rows};
+use super::db::{DbResult, Read, Row, StringArg, args};
+use super::page::{CursorPosition, Page, PageRows};
 use super::{Store, Write};
 use crate::domain::event::EventKind;
+use crate::domain::string_enum::StringEnum;
 use crate::domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
-use crate::domain::word::Word;
 use crate::error::Result;
 
 macro_rules! select_webhook {
@@ -25,28 +25,28 @@ impl Store {
         find(&mut &self.db, scope_id, id).await
     }
 
-    pub async fn webhooks(&self, scope_id: Uuid, page: Page) -> Result<Rows<Webhook>> {
+    pub async fn webhooks(&self, scope_id: Uuid, page: Page) -> Result<PageRows<Webhook>> {
         let sql = select_webhook!(
             "WHERE scope_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
         );
-        let args = args![scope_id, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![scope_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let webhooks = rows.iter().map(webhook).collect::<DbResult<Vec<_>>>()?;
-        Ok(page.cut(webhooks, |webhook| Place { at: webhook.created_at, id: webhook.id }))
+        Ok(page.truncate(webhooks, |webhook| CursorPosition { at: webhook.created_at, id: webhook.id }))
     }
 
     /// The newest attempts, as many as are shown at all.
-    pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<Rows<Attempt>> {
+    pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<PageRows<Attempt>> {
         let sql = "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
                        d.created_at, d.attempted_at, d.next_attempt_at \
                    FROM deliveries d JOIN events e ON e.id = d.event_id \
                    WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
                        ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
                    ORDER BY d.created_at DESC, d.id DESC LIMIT $5";
-        let args = args![webhook_id, ATTEMPTS_SHOWN, page.after.micros(), page.after.id, page.fetch()];
+        let args = args![webhook_id, ATTEMPTS_SHOWN, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let attempts = rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?;
-        Ok(page.cut(attempts, |attempt| Place { at: attempt.created_at, id: attempt.id }))
+        Ok(page.truncate(attempts, |attempt| CursorPosition { at: attempt.created_at, id: attempt.id }))
     }
 }
 
@@ -66,7 +66,7 @@ impl Write {
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)";
         let (events, description) = (words(&new.events), new.description.as_deref());
         let args =
-            args![new.id, new.scope_id, &new.url, &events, description, WordArg(new.status), secret, new.created_at];
+            args![new.id, new.scope_id, &new.url, &events, description, StringArg(new.status), secret, new.created_at];
         self.execute(sql, args).await?;
         Ok(())
     }
@@ -76,7 +76,8 @@ impl Write {
         let sql =
             "UPDATE webhooks SET url = $2, events = $3, description = $4, status = $5, updated_at = $6 WHERE id = $1";
         let (events, description) = (words(&webhook.events), webhook.description.as_deref());
-        self.execute(sql, args![webhook.id, &webhook.url, &events, description, WordArg(webhook.status), now]).await?;
+        self.execute(sql, args![webhook.id, &webhook.url, &events, description, StringArg(webhook.status), now])
+            .await?;
         Ok(())
     }
 
@@ -87,11 +88,11 @@ impl Write {
 }
 
 fn words(events: &[EventKind]) -> String {
-    events.iter().map(|event| event.word()).collect::<Vec<_>>().join(" ")
+    events.iter().map(|event| event.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 fn webhook(row: &Row) -> DbResult<Webhook> {
-    let last_status = row.optional_word("last_status")?;
+    let last_status = row.optional_string_enum("last_status")?;
     let last_at = row.optional_time("last_at")?;
     Ok(Webhook {
         id: row.id("id")?,
@@ -99,7 +100,7 @@ fn webhook(row: &Row) -> DbResult<Webhook> {
         url: row.text("url")?,
         events: row.text("events")?.split(' ').filter_map(EventKind::parse).collect(),
         description: row.optional_text("description")?,
-        status: row.word("status")?,
+        status: row.string_enum("status")?,
         last_delivery: last_status.zip(last_at).map(|(status, at)| LastDelivery { status, at }),
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
@@ -112,9 +113,9 @@ fn attempt(row: &Row) -> DbResult<Attempt> {
         event_id: row.id("event_id")?,
         event: row.text("kind")?,
         number: row.number("attempt")?,
-        status: row.word("status")?,
+        status: row.string_enum("status")?,
         status_code: row.optional_number("status_code")?,
-        error: row.optional_word("error")?,
+        error: row.optional_string_enum("error")?,
         duration_ms: row.optional_number("duration_ms")?,
         created_at: row.time("created_at")?,
         attempted_at: row.optional_time("attempted_at")?,

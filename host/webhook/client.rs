@@ -13,7 +13,7 @@ use reqwest::header::{CONTENT_TYPE, USER_AGENT};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Response, Url};
 
-use super::network::{Guard, Refused};
+use super::guard::{AddressBlocked, Guard};
 use super::sign::{self, signature};
 use crate::domain::webhook::{AttemptError, Outcome};
 use crate::store::outbox::Delivery;
@@ -118,10 +118,10 @@ fn read_roots(file: &Path) -> Result<Vec<Certificate>, String> {
 fn classify(error: &reqwest::Error) -> AttemptError {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(found) = cause {
-        if let Some(refused) = found.downcast_ref::<Refused>() {
+        if let Some(refused) = found.downcast_ref::<AddressBlocked>() {
             return match refused {
-                Refused::NoPublicAddress => AttemptError::DnsFailed,
-                Refused::NotPublic => AttemptError::AddressBlocked,
+                AddressBlocked::NoPublicAddress => AttemptError::DnsFailed,
+                AddressBlocked::NotPublic => AttemptError::AddressBlocked,
             };
         }
         if found.is::<rustls::Error>() {

@@ -20,14 +20,14 @@ const UNDER_WAY: usize = 64;
 /// When it is looked again for what could not be had.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-pub struct Courier {
+pub struct DeliveryWorker {
     client: Client,
     woken: Notify,
     slots: Arc<Semaphore>,
     under_way: Mutex<UnderWay>,
 }
 
-impl Courier {
+impl DeliveryWorker {
     pub fn new(client: Client) -> Self {
         Self { client, woken: Notify::new(), slots: Arc::new(Semaphore::new(UNDER_WAY)), under_way: Mutex::default() }
     }
@@ -110,7 +110,7 @@ async fn deliver(app: &App, delivery: Delivery) {
         event_id = %delivery.event_id, webhook_id = %delivery.webhook_id, attempt = delivery.attempt,
         status = outcome.status_code, error = outcome.error.map(tracing::field::display), "delivered"
     );
-    app.meters.count_delivery(&outcome);
+    app.metrics.count_delivery(&outcome);
     if let Err(error) = app.store.settle_delivery(delivery, outcome).await {
         tracing::warn!(%error, "how a delivery came out could not be noted; it will be made again");
     }

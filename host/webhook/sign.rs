@@ -1,4 +1,5 @@
-//! Signatures of deliveries (specification, "Events", rules 1 and 2).
+//! Signatures of webhook deliveries: HMAC-SHA256 over event id, timestamp and body; see
+//! `docs/develop/decisions/0011-events-and-webhooks.md`.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use culvert_agent::agent::Exit;
 use culvert_agent::device::DeviceKey;
-use culvert_agent::local::{Answer, Request};
+use culvert_agent::ipc::{Answer, Request};
 use culvert_agent::wire::{Action, Capability, ConsentState, Done, Failure, ToAgent, ToHost, connect_statement};
 use culvert_test_macros::both_engines;
 use futures_util::future::poll_immediate;

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use culvert::app::Pace;
+use culvert::app::Ticker;
 use culvert::config::Config;
 use culvert::domain::caller::Role;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
 use culvert::domain::port::PortRange;
-use culvert::domain::session::{EndReason, LEASE};
-use culvert::relay;
-use culvert::store::Wake;
+use culvert::domain::session::{EndReason, SESSION_LEASE};
+use culvert::store::Hint;
+use culvert::ticker;
 use culvert::webhook::sign::signature;
 use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::socket;
@@ -438,7 +438,7 @@ async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
     });
     within(SOON, goodbye).await;
     assert_eq!(within(SOON, stage.wire.next()).await, None);
-    assert_eq!(until().await, start_of_time() + LEASE, "nothing was renewed");
+    assert_eq!(until().await, start_of_time() + SESSION_LEASE, "nothing was renewed");
 }
 
 /// Twenty frames a second, a hundred at once; what is more waits, and nothing is lost.
@@ -773,7 +773,7 @@ async fn full_delivery_queue_cancels_new_delivery(engine: Engine) {
 // Bodies.
 
 /// Fields that nobody knows, as many as fit beside so many bytes of others; how many.
-fn strangers(room: usize) -> (String, usize) {
+fn failed_auth(room: usize) -> (String, usize) {
     const EACH: usize = "\"x00000\":0,".len();
     let count = room / EACH;
     ((0..count).map(|number| format!("\"x{number:05}\":0,")).collect(), count)
@@ -828,11 +828,11 @@ async fn many_unknown_fields_get_bounded_error_response() {
         (Method::POST, of("extra-ports"), r#""local_port":81"#),
         (Method::POST, "/webhooks".into(), r#""url":"https://8.8.8.8/","events":["device.online"]"#),
     ];
-    let (many, count) = strangers(MOST);
+    let (many, count) = failed_auth(MOST);
     for (method, path, right) in &places {
         let answer = is_refused(&api, method, path, format!("{{{many}{right}}}")).await;
         names_few(&answer, count);
-        let (few, count) = strangers(20 * 11);
+        let (few, count) = failed_auth(20 * 11);
         assert_eq!(count, 20);
         let answer = is_refused(&api, method, path, format!("{{{few}{right}}}")).await;
         names_few(&answer, count);
@@ -847,7 +847,7 @@ async fn many_unknown_fields_get_bounded_error_response() {
     names_few(&stop, count);
 
     // In 200 objects of a list; and beside 200 rules that say nothing.
-    let (each, count) = strangers(1_200);
+    let (each, count) = failed_auth(1_200);
     let rule = |number: usize| format!(r#"{{{each}"rule_type":"blacklist","ip_address":"10.0.0.{number}"}}"#);
     let rules: Vec<_> = (0..200).map(rule).collect();
     let answer = is_refused(&api, &Method::PUT, &of("firewall"), format!(r#"{{"rules":[{}]}}"#, rules.join(","))).await;
@@ -856,7 +856,7 @@ async fn many_unknown_fields_get_bounded_error_response() {
     let body = format!(r#"{{"local_port":80,"extra_ports":[{}]}}"#, ports.join(","));
     let answer = is_refused(&api, &Method::POST, "/tunnels", body).await;
     names_few(&answer, 200 * count);
-    let (many, count) = strangers(MOST - 1024);
+    let (many, count) = failed_auth(MOST - 1024);
     let body = format!(r#"{{{many}"rules":[{}]}}"#, vec!["{}"; 200].join(","));
     let answer = is_refused(&api, &Method::PUT, &of("firewall"), body).await;
     names_few(&answer, count);
@@ -1125,23 +1125,23 @@ async fn rate_window_in_the_future_is_discarded(engine: Engine) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_auth_tracking_of_many_addresses_is_bounded() {
     let host = TestHost::start(Engine::Sqlite).await;
-    let (strangers, now) = (&host.app.strangers, host.clock.moment());
+    let (failed_auth, now) = (&host.app.failed_auth, host.clock.moment());
     let provider = "2001:db8::".parse::<Ipv6Addr>().unwrap().to_bits();
     for number in 0..100_000_u128 {
-        strangers.count(Some(Ipv6Addr::from_bits(provider | number << 64).into()), now);
+        failed_auth.count(Some(Ipv6Addr::from_bits(provider | number << 64).into()), now);
         if number.is_multiple_of(1_000) {
-            assert!(strangers.remembered() < 20_000, "{}", strangers.remembered());
+            assert!(failed_auth.remembered() < 20_000, "{}", failed_auth.remembered());
         }
     }
-    assert!(strangers.remembered() < 20_000, "{}", strangers.remembered());
+    assert!(failed_auth.remembered() < 20_000, "{}", failed_auth.remembered());
     // Who comes last is counted all the same.
     let last = Some("192.0.2.1".parse().unwrap());
     for _ in 0..30 {
-        assert_eq!(strangers.count(last, now), None);
+        assert_eq!(failed_auth.count(last, now), None);
     }
-    assert!(strangers.count(last, now).is_some());
+    assert!(failed_auth.count(last, now).is_some());
     host.clock.advance(MINUTE);
-    assert_eq!(strangers.count(last, host.clock.moment()), None);
+    assert_eq!(failed_auth.count(last, host.clock.moment()), None);
 }
 
 // The listener of the API.
@@ -1268,12 +1268,12 @@ async fn wake_up_flood_does_not_delay_lease_expiry(engine: Engine) {
     let (host, tunnel) = (&stage.host, stage.tunnel);
     let (wakes, woken) = mpsc::unbounded_channel();
     for _ in 0..2_000 {
-        wakes.send(Wake::Tunnel(tunnel)).unwrap();
+        wakes.send(Hint::Tunnel(tunnel)).unwrap();
     }
-    let relay = tokio::spawn(relay::run(host.app.clone(), woken, Pace::ByItself));
+    let relay = tokio::spawn(ticker::run(host.app.clone(), woken, Ticker::Auto));
     let busy = async {
         for _ in 0..u64::MAX {
-            wakes.send(Wake::Tunnel(tunnel)).unwrap();
+            wakes.send(Hint::Tunnel(tunnel)).unwrap();
             host.clock.advance(Duration::from_millis(1));
             tokio::task::yield_now().await;
         }
@@ -1331,7 +1331,7 @@ async fn locked_scope_does_not_delay_lease_expiry_of_others() {
     let mut sitter = PgConnection::connect(&host.config().database_url()).await.unwrap();
     sitter.execute("BEGIN").await.unwrap();
     sitter.execute("SELECT id FROM scopes WHERE name = 'bob' FOR UPDATE").await.unwrap();
-    within(SOON, host.pass(LEASE + SECOND)).await;
+    within(SOON, host.pass(SESSION_LEASE + SECOND)).await;
     for (number, run) in runs.iter().enumerate() {
         assert_eq!(session_of(&host, run.tunnel).await.is_some(), number == 1, "{number}");
     }

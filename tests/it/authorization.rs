@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use culvert::domain::caller::Role;
-use culvert::domain::grant::Grant;
-use culvert::domain::word::Word;
+use culvert::domain::permission::Permission;
+use culvert::domain::string_enum::StringEnum;
 use culvert::http::routes::{Row, table};
 use culvert_agent::wire::{Failure, ToHost};
 use culvert_test_macros::both_engines;
@@ -26,7 +26,7 @@ struct Member {
     /// Keys that must not do: none, one that is none, a revoked one.
     useless: [Api; 3],
     /// For every scope, a key that has all the others.
-    narrow: HashMap<Grant, Api>,
+    narrow: HashMap<Permission, Api>,
     device: TestDevice,
     running: Uuid,
     operation: Uuid,
@@ -40,9 +40,12 @@ impl Member {
         host.revoke(revoked.key_id).await;
         let useless = [api.without_key(), api.with_key("ctk_nothing"), api.with_key(&revoked.key)];
         let mut narrow = HashMap::new();
-        for lacking in Grant::ALL {
-            let others: Vec<_> =
-                Grant::ALL.iter().filter(|grant| *grant != lacking).map(|grant| grant.word()).collect();
+        for lacking in Permission::ALL {
+            let others: Vec<_> = Permission::ALL
+                .iter()
+                .filter(|permission| *permission != lacking)
+                .map(|permission| permission.as_str())
+                .collect();
             narrow.insert(*lacking, host.api(&host.key(person.account_id, scope, &others.join(" ")).await.key));
         }
         let device = host.device(person, scope, Remote::Enabled).await;
@@ -93,7 +96,7 @@ impl Member {
             (none, "401 missing_api_key"),
             (unknown, "401 invalid_api_key"),
             (revoked, "401 invalid_api_key"),
-            (&self.narrow[&row.action.grant()], "403 insufficient_scope"),
+            (&self.narrow[&row.action.permission()], "403 insufficient_scope"),
         ] {
             assert_eq!(ask(api, row, target.clone()).await, refused, "{} {}", row.method, row.path);
         }

@@ -4,7 +4,7 @@
 //! itself.
 
 use culvert::http::openapi::document;
-use culvert::http::routes::{Row, Takes, table};
+use culvert::http::routes::{BodyKind, Row, table};
 use culvert_test_macros::both_engines;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Stage {
             ("PATCH", "/devices/{device_id}") => json!({"name": "another"}),
             ("POST", "/webhooks") => json!({"url": "https://8.8.8.8/", "events": ["tunnel.started"]}),
             ("PATCH", "/webhooks/{webhook_id}") => json!({"description": "another"}),
-            _ if row.takes == Takes::EmptyObject => json!({}),
+            _ if row.takes == BodyKind::EmptyObject => json!({}),
             other => panic!("{other:?} takes a body; add one that is right"),
         }
     }
@@ -322,7 +322,7 @@ async fn invalid_field_value_is_rejected_without_changes(engine: Engine) {
 async fn malformed_body_is_rejected_without_changes(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let deep = |open: &str, close: &str| format!("{{\"x\":{}{}}}", open.repeat(20_000), close.repeat(20_000));
-    for row in table().iter().filter(|row| row.takes != Takes::Nothing) {
+    for row in table().iter().filter(|row| row.takes != BodyKind::Nothing) {
         let before = stage.state().await;
         let right = stage.right(row).to_string();
         let fields = right.trim_start_matches('{').trim_end_matches('}').to_owned();
@@ -384,7 +384,7 @@ async fn malformed_body_is_rejected_without_changes(engine: Engine) {
         ] {
             stage.refuses(row, body.as_bytes(), "422 validation_failed", Some(field)).await;
         }
-        if row.takes == Takes::Object {
+        if row.takes == BodyKind::Object {
             stage.refuses(row, b"", "400 invalid_json", None).await;
         }
         let large = format!("{{\"x\":\"{}\"}}", "x".repeat(300_000));
@@ -404,7 +404,7 @@ async fn invalid_resource_id_returns_not_found(engine: Engine) {
     for row in table().iter().filter(|row| row.path.contains('{')) {
         let path = stage.path(row);
         let ids = path.split('/').filter(|part| Uuid::parse_str(part).is_ok()).map(str::to_owned).collect::<Vec<_>>();
-        let body = (row.takes == Takes::Object).then(|| stage.right(row).to_string().into_bytes());
+        let body = (row.takes == BodyKind::Object).then(|| stage.right(row).to_string().into_bytes());
         for id in ids {
             let wrong = [
                 unknown.to_string(),
@@ -495,7 +495,7 @@ async fn invalid_page_parameters_are_rejected(engine: Engine) {
 #[both_engines]
 async fn valid_baseline_body_is_accepted(engine: Engine) {
     let stage = Stage::set(engine).await;
-    for row in table().iter().filter(|row| row.takes != Takes::Nothing && row.method != Method::DELETE) {
+    for row in table().iter().filter(|row| row.takes != BodyKind::Nothing && row.method != Method::DELETE) {
         let answer = stage.send(row, &stage.path(row), Some(stage.right(row).to_string().into_bytes())).await;
         let taken = answer.status < 300 || answer.status == 409 || answer.outcome() == "422 domain_not_verified";
         assert!(taken, "{} {}: {answer}", row.method, row.path);

@@ -1,5 +1,5 @@
-//! What a stranger found who held the service against its specification (decisions of the review of
-//! conformance): one test or more for each.
+//! What a review found that held the service against the API's contract: one test or more for each
+//! finding.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use culvert::policy::chain::PolicyConfig;
 use culvert::policy::kind::Kind;
 use culvert::store::presence::Connection;
 use culvert_agent::device::DeviceKey;
-use culvert_agent::local::Request;
+use culvert_agent::ipc::Request;
 use culvert_agent::wire::{Capability, ENROL_PATH, Enrol};
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
@@ -198,7 +198,7 @@ async fn api_stop_records_session_traffic(engine: Engine) {
     assert_eq!(run.host.until_ended(&run.api, stop).await["status"], "succeeded");
     run.is_told("stopped_api").await;
     // Once, however often it is noted afterwards.
-    run.host.note_traffic().await;
+    run.host.record_traffic().await;
     run.is_told("stopped_api").await;
 }
 
@@ -241,7 +241,7 @@ async fn deleted_tunnel_traffic_counts_in_account_usage(engine: Engine) {
     let _visitor = run.carry().await;
     run.api.delete(&format!("/tunnels/{}", run.tunnel)).await.data();
     is_counted(&run.api, "/account/usage").await;
-    run.host.note_traffic().await;
+    run.host.record_traffic().await;
     is_counted(&run.api, "/account/usage").await;
 }
 
@@ -482,7 +482,9 @@ async fn departing_member_device_moves_to_personal_scope(engine: Engine) {
 
     // Its agent comes back by itself. The host said when; the agent's time is the host's.
     let newer = Connection { device_id: device.id, epoch: 2 };
-    device.until(async || !device.status().await.connected || crew.host.app.store.counts(newer).await.unwrap()).await;
+    device
+        .until(async || !device.status().await.connected || crew.host.app.store.is_current(newer).await.unwrap())
+        .await;
     crew.host.clock.advance(Duration::from_secs(10));
     crew.host.until_connections(device.id, 2).await;
     device.until_connected().await;

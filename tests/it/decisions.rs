@@ -165,12 +165,12 @@ fn full_record_queue_drops_and_counts_records() {
     for _ in 0..QUESTIONS {
         assert_eq!(pinned.team_role(sandbox::ask()).unwrap(), Verdict::Allow);
     }
-    let dropped = observer.meters.records_dropped.get();
+    let dropped = observer.metrics.records_dropped.get();
     assert!(dropped > 0);
     let reader = std::thread::spawn(move || std::fs::read_to_string(pipe).unwrap().lines().count() as u64);
     observer.close();
     assert_eq!(reader.join().unwrap() + dropped, QUESTIONS);
-    assert_eq!(observer.meters.records_written.get() + dropped, QUESTIONS);
+    assert_eq!(observer.metrics.records_written.get() + dropped, QUESTIONS);
 }
 
 /// Of a part of the requests, all decisions are recorded.
@@ -252,7 +252,7 @@ async fn agent_tunnel_and_traffic_metrics_follow_activity() {
     assert_eq!(swapped.metric("culvert_agents_connected").await, Some(1.0));
     assert_eq!(swapped.metric("culvert_tunnels_served").await, Some(1.0));
     assert_eq!(visit(host, &api, tunnel, b"five!").await.unwrap(), b"five!");
-    host.note_traffic().await;
+    host.record_traffic().await;
     assert_eq!(swapped.metric(r#"culvert_tunnel_bytes_total{direction="in"}"#).await, Some(5.0));
     assert_eq!(swapped.metric(r#"culvert_tunnel_bytes_total{direction="out"}"#).await, Some(5.0));
 }

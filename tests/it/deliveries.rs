@@ -293,7 +293,7 @@ async fn successful_attempt_ends_retries(engine: Engine) {
     }
     stage.receiver.next().await;
     assert_eq!(outcome(&stage.attempt(&event, 3).await), "succeeded - 204");
-    let figures = stage.host.app.meters.text(&stage.host.app);
+    let figures = stage.host.app.metrics.text(&stage.host.app);
     for figure in [r#"outcome="failed"} 2"#, r#"outcome="succeeded"} 1"#] {
         assert!(figures.contains(&format!("culvert_webhook_attempts_total{{{figure}\n")), "{figures}");
     }

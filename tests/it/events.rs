@@ -1,11 +1,12 @@
-//! Events: each kind, by what brings it about, as an endpoint hears of it (decisions §10).
+//! Events: each kind, by what brings it about, as an endpoint hears of it; see
+//! `docs/develop/decisions/0011-events-and-webhooks.md`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use culvert::domain::caller::Role;
 use culvert::domain::usage::Traffic;
-use culvert_agent::local::Request;
+use culvert_agent::ipc::Request;
 use culvert_agent::wire::{Done, Failure, ToAgent, ToHost};
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
@@ -678,7 +679,7 @@ async fn exhausted_bandwidth_emits_tunnel_stopped_event(engine: Engine) {
     noted.await.unwrap();
     visit(&stage.host, &stage.api, tunnel, b"hello").await.unwrap();
     stage.heard().await;
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     let events = stage.heard().await;
     assert_eq!(kinds(&events), ["tunnel.stopped limit_reached"]);
     assert_eq!(events[0]["data"]["operation_id"], Value::Null);

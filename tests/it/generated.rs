@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use culvert::domain::event::EventKind;
-use culvert::domain::word::Word;
+use culvert::domain::string_enum::StringEnum;
 use culvert::error::Code;
 
 /// The environment variable that has a page written instead of compared.

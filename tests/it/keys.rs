@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use culvert::domain::caller::Role;
-use culvert::domain::grant::Grants;
 use culvert::domain::key::ApiKey;
+use culvert::domain::permission::Permissions;
 use culvert_test_macros::both_engines;
 use reqwest::Method;
 
@@ -51,10 +51,12 @@ async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
     let ada = host.person("ada").await;
     let key = ApiKey::generate(&host.clock);
     let (made, id, until) = (key.clone(), ada.account_id, host.clock.now() + chrono::TimeDelta::minutes(1));
-    let grants = Grants::parse("account:read").unwrap();
+    let permissions = Permissions::parse("account:read").unwrap();
     host.app
         .store
-        .write(None, move |write| Box::pin(async move { write.create_key(&made, id, id, grants, Some(until)).await }))
+        .write(None, move |write| {
+            Box::pin(async move { write.create_key(&made, id, id, permissions, Some(until)).await })
+        })
         .await
         .unwrap();
     let api = host.api(key.reveal());

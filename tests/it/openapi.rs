@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use culvert::domain::event::{EventKind, TEST_EVENT};
-use culvert::domain::grant::Grant;
-use culvert::domain::word::Word;
+use culvert::domain::permission::Permission;
+use culvert::domain::string_enum::StringEnum;
 use culvert::error::Code;
 use culvert::http::openapi::{document, path_parameters};
 use culvert::http::problem::status;
@@ -50,7 +50,7 @@ fn route_table_matches_snapshot() {
             row.method.as_str(),
             row.path,
             row.status,
-            row.action.grant(),
+            row.action.permission(),
             row.takes
         )
     };
@@ -259,12 +259,12 @@ fn every_error_code_is_documented_with_its_status() {
     }
 }
 
-/// The events that it describes are those of the specification, and the one that tests.
+/// The events that it describes are those that endpoints can ask for, and the test event.
 #[test]
 fn openapi_webhooks_match_known_event_types() {
     let document = served();
     let described: BTreeSet<_> = document["webhooks"].as_object().unwrap().keys().map(String::as_str).collect();
-    let known: BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.word()).chain([TEST_EVENT]).collect();
+    let known: BTreeSet<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).chain([TEST_EVENT]).collect();
     assert_eq!(described, known);
 }
 
@@ -303,7 +303,7 @@ async fn openapi_document_and_docs_are_served_without_api_key() {
 fn every_permission_is_described_in_security_scheme() {
     let document = served();
     let text = document["components"]["securitySchemes"]["api_key"]["description"].as_str().unwrap();
-    for grant in Grant::ALL {
-        assert!(text.contains(grant.word()), "{grant}");
+    for grant in Permission::ALL {
+        assert!(text.contains(grant.as_str()), "{grant}");
     }
 }

@@ -1,12 +1,12 @@
-//! Operations: every state that one can come to, and how (decisions §3). The test holds the agent's
-//! end of the wire, so that it can stop half-way.
+//! Operations: every state that one can come to, and how; see `docs/develop/decisions/0003-operations.md`.
+//! The test holds the agent's end of the wire, so that it can stop half-way.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use chrono::DateTime;
 use culvert::domain::operation::{Operation, OperationStatus, RemoteAction};
-use culvert::domain::word::Word;
+use culvert::domain::string_enum::StringEnum;
 use culvert_agent::device::Device;
 use culvert_agent::wire::{Action, Capability, Done, Failure, ToAgent, ToHost};
 use culvert_test_macros::both_engines;
@@ -647,7 +647,7 @@ fn queued() -> Operation {
         status: OperationStatus::Queued,
         device_id: Uuid::from_u128(3),
         tunnel_id: None,
-        yields_id: None,
+        handoff_from_device_id: None,
         session_id: None,
         result: None,
         error: None,

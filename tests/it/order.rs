@@ -1,4 +1,5 @@
-//! The order of checks (decisions §1): a request with several faults is told of the first.
+//! The order of checks (`docs/develop/decisions/0001-order-of-checks.md`, whose steps are numbered below): a
+//! request with several faults is told of the first.
 
 use culvert_test_macros::both_engines;
 use reqwest::Method;

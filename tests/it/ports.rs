@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use culvert::domain::port::PortRange;
-use culvert_agent::local::Request;
+use culvert_agent::ipc::Request;
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use insta::{allow_duplicates, assert_snapshot};
@@ -473,7 +473,7 @@ async fn extra_port_traffic_counts_toward_tunnel_usage(engine: Engine) {
     stage.remove(port).await.data();
     stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
     stage.host.until_tunnel(&stage.api, stage.tunnel, "stopped").await;
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     let session = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await.data()[0].clone();
     assert_eq!((&session["bytes_in"], &session["bytes_out"]), (&json!(1016), &json!(1004)));
     let usage = stage.api.get(&format!("/tunnels/{}/usage", stage.tunnel)).await;

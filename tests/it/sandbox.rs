@@ -11,8 +11,8 @@ use culvert::policy::chain::{Loaded, PolicyConfig};
 use culvert::policy::component::{LoadError, Module as Policy};
 use culvert::policy::engine::Engines;
 use culvert::policy::kind::Kind;
-use culvert::policy::live::Set;
-use culvert::policy::observer::Observer;
+use culvert::policy::live::PolicySet;
+use culvert::policy::observer::DecisionObserver;
 use culvert::policy::pinned::Pinned;
 use culvert::policy::records::RecordsConfig;
 use culvert::policy::sandbox::Limits;
@@ -38,13 +38,13 @@ fn load_wasm(wasm: Vec<u8>) -> Result<Pinned, LoadError> {
 }
 
 /// A team-role module as a host would ask it, and what sees its answers.
-pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<Observer>), LoadError> {
+pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<DecisionObserver>), LoadError> {
     let (engines, clock) = (engines(), Clock::manual(start_of_time()));
     let module = Policy::read(&engines, &Artefacts::none(), wasm)?;
     let module = module.configure(&engines, &Artefacts::none(), &Map::new(), LIMITS)?;
     let loaded = vec![Loaded { entry: PolicyConfig::builtin(Kind::TeamRole), module: Arc::new(module) }];
-    let observer = Arc::new(Observer::open(clock.clone(), &mut Registry::default(), records).unwrap());
-    let set = Set::new(&engines, &observer.meters, loaded, 1, clock.now())?;
+    let observer = Arc::new(DecisionObserver::open(clock.clone(), &mut Registry::default(), records).unwrap());
+    let set = PolicySet::new(&engines, &observer.metrics, loaded, 1, clock.now())?;
     Ok((Pinned::new(Arc::new(set), observer.clone(), None), observer))
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use culvert_agent::clock::Clock;
 use culvert_agent::device::{Device, DeviceKey, verify};
-use culvert_agent::local::Answer;
-use culvert_agent::state::StateDir;
+use culvert_agent::ipc::Answer;
+use culvert_agent::state_dir::StateDir;
 use culvert_agent::targets::{self, AllowedTarget};
 use culvert_agent::wire::{ConsentState, Done, ENROL_PATH, SignedConsent, ToAgent, ToHost, targets_statement};
 use culvert_test_macros::both_engines;

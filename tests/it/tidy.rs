@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use regex::Regex;
+
 fn files(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
@@ -70,7 +72,7 @@ fn domain_module_does_not_depend_on_other_layers() {
 /// left to see to is that nobody writes without.
 #[test]
 fn http_handlers_write_only_with_a_permit() {
-    for path in files("host/http").into_iter().filter(|path| !path.starts_with("host/http/hoop")) {
+    for path in files("host/http").into_iter().filter(|path| !path.starts_with("host/http/middleware")) {
         assert!(!code(&path).contains(".write("), "{} writes without a permit", path.display());
     }
 }
@@ -117,4 +119,30 @@ fn tests_do_not_sleep_and_are_not_ignored() {
             assert!(!code.contains(word), "{} uses {word}", path.display());
         }
     }
+}
+
+/// Each line of `retired_names.txt` is a folder, a regular expression and, behind an arrow, the present name.
+#[test]
+fn retired_names_are_not_used() {
+    let list = std::fs::read_to_string("tests/it/retired_names.txt").unwrap();
+    let rules: Vec<(&str, Regex, &str)> = list
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (rule, present) = line.split_once(" -> ").unwrap_or_else(|| panic!("no arrow: {line}"));
+            let (folder, expression) = rule.split_once(' ').unwrap();
+            (folder, Regex::new(expression).unwrap(), present)
+        })
+        .collect();
+    assert!(rules.len() >= 60, "the list only grows");
+    let mut used = Vec::new();
+    for path in ["host", "agent", "tests/it"].into_iter().flat_map(files) {
+        let text = code(&path);
+        for (folder, expression, present) in rules.iter().filter(|(folder, ..)| path.starts_with(folder)) {
+            for found in expression.find_iter(&text) {
+                used.push(format!("{} in {}: {folder} has {present}", found.as_str(), path.display()));
+            }
+        }
+    }
+    assert!(used.is_empty(), "{}", used.join("\n"));
 }

@@ -165,7 +165,7 @@ async fn hundred_concurrent_visitors_are_served_and_counted() {
     });
     futures_util::future::join_all(visits).await;
     // And they are counted.
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     let usage = stage.api.get(&format!("/tunnels/{}/usage", stage.tunnel)).await;
     let expected: u64 = (0..100_u32).map(|number| number.to_string().len() as u64).sum();
     let month = &usage.data()["bandwidth"]["month"];
@@ -245,11 +245,11 @@ async fn visitor_traffic_is_counted_in_usage_and_sessions(engine: Engine) {
     let stage = Stage::set(engine, echo_service().await.port()).await;
     stage.host.clock.advance(Duration::from_secs(9));
     stage.visit(&bytes(1000)).await.unwrap();
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     stage.visit(&bytes(234)).await.unwrap();
     stage.device.stop_tunnel(&stage.tunnel.to_string()).await.unwrap();
     stage.host.until_tunnel(&stage.api, stage.tunnel, "stopped").await;
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     let usage = stage.api.get(&format!("/tunnels/{}/usage", stage.tunnel)).await;
     allow_duplicates! { assert_snapshot!(usage, @r#"
     200
@@ -345,17 +345,17 @@ async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: En
     });
     noted.await.unwrap();
     stage.host.set_plan(scope, "free").await;
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     assert_eq!(stage.tunnel().await["status"], "running");
 
     let visitor = stage.host.visitor(&stage.api, stage.tunnel).await;
-    stage.host.note_traffic().await;
+    stage.host.record_traffic().await;
     assert_eq!(stage.tunnel().await["status"], "suspended");
     assert!(visitor.was_reset().await);
     let sessions = stage.api.get(&format!("/tunnels/{}/sessions", stage.tunnel)).await;
     assert_eq!(sessions.data()[0]["end_reason"], "limit_reached");
     assert_eq!(stage.device.start_tunnel(&stage.tunnel.to_string()).await.unwrap_err().code, "tunnel_suspended");
-    stage.device.ask(culvert_agent::local::Request::RemoteControl { enabled: true, allow: Vec::new() }).await.unwrap();
+    stage.device.ask(culvert_agent::ipc::Request::RemoteControl { enabled: true, allow: Vec::new() }).await.unwrap();
     let refused = stage
         .api
         .post(&format!("/tunnels/{}/actions/start", stage.tunnel), json!({"device_id": stage.device.id}))

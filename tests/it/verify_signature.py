@@ -1,5 +1,6 @@
-"""Says of every delivery on standard input whether its signature holds: a receiver's side of the
-specification ("Events", rules 1 and 2), with Python's standard library and none of Culvert's code.
+"""Says of every delivery on standard input whether its signature holds: a receiver's side of
+docs/develop/decisions/0011-events-and-webhooks.md, with Python's standard library and none of Culvert's
+code.
 
 A delivery is a line of JSON: secret, id, timestamp, signature, and the body in hexadecimal.
 """

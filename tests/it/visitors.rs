@@ -1,5 +1,6 @@
 //! Who is let in to a tunnel: firewall and GeoIP rules, judged at the door, and again for those who
-//! are inside whenever the rules or the countries change (decisions §2).
+//! are inside whenever the rules or the countries change; see
+//! `docs/develop/decisions/0014-visitors-access.md`.
 
 use std::fs;
 use std::net::SocketAddr;

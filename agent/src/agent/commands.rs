@@ -187,7 +187,7 @@ impl Agent {
 
 /// What can be said of a command that another process of this agent had begun: a tunnel that ran in
 /// it runs no longer, and if it was to be replaced, it was.
-pub(super) fn proven(entry: &Entry, boot_id: Uuid) -> Result<Done, Failure> {
+pub(super) fn provable_outcome(entry: &Entry, boot_id: Uuid) -> Result<Done, Failure> {
     match entry.action {
         Action::Stop => Ok(Done::Stop),
         Action::StopAll => Ok(Done::StopAll { stopped: Vec::new() }),

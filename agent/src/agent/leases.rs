@@ -7,13 +7,13 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::clock::Moment;
-use crate::local::TunnelStatus;
+use crate::ipc::TunnelStatus;
 use crate::target::Chosen;
-use crate::tunnel::{Probe, Running, Surroundings};
+use crate::tunnel::{Probe, Running, TunnelContext};
 use crate::wire::{Grant, Target};
 
 pub struct Leases {
-    around: Surroundings,
+    cx: TunnelContext,
     /// How long a lease holds, from when its renewal was sent.
     term: Duration,
     held: HashMap<Uuid, Held>,
@@ -33,8 +33,8 @@ struct Held {
 }
 
 impl Leases {
-    pub fn new(around: Surroundings) -> Self {
-        Self { around, term: Duration::ZERO, held: HashMap::new(), renewals: VecDeque::new(), sequence: 0 }
+    pub fn new(cx: TunnelContext) -> Self {
+        Self { cx, term: Duration::ZERO, held: HashMap::new(), renewals: VecDeque::new(), sequence: 0 }
     }
 
     pub fn set_term(&mut self, term: Duration) {
@@ -54,7 +54,7 @@ impl Leases {
     pub fn begin(&mut self, grant: Grant, chosen: Chosen, probe: Probe, since: Moment) -> io::Result<()> {
         let until = since.plus(self.term);
         let lease_id = grant.lease_id;
-        let running = Running::start(grant, chosen, probe, self.around.clone()).map_err(io::Error::other)?;
+        let running = Running::start(grant, chosen, probe, self.cx.clone()).map_err(io::Error::other)?;
         self.held.insert(lease_id, Held { running, until, serving: false, looking_up: None, refused: None });
         Ok(())
     }
@@ -211,10 +211,10 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::state::StateDir;
+    use crate::state_dir::StateDir;
     use crate::target::LinkLocal;
     use crate::targets::Targets;
-    use crate::wire::{Blob, NodeAddress};
+    use crate::wire::{Base64Bytes, NodeAddress};
 
     fn grant() -> Grant {
         let target =
@@ -224,9 +224,9 @@ mod tests {
             tunnel_id: Uuid::from_u128(2),
             name: "tunnel".into(),
             epoch: 1,
-            token: Blob(Vec::new()),
+            token: Base64Bytes(Vec::new()),
             public_address: "node:20000".into(),
-            node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) },
+            node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) },
             target,
         }
     }
@@ -238,8 +238,8 @@ mod tests {
         let (reports, _reported) = mpsc::channel(1);
         let folder = tempfile::tempdir().unwrap();
         let targets = Targets::open(&StateDir::open(folder.path()).unwrap(), false).unwrap();
-        let around = Surroundings { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports };
-        let mut leases = Leases::new(around);
+        let cx = TunnelContext { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports };
+        let mut leases = Leases::new(cx);
         leases.set_term(Duration::from_secs(30));
         let id = grant().lease_id;
         leases.begin(grant(), Chosen::Here, Probe::Skipped, clock.moment()).unwrap();

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Agent, VERSION};
 use crate::clock::Moment;
-use crate::local::{Answer, Reply, Request, Status};
+use crate::ipc::{Answer, Reply, Request, Status};
 use crate::target::Chosen;
 use crate::targets::{self, AllowedTarget};
 use crate::tunnel::Probe;
@@ -24,7 +24,7 @@ pub struct Waiting {
     /// When the host was told that an operation is about to begin.
     pub ready: HashMap<Uuid, Moment>,
     /// People who wait for the host's answer, by request.
-    answers: HashMap<Uuid, Wish>,
+    answers: HashMap<Uuid, LocalStart>,
     /// People who wait for a tunnel to stand ready, by lease.
     starts: HashMap<Uuid, oneshot::Sender<Reply>>,
     /// People who wait until the host has heard of a consent.
@@ -34,7 +34,7 @@ pub struct Waiting {
 }
 
 /// Somebody who wants a tunnel to run here.
-struct Wish {
+struct LocalStart {
     reply: oneshot::Sender<Reply>,
     /// The targets outside of the list that they accept.
     accept: Option<String>,
@@ -207,7 +207,7 @@ impl Agent {
             return answer(reply, Err(Failure::new("not_connected", "The agent is not connected to its host.")));
         }
         let request_id = self.clock.id();
-        self.waiting.answers.insert(request_id, Wish { reply, accept, since: self.clock.moment() });
+        self.waiting.answers.insert(request_id, LocalStart { reply, accept, since: self.clock.moment() });
         self.say(ToHost::Start { request_id, tunnel }).await;
     }
 
@@ -220,7 +220,7 @@ impl Agent {
     }
 
     /// Says of a lease that was kept through a reconnect what the host may have missed.
-    pub(super) async fn say_how_it_is(&mut self, lease_id: Uuid) {
+    pub(super) async fn report_lease_state(&mut self, lease_id: Uuid) {
         if !self.leases.is_serving(lease_id) {
             return;
         }
@@ -242,7 +242,7 @@ impl Agent {
         if let Some(lease_id) = self.waiting.stops.remove(&request_id) {
             return self.stopped.confirm(&[lease_id]);
         }
-        let Some(Wish { reply, accept, since }) = self.waiting.answers.remove(&request_id) else { return Ok(()) };
+        let Some(LocalStart { reply, accept, since }) = self.waiting.answers.remove(&request_id) else { return Ok(()) };
         let grant = match outcome {
             Ok(Some(grant)) => grant,
             Ok(None) => {

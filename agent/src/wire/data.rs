@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
 
-use super::Blob;
+use super::Base64Bytes;
 
 /// The protocol's name in TLS (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-data/1";
@@ -37,7 +37,7 @@ const FRAME_LIMIT: usize = 4096;
 pub struct Attach {
     pub tunnel_id: Uuid,
     pub epoch: i64,
-    pub token: Blob,
+    pub token: Base64Bytes,
 }
 
 /// A visitor for this connection.

@@ -7,8 +7,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
-use crate::cli::{Problem, print, refused, table};
-use crate::policy::bench::{self, Asked, Figures};
+use crate::cli::{CliError, print, refused, table};
+use crate::policy::bench::{self, BenchInput, BenchResult};
 use crate::policy::cases::File;
 use crate::policy::sandbox::Limits;
 
@@ -28,7 +28,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let mut files = match &self.cases {
             Some(path) => vec![File::read(path).map_err(refused)?],
@@ -37,13 +37,13 @@ impl Bench {
         if files.is_empty() {
             return Err(refused("the component carries no cases; name a file of them with --cases"));
         }
-        let mut measured: Vec<(String, Figures)> = Vec::new();
+        let mut measured: Vec<(String, BenchResult)> = Vec::new();
         for file in &mut files {
             let _shown = Progress::of(format!("deciding {} for {} s", file.file, self.seconds));
             if self.settings.is_some() {
                 file.settings = settings(self.settings.as_ref())?;
             }
-            let questions: Vec<Asked<'_>> =
+            let questions: Vec<BenchInput<'_>> =
                 file.cases.iter().map(|case| (case.call.as_deref(), file.question(case))).collect();
             let time = Duration::from_secs(self.seconds);
             let figures = bench::measure(&engines, &module, &file.settings, &questions, Limits::generous(), time);
@@ -56,7 +56,7 @@ impl Bench {
     }
 }
 
-fn describe(measured: &[(String, Figures)]) -> String {
+fn describe(measured: &[(String, BenchResult)]) -> String {
     let mut rows = vec![["QUESTIONS", "DECISIONS/S", "P50", "P99", "INSTRUCTIONS"].map(String::from).to_vec()];
     for (file, figures) in measured {
         rows.push(vec![

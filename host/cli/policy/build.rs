@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::{Progress, Tool};
-use crate::cli::{Problem, print, refused};
-use crate::policy::build::{self, Built};
+use crate::cli::{CliError, print, refused};
+use crate::policy::build::{self, CompiledPolicy};
 
 #[derive(Args)]
 pub struct Build {
@@ -20,7 +20,7 @@ pub struct Build {
 }
 
 impl Build {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let Self { folder, out } = self;
         let built = build(&folder)?;
         let name = built.name.strip_prefix("culvert-policy-").unwrap_or(&built.name);
@@ -48,13 +48,13 @@ impl Build {
 }
 
 /// Builds a project; cargo says itself how far it is.
-pub fn build(folder: &Path) -> Result<Built, Problem> {
+pub fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
     let _shown = folder.join("package.json").is_file().then(|| Progress::of("ComponentizeJS makes the component"));
     build::build(folder).map_err(refused)
 }
 
 /// Aside and renamed: a host that reads the file meanwhile reads the old one or the new one.
-fn write_whole(path: &Path, wasm: &[u8]) -> Result<(), Problem> {
+fn write_whole(path: &Path, wasm: &[u8]) -> Result<(), CliError> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
     let written = std::fs::write(&aside, wasm).and_then(|()| std::fs::rename(&aside, path));

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::{Problem, print, refused};
+use crate::cli::{CliError, print, refused};
 use crate::policy::kind::Kind;
 use crate::policy::project::{self, Language};
 
@@ -22,7 +22,7 @@ pub struct New {
 }
 
 impl New {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let Self { name, kind, lang } = self;
         let files = project::create(Path::new("."), &name, kind, lang).map_err(refused)?;
         let value = json!({"folder": name, "kind": kind, "files": files});

@@ -9,12 +9,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
-use crate::cli::{Problem, print, refused};
+use crate::cli::{CliError, print, refused};
 use crate::config::Config;
 use crate::policy::artefact::Artefacts;
 use crate::policy::chain::{Loaded, Loader, Mode, Trust};
 use crate::policy::component::Configured;
-use crate::policy::dynamic::Dynamic;
+use crate::policy::dynamic::UntypedModule;
 use crate::policy::engine::Engines;
 use crate::policy::kind::Kind;
 use crate::policy::replay::{self, Recorded, Report};
@@ -43,15 +43,15 @@ struct Candidate {
     name: String,
     against: String,
     kind: Kind,
-    dynamic: Dynamic,
+    dynamic: UntypedModule,
 }
 
 impl Replay {
-    pub fn concerns_a_host(&self) -> bool {
+    pub fn needs_host_config(&self) -> bool {
         self.module.is_none()
     }
 
-    pub fn run(self, config: &Config, json: bool) -> Result<(), Problem> {
+    pub fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let progress = Progress::of("loading");
         let candidates = self.candidates(config)?;
         let mut reports: Vec<_> = candidates
@@ -97,7 +97,7 @@ impl Replay {
         }
     }
 
-    fn candidates(&self, config: &Config) -> Result<Vec<Candidate>, Problem> {
+    fn candidates(&self, config: &Config) -> Result<Vec<Candidate>, CliError> {
         let Some(path) = &self.module else { return configured(config) };
         let Tool { engines, module } = Tool::open(path)?;
         let taken = settings(self.settings.as_ref())?;
@@ -107,7 +107,7 @@ impl Replay {
 }
 
 /// The modules that the configuration would have decide.
-fn configured(config: &Config) -> Result<Vec<Candidate>, Problem> {
+fn configured(config: &Config) -> Result<Vec<Candidate>, CliError> {
     let loader = Loader {
         engines: Engines::new(1).map_err(refused)?,
         artefacts: Artefacts::none(),
@@ -119,10 +119,10 @@ fn configured(config: &Config) -> Result<Vec<Candidate>, Problem> {
     deciding.map(|Loaded { module, .. }| candidate(&loader.engines, module, None)).collect()
 }
 
-fn candidate(engines: &Engines, module: &Configured, against: Option<String>) -> Result<Candidate, Problem> {
+fn candidate(engines: &Engines, module: &Configured, against: Option<String>) -> Result<Candidate, CliError> {
     let name = module.description.name.clone();
     let against = against.unwrap_or_else(|| name.clone());
-    let dynamic = Dynamic::new(engines, module).map_err(refused)?;
+    let dynamic = UntypedModule::new(engines, module).map_err(refused)?;
     Ok(Candidate { name, against, kind: module.kind, dynamic })
 }
 

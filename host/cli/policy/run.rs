@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{Tool, settings};
-use crate::cli::{Problem, print, refused};
+use crate::cli::{CliError, print, refused};
 use crate::policy::artefact::Artefacts;
-use crate::policy::dynamic::Dynamic;
+use crate::policy::dynamic::UntypedModule;
 use crate::policy::sandbox::Limits;
 
 #[derive(Args)]
@@ -28,19 +28,19 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let taken = settings(self.settings.as_ref())?;
         let configured = module.configure(&engines, &Artefacts::none(), &taken, Limits::generous()).map_err(refused)?;
         let question = read(&self.question)?;
-        let dynamic = Dynamic::new(&engines, &configured).map_err(refused)?;
+        let dynamic = UntypedModule::new(&engines, &configured).map_err(refused)?;
         let answer = dynamic.ask(self.call.as_deref(), &question).map_err(refused)?;
         print(json, &answer, || serde_json::to_string_pretty(&answer).unwrap_or_default());
         Ok(())
     }
 }
 
-fn read(path: &Path) -> Result<Value, Problem> {
+fn read(path: &Path) -> Result<Value, CliError> {
     let mut text = String::new();
     let (name, read) = match path.to_str() {
         Some("-") => ("standard input".into(), std::io::stdin().read_to_string(&mut text)),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{Progress, Tool, build};
-use crate::cli::{Problem, refused};
+use crate::cli::{CliError, refused};
 use crate::policy::cases::{File, Outcome};
 use crate::policy::coverage::Coverage;
 use watch::Watched;
@@ -54,7 +54,7 @@ impl Run {
 }
 
 impl Test {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         if !self.watch {
             return self.once(json);
         }
@@ -77,7 +77,7 @@ impl Test {
         }
     }
 
-    fn once(&self, json: bool) -> Result<(), Problem> {
+    fn once(&self, json: bool) -> Result<(), CliError> {
         let run = self.test()?;
         if let Some(path) = &self.junit {
             let written = std::fs::write(path, report::junit(&run).map_err(refused)?);
@@ -90,7 +90,7 @@ impl Test {
         self.verdict(&run)
     }
 
-    fn test(&self) -> Result<Run, Problem> {
+    fn test(&self) -> Result<Run, CliError> {
         let tool = match self.subject.is_dir() {
             true => Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?,
             false => Tool::open(&self.subject)?,
@@ -115,7 +115,7 @@ impl Test {
         Ok(Run { name: tool.module.description.name, outcomes, coverage })
     }
 
-    fn verdict(&self, run: &Run) -> Result<(), Problem> {
+    fn verdict(&self, run: &Run) -> Result<(), CliError> {
         if run.outcomes.is_empty() {
             let cause = if self.filter.is_some() { "no case has this in its name" } else { "there are no cases" };
             return Err(refused(cause));

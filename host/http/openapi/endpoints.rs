@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{Schemas, links, problems};
 use crate::domain::action::Action;
 use crate::http::page::{DEFAULT_LIMIT, MAX_LIMIT};
-use crate::http::routes::{self, Row, Takes};
+use crate::http::routes::{self, BodyKind, Row};
 
 const TAGS: [(&str, &str); 7] = [
     ("Account and catalog", "The account behind the key, and what the platform offers"),
@@ -39,8 +39,8 @@ fn operation(row: &Row, schemas: &mut Schemas) -> Value {
         "operationId": operation_id(row.action),
         "tags": [tag(row)],
         "summary": row.title,
-        "description": format!("Needs the scope `{}`.", row.action.grant()),
-        "x-scope": row.action.grant(),
+        "description": format!("Needs the scope `{}`.", row.action.permission()),
+        "x-scope": row.action.permission(),
         "parameters": parameters(row),
         "responses": responses(row, schemas),
     });
@@ -49,7 +49,7 @@ fn operation(row: &Row, schemas: &mut Schemas) -> Value {
         let example = schemas.example(&schema);
         operation["requestBody"] =
             json!({"required": true, "content": {"application/json": content(&schema, example)}});
-    } else if row.takes == Takes::EmptyObject && row.method != Method::DELETE {
+    } else if row.takes == BodyKind::EmptyObject && row.method != Method::DELETE {
         let schema = json!({"type": "object", "maxProperties": 0});
         operation["requestBody"] = json!({"required": false, "content": {"application/json": {"schema": schema}}});
     }
@@ -151,7 +151,7 @@ pub fn all_problem_statuses() -> BTreeSet<u16> {
 /// The statuses that an endpoint's problems can have.
 fn problem_statuses(row: &Row) -> Vec<u16> {
     let changes = row.method != Method::GET;
-    let body = row.takes != Takes::Nothing;
+    let body = row.takes != BodyKind::Nothing;
     let mut statuses = vec![400, 401, 403, 429, 500, 503];
     statuses.extend(body.then_some([408, 413, 415]).into_iter().flatten());
     statuses.extend((body || row.paged).then_some(422));

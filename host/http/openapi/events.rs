@@ -5,26 +5,28 @@ use serde_json::{Map, Value, json};
 
 use super::Schemas;
 use crate::domain::event::{EventKind, TEST_EVENT};
-use crate::domain::word::Word;
-use crate::record::event::{CommandOut, DevicePresenceOut, EventOut, TunnelRunOut, WebhookTestOut};
+use crate::domain::string_enum::StringEnum;
+use crate::record::event::{
+    CommandResponse, DevicePresenceResponse, EventResponse, TunnelRunResponse, WebhookTestResponse,
+};
 
 /// Every event kind, as OpenAPI describes requests that the service makes.
 pub fn webhooks(schemas: &mut Schemas) -> Map<String, Value> {
     let mut webhooks = Map::new();
     for kind in EventKind::ALL {
-        let event = match kind.word().split_once('.').map(|(noun, _)| noun) {
-            Some("command") => event::<CommandOut>(kind.word(), schemas),
-            Some("tunnel") => event::<TunnelRunOut>(kind.word(), schemas),
-            _ => event::<DevicePresenceOut>(kind.word(), schemas),
+        let event = match kind.as_str().split_once('.').map(|(noun, _)| noun) {
+            Some("command") => event::<CommandResponse>(kind.as_str(), schemas),
+            Some("tunnel") => event::<TunnelRunResponse>(kind.as_str(), schemas),
+            _ => event::<DevicePresenceResponse>(kind.as_str(), schemas),
         };
-        webhooks.insert(kind.word().into(), event);
+        webhooks.insert(kind.as_str().into(), event);
     }
-    webhooks.insert(TEST_EVENT.into(), event::<WebhookTestOut>(TEST_EVENT, schemas));
+    webhooks.insert(TEST_EVENT.into(), event::<WebhookTestResponse>(TEST_EVENT, schemas));
     webhooks
 }
 
 fn event<D: JsonSchema>(kind: &str, schemas: &mut Schemas) -> Value {
-    let schema = schemas.answers.subschema_for::<EventOut<D>>();
+    let schema = schemas.answers.subschema_for::<EventResponse<D>>();
     let mut body = json!({"schema": {"allOf": [schema], "properties": {"type": {"const": kind}}}});
     if let Some(mut example) = schemas.example(&schema) {
         example["type"] = kind.into();

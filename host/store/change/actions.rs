@@ -1,5 +1,6 @@
-//! Asking devices for remote actions (decisions §3). The checks of state are made here, in one
-//! order, where nothing else changes the scope.
+//! Asking devices for remote actions; see `docs/develop/decisions/0003-operations.md`. The checks of
+//! state are made here, in the order of `docs/develop/decisions/0001-order-of-checks.md`, where nothing
+//! else changes the scope.
 
 use uuid::Uuid;
 
@@ -8,8 +9,8 @@ use crate::domain::operation::{Operation, OperationStatus, RemoteAction};
 use crate::domain::tunnel::{Run, Tunnel};
 use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, StartChoice};
-use crate::record::address::AddressOut;
-use crate::record::operation::{OperationResultOut, StartResultOut};
+use crate::record::address::AddressResponse;
+use crate::record::operation::{OperationResultResponse, StartResultResponse};
 use crate::store::Write;
 use crate::store::commit::Change;
 use crate::store::operations::NewOperation;
@@ -34,14 +35,14 @@ impl Change for Start {
         if !tunnel.allows(device.id) {
             return Err(Error::of(Code::DeviceNotAllowed));
         }
-        device.can(RemoteAction::Start)?;
+        device.check_capabilities(RemoteAction::Start)?;
         let new = NewOperation {
             scope_id,
             account_id: permit.caller().account_id,
             action: RemoteAction::Start,
             device_id,
             tunnel_id: Some(tunnel.id),
-            yields_id: None,
+            handoff_from_device_id: None,
         };
         match &tunnel.run {
             Some(run) if run.device_id == device_id && run.ready => already_running(write, new, &tunnel, run).await,
@@ -50,7 +51,7 @@ impl Change for Start {
                 Err(Error::new(Code::TunnelAlreadyRunning, detail))
             }
             Some(run) if run.device_id != device_id => {
-                write.queue_operation(NewOperation { yields_id: Some(run.device_id), ..new }).await
+                write.queue_operation(NewOperation { handoff_from_device_id: Some(run.device_id), ..new }).await
             }
             _ => write.queue_operation(new).await,
         }
@@ -59,7 +60,7 @@ impl Change for Start {
 
 /// Nothing is to be done, and that is a success.
 async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, run: &Run) -> Result<Operation> {
-    write.check_no_other(new).await?;
+    write.check_no_active_operation(new).await?;
     let now = write.now;
     let operation = Operation {
         id: write.clock.id(),
@@ -69,9 +70,9 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
         status: OperationStatus::Succeeded,
         device_id: new.device_id,
         tunnel_id: new.tunnel_id,
-        yields_id: None,
+        handoff_from_device_id: None,
         session_id: Some(run.session_id),
-        result: Some(start_result(tunnel, Some(run.session_id), new.device_id, None, Started::Already)?),
+        result: Some(start_result(tunnel, Some(run.session_id), new.device_id, None, StartOutcome::Already)?),
         error: None,
         created_at: now,
         claimed_at: Some(now),
@@ -86,31 +87,31 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
 
 /// How a start came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Started {
+pub enum StartOutcome {
     Now,
     Already,
     /// It failed, and the device that ran the tunnel before has it back.
     RolledBack,
 }
 
-/// `result` of a start or restart (decisions §3).
+/// The operation's `result` of a start or restart; see `docs/develop/decisions/0003-operations.md`.
 pub fn start_result(
     tunnel: &Tunnel,
     session_id: Option<Uuid>,
     device_id: Uuid,
     previous_device_id: Option<Uuid>,
-    started: Started,
+    started: StartOutcome,
 ) -> Result<serde_json::Value> {
-    let result = StartResultOut {
+    let result = StartResultResponse {
         tunnel_id: tunnel.id,
         session_id,
         device_id,
         previous_device_id,
-        public_address: AddressOut::from(tunnel.public_address()),
-        already_running: started == Started::Already,
-        rolled_back: started == Started::RolledBack,
+        public_address: AddressResponse::from(tunnel.public_address()),
+        already_running: started == StartOutcome::Already,
+        rolled_back: started == StartOutcome::RolledBack,
     };
-    OperationResultOut::Start(result).stored()
+    OperationResultResponse::Start(result).stored()
 }
 
 async fn check_not_suspended(write: &mut Write, permit: &Permit, tunnel: &Tunnel) -> Result<()> {
@@ -148,14 +149,14 @@ impl Change for ActOnRunning {
         if self.action == RemoteAction::Restart && device.online && !tunnel.allows(device.id) {
             return Err(Error::of(Code::DeviceNotAllowed));
         }
-        device.can(self.action)?;
+        device.check_capabilities(self.action)?;
         let new = NewOperation {
             scope_id,
             account_id: permit.caller().account_id,
             action: self.action,
             device_id: device.id,
             tunnel_id: Some(tunnel.id),
-            yields_id: None,
+            handoff_from_device_id: None,
         };
         write.queue_operation(new).await
     }
@@ -173,14 +174,14 @@ impl Change for ActOnDevice {
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Operation> {
         let scope_id = permit.caller().scope.id;
         let device = write.device(scope_id, self.device_id).await?.ok_or_else(Error::not_found)?;
-        device.can(self.action)?;
+        device.check_capabilities(self.action)?;
         let new = NewOperation {
             scope_id,
             account_id: permit.caller().account_id,
             action: self.action,
             device_id: device.id,
             tunnel_id: None,
-            yields_id: None,
+            handoff_from_device_id: None,
         };
         write.queue_operation(new).await
     }

@@ -19,7 +19,7 @@ impl Change for VerifyDomain {
     type Done = CustomDomain;
 
     async fn apply(&self, write: &mut Write, _: &Permit) -> Result<CustomDomain> {
-        let known = write.custom_domain_called(self.tunnel_id, &self.domain).await?;
+        let known = write.custom_domain_by_name(self.tunnel_id, &self.domain).await?;
         let mut domain = known.unwrap_or_else(|| CustomDomain {
             domain: self.domain.clone(),
             status: CustomDomainStatus::Pending,
@@ -40,7 +40,7 @@ impl Change for VerifyDomain {
                 }
             }
         }
-        write.keep_domain(self.tunnel_id, &domain).await?;
+        write.upsert_domain(self.tunnel_id, &domain).await?;
         Ok(domain)
     }
 }
@@ -54,7 +54,7 @@ impl Change for AssignDomain {
     type Done = CustomDomain;
 
     async fn apply(&self, write: &mut Write, _: &Permit) -> Result<CustomDomain> {
-        let known = write.custom_domain_called(self.tunnel_id, &self.domain).await?;
+        let known = write.custom_domain_by_name(self.tunnel_id, &self.domain).await?;
         let verified = known.filter(|domain| domain.status == CustomDomainStatus::Verified);
         let Some(mut domain) = verified else {
             let fault = Fault::new("domain", "must be verified first: `POST …/domain/actions/verify`");
@@ -65,7 +65,7 @@ impl Change for AssignDomain {
         if !write.assign_domain(self.tunnel_id, &domain).await? {
             return Err(Error::of(Code::DomainInUse));
         }
-        write.touch_tunnel(self.tunnel_id).await?;
+        write.set_updated_at(self.tunnel_id).await?;
         Ok(domain)
     }
 }
@@ -79,9 +79,9 @@ impl Change for RemoveDomain {
     type Done = String;
 
     async fn apply(&self, write: &mut Write, _: &Permit) -> Result<String> {
-        let domain = write.own_domain(self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        let domain = write.custom_domain_of_tunnel(self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         write.forget_domains(self.tunnel_id).await?;
-        write.touch_tunnel(self.tunnel_id).await?;
+        write.set_updated_at(self.tunnel_id).await?;
         Ok(domain.domain)
     }
 }

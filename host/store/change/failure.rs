@@ -1,16 +1,16 @@
-//! Undoing what an operation had begun when it failed (decisions §3).
+//! Undoing what an operation had begun when it failed; see `docs/develop/decisions/0003-operations.md`.
 
-use super::actions::{Started, start_result};
+use super::actions::{StartOutcome, start_result};
 use crate::domain::operation::{Operation, OperationError, RemoteAction};
 use crate::domain::session::EndReason;
 use crate::error::Result;
-use crate::store::{Wake, Write};
+use crate::store::{Hint, Write};
 
 impl Write {
     /// Fails an operation and undoes what it had begun. A start's lease ends; a handoff's tunnel is
     /// offered back to the device that ran it.
     pub async fn abort_operation(&mut self, operation: &mut Operation, error: OperationError) -> Result<()> {
-        self.wake(Wake::Device(operation.device_id));
+        self.notify(Hint::Device(operation.device_id));
         if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
             self.end_failed_start(operation, &error.detail).await?;
         }
@@ -29,19 +29,31 @@ impl Write {
 
     /// Gives a tunnel back to the device that a handoff took it from, if that one is still there.
     async fn roll_back(&mut self, operation: &mut Operation) -> Result<()> {
-        let (Some(tunnel_id), Some(yields_id)) = (operation.tunnel_id, operation.yields_id) else { return Ok(()) };
+        let (Some(tunnel_id), Some(handoff_from_device_id)) = (operation.tunnel_id, operation.handoff_from_device_id)
+        else {
+            return Ok(());
+        };
         let Some(tunnel) = self.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
         // What holds for a start holds here: it may no longer be the device's to run.
-        let device = self.device(operation.scope_id, yields_id).await?;
-        let may_run = device.is_some_and(|device| device.owner_active) && tunnel.allows(yields_id) && !tunnel.suspended;
-        let Some(boot_id) = self.booted(yields_id).await?.filter(|_| may_run) else { return Ok(()) };
-        let target = match self.last_target(tunnel.id, yields_id).await? {
-            Some(last) => last,
-            None => self.target_now(&tunnel).await?,
+        let device = self.device(operation.scope_id, handoff_from_device_id).await?;
+        let may_run = device.is_some_and(|device| device.owner_active)
+            && tunnel.allows(handoff_from_device_id)
+            && !tunnel.suspended;
+        let Some(boot_id) = self.online_boot_id(handoff_from_device_id).await?.filter(|_| may_run) else {
+            return Ok(());
         };
-        let session_id = self.open_session(&tunnel, yields_id, boot_id, &target).await?;
-        operation.result =
-            Some(start_result(&tunnel, Some(session_id), yields_id, Some(yields_id), Started::RolledBack)?);
+        let target = match self.last_target(tunnel.id, handoff_from_device_id).await? {
+            Some(last) => last,
+            None => self.current_target(&tunnel).await?,
+        };
+        let session_id = self.open_session(&tunnel, handoff_from_device_id, boot_id, &target).await?;
+        operation.result = Some(start_result(
+            &tunnel,
+            Some(session_id),
+            handoff_from_device_id,
+            Some(handoff_from_device_id),
+            StartOutcome::RolledBack,
+        )?);
         Ok(())
     }
 }

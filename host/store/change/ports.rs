@@ -7,7 +7,7 @@ use crate::domain::tunnel::Tunnel;
 use crate::error::{Code, Error, Result};
 use crate::gate::Permit;
 use crate::store::commit::Change;
-use crate::store::{Wake, Write};
+use crate::store::{Hint, Write};
 
 pub struct CreateExtraPort {
     pub tunnel_id: Uuid,
@@ -23,7 +23,7 @@ impl Change for CreateExtraPort {
         check_limit(permit)?;
         check_target(write, &tunnel, &self.port).await?;
         let port = write.create_extra_port(&tunnel.node, tunnel.https, tunnel.id, &self.port).await?;
-        write.touch_tunnel(tunnel.id).await?;
+        write.set_updated_at(tunnel.id).await?;
         open_at_once(write, &tunnel, &port).await?;
         Ok((port, tunnel))
     }
@@ -58,9 +58,9 @@ async fn open_at_once(write: &mut Write, tunnel: &Tunnel, port: &ExtraPort) -> R
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
     if device.is_some_and(|device| device.remote_control) && port.carries_tcp() {
-        write.agree_to_port(run.session_id, port.id, port.local_port).await?;
-        write.wake(Wake::Device(run.device_id));
-        write.wake(Wake::Tunnel(tunnel.id));
+        write.approve_port(run.session_id, port.id, port.local_port).await?;
+        write.notify(Hint::Device(run.device_id));
+        write.notify(Hint::Tunnel(tunnel.id));
     }
     Ok(())
 }
@@ -78,10 +78,10 @@ impl Change for DeleteExtraPort {
         let port = write.extra_ports(self.tunnel_id).await?.into_iter().find(|port| port.id == self.port_id);
         let port = port.ok_or_else(Error::not_found)?;
         write.delete_extra_port(&tunnel.node, self.tunnel_id, &port).await?;
-        write.touch_tunnel(self.tunnel_id).await?;
-        write.wake(Wake::Tunnel(self.tunnel_id));
+        write.set_updated_at(self.tunnel_id).await?;
+        write.notify(Hint::Tunnel(self.tunnel_id));
         if let Some(run) = &tunnel.run {
-            write.wake(Wake::Device(run.device_id));
+            write.notify(Hint::Device(run.device_id));
         }
         Ok(port.id)
     }

@@ -10,7 +10,7 @@ use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
 use crate::store::commit::Change;
 use crate::store::tunnels::NewTunnelRow;
-use crate::store::{Wake, Write};
+use crate::store::{Hint, Write};
 
 /// How often another name is tried for an http tunnel whose owner asked for none.
 const NAMES: usize = 4;
@@ -146,8 +146,8 @@ impl Change for UpdateTunnel {
             retarget(write, &tunnel).await?;
         }
         if let Some(run) = &tunnel.run {
-            write.wake(Wake::Tunnel(tunnel.id));
-            write.wake(Wake::Device(run.device_id));
+            write.notify(Hint::Tunnel(tunnel.id));
+            write.notify(Hint::Device(run.device_id));
         }
         write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)
     }
@@ -168,7 +168,7 @@ async fn retarget(write: &mut Write, tunnel: &Tunnel) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
     if device.is_some_and(|device| device.remote_control) {
-        write.retarget_session(run.session_id, &tunnel.local_host, tunnel.local_port).await?;
+        write.set_local_target(run.session_id, &tunnel.local_host, tunnel.local_port).await?;
     }
     Ok(())
 }
@@ -214,8 +214,8 @@ impl Change for BindTunnel {
         if let Some(run) = tunnel.run.as_ref().filter(|run| !tunnel.allows(run.device_id)) {
             write.stop_session(run.session_id, EndReason::DeviceNotAllowed).await?;
             stopped_device_id = Some(run.device_id);
-        } else if tunnel.wanted_on.is_some_and(|device_id| !tunnel.allows(device_id)) {
-            write.set_wanted(tunnel.id, None).await?;
+        } else if tunnel.desired_device_id.is_some_and(|device_id| !tunnel.allows(device_id)) {
+            write.set_desired_device(tunnel.id, None).await?;
         }
         Ok(Bound { device_ids: tunnel.device_ids, stopped_device_id })
     }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use culvert::app::{Host, Pace};
+use culvert::app::{Host, Ticker};
 use culvert::config::Config;
 use culvert::domain::event::EventKind;
 use culvert::domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
@@ -60,7 +60,7 @@ async fn pick_up(stage: &Stage) {
         Config { data_dir: stage.folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
     config.node.listen = any;
     config.webhooks.allow_networks = vec!["127.0.0.0/8".parse().unwrap()];
-    let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
+    let host = Host::start(config, Clock::system(), Ticker::Auto).await.unwrap();
     let webhooks: Vec<Uuid> = stage.webhooks(20).await;
     for number in 0..EVENTS {
         let (scope_id, webhook_id) = (stage.scope_id, webhooks[number % webhooks.len()]);

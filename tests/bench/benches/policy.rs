@@ -14,16 +14,16 @@ use cedar_policy::{
 };
 use culvert::domain::action::Action;
 use culvert::domain::caller::{Caller, Role, Scope, ScopeKind};
-use culvert::domain::grant::Grants;
+use culvert::domain::permission::Permissions;
 use culvert::domain::usage::Counters;
-use culvert::gate::Wants;
+use culvert::gate::UsageRequest;
 use culvert::policy::artefact::Artefacts;
 use culvert::policy::bindings::types::Verdict;
 use culvert::policy::chain::{Loader, PolicyConfig, Trust};
 use culvert::policy::convert;
 use culvert::policy::engine::Engines;
-use culvert::policy::live::Set;
-use culvert::policy::observer::Observer;
+use culvert::policy::live::PolicySet as ModuleSet;
+use culvert::policy::observer::DecisionObserver;
 use culvert::policy::pinned::Pinned;
 use culvert::policy::records::RecordsConfig;
 use culvert_agent::clock::Clock;
@@ -127,14 +127,14 @@ fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1000.0
 }
 
-fn loaded(plans: &Value, lanes: usize) -> Pinned {
-    let engines = Engines::new(lanes).unwrap();
+fn loaded(plans: &Value, shards: usize) -> Pinned {
+    let engines = Engines::new(shards).unwrap();
     let mut chain = PolicyConfig::shipped();
     chain[0].settings.insert("plans".into(), plans.clone());
     let loader = Loader { engines, artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
     let (loaded, clock) = (loader.load(&chain).unwrap(), Clock::system());
-    let observer = Observer::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
-    let set = Set::new(&loader.engines, &observer.meters, loaded, 1, clock.now()).unwrap();
+    let observer = DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
+    let set = ModuleSet::new(&loader.engines, &observer.metrics, loaded, 1, clock.now()).unwrap();
     Pinned::new(Arc::new(set), Arc::new(observer), None)
 }
 
@@ -145,10 +145,10 @@ fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
         account_id: Uuid::nil(),
         scope: Scope { id: Uuid::nil(), kind: ScopeKind::Team, name: "Engines".into(), plan: plan.into() },
         role: Some(Role::Member),
-        grants: Grants::default(),
+        permissions: Permissions::default(),
     };
     let counters = Counters { tunnels, extra_ports: 0, webhook_endpoints: 0, bytes_this_month: 1_000_000 };
-    let wants = Wants::default();
+    let wants = UsageRequest::default();
     let ask = convert::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
     matches!(set.plan_access(ask), Ok(Verdict::Allow))
 }

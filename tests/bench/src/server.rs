@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use culvert::app::{Host, Pace};
+use culvert::app::{Host, Ticker};
 use culvert::config::Config;
-use culvert::domain::grant::Grants;
 use culvert::domain::key::ApiKey;
+use culvert::domain::permission::Permissions;
 use culvert::policy::chain::Trust;
 use culvert::store::db::Db;
 use culvert_agent::clock::Clock;
@@ -106,7 +106,7 @@ fn serve(decisions: Decisions) -> ! {
         std::fs::write(&file, "").unwrap();
         (config.file, config.trust) = (Some(file), Trust::Path);
         config.decisions.file = (decisions == Decisions::Recorded).then(|| folder.path().join("decisions.jsonl"));
-        let host = Host::start(config, Clock::system(), Pace::ByItself).await.unwrap();
+        let host = Host::start(config, Clock::system(), Ticker::Auto).await.unwrap();
         let mut keys = Vec::new();
         for number in 0..ACCOUNTS {
             keys.push(key(&host, number).await);
@@ -123,11 +123,11 @@ fn serve(decisions: Decisions) -> ! {
 async fn key(host: &Host, number: usize) -> String {
     let email = format!("bench-{number}@example.com");
     let key = ApiKey::generate(&host.app.clock);
-    let (made, grants) = (key.clone(), Grants::parse("full_access").unwrap());
+    let (made, permissions) = (key.clone(), Permissions::parse("full_access").unwrap());
     let write = host.app.store.write(None, move |write| {
         Box::pin(async move {
             let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
-            write.create_key(&made, account.id, account.id, grants, None).await
+            write.create_key(&made, account.id, account.id, permissions, None).await
         })
     });
     write.await.unwrap();

@@ -1,8 +1,8 @@
 //! The host's end of the wire, held by hand: a test says what an agent is told, and when.
 
 use culvert_agent::wire::{
-    Action, Blob, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent, ToHost,
-    Welcome,
+    Action, Base64Bytes, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent,
+    ToHost, Welcome,
 };
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -53,7 +53,7 @@ impl HostEnd {
             Ok(response)
         };
         let mut socket = accept_hdr_async(stream, choose).await.unwrap();
-        send(&mut socket, &ToAgent::Challenge { nonce: Blob(vec![1; 32]) }).await;
+        send(&mut socket, &ToAgent::Challenge { nonce: Base64Bytes(vec![1; 32]) }).await;
         let ToHost::Hello(hello) = next(&mut socket).await else { panic!("no hello") };
         AgentEnd { socket, hello: *hello }
     }
@@ -86,9 +86,9 @@ pub fn grant(tunnel_id: Uuid, port: u16) -> Grant {
         tunnel_id,
         name: "tunnel".into(),
         epoch: 1,
-        token: Blob(vec![0; 32]),
+        token: Base64Bytes(vec![0; 32]),
         public_address: "node:20000".into(),
-        node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Blob(vec![0; 32]) },
+        node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) },
         target: Target { host: "127.0.0.1".into(), port, idle_timeout: 3600, buffer_size: 65_536, extra: Vec::new() },
     }
 }

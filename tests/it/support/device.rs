@@ -7,8 +7,8 @@ use culvert_agent::agent::{Agent, Exit, Setup};
 use culvert_agent::clock::Clock;
 use culvert_agent::consent::Consent;
 use culvert_agent::device::{Device, DeviceKey};
-use culvert_agent::local::{self, Answer, Request, Status};
-use culvert_agent::state::StateDir;
+use culvert_agent::ipc::{self, Answer, Request, Status};
+use culvert_agent::state_dir::StateDir;
 use culvert_agent::target::LinkLocal;
 use culvert_agent::targets::{AllowedTarget, Targets};
 use culvert_agent::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Target};
@@ -123,16 +123,16 @@ impl TestDevice {
     }
 
     /// Asks the agent, as its command line does.
-    pub async fn ask(&self, request: Request) -> local::Reply {
-        local::ask(&self.state, &request).await.unwrap().unwrap()
+    pub async fn ask(&self, request: Request) -> ipc::Reply {
+        ipc::ask(&self.state, &request).await.unwrap().unwrap()
     }
 
-    pub async fn start_tunnel(&self, tunnel: &str) -> local::Reply {
+    pub async fn start_tunnel(&self, tunnel: &str) -> ipc::Reply {
         self.ask(Request::Start { tunnel: tunnel.into(), accept: None }).await
     }
 
     /// Starts a tunnel, where it leads where somebody has seen.
-    pub async fn accept_tunnel(&self, tunnel: &str, accept: &str) -> local::Reply {
+    pub async fn accept_tunnel(&self, tunnel: &str, accept: &str) -> ipc::Reply {
         self.ask(Request::Start { tunnel: tunnel.into(), accept: Some(accept.into()) }).await
     }
 
@@ -148,7 +148,7 @@ impl TestDevice {
         }
     }
 
-    pub async fn stop_tunnel(&self, tunnel: &str) -> local::Reply {
+    pub async fn stop_tunnel(&self, tunnel: &str) -> ipc::Reply {
         self.ask(Request::Stop { tunnel: tunnel.into() }).await
     }
 
@@ -167,7 +167,7 @@ impl TestDevice {
     /// Waits until its agent runs and the host has welcomed it.
     pub async fn until_connected(&self) {
         loop {
-            match local::ask(&self.state, &Request::Status).await.unwrap() {
+            match ipc::ask(&self.state, &Request::Status).await.unwrap() {
                 Some(Ok(Answer::Status(Status { connected: true, .. }))) => return,
                 _ => tokio::task::yield_now().await,
             }

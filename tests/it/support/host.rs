@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert::app::{App, Host, Pace};
+use culvert::app::{App, Host, Ticker};
 use culvert::config::Config;
 use culvert::domain::caller::Role;
 use culvert::domain::event::EventKind;
-use culvert::domain::grant::Grants;
 use culvert::domain::key::{ApiKey, EnrolmentCode};
-use culvert::domain::session::LEASE;
+use culvert::domain::permission::Permissions;
+use culvert::domain::session::SESSION_LEASE;
 use culvert::domain::webhook::{Webhook, WebhookStatus};
-use culvert::relay;
 use culvert::secret::Purpose;
 use culvert::store::presence::Connection;
+use culvert::ticker;
 use culvert_agent::clock::Clock;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
@@ -84,7 +84,7 @@ impl TestHost {
         if let Ok(filter) = std::env::var(LOG) {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
         }
-        let host = Host::start(config.clone(), clock.clone(), Pace::ByHand).await.unwrap();
+        let host = Host::start(config.clone(), clock.clone(), Ticker::Manual).await.unwrap();
         Self {
             app: host.app.clone(),
             clock,
@@ -135,12 +135,12 @@ impl TestHost {
     /// Lets time pass, and does what is due then.
     pub async fn pass(&self, time: Duration) {
         self.clock.advance(time);
-        relay::tick(&self.app, 1).await;
+        ticker::tick(&self.app, 1).await;
     }
 
     /// Notes what went through the node.
-    pub async fn note_traffic(&self) {
-        relay::note_traffic(&self.app).await.unwrap();
+    pub async fn record_traffic(&self) {
+        ticker::record_traffic(&self.app).await.unwrap();
     }
 
     /// Waits until something is true, looking again after every commit.
@@ -197,7 +197,7 @@ impl TestHost {
     pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
         let newest = Connection { device_id, epoch };
         let look = async || {
-            let read = self.app.store.write(None, move |write| Box::pin(async move { write.counts(newest).await }));
+            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
             read.await.unwrap().then_some(())
         };
         self.until(look).await;
@@ -207,7 +207,7 @@ impl TestHost {
     pub async fn until_renewed(&self, tunnel: Uuid) {
         let renewed = async || {
             let lease = self.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
-            (lease.lease_until == self.clock.now() + LEASE).then_some(())
+            (lease.lease_until == self.clock.now() + SESSION_LEASE).then_some(())
         };
         self.until(renewed).await;
     }
@@ -226,14 +226,14 @@ impl TestHost {
     }
 
     /// A new key of an account, for a scope.
-    pub async fn key(&self, account_id: Uuid, scope_id: Uuid, grants: &str) -> Person {
+    pub async fn key(&self, account_id: Uuid, scope_id: Uuid, permissions: &str) -> Person {
         let key = ApiKey::generate(&self.clock);
-        let (made, grants) = (key.clone(), Grants::parse(grants).unwrap());
+        let (made, permissions) = (key.clone(), Permissions::parse(permissions).unwrap());
         let key_id = self
             .app
             .store
             .write(None, move |write| {
-                Box::pin(async move { write.create_key(&made, account_id, scope_id, grants, None).await })
+                Box::pin(async move { write.create_key(&made, account_id, scope_id, permissions, None).await })
             })
             .await
             .unwrap();

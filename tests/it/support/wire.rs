@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use culvert_agent::device::Device;
 use culvert_agent::tls;
-use culvert_agent::wire::Blob;
+use culvert_agent::wire::Base64Bytes;
 use culvert_agent::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
 use culvert_agent::wire::{
     CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent,
@@ -83,7 +83,7 @@ impl TestHost {
 
 /// A decision about remote control, signed by the device.
 pub fn signed_consent(device: &Device, enabled: bool, revision: i64) -> SignedConsent {
-    let nonce = Blob(vec![7; 16]);
+    let nonce = Base64Bytes(vec![7; 16]);
     let signature = device.key.sign(&consent_statement(device.id, enabled, revision, &nonce.0));
     SignedConsent { enabled, revision, nonce, signature, targets: None }
 }

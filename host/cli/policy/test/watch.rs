@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use notify::{Event, EventKind, RecursiveMode, Watcher};
 
-use crate::cli::{Problem, refused};
+use crate::cli::{CliError, refused};
 
 /// An editor writes several times; what it wrote last counts.
 const QUIET: Duration = Duration::from_millis(200);
@@ -22,7 +22,7 @@ pub struct Watched {
 }
 
 /// Runs until the process is ended.
-pub fn again(watched: Watched, mut work: impl FnMut()) -> Result<(), Problem> {
+pub fn again(watched: Watched, mut work: impl FnMut()) -> Result<(), CliError> {
     let canonical = |path: &Path| path.canonicalize().map_err(|error| refused(format!("{}: {error}", path.display())));
     let folder = canonical(&watched.folder)?;
     let module = watched.module.as_deref().map(canonical).transpose()?;
@@ -46,7 +46,7 @@ pub fn again(watched: Watched, mut work: impl FnMut()) -> Result<(), Problem> {
     }
 }
 
-fn wait(changed: &Receiver<()>) -> Result<(), Problem> {
+fn wait(changed: &Receiver<()>) -> Result<(), CliError> {
     changed.recv().map_err(refused)?;
     while changed.recv_timeout(QUIET).is_ok() {}
     Ok(())

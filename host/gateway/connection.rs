@@ -1,33 +1,35 @@
 //! One connection of one device, from its first frame to its last.
 
-mod link;
-mod told;
+mod frames;
+mod sync;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::wire::{Blob, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
+use culvert_agent::wire::{
+    Base64Bytes, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome,
+};
 use futures_util::future::BoxFuture;
 use salvo::websocket::WebSocket;
 use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::arrival::{self, Arrived};
-use super::commands::{self, Go};
-use super::{BUSY_FOR, Entry, Stranger, local};
+use super::commands::{self, BeginDecision};
+use super::handshake::{self, AcceptedConnection};
+use super::{BUSY_FOR, ConnectionHandle, Stranger, local};
 use crate::app::App;
 use crate::domain::device::{Device, OFFLINE_AFTER};
 use crate::domain::event::OfflineReason;
 use crate::domain::operation::RemoteAction;
-use crate::domain::session::{EndReason, LEASE};
+use crate::domain::session::{EndReason, SESSION_LEASE};
 use crate::domain::text;
 use crate::error::{Code, Error, Result};
 use crate::store::Write;
 use crate::store::presence::Connection;
 use crate::store::sessions::Lease;
-use link::Link;
-use told::Told;
+use frames::AgentSocket;
+use sync::SentState;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -65,10 +67,10 @@ enum End {
     Store(#[from] Error),
 }
 
-pub async fn live(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
-    let mut link = Link::new(socket, app.clock.clone());
+pub async fn serve_connection(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
+    let mut link = AgentSocket::new(socket, app.clock.clone());
     let (peer, evicted) = (stranger.peer, stranger.unproven.evicted.clone());
-    let greeted = app.clock.timeout(HELLO_WITHIN, greet(&app, &mut link, stranger));
+    let greeted = app.clock.timeout(HELLO_WITHIN, handshake(&app, &mut link, stranger));
     let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
         return tracing::debug!("a connection had to go before it proved whose it is");
     };
@@ -78,10 +80,10 @@ pub async fn live(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
     match greeted {
         Ok(Ok((arrived, public_key, _place))) => {
             let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
-            Life::new(app, link, arrived, public_key).run().instrument(span).await;
+            AgentConnection::new(app, link, arrived, public_key).run().instrument(span).await;
         }
         Ok(Err(end @ (End::Full | End::TooOften))) => {
-            app.meters.connections.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
+            app.metrics.connections.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
             let reconnect_after_ms = BUSY_FOR.as_millis() as u64;
             let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
         }
@@ -104,44 +106,44 @@ fn is_refusal(error: &Error) -> bool {
     matches!(error.code, Code::NotFound | Code::DeviceNotAllowed | Code::ValidationFailed)
 }
 
-async fn greet(
+async fn handshake(
     app: &App,
-    link: &mut Link,
+    link: &mut AgentSocket,
     stranger: Stranger,
-) -> Result<(Arrived, Vec<u8>, OwnedSemaphorePermit), End> {
+) -> Result<(AcceptedConnection, Vec<u8>, OwnedSemaphorePermit), End> {
     let nonce = app.clock.random::<32>();
-    link.send(&ToAgent::Challenge { nonce: Blob(nonce.into()) }).await?;
+    link.send(&ToAgent::Challenge { nonce: Base64Bytes(nonce.into()) }).await?;
     let ToHost::Hello(hello) = link.receive().await? else {
         return Err(End::Protocol("its first frame is no hello".into()));
     };
     let hello: Hello = *hello;
-    let enrolled = arrival::identify(app, &hello, &nonce).await?;
+    let enrolled = handshake::identify(app, &hello, &nonce).await?;
     drop(stranger);
     let place = app.gateway.agents.clone().try_acquire_owned().map_err(|_| End::Full)?;
     let public_key = enrolled.public_key.clone();
-    let _turn = app.gateway.turn_to_arrive(hello.device_id, &app.clock).await.ok_or(End::TooOften)?;
-    Ok((arrival::arrive(app, enrolled, hello).await?, public_key, place))
+    let _turn = app.gateway.turn_to_connect(hello.device_id, &app.clock).await.ok_or(End::TooOften)?;
+    Ok((handshake::accept(app, enrolled, hello).await?, public_key, place))
 }
 
-struct Life {
+struct AgentConnection {
     app: Arc<App>,
-    link: Link,
-    entry: Entry,
+    link: AgentSocket,
+    entry: ConnectionHandle,
     connection: Connection,
     scope_id: Uuid,
     boot_id: Uuid,
     /// The leases that the agent held when it connected.
     held: Vec<Uuid>,
     public_key: Vec<u8>,
-    told: Told,
+    sent: SentState,
 }
 
-impl Life {
-    fn new(app: Arc<App>, link: Link, arrived: Arrived, public_key: Vec<u8>) -> Self {
-        let Arrived { connection, scope_id, boot_id, consent, held } = arrived;
+impl AgentConnection {
+    fn new(app: Arc<App>, link: AgentSocket, arrived: AcceptedConnection, public_key: Vec<u8>) -> Self {
+        let AcceptedConnection { connection, scope_id, boot_id, consent, held } = arrived;
         let entry = app.gateway.enter(connection);
-        let told = Told::of(consent);
-        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, told }
+        let sent = SentState::of(consent);
+        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, sent }
     }
 
     async fn run(mut self) {
@@ -161,7 +163,7 @@ impl Life {
             End::NotAllowed => Some(OfflineReason::NotAllowed),
             _ => None,
         };
-        if let Err(error) = self.depart(for_good).await {
+        if let Err(error) = self.record_disconnect(for_good).await {
             tracing::warn!(%error, "the end of a connection was not noted");
         }
         tracing::info!(reason, "disconnected");
@@ -169,21 +171,21 @@ impl Life {
 
     async fn welcome(&mut self) -> Result<(), End> {
         let mut grants = Vec::new();
-        for lease in self.own_leases().await? {
-            grants.extend(self.offer(&lease).await.ok());
+        for lease in self.leases_of_this_boot().await? {
+            grants.extend(self.serve_and_grant(&lease).await.ok());
         }
         let now = self.app.clock.moment();
         self.app.gateway.paces.of(self.connection.device_id, now, |pace| pace.welcome(grants.len(), now));
         let welcome = Welcome {
             connection_epoch: self.connection.epoch,
             heartbeat_ms: HEARTBEAT.as_millis() as u64,
-            lease_ms: LEASE.as_millis() as u64,
-            consent: self.told.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
+            lease_ms: SESSION_LEASE.as_millis() as u64,
+            consent: self.sent.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
             grants,
             confirms_running: true,
         };
         self.link.send(&ToAgent::Welcome(welcome)).await?;
-        self.catch_up().await
+        self.sync_agent().await
     }
 
     async fn listen(&mut self) -> End {
@@ -202,7 +204,7 @@ impl Life {
                         Err(end) => Err(end),
                     }
                 }
-                () = woken.notified() => self.catch_up().await,
+                () = woken.notified() => self.sync_agent().await,
                 () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
             };
             if let Err(end) = step {
@@ -222,7 +224,7 @@ impl Life {
             }
             ToHost::Serving { lease_id } => self.on_serving(lease_id).await,
             ToHost::TargetState { lease_id, error } => {
-                let error = error.map(|error| shortened(&error));
+                let error = error.map(|error| truncate_detail(&error));
                 self.write(move |write, device| {
                     Box::pin(async move { write.set_target_error(lease_id, device.id, error.as_deref()).await })
                 })
@@ -230,14 +232,14 @@ impl Life {
             }
             ToHost::Start { request_id, tunnel } => self.on_start(request_id, tunnel).await,
             ToHost::Stop { request_id, lease_id } => {
-                self.told.leases.remove(&lease_id);
+                self.sent.leases.remove(&lease_id);
                 self.write(move |write, device| Box::pin(async move { local::stop(write, device, &[lease_id]).await }))
                     .await?;
                 self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
             }
             ToHost::NotResumed { lease_id, detail } => {
-                self.told.leases.remove(&lease_id);
-                let detail = shortened(&detail);
+                self.sent.leases.remove(&lease_id);
+                let detail = truncate_detail(&detail);
                 self.write(move |write, device| {
                     Box::pin(async move { local::not_resumed(write, device, lease_id, &detail).await })
                 })
@@ -251,31 +253,31 @@ impl Life {
 
     /// A heartbeat: the device is there, and its leases hold for another term.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
-        if !self.app.store.counts(self.connection).await? {
+        if !self.app.store.is_current(self.connection).await? {
             return Err(End::Replaced);
         }
-        self.app.gateway.note_seen(self.connection, self.app.clock.now());
+        self.app.gateway.record_seen(self.connection, self.app.clock.now());
         let asked = lease_ids.clone();
         let renewed = if asked.is_empty() {
             Vec::new()
         } else {
             self.write(move |write, device| Box::pin(renew(write, device.id, asked))).await??
         };
-        let held = |id: &Uuid| self.told.leases.contains_key(id) || self.held.contains(id);
+        let held = |id: &Uuid| self.sent.leases.contains_key(id) || self.held.contains(id);
         let over: Vec<Uuid> = lease_ids.into_iter().filter(|id| !renewed.contains(id) && held(id)).collect();
         for lease_id in over {
-            self.told.leases.remove(&lease_id);
+            self.sent.leases.remove(&lease_id);
             self.link.send(&ToAgent::Revoke { lease_id, reason: "lease_expired".into() }).await?;
         }
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
         let boot_id = self.boot_id;
-        if self.app.store.has_unserved_wishes(self.scope_id, self.connection.device_id).await?
+        if self.app.store.has_pending_resumes(self.scope_id, self.connection.device_id).await?
             && local::plan_is_known(&self.app, self.scope_id).await?
         {
-            self.write(move |write, device| Box::pin(arrival::resume_wanted(write, device, boot_id))).await?;
+            self.write(move |write, device| Box::pin(handshake::resume_tunnels(write, device, boot_id))).await?;
         }
         // Others may have changed something, whom no wake-up comes from: the operator's commands.
-        self.catch_up().await
+        self.sync_agent().await
     }
 
     async fn on_claimed(&mut self, operation_id: Uuid) -> Result<(), End> {
@@ -288,15 +290,15 @@ impl Life {
         let go =
             self.write(move |write, device| Box::pin(commands::begin(write, device, boot_id, operation_id))).await?;
         let session_id = match go {
-            Go::Abandon => return self.link.send(&ToAgent::Abandon { operation_id }).await,
-            Go::Proceed { session_id: None } => {
+            BeginDecision::Abandon => return self.link.send(&ToAgent::Abandon { operation_id }).await,
+            BeginDecision::Proceed { session_id: None } => {
                 return self.link.send(&ToAgent::Proceed { operation_id, grant: None }).await;
             }
-            Go::Proceed { session_id: Some(session_id) } => session_id,
+            BeginDecision::Proceed { session_id: Some(session_id) } => session_id,
         };
         let lease = self.app.store.lease(session_id).await?;
         let offered = match &lease {
-            Some(lease) => self.offer(lease).await,
+            Some(lease) => self.serve_and_grant(lease).await,
             None => Err("The tunnel's lease ended before the start was done.".into()),
         };
         match offered {
@@ -358,22 +360,22 @@ impl Life {
             may_start
         });
         if !may_start {
-            self.app.meters.connections.count("starts");
+            self.app.metrics.connections.count("starts");
             let failure = Failure::new("rate_limited", "This device starts tunnels too often; try again in a second.");
             return self.link.send(&ToAgent::Answer { request_id, outcome: Err(failure) }).await;
         }
         let device = self.device().await?;
         let wish = local::start(&self.app, device, self.boot_id, &tunnel).await?;
         let outcome = match wish {
-            Ok(session_id) => self.serve_wish(session_id).await?,
+            Ok(session_id) => self.grant_local_start(session_id).await?,
             Err(failure) => Err(failure),
         };
         self.link.send(&ToAgent::Answer { request_id, outcome }).await
     }
 
-    async fn serve_wish(&mut self, session_id: Uuid) -> Result<Result<Option<Grant>, Failure>, End> {
+    async fn grant_local_start(&mut self, session_id: Uuid) -> Result<Result<Option<Grant>, Failure>, End> {
         let Some(lease) = self.app.store.lease(session_id).await? else { return Ok(Ok(None)) };
-        match self.offer(&lease).await {
+        match self.serve_and_grant(&lease).await {
             Ok(grant) => Ok(Ok(Some(grant))),
             Err(detail) => {
                 self.write(move |write, _| {
@@ -390,12 +392,12 @@ impl Life {
         let state = self
             .write(move |write, device| {
                 Box::pin(async move {
-                    arrival::decide(write, device, &public_key, &signed).await?;
-                    arrival::consent_of(write, device).await
+                    handshake::apply_consent(write, device, &public_key, &signed).await?;
+                    handshake::consent_of(write, device).await
                 })
             })
             .await?;
-        self.told.consent = Some(state);
+        self.sent.consent = Some(state);
         self.link.send(&ToAgent::Consent(state)).await
     }
 
@@ -416,7 +418,7 @@ impl Life {
         let _turn = self.app.scopes.lock(scope_id).await;
         let written = self.app.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
-                if !write.counts(connection).await? {
+                if !write.is_current(connection).await? {
                     return Ok(Err(End::Replaced));
                 }
                 match write.device(scope_id, connection.device_id).await? {
@@ -430,14 +432,14 @@ impl Life {
 
     /// Notes that the connection has ended. An agent that said goodbye is gone at once; another may
     /// be back before its leases end.
-    async fn depart(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
+    async fn record_disconnect(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
         let _turn = self.app.scopes.lock(self.scope_id).await;
         self.app
             .store
             .write(Some(self.scope_id), move |write| {
                 Box::pin(async move {
-                    if !write.counts(connection).await? {
+                    if !write.is_current(connection).await? {
                         return Ok(());
                     }
                     write.disconnect_device(connection).await?;
@@ -456,12 +458,12 @@ impl Life {
 }
 
 /// As much of an agent's words as is kept.
-fn shortened(words: &str) -> String {
+fn truncate_detail(words: &str) -> String {
     text::cleaned(words, 500)
 }
 
 /// The next frame, as soon as the agent may say one.
-async fn paced(link: &mut Link, app: &App, device_id: Uuid) -> Result<ToHost, End> {
+async fn paced(link: &mut AgentSocket, app: &App, device_id: Uuid) -> Result<ToHost, End> {
     let (paces, clock) = (&app.gateway.paces, &app.clock);
     let now = clock.moment();
     if let Some(wait) = paces.of(device_id, now, |pace| pace.frames.wait(now)) {

@@ -12,7 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::call::Failed;
 use super::component::Configured;
-use super::question::{Answer, Word};
+use super::question::{OutcomeLabel, PolicyResponse};
 use super::sandbox::Failure;
 
 /// Seconds: a decision takes some microseconds, and twice its deadline at most.
@@ -58,7 +58,7 @@ struct Reload {
 }
 
 /// Every module's figures, and those of the whole.
-pub struct Meters {
+pub struct PolicyMetrics {
     decisions: Family<Decision, Counter>,
     rules: Family<ByRule, Counter>,
     failures: Family<ByCause, Counter>,
@@ -72,8 +72,8 @@ pub struct Meters {
 }
 
 /// One module's figures, looked up beforehand.
-pub struct ModuleMeters {
-    words: [Counter; Word::ALL.len()],
+pub struct ModuleMetrics {
+    words: [Counter; OutcomeLabel::ALL.len()],
     rules: HashMap<String, Counter>,
     failures: [Counter; Failure::CAUSES.len()],
     duration: Histogram,
@@ -90,9 +90,9 @@ pub enum Compared {
     Failed,
 }
 
-impl Meters {
+impl PolicyMetrics {
     pub fn new(registry: &mut Registry) -> Self {
-        let meters = Self {
+        let metrics = Self {
             decisions: Family::default(),
             rules: Family::default(),
             failures: Family::default(),
@@ -105,31 +105,31 @@ impl Meters {
             records_dropped: Counter::default(),
         };
         let policies = registry.sub_registry_with_prefix("policy");
-        policies.register("decisions", "Answers of modules", meters.decisions.clone());
-        policies.register("rules", "Refusals by the rule that decided", meters.rules.clone());
-        policies.register("failures", "Modules that gave no answer", meters.failures.clone());
-        policies.register_with_unit("decision_duration", "One answer", Unit::Seconds, meters.durations.clone());
-        policies.register("shadow_answers", "Shadows, compared with what was decided", meters.shadows.clone());
-        policies.register("shadows_dropped", "Questions that no shadow had time for", meters.shadows_dropped.clone());
-        policies.register("reloads", "Attempts to load another set", meters.reloads.clone());
-        policies.register("generation", "The set that decides", meters.generation.clone());
-        policies.register("records_written", "Decision records", meters.records_written.clone());
+        policies.register("decisions", "Answers of modules", metrics.decisions.clone());
+        policies.register("rules", "Refusals by the rule that decided", metrics.rules.clone());
+        policies.register("failures", "Modules that gave no answer", metrics.failures.clone());
+        policies.register_with_unit("decision_duration", "One answer", Unit::Seconds, metrics.durations.clone());
+        policies.register("shadow_answers", "Shadows, compared with what was decided", metrics.shadows.clone());
+        policies.register("shadows_dropped", "Questions that no shadow had time for", metrics.shadows_dropped.clone());
+        policies.register("reloads", "Attempts to load another set", metrics.reloads.clone());
+        policies.register("generation", "The set that decides", metrics.generation.clone());
+        policies.register("records_written", "Decision records", metrics.records_written.clone());
         policies.register(
             "records_dropped",
             "Decision records without a place in the queue",
-            meters.records_dropped.clone(),
+            metrics.records_dropped.clone(),
         );
         for outcome in ["done", "failed", "rolled_back"] {
-            meters.reloads.get_or_create(&Reload { outcome }).inc_by(0);
+            metrics.reloads.get_or_create(&Reload { outcome }).inc_by(0);
         }
-        meters
+        metrics
     }
 
     pub fn count_reload(&self, outcome: &'static str) {
         self.reloads.get_or_create(&Reload { outcome }).inc();
     }
 
-    pub fn of(&self, module: &Configured) -> ModuleMeters {
+    pub fn of(&self, module: &Configured) -> ModuleMetrics {
         let (kind, name) = (module.kind.name(), &module.description.name);
         let module_name = || name.clone();
         let agreement = |outcome| self.shadows.get_or_create_owned(&Agreement { kind, module: module_name(), outcome });
@@ -138,9 +138,13 @@ impl Meters {
                 self.rules.get_or_create_owned(&ByRule { kind, module: module_name(), rule: rule.id.clone() });
             (rule.id.clone(), counter)
         });
-        ModuleMeters {
-            words: Word::ALL.map(|word| {
-                self.decisions.get_or_create_owned(&Decision { kind, module: module_name(), verdict: word.name() })
+        ModuleMetrics {
+            words: OutcomeLabel::ALL.map(|outcome_label| {
+                self.decisions.get_or_create_owned(&Decision {
+                    kind,
+                    module: module_name(),
+                    verdict: outcome_label.name(),
+                })
             }),
             rules: rules.collect(),
             failures: Failure::CAUSES
@@ -153,13 +157,13 @@ impl Meters {
     }
 }
 
-impl ModuleMeters {
-    pub fn count(&self, answer: &Result<Answer, Failed>, took: Duration) {
+impl ModuleMetrics {
+    pub fn count(&self, answer: &Result<PolicyResponse, Failed>, took: Duration) {
         self.duration.observe(took.as_secs_f64());
         match answer {
             Ok(answer) => {
-                let word = answer.word();
-                count(&self.words, Word::ALL.iter().position(|known| *known == word));
+                let outcome_label = answer.outcome_label();
+                count(&self.words, OutcomeLabel::ALL.iter().position(|known| *known == outcome_label));
                 for rule in answer.rules() {
                     self.rules.get(rule).map(Counter::inc);
                 }

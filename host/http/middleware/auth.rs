@@ -1,4 +1,5 @@
-//! Who asks: the API key of a request (specification, "Authentication").
+//! Who asks: authentication of a request by its API key; see
+//! `docs/develop/decisions/0010-keys-and-rate-limits.md`.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,15 +28,15 @@ pub struct Auth(pub Arc<App>);
 impl Handler for Auth {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let app = &self.0;
-        let refused = match http::audience(Path::of(depot)) {
-            http::Audience::Anybody => return,
-            http::Audience::FormerClients => Error::of(Code::ApiVersionGone),
-            http::Audience::Clients => match authenticate(app, req).await {
+        let refused = match http::auth_requirement(Path::of(depot)) {
+            http::AuthRequirement::Anybody => return,
+            http::AuthRequirement::FormerClients => Error::of(Code::ApiVersionGone),
+            http::AuthRequirement::Clients => match authenticate(app, req).await {
                 Ok(caller) => {
                     depot.insert_typed(caller);
                     return;
                 }
-                Err(error) => limit_strangers(app, req, error),
+                Err(error) => limit_failed_auth(app, req, error),
             },
         };
         problem::render(res, &refused, &app.docs_url, RequestId::of(depot));
@@ -64,20 +65,20 @@ async fn authenticate(app: &App, req: &Request) -> Result<Caller> {
 
 /// How long the address of a request has to wait, if it has failed too often.
 fn is_over(app: &App, req: &Request) -> Option<Duration> {
-    app.strangers.is_over(client_address(req, &app.config.trusted_proxies), app.clock.moment())
+    app.failed_auth.is_over(client_address(req, &app.config.trusted_proxies), app.clock.moment())
 }
 
 /// Too many failures from one address are told to wait. A key that was good within a day never comes
 /// here.
-fn limit_strangers(app: &App, req: &Request, error: Error) -> Error {
+fn limit_failed_auth(app: &App, req: &Request, error: Error) -> Error {
     if !matches!(error.code, Code::MissingApiKey | Code::InvalidApiKey) {
         return error;
     }
     let client = client_address(req, &app.config.trusted_proxies);
-    match app.strangers.count(client, app.clock.moment()) {
+    match app.failed_auth.count(client, app.clock.moment()) {
         None => error,
         Some(wait) => {
-            app.meters.count_refusal("address");
+            app.metrics.count_refusal("address");
             Error::new(Code::RateLimited, "Too many failed authentications from this address.").after(wait)
         }
     }
@@ -105,7 +106,7 @@ pub fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
 }
 
 /// Failed authentications by address; an IPv6 client has a /64 to itself.
-pub struct Strangers {
+pub struct FailedAuthLimiter {
     per_minute: u32,
     windows: Mutex<Windows>,
 }
@@ -125,7 +126,7 @@ const NETWORK_V6: u32 = 48;
 /// How often those that are over are let go.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-impl Strangers {
+impl FailedAuthLimiter {
     pub fn new(per_minute: u32) -> Self {
         Self { per_minute, windows: Mutex::default() }
     }

@@ -11,12 +11,12 @@ use super::End;
 /// How long an agent may take to take a frame: one that reads nothing is gone.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 
-pub(super) struct Link {
+pub(super) struct AgentSocket {
     socket: WebSocket,
     clock: Clock,
 }
 
-impl Link {
+impl AgentSocket {
     pub fn new(socket: WebSocket, clock: Clock) -> Self {
         Self { socket, clock }
     }

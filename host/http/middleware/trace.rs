@@ -20,7 +20,7 @@ impl RequestId {
     }
 }
 
-/// The route of a request, as the specification writes it.
+/// The route of a request, as the API's description writes it: with path parameters in braces.
 #[derive(Clone, Copy)]
 pub struct Route(pub &'static str);
 
@@ -55,7 +55,7 @@ impl Handler for Trace {
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
         let took = clock.moment().since(started);
         let route = depot.get_typed::<Route>().map_or("none", |route| route.0);
-        self.0.meters.http.count(method.as_str(), route, status, took);
+        self.0.metrics.http.count(method.as_str(), route, status, took);
         tracing::info!(parent: &span, status, micros = took.as_micros() as u64, "answered");
     }
 }

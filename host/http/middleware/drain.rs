@@ -16,10 +16,10 @@ use crate::http::endpoint::BODY_LIMIT;
 /// How long the rest of a body is waited for.
 const WITHIN: Duration = Duration::from_secs(2);
 
-pub struct Drain(pub Arc<App>);
+pub struct DrainRequestBody(pub Arc<App>);
 
 #[async_trait]
-impl Handler for Drain {
+impl Handler for DrainRequestBody {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         ctrl.call_next(req, depot, res).await;
         let status = res.status_code;

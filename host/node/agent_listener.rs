@@ -15,7 +15,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::bounds::Bound;
-use super::run::Run;
+use super::session::SessionRelay;
 use super::{Shared, lock};
 use crate::unproven::Unproven;
 
@@ -24,7 +24,7 @@ const HELLO_WITHIN: Duration = Duration::from_secs(3);
 /// How long it may take to prove its lease.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait when the machine has no more sockets to give.
-pub(super) const EXHAUSTED: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
     let bounds = shared.bounds.clone();
@@ -39,7 +39,7 @@ pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) 
                 accepted = listener.accept() => accepted,
             };
             let Ok((stream, address)) = accepted else {
-                shared.clock.sleep(EXHAUSTED).await;
+                shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             };
             let entry = unproven.enter(address.ip());
@@ -49,7 +49,7 @@ pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) 
                 let admitted = entry.evicted.run_until_cancelled(admitted).await;
                 drop(entry);
                 match admitted {
-                    Some(Ok(Ok(Some((run, connection))))) => run.park(connection),
+                    Some(Ok(Ok(Some((run, connection))))) => run.add_idle_connection(connection),
                     Some(Ok(Ok(None))) => {}
                     Some(Ok(Err(error))) => tracing::debug!(%error, "an agent's connection was not taken"),
                     Some(Err(_)) => tracing::debug!("an agent's connection did not attach in time"),
@@ -65,7 +65,7 @@ async fn admit(
     shared: &Shared,
     tls: Arc<ServerConfig>,
     stream: TcpStream,
-) -> io::Result<Option<(Arc<Run>, TlsStream<TcpStream>)>> {
+) -> io::Result<Option<(Arc<SessionRelay>, TlsStream<TcpStream>)>> {
     socket::prepare(&stream)?;
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;

@@ -7,16 +7,16 @@ use std::io;
 
 use uuid::Uuid;
 
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 
 const FILE: &str = "stopped.json";
 
-pub struct Stopped {
+pub struct PendingStops {
     state: StateDir,
     leases: BTreeSet<Uuid>,
 }
 
-impl Stopped {
+impl PendingStops {
     /// # Errors
     ///
     /// Where the record is there but broken.

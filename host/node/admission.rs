@@ -13,16 +13,16 @@ use crate::domain::access::AccessRules;
 use crate::domain::prefix::prefix;
 use crate::tally::Tally;
 
-pub struct Access {
+pub struct Admission {
     countries: Arc<Countries>,
     bounds: Arc<Bounds>,
-    door: Mutex<Door>,
+    door: Mutex<AdmissionState>,
 }
 
 /// Rules and visitors under one lock: whoever comes in while the rules change is judged by the new
 /// ones, if not at the door then right behind it.
 #[derive(Default)]
-struct Door {
+struct AdmissionState {
     version: i64,
     rules: AccessRules,
     inside: HashMap<u64, (IpAddr, CancellationToken)>,
@@ -33,24 +33,28 @@ struct Door {
 
 /// Why a visitor was turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnedAway {
+pub enum AdmissionRefusal {
     Rules,
     /// There are too many.
     Bound(Bound),
 }
 
 /// A visitor who was let in. Dropped, they are gone.
-pub struct Inside {
-    access: Arc<Access>,
+pub struct AdmittedVisitor {
+    access: Arc<Admission>,
     number: u64,
     _place: Place,
     /// Cancelled when the rules turn against them, or their port is taken away.
     pub out: CancellationToken,
 }
 
-impl Access {
+impl Admission {
     pub fn new(countries: Arc<Countries>, bounds: Arc<Bounds>, version: i64, rules: AccessRules) -> Arc<Self> {
-        Arc::new(Self { countries, bounds, door: Mutex::new(Door { version, rules, ..Door::default() }) })
+        Arc::new(Self {
+            countries,
+            bounds,
+            door: Mutex::new(AdmissionState { version, rules, ..AdmissionState::default() }),
+        })
     }
 
     pub fn version(&self) -> i64 {
@@ -58,20 +62,24 @@ impl Access {
     }
 
     /// Lets a visitor in at a port, for as long as that is open; or not.
-    pub fn enter(self: &Arc<Self>, visitor: IpAddr, port: &CancellationToken) -> Result<Inside, TurnedAway> {
+    pub fn enter(
+        self: &Arc<Self>,
+        visitor: IpAddr,
+        port: &CancellationToken,
+    ) -> Result<AdmittedVisitor, AdmissionRefusal> {
         let mut door = lock(&self.door);
         if !door.rules.admit(visitor, |address| self.countries.of(address)) {
-            return Err(TurnedAway::Rules);
+            return Err(AdmissionRefusal::Rules);
         }
-        let place = self.place(&door, visitor).map_err(TurnedAway::Bound)?;
+        let place = self.place(&door, visitor).map_err(AdmissionRefusal::Bound)?;
         let (number, out) = (door.next, port.child_token());
         door.next += 1;
         door.inside.insert(number, (visitor, out.clone()));
         door.by_address.add(prefix(visitor), 1);
-        Ok(Inside { access: self.clone(), number, _place: place, out })
+        Ok(AdmittedVisitor { access: self.clone(), number, _place: place, out })
     }
 
-    fn place(&self, door: &Door, visitor: IpAddr) -> Result<Place, Bound> {
+    fn place(&self, door: &AdmissionState, visitor: IpAddr) -> Result<Place, Bound> {
         if door.by_address.of(&prefix(visitor)) >= self.bounds.visitors_per_address {
             return Err(Bound::Address);
         }
@@ -85,15 +93,15 @@ impl Access {
     pub fn replace(&self, version: i64, rules: AccessRules) {
         let mut door = lock(&self.door);
         (door.version, door.rules) = (version, rules);
-        self.turn_out(&door);
+        self.evict_denied(&door);
     }
 
     /// The countries are known anew.
-    pub fn judge_again(&self) {
-        self.turn_out(&lock(&self.door));
+    pub fn reevaluate(&self) {
+        self.evict_denied(&lock(&self.door));
     }
 
-    fn turn_out(&self, door: &Door) {
+    fn evict_denied(&self, door: &AdmissionState) {
         for (visitor, out) in door.inside.values() {
             if !door.rules.admit(*visitor, |address| self.countries.of(address)) {
                 out.cancel();
@@ -102,13 +110,13 @@ impl Access {
     }
 }
 
-impl Drop for Inside {
+impl Drop for AdmittedVisitor {
     fn drop(&mut self) {
         lock(&self.access.door).leave(self.number);
     }
 }
 
-impl Door {
+impl AdmissionState {
     fn leave(&mut self, number: u64) {
         if let Some((visitor, _)) = self.inside.remove(&number) {
             self.by_address.end_one(&prefix(visitor));

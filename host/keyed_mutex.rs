@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
-pub struct Turns<K> {
+pub struct KeyedMutex<K> {
     turns: Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// One's turn, until it is dropped.
 #[must_use]
-pub struct Turn(#[expect(dead_code, reason = "held for its lock")] OwnedMutexGuard<()>);
+pub struct KeyedMutexGuard(#[expect(dead_code, reason = "held for its lock")] OwnedMutexGuard<()>);
 
-impl<K: Eq + Hash> Turns<K> {
+impl<K: Eq + Hash> KeyedMutex<K> {
     pub fn new() -> Self {
         Self { turns: Mutex::default() }
     }
 
-    pub async fn lock(&self, key: K) -> Turn {
+    pub async fn lock(&self, key: K) -> KeyedMutexGuard {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
             // Whoever takes a turn clears away those that nobody waits for any longer.
@@ -28,11 +28,11 @@ impl<K: Eq + Hash> Turns<K> {
             }
             turns.entry(key).or_default().clone()
         };
-        Turn(turn.lock_owned().await)
+        KeyedMutexGuard(turn.lock_owned().await)
     }
 }
 
-impl<K: Eq + Hash> Default for Turns<K> {
+impl<K: Eq + Hash> Default for KeyedMutex<K> {
     fn default() -> Self {
         Self::new()
     }

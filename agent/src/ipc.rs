@@ -10,7 +10,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 use crate::targets::AllowedTarget;
 use crate::wire::{ConsentState, Failure};
 
@@ -94,14 +94,14 @@ pub struct TunnelStatus {
 }
 
 /// A request from the command line, and where its answer goes.
-pub type Incoming = (Request, oneshot::Sender<Reply>);
+pub type IpcRequest = (Request, oneshot::Sender<Reply>);
 
 /// Takes requests from the socket until nobody takes them from here.
 ///
 /// # Errors
 ///
 /// Where the socket cannot be made.
-pub fn listen(state: &StateDir, requests: mpsc::Sender<Incoming>) -> io::Result<()> {
+pub fn listen(state: &StateDir, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let path = state.path(SOCKET);
     // The lock on the folder says that whoever made it is gone.
     match std::fs::remove_file(&path) {
@@ -124,7 +124,7 @@ pub fn listen(state: &StateDir, requests: mpsc::Sender<Incoming>) -> io::Result<
     Ok(())
 }
 
-async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Incoming>) -> io::Result<()> {
+async fn answer(mut stream: UnixStream, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(&mut stream).read_line(&mut line).await?;
     let request = serde_json::from_str(&line)?;

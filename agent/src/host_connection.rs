@@ -24,7 +24,7 @@ const OUTBOX: usize = 1024;
 
 /// What the connection brings.
 #[derive(Debug)]
-pub enum Event {
+pub enum HostEvent {
     /// The host asks who this is; answered with a signature over the nonce.
     Challenged {
         nonce: Vec<u8>,
@@ -58,7 +58,7 @@ enum Ended {
 }
 
 /// Connects, and connects again, until nobody takes the events.
-pub async fn run(server: String, clock: Clock, events: mpsc::Sender<Event>) {
+pub async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) {
     let mut retry = RETRY_FIRST;
     loop {
         let mut welcomed = false;
@@ -66,7 +66,7 @@ pub async fn run(server: String, clock: Clock, events: mpsc::Sender<Event>) {
         if welcomed {
             retry = RETRY_FIRST;
         }
-        if matches!(ended, Ended::Stopped) || events.send(Event::Down).await.is_err() {
+        if matches!(ended, Ended::Stopped) || events.send(HostEvent::Down).await.is_err() {
             return;
         }
         // Full jitter: a host that comes back is not met by all of its agents at once.
@@ -85,11 +85,11 @@ pub async fn run(server: String, clock: Clock, events: mpsc::Sender<Event>) {
     }
 }
 
-async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<Event>, welcomed: &mut bool) -> Ended {
+async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<HostEvent>, welcomed: &mut bool) -> Ended {
     match clock.timeout(CONNECT_WITHIN, shake_hands(server, events)).await {
         Ok(Ok((socket, welcome))) => {
             *welcomed = true;
-            live(socket, welcome, clock, events).await
+            serve_connection(socket, welcome, clock, events).await
         }
         Ok(Err(ended)) => ended,
         Err(_) => Ended::Silent,
@@ -98,11 +98,11 @@ async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<Event>, w
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-async fn shake_hands(server: &str, events: &mpsc::Sender<Event>) -> Result<(Socket, ToAgent), Ended> {
+async fn shake_hands(server: &str, events: &mpsc::Sender<HostEvent>) -> Result<(Socket, ToAgent), Ended> {
     let mut socket = dial(server).await?;
     let ToAgent::Challenge { nonce } = receive(&mut socket).await? else { return Err(Ended::Protocol) };
     let (hello, answer) = oneshot::channel();
-    let challenged = Event::Challenged { nonce: nonce.0, hello };
+    let challenged = HostEvent::Challenged { nonce: nonce.0, hello };
     events.send(challenged).await.map_err(|_| Ended::Stopped)?;
     let hello = answer.await.map_err(|_| Ended::Stopped)?;
     send(&mut socket, &ToHost::Hello(Box::new(hello))).await?;
@@ -130,9 +130,14 @@ async fn dial(server: &str) -> Result<Socket, Ended> {
     Ok(socket)
 }
 
-async fn live(mut socket: Socket, welcome: ToAgent, clock: &Clock, events: &mpsc::Sender<Event>) -> Ended {
+async fn serve_connection(
+    mut socket: Socket,
+    welcome: ToAgent,
+    clock: &Clock,
+    events: &mpsc::Sender<HostEvent>,
+) -> Ended {
     let (outbox, mut outgoing) = mpsc::channel(OUTBOX);
-    for event in [Event::Up(outbox), Event::Frame(Box::new(welcome))] {
+    for event in [HostEvent::Up(outbox), HostEvent::Frame(Box::new(welcome))] {
         if events.send(event).await.is_err() {
             return Ended::Stopped;
         }
@@ -146,7 +151,7 @@ async fn live(mut socket: Socket, welcome: ToAgent, clock: &Clock, events: &mpsc
                     Ok(ToAgent::Goodbye { reason, reconnect_after_ms }) => {
                         return Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) };
                     }
-                    Ok(frame) => if events.send(Event::Frame(Box::new(frame))).await.is_err() {
+                    Ok(frame) => if events.send(HostEvent::Frame(Box::new(frame))).await.is_err() {
                         return Ended::Stopped;
                     },
                     Err(ended) => return ended,

@@ -9,13 +9,13 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::state::StateDir;
+use crate::state_dir::StateDir;
 use crate::target::Chosen;
 use crate::wire::Target;
 
 const FILE: &str = "targets.json";
 
-pub struct Agreed {
+pub struct ApprovedTargets {
     state: StateDir,
     targets: BTreeMap<Uuid, Agreement>,
 }
@@ -46,7 +46,7 @@ impl Agreement {
     }
 }
 
-impl Agreed {
+impl ApprovedTargets {
     /// # Errors
     ///
     /// Where the record is there but broken.

@@ -39,16 +39,16 @@ async fn check_due(app: &App) -> Result<()> {
 async fn check(app: &App, due: DueDomain) -> Result<()> {
     let DueDomain { scope_id, tunnel_id, domain } = due;
     let Some(tunnel) = app.store.tunnel(scope_id, tunnel_id).await? else { return Ok(()) };
-    let found = app.guard.check_alias(&domain, &tunnel.cname_target()).await;
+    let found = app.guard.check_cname(&domain, &tunnel.cname_target()).await;
     app.store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 // It may have been removed meanwhile, or looked up by another host.
-                let known = write.custom_domain_called(tunnel_id, &domain).await?;
+                let known = write.custom_domain_by_name(tunnel_id, &domain).await?;
                 let due = |known: &CustomDomain| known.last_checked_at <= write.now - CHECK_EVERY;
                 let Some(mut known) = known.filter(due) else { return Ok(()) };
                 known.note(found, write.now);
-                write.note_check(tunnel_id, &known).await
+                write.record_check(tunnel_id, &known).await
             })
         })
         .await

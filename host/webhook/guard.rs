@@ -70,14 +70,14 @@ pub fn is_public(address: IpAddr) -> bool {
 
 /// Which addresses may be dialled.
 #[derive(Clone, Debug, Default)]
-pub struct Networks {
+pub struct AddressPolicy {
     /// Not public, and allowed all the same.
     pub allow: Vec<IpNet>,
     /// Public, and refused all the same.
     pub deny: Vec<IpNet>,
 }
 
-impl Networks {
+impl AddressPolicy {
     pub fn admit(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let lies_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&address));
@@ -87,7 +87,7 @@ impl Networks {
 
 /// Why nothing is sent to a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum AddressBlocked {
     /// A name that does not resolve, or resolves to what may not be dialled: the two look the same, for
     /// the names of the operator's own network are nobody's business.
     #[error("must have a host name with a public address")]
@@ -100,25 +100,25 @@ pub enum Refused {
 /// Looks up names, and lets through what may be dialled.
 pub struct Guard {
     dns: Dns,
-    networks: Networks,
+    networks: AddressPolicy,
     clock: Clock,
 }
 
 impl Guard {
-    pub fn new(dns: Dns, networks: Networks, clock: Clock) -> Self {
+    pub fn new(dns: Dns, networks: AddressPolicy, clock: Clock) -> Self {
         Self { dns, networks, clock }
     }
 
     /// The addresses of a name. One that may not be dialled refuses them all.
-    pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Refused> {
+    pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, AddressBlocked> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.addresses(name)).await;
         let addresses = found.ok().and_then(|found| found.map_err(|_: DnsError| ()).ok());
         let admitted = |addresses: &Vec<IpAddr>| addresses.iter().all(|address| self.networks.admit(*address));
-        addresses.filter(admitted).ok_or(Refused::NoPublicAddress)
+        addresses.filter(admitted).ok_or(AddressBlocked::NoPublicAddress)
     }
 
     /// The addresses that a URL leads to: those of its name, or the one that it spells out.
-    pub async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, Refused> {
+    pub async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, AddressBlocked> {
         match literal(url) {
             Some(address) => self.judge(address).map(|()| vec![address]),
             None => self.resolve(url.host_str().unwrap_or_default()).await,
@@ -127,7 +127,7 @@ impl Guard {
 
     /// Whether a name is an alias for another one, directly. Which other one it is instead is only said
     /// of names below the platform's own domains.
-    pub async fn check_alias(&self, name: &str, target: &str) -> Result<(), LookupError> {
+    pub async fn check_cname(&self, name: &str, target: &str) -> Result<(), LookupError> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
         let error = |code: &str, detail: String| Err(LookupError { code: code.into(), detail });
         match found {
@@ -142,12 +142,12 @@ impl Guard {
     }
 
     /// A URL that spells out its address is dialled without anybody being asked for one.
-    pub fn check_literal(&self, url: &Url) -> Result<(), Refused> {
+    pub fn check_literal(&self, url: &Url) -> Result<(), AddressBlocked> {
         literal(url).map_or(Ok(()), |address| self.judge(address))
     }
 
-    fn judge(&self, address: IpAddr) -> Result<(), Refused> {
-        if self.networks.admit(address) { Ok(()) } else { Err(Refused::NotPublic) }
+    fn judge(&self, address: IpAddr) -> Result<(), AddressBlocked> {
+        if self.networks.admit(address) { Ok(()) } else { Err(AddressBlocked::NotPublic) }
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn denied_network_overrides_allowed_network() {
         let networks =
-            Networks { allow: vec!["10.0.0.0/8".parse().unwrap()], deny: vec!["10.9.0.0/16".parse().unwrap()] };
+            AddressPolicy { allow: vec!["10.0.0.0/8".parse().unwrap()], deny: vec!["10.9.0.0/16".parse().unwrap()] };
         let admitted = |address: &str| networks.admit(address.parse().unwrap());
         assert!(admitted("10.1.1.1") && admitted("::ffff:10.1.1.1") && admitted("1.1.1.1"));
         assert!(!admitted("10.9.1.1") && !admitted("192.168.0.1"));

@@ -11,12 +11,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::app::{App, Pace};
+use crate::app::{App, Ticker};
 use crate::domain::session::EndReason;
 use crate::domain::usage::next_month;
 use crate::error::Result;
 use crate::gate;
-use crate::store::Wake;
+use crate::store::Hint;
 use crate::store::runs::RunId;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -29,13 +29,13 @@ const FIRST_PRUNE: Duration = Duration::from_secs(60);
 
 /// Runs until the host stops. Time, wake-ups and deletions do not wait for each other: however many
 /// wake-ups come, what is due is done, and while a row is locked, wake-ups are passed on.
-pub async fn run(app: Arc<App>, wakes: mpsc::UnboundedReceiver<Wake>, pace: Pace) {
+pub async fn run(app: Arc<App>, wakes: mpsc::UnboundedReceiver<Hint>, pace: Ticker) {
     let time = async {
-        if pace == Pace::ByItself {
+        if pace == Ticker::Auto {
             tokio::join!(keep_time(&app), prune(&app));
         }
     };
-    tokio::join!(time, pass_on_all(&app, wakes));
+    tokio::join!(time, dispatch_all(&app, wakes));
 }
 
 async fn keep_time(app: &App) {
@@ -56,32 +56,32 @@ async fn prune(app: &App) {
     let mut next = app.clock.moment().plus(FIRST_PRUNE);
     while app.stop.run_until_cancelled(app.clock.until(next)).await.is_some() {
         if let Some(result) = app.stop.run_until_cancelled(app.store.prune()).await {
-            note("old rows could not be deleted", result);
+            report("old rows could not be deleted", result);
         }
         next = app.clock.moment().plus(PRUNE_EVERY);
     }
 }
 
-async fn pass_on_all(app: &App, mut wakes: mpsc::UnboundedReceiver<Wake>) {
+async fn dispatch_all(app: &App, mut wakes: mpsc::UnboundedReceiver<Hint>) {
     loop {
         tokio::select! {
             biased;
             () = app.stop.cancelled() => return,
-            Some(wake) = wakes.recv() => pass_on(app, wake, &mut wakes).await,
+            Some(wake) = wakes.recv() => dispatch(app, wake, &mut wakes).await,
         }
     }
 }
 
 /// Passes on everything that waits at once: what several wake-ups are about is looked at only once.
-async fn pass_on(app: &App, first: Wake, wakes: &mut mpsc::UnboundedReceiver<Wake>) {
+async fn dispatch(app: &App, first: Hint, wakes: &mut mpsc::UnboundedReceiver<Hint>) {
     let (mut tunnels, mut scopes) = (HashSet::new(), HashSet::new());
     let mut wake = Some(first);
     while let Some(next) = wake {
         match next {
-            Wake::Device(device_id) => app.gateway.wake(device_id),
-            Wake::Tunnel(tunnel_id) => drop(tunnels.insert(tunnel_id)),
-            Wake::Courier => app.courier.wake(),
-            Wake::Usage(scope_id) => drop(scopes.insert(scope_id)),
+            Hint::Device(device_id) => app.gateway.wake(device_id),
+            Hint::Tunnel(tunnel_id) => drop(tunnels.insert(tunnel_id)),
+            Hint::Deliveries => app.courier.wake(),
+            Hint::Usage(scope_id) => drop(scopes.insert(scope_id)),
         }
         wake = wakes.try_recv().ok();
     }
@@ -89,7 +89,7 @@ async fn pass_on(app: &App, first: Wake, wakes: &mut mpsc::UnboundedReceiver<Wak
         app.nodes.apply(tunnel_id).await;
     }
     for scope_id in scopes {
-        note("what a scope has used up could not be looked at", note_scope(app, scope_id, Vec::new()).await);
+        report("what a scope has used up could not be looked at", record_scope(app, scope_id, Vec::new()).await);
     }
 }
 
@@ -101,17 +101,17 @@ pub async fn tick(app: &App, ticks: u64) {
     app.courier.wake();
     app.nodes.refresh_countries().await;
     let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
-        ("presence could not be noted", Box::pin(app.store.note_seen(app.gateway.take_seen()))),
+        ("presence could not be noted", Box::pin(app.store.record_seen(app.gateway.take_seen()))),
         ("request counts could not be kept", Box::pin(app.limits.save(&app.store, now))),
         ("what is due could not be done", Box::pin(app.store.sweep())),
         ("queued operations could not be looked for", Box::pin(wake_queued(app))),
         ("the nodes could not be brought up to date", Box::pin(app.nodes.reconcile())),
-        ("traffic could not be noted", Box::pin(note_runs(app, !ticks.is_multiple_of(TRAFFIC_EVERY)))),
+        ("traffic could not be noted", Box::pin(record_runs(app, !ticks.is_multiple_of(TRAFFIC_EVERY)))),
     ];
     for (what, step) in steps {
         let result = step.await;
         let failed = result.is_err();
-        note(what, result);
+        report(what, result);
         if failed && !app.store.answers().await {
             return;
         }
@@ -119,7 +119,7 @@ pub async fn tick(app: &App, ticks: u64) {
     end_unknown_plans(app).await;
 }
 
-fn note(what: &str, result: Result<()>) {
+fn report(what: &str, result: Result<()>) {
     if let Err(error) = result {
         tracing::warn!(%error, "{what}");
     }
@@ -131,24 +131,24 @@ async fn wake_queued(app: &App) -> Result<()> {
 }
 
 /// Writes down what went through the nodes, scope by scope, and ends what has used up its month.
-pub async fn note_traffic(app: &App) -> Result<()> {
-    note_runs(app, false).await
+pub async fn record_traffic(app: &App) -> Result<()> {
+    record_runs(app, false).await
 }
 
 /// With `over`, only of runs that have ended: their figures are final.
-async fn note_runs(app: &App, over: bool) -> Result<()> {
+async fn record_runs(app: &App, over: bool) -> Result<()> {
     let mut by_scope: HashMap<Uuid, Vec<RunId>> = HashMap::new();
     for run in app.nodes.uncounted(over) {
         by_scope.entry(run.scope_id).or_default().push(run);
     }
     let mut result = Ok(());
     for (scope_id, runs) in by_scope {
-        result = result.and(note_scope(app, scope_id, runs).await);
+        result = result.and(record_scope(app, scope_id, runs).await);
     }
     result
 }
 
-async fn note_scope(app: &App, scope_id: Uuid, runs: Vec<RunId>) -> Result<()> {
+async fn record_scope(app: &App, scope_id: Uuid, runs: Vec<RunId>) -> Result<()> {
     let plan = app.store.scope(scope_id).await?.map(|scope| scope.plan).unwrap_or_default();
     let limit = gate::entitlement(&app.policies.pin(None), &plan)?.bandwidth_limit_bytes;
     if runs.is_empty() && limit.is_none() {
@@ -179,15 +179,15 @@ async fn end_unknown_plans(app: &App) {
             let end = app.store.write(Some(scope_id), move |write| {
                 Box::pin(async move { write.end_sessions_of_scope(scope_id, EndReason::LimitReached).await })
             });
-            note("what runs under an unknown plan could not be ended", end.await);
+            report("what runs under an unknown plan could not be ended", end.await);
         }
     }
 }
 
 /// Notes what there is to note of a host that ends: its node serves nobody any longer.
-pub async fn leave(app: &App) -> Result<()> {
-    note("traffic could not be noted", note_traffic(app).await);
-    note("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
+pub async fn end_sessions_of_nodes(app: &App) -> Result<()> {
+    report("traffic could not be noted", record_traffic(app).await);
+    report("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
     let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
     for node_id in app.nodes.ids() {
         for lease in app.store.leases_on_node(node_id).await? {

@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::Progress;
 use crate::admin;
-use crate::cli::{Problem, dev, print, refused, table};
+use crate::cli::{CliError, dev, print, refused, table};
 use crate::config::Config;
 
-pub async fn reload(config: &Config, json: bool) -> Result<(), Problem> {
+pub async fn reload(config: &Config, json: bool) -> Result<(), CliError> {
     let shown = Progress::of("the host loads its policies");
     let answer = ask(config, Method::POST, "policies/reload").await;
     drop(shown);
@@ -20,7 +20,7 @@ pub async fn reload(config: &Config, json: bool) -> Result<(), Problem> {
     Ok(())
 }
 
-pub async fn rollback(config: &Config, json: bool) -> Result<(), Problem> {
+pub async fn rollback(config: &Config, json: bool) -> Result<(), CliError> {
     let answer = ask(config, Method::POST, "policies/rollback").await?;
     print(json, &answer, || {
         format!("generation {} decides again, until the next reload or restart", answer["generation"])
@@ -28,7 +28,7 @@ pub async fn rollback(config: &Config, json: bool) -> Result<(), Problem> {
     Ok(())
 }
 
-pub async fn status(config: &Config, json: bool) -> Result<(), Problem> {
+pub async fn status(config: &Config, json: bool) -> Result<(), CliError> {
     let status = ask(config, Method::GET, "policies").await?;
     print(json, &status, || describe(&status));
     Ok(())
@@ -54,7 +54,7 @@ fn describe(status: &Value) -> String {
     lines.join("\n")
 }
 
-async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Problem> {
+async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, CliError> {
     let mut address = config.admin_listen;
     // A host that listens everywhere is reached here.
     match address.ip() {
@@ -86,7 +86,7 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, Probl
 }
 
 /// The token of the host of this configuration, and that of `culvert dev`, which has a folder of its own.
-fn tokens(config: &Config) -> Result<(String, Option<String>), Problem> {
+fn tokens(config: &Config) -> Result<(String, Option<String>), CliError> {
     let read = |folder: &Path| {
         let file = folder.join(admin::TOKEN);
         let token = std::fs::read_to_string(&file)

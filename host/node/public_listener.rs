@@ -11,16 +11,16 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::access::{Access, TurnedAway};
+use super::admission::{Admission, AdmissionRefusal};
+use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
-use super::door::EXHAUSTED;
-use super::run::Run;
+use super::session::SessionRelay;
 use super::{Shared, lock};
 use crate::store::sessions::Lease;
 
 pub struct Tunnel {
-    run: Arc<Mutex<Arc<Run>>>,
-    pub access: Arc<Access>,
+    run: Arc<Mutex<Arc<SessionRelay>>>,
+    pub access: Arc<Admission>,
     /// By public port.
     ports: HashMap<u16, Port>,
 }
@@ -34,22 +34,22 @@ struct Port {
 }
 
 /// What came of turning to a lease.
-pub enum Turned {
+pub enum EpochChange {
     /// A newer one is served.
     Outdated,
     Serving {
-        former: Option<Arc<Run>>,
+        former: Option<Arc<SessionRelay>>,
     },
 }
 
 /// A port that is to be open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PortSpec {
     pub port: u16,
     pub id: Option<Uuid>,
 }
 
-impl Wanted {
+impl PortSpec {
     pub fn of(lease: &Lease) -> Vec<Self> {
         let own = Self { port: lease.remote_port, id: None };
         let extra = lease.ports.iter().map(|port| Self { port: port.remote_port, id: Some(port.id) });
@@ -58,43 +58,48 @@ impl Wanted {
 }
 
 impl Tunnel {
-    pub fn new(lease: &Lease, access: Arc<Access>, shared: &Shared) -> Self {
-        Self { run: Arc::new(Mutex::new(Run::new(lease.clone(), shared))), access, ports: HashMap::new() }
+    pub fn new(lease: &Lease, access: Arc<Admission>, shared: &Shared) -> Self {
+        Self { run: Arc::new(Mutex::new(SessionRelay::new(lease.clone(), shared))), access, ports: HashMap::new() }
     }
 
-    pub fn run(&self) -> Arc<Run> {
+    pub fn run(&self) -> Arc<SessionRelay> {
         lock(&self.run).clone()
     }
 
     /// Serves a lease of this tunnel. The former run, if it was another one, ends at once: what is
     /// older than the newest run is fenced off.
-    pub fn turn_to(&self, lease: &Lease, shared: &Arc<Shared>) -> Turned {
+    pub fn switch_to(&self, lease: &Lease, shared: &Arc<Shared>) -> EpochChange {
         let mut run = lock(&self.run);
         match lease.epoch.cmp(&run.lease().epoch) {
-            Ordering::Less => Turned::Outdated,
+            Ordering::Less => EpochChange::Outdated,
             Ordering::Equal if !run.is_ended() => {
                 run.follow(lease);
-                Turned::Serving { former: None }
+                EpochChange::Serving { former: None }
             }
             // Newer; or it was ended by a transaction that was rolled back.
             Ordering::Equal | Ordering::Greater => {
-                let former = std::mem::replace(&mut *run, Run::new(lease.clone(), shared));
+                let former = std::mem::replace(&mut *run, SessionRelay::new(lease.clone(), shared));
                 former.end();
-                Turned::Serving { former: Some(former) }
+                EpochChange::Serving { former: Some(former) }
             }
         }
     }
 
     /// What of the wanted ports is not open yet.
-    pub fn missing(&self, wanted: &[Wanted]) -> Vec<Wanted> {
-        let open = |wanted: &&Wanted| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
+    pub fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
+        let open = |wanted: &&PortSpec| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
         wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
     }
 
     /// Takes visitors on a port from now on.
-    pub fn listen(&mut self, wanted: Wanted, listener: TcpListener, shared: Arc<Shared>) {
+    pub fn listen(&mut self, wanted: PortSpec, listener: TcpListener, shared: Arc<Shared>) {
         let stop = CancellationToken::new();
-        let door = Door { port_id: wanted.id, run: self.run.clone(), access: self.access.clone(), stop: stop.clone() };
+        let door = PublicListener {
+            port_id: wanted.id,
+            run: self.run.clone(),
+            access: self.access.clone(),
+            stop: stop.clone(),
+        };
         let tasks = shared.tasks.clone();
         let listening = tasks.spawn(async move {
             door.stop.run_until_cancelled(door.listen(listener, &shared)).await;
@@ -103,27 +108,27 @@ impl Tunnel {
     }
 
     /// Takes out the ports that are no longer wanted, for [`close`].
-    pub fn surplus(&mut self, wanted: &[Wanted]) -> Closing {
-        let still = |number: u16, port: &Port| wanted.contains(&Wanted { port: number, id: port.id });
+    pub fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
+        let still = |number: u16, port: &Port| wanted.contains(&PortSpec { port: number, id: port.id });
         let over: Vec<u16> =
             self.ports.iter().filter(|(number, port)| !still(**number, port)).map(|(number, _)| *number).collect();
-        Closing(over.into_iter().filter_map(|number| self.ports.remove(&number)).collect())
+        ClosingPorts(over.into_iter().filter_map(|number| self.ports.remove(&number)).collect())
     }
 
     /// Ends the run and closes the ports: when this returns, others can have them.
-    pub async fn close(mut self) -> Arc<Run> {
+    pub async fn close(mut self) -> Arc<SessionRelay> {
         let run = self.run();
         run.end();
-        self.surplus(&[]).close().await;
+        self.ports_to_close(&[]).close().await;
         run
     }
 }
 
 /// Ports that are no longer wanted, with those who came in by them.
 #[must_use]
-pub struct Closing(Vec<Port>);
+pub struct ClosingPorts(Vec<Port>);
 
-impl Closing {
+impl ClosingPorts {
     /// When this returns, others can have them.
     pub async fn close(self) {
         for Port { listening, stop, .. } in self.0 {
@@ -136,26 +141,26 @@ impl Closing {
 }
 
 /// Opens a public port.
-pub async fn open(wanted: Wanted, shared: &Shared) -> io::Result<TcpListener> {
+pub async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
 }
 
 /// Where the visitors of one port come in.
-struct Door {
+struct PublicListener {
     /// None for the tunnel's own.
     port_id: Option<Uuid>,
-    run: Arc<Mutex<Arc<Run>>>,
-    access: Arc<Access>,
+    run: Arc<Mutex<Arc<SessionRelay>>>,
+    access: Arc<Admission>,
     /// Cancelled when the port is taken away, and its visitors with it.
     stop: CancellationToken,
 }
 
-impl Door {
+impl PublicListener {
     async fn listen(&self, listener: TcpListener, shared: &Shared) {
         loop {
             // Whoever comes meanwhile waits in the listener's backlog.
             while shared.bounds.is_short_of_descriptors(&listener) {
-                shared.clock.sleep(EXHAUSTED).await;
+                shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
             }
             match listener.accept().await {
                 // It may have waited long for this one.
@@ -163,24 +168,24 @@ impl Door {
                     culvert_agent::socket::reset(&visitor);
                     shared.bounds.refusals.count(Bound::Node);
                 }
-                Ok((visitor, address)) => self.receive(visitor, address, shared),
+                Ok((visitor, address)) => self.relay_visitor(visitor, address, shared),
                 Err(error) => {
                     shared.log_unaccepted(&error);
-                    shared.clock.sleep(EXHAUSTED).await;
+                    shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    fn receive(&self, visitor: TcpStream, address: SocketAddr, shared: &Shared) {
+    fn relay_visitor(&self, visitor: TcpStream, address: SocketAddr, shared: &Shared) {
         match self.access.enter(address.ip(), &self.stop) {
             Ok(inside) => {
                 let run = lock(&self.run).clone();
-                tokio::spawn(run.receive(visitor, address, self.port_id, inside));
+                tokio::spawn(run.relay_visitor(visitor, address, self.port_id, inside));
             }
             Err(turned_away) => {
                 culvert_agent::socket::reset(&visitor);
-                if let TurnedAway::Bound(bound) = turned_away {
+                if let AdmissionRefusal::Bound(bound) = turned_away {
                     shared.bounds.refusals.count(bound);
                 }
                 tracing::debug!(%address, ?turned_away, "a visitor was turned away");

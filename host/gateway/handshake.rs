@@ -7,7 +7,7 @@ use culvert_agent::wire::{
 };
 use uuid::Uuid;
 
-use super::life::MORE_IDS;
+use super::connection::MORE_IDS;
 use super::local;
 use crate::app::App;
 use crate::domain::device::{Description, Device};
@@ -19,7 +19,7 @@ use crate::store::devices::EnrolledDevice;
 use crate::store::presence::Connection;
 
 /// A device that has proved who it is.
-pub struct Arrived {
+pub struct AcceptedConnection {
     pub connection: Connection,
     pub scope_id: Uuid,
     pub boot_id: Uuid,
@@ -43,7 +43,7 @@ pub async fn identify(app: &App, hello: &Hello, nonce: &[u8]) -> Result<Enrolled
 }
 
 /// Lets a device in: from here on this connection is the one that counts.
-pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result<Arrived> {
+pub async fn accept(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result<AcceptedConnection> {
     let host_id = app.host_id;
     let scope_id = enrolled.device.scope_id;
     let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
@@ -58,20 +58,20 @@ pub async fn arrive(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result
                 let description = Description::cleaned(&hello.platform, &hello.version, &hello.capabilities);
                 write.describe_device(device.id, &description).await?;
                 if let Some(signed) = &hello.signed_consent {
-                    decide(write, &device, &public_key, signed).await?;
+                    apply_consent(write, &device, &public_key, signed).await?;
                 }
                 // It is told of as it is now.
                 let connection = write.connect_device(device.id, host_id, boot_id).await?;
                 local::stop(write, &device, &hello.stopped).await?;
                 end_lost_leases(write, device.id, &hello).await?;
                 if resumes {
-                    resume_wanted(write, &device, boot_id).await?;
+                    resume_tunnels(write, &device, boot_id).await?;
                 }
                 Ok((connection, consent_of(write, &device).await?))
             })
         })
         .await?;
-    Ok(Arrived { connection, scope_id, boot_id, consent, held })
+    Ok(AcceptedConnection { connection, scope_id, boot_id, consent, held })
 }
 
 /// An agent holds as many leases as it runs tunnels, and has few commands that are not settled.
@@ -86,7 +86,12 @@ async fn check_lists(write: &mut Write, device: &Device, hello: &Hello) -> Resul
 
 /// Takes a decision about remote control that the device has signed. Where it was made on an older
 /// state than the host's, it is void.
-pub async fn decide(write: &mut Write, device: &Device, public_key: &[u8], signed: &SignedConsent) -> Result<()> {
+pub async fn apply_consent(
+    write: &mut Write,
+    device: &Device,
+    public_key: &[u8],
+    signed: &SignedConsent,
+) -> Result<()> {
     let SignedConsent { enabled, revision, nonce, signature, targets } = signed;
     let statement = consent_statement(device.id, *enabled, *revision, &nonce.0);
     let current = write.device(device.scope_id, device.id).await?;
@@ -135,8 +140,8 @@ async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> R
 
 /// Gives a device back what it is to run and what nobody runs: after a restart, after a long
 /// absence, or when a suspension is over.
-pub async fn resume_wanted(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
-    for tunnel in write.wanted_tunnels(device.scope_id, device.id).await? {
+pub async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
+    for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
         if tunnel.suspended || !tunnel.allows(device.id) || tunnel.protocol != Protocol::Tcp {
             continue;
         }
@@ -148,12 +153,12 @@ pub async fn resume_wanted(write: &mut Write, device: &Device, boot_id: Uuid) ->
 
 /// Without remote control, a tunnel leads where somebody at the device last agreed to.
 async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<Target> {
-    let now = write.target_now(tunnel).await?;
+    let now = write.current_target(tunnel).await?;
     let device = write.device(device.scope_id, device.id).await?;
     if device.is_some_and(|device| device.remote_control) {
         return Ok(now);
     }
-    let last = match tunnel.wanted_on {
+    let last = match tunnel.desired_device_id {
         Some(device_id) => write.last_target(tunnel.id, device_id).await?,
         None => None,
     };

@@ -20,12 +20,12 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::access::Inside;
+use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
 use super::{Shared, lock};
 use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::domain::usage::Traffic;
-use crate::gateway::grant::vouched;
+use crate::gateway::grant::lease_statement;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
 
@@ -39,7 +39,7 @@ const MOST_WAITING: usize = 128;
 
 type Connection = TlsStream<TcpStream>;
 
-pub struct Run {
+pub struct SessionRelay {
     lease: Lease,
     clock: Clock,
     bounds: Arc<Bounds>,
@@ -59,7 +59,7 @@ pub struct Run {
     ended: CancellationToken,
 }
 
-impl Run {
+impl SessionRelay {
     pub fn new(lease: Lease, shared: &Shared) -> Arc<Self> {
         Arc::new(Self {
             limits: Mutex::new(limits(&lease)),
@@ -102,16 +102,16 @@ impl Run {
     pub fn admits(&self, attach: &Attach, secrets: &Secrets) -> bool {
         attach.epoch == self.lease.epoch
             && !self.ended.is_cancelled()
-            && secrets.verify(Purpose::Leases, &vouched(&self.lease), &attach.token.0)
+            && secrets.verify_mac(Purpose::Leases, &lease_statement(&self.lease), &attach.token.0)
     }
 
     /// Keeps a connection until a visitor comes.
-    pub fn park(&self, connection: Connection) {
+    pub fn add_idle_connection(&self, connection: Connection) {
         let mut waiting = lock(&self.waiting);
         waiting.retain_mut(|connection| !is_stale(connection));
         waiting.push(connection);
-        let surplus = waiting.len().saturating_sub(MOST_WAITING);
-        waiting.drain(..surplus);
+        let ports_to_close = waiting.len().saturating_sub(MOST_WAITING);
+        waiting.drain(..ports_to_close);
         drop(waiting);
         self.parked.notify_one();
     }
@@ -163,12 +163,12 @@ impl Run {
     }
 
     /// Serves one visitor, of the tunnel's own port or an extra one.
-    pub async fn receive(
+    pub async fn relay_visitor(
         self: Arc<Self>,
         mut visitor: TcpStream,
         address: SocketAddr,
         port_id: Option<Uuid>,
-        inside: Inside,
+        inside: AdmittedVisitor,
     ) {
         self.active.send_modify(|active| *active += 1);
         let serve = inside.out.run_until_cancelled(self.serve(&mut visitor, address, port_id));
@@ -194,7 +194,7 @@ impl Run {
         let visit = Visit { visitor: address, port_id, waiting: self.visitors.load(Ordering::Relaxed) };
         write_frame(&mut connection, &visit).await?;
         let limits = *lock(&self.limits);
-        let mut agent = Answering { connection, accepted: AtomicBool::new(false).into() };
+        let mut agent = AwaitingAcceptByte { connection, accepted: AtomicBool::new(false).into() };
         let accepted = agent.accepted.clone();
         let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
         let carried = tokio::select! {
@@ -212,7 +212,7 @@ impl Run {
     /// where they are too many.
     async fn connection(&self) -> io::Result<Connection> {
         if *self.ready.borrow()
-            && let Some(connection) = self.fresh()
+            && let Some(connection) = self.take_idle_connection()
         {
             return Ok(connection);
         }
@@ -222,7 +222,7 @@ impl Run {
             let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
             loop {
                 let parked = self.parked.notified();
-                if let Some(connection) = self.fresh() {
+                if let Some(connection) = self.take_idle_connection() {
                     return connection;
                 }
                 parked.await;
@@ -233,7 +233,7 @@ impl Run {
         found.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the agent brought no connection"))
     }
 
-    fn fresh(&self) -> Option<Connection> {
+    fn take_idle_connection(&self) -> Option<Connection> {
         let mut waiting = lock(&self.waiting);
         while let Some(mut connection) = waiting.pop() {
             if !is_stale(&mut connection) {
@@ -268,12 +268,12 @@ fn is_stale(connection: &mut Connection) -> bool {
 }
 
 /// An agent's connection whose first byte says whether the local target answered.
-struct Answering {
+struct AwaitingAcceptByte {
     connection: Connection,
     accepted: Arc<AtomicBool>,
 }
 
-impl AsyncRead for Answering {
+impl AsyncRead for AwaitingAcceptByte {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.accepted.load(Ordering::Relaxed) {
             let mut byte = [0; 1];
@@ -288,7 +288,7 @@ impl AsyncRead for Answering {
     }
 }
 
-impl AsyncWrite for Answering {
+impl AsyncWrite for AwaitingAcceptByte {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }

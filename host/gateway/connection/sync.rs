@@ -5,49 +5,49 @@ use std::collections::{HashMap, HashSet};
 use culvert_agent::wire::{Action, Command, ConsentState, Grant, Target, ToAgent};
 use uuid::Uuid;
 
-use super::{End, Life};
+use super::{AgentConnection, End};
 use crate::domain::operation::{Operation, RemoteAction};
 use crate::gateway::grant;
 use crate::store::sessions::Lease;
 
 /// What the agent has been told on this connection.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct SentState {
     pub leases: HashMap<Uuid, Target>,
     commands: HashSet<Uuid>,
     pub consent: Option<ConsentState>,
 }
 
-impl Told {
+impl SentState {
     /// A welcome tells of the consent; the rest follows.
     pub fn of(consent: ConsentState) -> Self {
         Self { consent: Some(consent), ..Self::default() }
     }
 }
 
-impl Life {
+impl AgentConnection {
     /// Holds what is true against what the agent was told, and tells it the difference.
-    pub(super) async fn catch_up(&mut self) -> Result<(), End> {
+    pub(super) async fn sync_agent(&mut self) -> Result<(), End> {
         let device = self.device().await?;
         let consent = ConsentState { enabled: device.remote_control, revision: device.consent_revision };
-        if self.told.consent != Some(consent) {
-            self.told.consent = Some(consent);
+        if self.sent.consent != Some(consent) {
+            self.sent.consent = Some(consent);
             self.link.send(&ToAgent::Consent(consent)).await?;
         }
-        self.tell_commands().await?;
-        self.tell_leases().await
+        self.sync_commands().await?;
+        self.sync_leases().await
     }
 
-    async fn tell_commands(&mut self) -> Result<(), End> {
+    async fn sync_commands(&mut self) -> Result<(), End> {
         let operations = self.app.store.active_operations(self.connection.device_id).await?;
         let active: HashSet<Uuid> = operations.iter().map(|operation| operation.id).collect();
-        let over: Vec<Uuid> = self.told.commands.difference(&active).copied().collect();
+        let over: Vec<Uuid> = self.sent.commands.difference(&active).copied().collect();
         for operation_id in over {
-            self.told.commands.remove(&operation_id);
+            self.sent.commands.remove(&operation_id);
             self.link.send(&ToAgent::Cancel { operation_id }).await?;
         }
         for operation in operations {
-            if self.told.commands.insert(operation.id) {
+            if self.sent.commands.insert(operation.id) {
                 self.link.send(&ToAgent::Command(self.command(&operation))).await?;
             }
         }
@@ -70,26 +70,26 @@ impl Life {
         }
     }
 
-    async fn tell_leases(&mut self) -> Result<(), End> {
+    async fn sync_leases(&mut self) -> Result<(), End> {
         let leases = self.app.store.leases_of_device(self.connection.device_id).await?;
         let held: HashSet<Uuid> = leases.iter().map(|lease| lease.session_id).collect();
-        let over: Vec<Uuid> = self.told.leases.keys().filter(|id| !held.contains(id)).copied().collect();
+        let over: Vec<Uuid> = self.sent.leases.keys().filter(|id| !held.contains(id)).copied().collect();
         for lease_id in over {
-            self.told.leases.remove(&lease_id);
+            self.sent.leases.remove(&lease_id);
             let reason = self.app.store.end_reason(lease_id).await?;
             let reason = reason.map(|reason| reason.to_string()).unwrap_or_else(|| "ended".into());
             self.link.send(&ToAgent::Revoke { lease_id, reason }).await?;
         }
-        for lease in self.own_leases().await? {
+        for lease in self.leases_of_this_boot().await? {
             let (lease_id, target) = (lease.session_id, grant::target(&lease));
-            match self.told.leases.get(&lease_id) {
+            match self.sent.leases.get(&lease_id) {
                 None => {
-                    if let Ok(grant) = self.offer(&lease).await {
+                    if let Ok(grant) = self.serve_and_grant(&lease).await {
                         self.link.send(&ToAgent::Resume { grant }).await?;
                     }
                 }
-                Some(told) if *told != target => {
-                    self.told.leases.insert(lease_id, target.clone());
+                Some(sent) if *sent != target => {
+                    self.sent.leases.insert(lease_id, target.clone());
                     self.link.send(&ToAgent::Retarget { lease_id, target }).await?;
                 }
                 Some(_) => {}
@@ -100,7 +100,7 @@ impl Life {
 
     /// The leases that this process of the agent holds or is to hold, but for those that an operation
     /// is about to give it.
-    pub(super) async fn own_leases(&mut self) -> Result<Vec<Lease>, End> {
+    pub(super) async fn leases_of_this_boot(&mut self) -> Result<Vec<Lease>, End> {
         let device_id = self.connection.device_id;
         let operations = self.app.store.active_operations(device_id).await?;
         let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
@@ -111,13 +111,13 @@ impl Life {
     }
 
     /// Has the node serve a lease, and only then makes the agent's grant of it.
-    pub(super) async fn offer(&mut self, lease: &Lease) -> Result<Grant, String> {
+    pub(super) async fn serve_and_grant(&mut self, lease: &Lease) -> Result<Grant, String> {
         let served = self.app.nodes.serve(lease).await;
         if let Err(problem) = &served {
             tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
         }
         let node = served?;
-        self.told.leases.insert(lease.session_id, grant::target(lease));
+        self.sent.leases.insert(lease.session_id, grant::target(lease));
         Ok(grant::grant(lease, node, self.app.store.secrets()))
     }
 }

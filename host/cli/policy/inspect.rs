@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
-use crate::cli::{Problem, print, refused};
+use crate::cli::{CliError, print, refused};
 use crate::policy::artefact::Artefacts;
 use crate::policy::build;
 use crate::policy::cases::{File, Outcome};
@@ -32,7 +32,7 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.module.display()));
         let shown = Progress::of("checking");
         let Tool { engines, module } = Tool::open(&self.module)?;
@@ -76,7 +76,7 @@ pub struct Inspect {
 }
 
 impl Inspect {
-    pub fn run(self, json: bool) -> Result<(), Problem> {
+    pub fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { module, .. } = Tool::open(&self.module)?;
         let about = &module.description;
         let rules: Vec<_> = about.rules.iter().map(|rule| json!({"id": rule.id, "summary": rule.summary})).collect();

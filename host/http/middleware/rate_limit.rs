@@ -1,4 +1,5 @@
-//! How often a key may be used: in a minute, and in a day (specification, "Limits").
+//! How often a key may be used: in a minute, and in a day; see
+//! `docs/develop/decisions/0010-keys-and-rate-limits.md`.
 //!
 //! A window begins with the first request in it, so `Retry-After` is exact. The counts live here
 //! and are written to the store once a second, where several hosts add theirs up.
@@ -32,7 +33,7 @@ impl Handler for RateLimit {
             Ok(standing) => {
                 standing.tell(res);
                 let Some((window, refused)) = standing.refusal() else { return };
-                app.meters.count_refusal(window);
+                app.metrics.count_refusal(window);
                 problem::render(res, &refused, &app.docs_url, RequestId::of(depot));
             }
             Err(error) => problem::render(res, &error, &app.docs_url, RequestId::of(depot)),
@@ -43,7 +44,7 @@ impl Handler for RateLimit {
 
 /// Where a key stands after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct RateLimitStatus {
     /// Of the window with the least left.
     limit: u32,
     remaining: u32,
@@ -56,7 +57,7 @@ enum RefusedBy {
     Day,
 }
 
-impl Standing {
+impl RateLimitStatus {
     fn tell(self, res: &mut Response) {
         let headers = res.headers_mut();
         headers.insert("x-ratelimit-limit", HeaderValue::from(self.limit));
@@ -97,7 +98,7 @@ impl RateLimits {
     }
 
     /// Counts a request, unless it is one too many.
-    pub async fn count(&self, store: &Store, key_id: Uuid, now: DateTime<Utc>) -> Result<Standing> {
+    pub async fn count(&self, store: &Store, key_id: Uuid, now: DateTime<Utc>) -> Result<RateLimitStatus> {
         if let Some(standing) = self.count_known(key_id, now) {
             return Ok(standing);
         }
@@ -106,7 +107,7 @@ impl RateLimits {
         Ok(self.count_known(key_id, now).expect("it was entered just now, and only `save` removes"))
     }
 
-    fn count_known(&self, key_id: Uuid, now: DateTime<Utc>) -> Option<Standing> {
+    fn count_known(&self, key_id: Uuid, now: DateTime<Utc>) -> Option<RateLimitStatus> {
         let mut keys = self.keys();
         let counts = keys.get_mut(&key_id)?;
         counts.roll(now);
@@ -125,7 +126,7 @@ impl RateLimits {
         let left_day = self.per_day.saturating_sub(counts.windows.day.count);
         let (limit, remaining) =
             if left_day < left_minute { (self.per_day, left_day) } else { (self.per_minute, left_minute) };
-        Some(Standing { limit, remaining, refused })
+        Some(RateLimitStatus { limit, remaining, refused })
     }
 
     /// Writes what was counted since the last time, in one transaction, and takes over what other
@@ -181,7 +182,7 @@ async fn save_all(write: &mut Write, unsaved: Vec<Unsaved>) -> Result<Vec<Window
     for (key_id, counted, used_at) in unsaved {
         sums.push(write.add_requests(key_id, counted).await?);
         if let Some(used_at) = used_at {
-            write.note_key_use(key_id, used_at).await?;
+            write.record_key_use(key_id, used_at).await?;
         }
     }
     Ok(sums)

@@ -22,16 +22,16 @@ const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
 /// Everything that is counted, but for the policies' own figures.
-pub struct Meters {
+pub struct Metrics {
     pub registry: Registry,
-    pub http: HttpMeters,
+    pub http: HttpMetrics,
     refusals: Family<Refusal, Counter>,
     deliveries: Family<Delivery, Counter>,
-    pub bytes: TrafficMeter,
+    pub bytes: TrafficCounter,
     /// Connections that nodes refused.
     pub refused: Refusals,
     /// Connections to the API that were refused.
-    pub connections: ConnectionMeter,
+    pub connections: ConnectionRefusals,
     node_buffers: Gauge,
     agents: Gauge,
     tunnels: Gauge,
@@ -67,9 +67,9 @@ struct Direction {
 
 /// Payload of tunnels.
 #[derive(Clone, Default)]
-pub struct TrafficMeter(Family<Direction, Counter>);
+pub struct TrafficCounter(Family<Direction, Counter>);
 
-impl TrafficMeter {
+impl TrafficCounter {
     pub fn count(&self, traffic: Traffic) {
         for (direction, bytes) in [("in", traffic.bytes_in), ("out", traffic.bytes_out)] {
             self.0.get_or_create(&Direction { direction }).inc_by(bytes);
@@ -84,9 +84,9 @@ struct RefusedBy {
 
 /// Connections to `listen` that were one too many.
 #[derive(Clone, Default)]
-pub struct ConnectionMeter(Family<RefusedBy, Counter>);
+pub struct ConnectionRefusals(Family<RefusedBy, Counter>);
 
-impl ConnectionMeter {
+impl ConnectionRefusals {
     /// `address` for `api.connections_per_address`, `agents` for `api.agents`, `unproven` for connections
     /// of agents that had to go before they proved whose they are, `arrivals` and `starts` for devices
     /// that connect or start tunnels too often, `codes` for addresses with too many wrong enrolment codes.
@@ -98,12 +98,12 @@ impl ConnectionMeter {
 }
 
 /// Requests of API clients.
-pub struct HttpMeters {
+pub struct HttpMetrics {
     requests: Family<Request, Counter>,
     durations: Family<Route, Histogram, fn() -> Histogram>,
 }
 
-impl HttpMeters {
+impl HttpMetrics {
     /// Counts an answer. A method of a client's own invention is not a label of ours.
     pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration) {
         let known = METHODS.into_iter().find(|known| *known == method);
@@ -113,42 +113,42 @@ impl HttpMeters {
     }
 }
 
-impl Meters {
+impl Metrics {
     pub fn new() -> Self {
-        let http = HttpMeters {
+        let http = HttpMetrics {
             requests: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
         };
-        let mut meters = Self {
+        let mut metrics = Self {
             registry: Registry::with_prefix("culvert"),
             http,
             refusals: Family::default(),
             deliveries: Family::default(),
-            bytes: TrafficMeter::default(),
+            bytes: TrafficCounter::default(),
             refused: Refusals::default(),
-            connections: ConnectionMeter::default(),
+            connections: ConnectionRefusals::default(),
             node_buffers: Gauge::default(),
             agents: Gauge::default(),
             tunnels: Gauge::default(),
             visitors: Gauge::default(),
         };
-        let registry = &mut meters.registry;
-        registry.register("http_requests", "Answers to requests", meters.http.requests.clone());
-        let durations = meters.http.durations.clone();
+        let registry = &mut metrics.registry;
+        registry.register("http_requests", "Answers to requests", metrics.http.requests.clone());
+        let durations = metrics.http.durations.clone();
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
-        registry.register("rate_limited", "Requests that were too many, by the window", meters.refusals.clone());
-        registry.register("webhook_attempts", "Attempts to deliver an event", meters.deliveries.clone());
-        registry.register("tunnel_bytes", "Payload, as it was noted", meters.bytes.0.clone());
-        meters.refused.register(registry);
-        let refused = meters.connections.0.clone();
+        registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
+        registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
+        registry.register("tunnel_bytes", "Payload, as it was noted", metrics.bytes.0.clone());
+        metrics.refused.register(registry);
+        let refused = metrics.connections.0.clone();
         registry.register("api_refused", "Connections to the API that were one too many, by the bound", refused);
-        let buffers = meters.node_buffers.clone();
+        let buffers = metrics.node_buffers.clone();
         registry.register_with_unit("node_buffer", "Buffers that visitors' bytes are in", Unit::Bytes, buffers);
-        registry.register("agents_connected", "Agents on this host", meters.agents.clone());
-        registry.register("tunnels_served", "Tunnels that this host's nodes serve", meters.tunnels.clone());
-        registry.register("visitors", "Visitors that are being served", meters.visitors.clone());
-        meters.begin();
-        meters
+        registry.register("agents_connected", "Agents on this host", metrics.agents.clone());
+        registry.register("tunnels_served", "Tunnels that this host's nodes serve", metrics.tunnels.clone());
+        registry.register("visitors", "Visitors that are being served", metrics.visitors.clone());
+        metrics.begin();
+        metrics
     }
 
     /// What has not happened yet is zero, and no gap: otherwise a first failure is no increase.
@@ -160,7 +160,7 @@ impl Meters {
             self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
         }
         self.bytes.count(Traffic::default());
-        for bound in ConnectionMeter::BOUNDS {
+        for bound in ConnectionRefusals::BOUNDS {
             self.connections.0.get_or_create(&RefusedBy { bound }).inc_by(0);
         }
     }
@@ -191,7 +191,7 @@ impl Meters {
     }
 }
 
-impl Default for Meters {
+impl Default for Metrics {
     fn default() -> Self {
         Self::new()
     }
