@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 
 use salvo::http::StatusCode;
 use salvo::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
@@ -20,7 +20,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
-use crate::folder;
+use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
 pub const TOKEN: &str = "admin.token";
@@ -51,7 +51,7 @@ pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
     match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let token = hex::encode(clock.random::<32>());
-            folder::create_file(&path, &token)?;
+            private_dir::create_file(&path, &token)?;
             Ok(token)
         }
         read => match read?.trim() {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use argon2::{Argon2, PasswordHasher};
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
+use culvert_wire::private_dir;
 use salvo::conn::TcpListener;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
@@ -39,7 +40,7 @@ use crate::store::{Hint, Store, key_check};
 use crate::webhook::client::Client;
 use crate::webhook::courier::{self, DeliveryWorker};
 use crate::webhook::guard::{AddressPolicy, Guard};
-use crate::{admin, domain_checks, folder, http, ticker};
+use crate::{admin, domain_checks, http, ticker};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
@@ -225,7 +226,7 @@ fn lock_data_dir(config: &Config) -> std::result::Result<File, ConfigError> {
     let folder = &config.data_dir;
     let fail =
         |problem: &dyn std::fmt::Display| ConfigError::new("data_dir", format!("{}: {problem}", folder.display()));
-    folder::open(folder).map_err(|e| fail(&e))?;
+    private_dir::open(folder).map_err(|e| fail(&e))?;
     let file = File::options().write(true).create(true).truncate(false).open(folder.join("host.lock"));
     let file = file.map_err(|e| fail(&e))?;
     match file.try_lock() {

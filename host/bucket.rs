@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use culvert_agent::clock::Moment;
+use culvert_wire::clock::Moment;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
@@ -53,7 +53,7 @@ impl Bucket {
 
 #[cfg(test)]
 mod tests {
-    use culvert_agent::clock::Clock;
+    use culvert_wire::clock::Clock;
 
     use super::*;
 

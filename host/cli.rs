@@ -105,7 +105,7 @@ pub fn main() -> ExitCode {
     }
     // What a policy's author makes is theirs to share; everything else here is the host's own.
     if !matches!(&command, Command::Policy(policy) if !policy.needs_host_config()) {
-        crate::folder::keep_private();
+        culvert_wire::private_dir::keep_private();
     }
     // Who writes a policy needs no host, and so none of its settings.
     let settings = match &command {

@@ -13,7 +13,6 @@ pub mod operation;
 pub mod permission;
 pub mod plan;
 pub mod port;
-pub mod prefix;
 pub mod preset;
 pub mod session;
 pub mod string_enum;

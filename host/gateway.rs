@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert_agent::clock::Clock;
-use culvert_agent::wire::{CONNECT_PATH, ENROL_PATH, FRAME_LIMIT, PROTOCOL};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, PROTOCOL};
+use culvert_wire::enrolment::ENROL_PATH;
 use salvo::http::StatusError;
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
@@ -32,7 +33,7 @@ use crate::http::middleware::auth::client_address;
 use crate::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use crate::metrics::ConnectionRefusals;
 use crate::store::presence::Connection;
-use crate::unproven::{self, Unproven};
+use culvert_wire::unproven::{self, Unproven};
 
 use pace::Paces;
 

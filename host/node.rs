@@ -17,8 +17,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use culvert_agent::clock::{Clock, Moment};
-use culvert_agent::wire::{Base64Bytes, NodeAddress};
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::control::NodeAddress;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

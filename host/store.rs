@@ -36,7 +36,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;

@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::approved_targets::ApprovedTargets;
-use crate::clock::{Clock, Moment};
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::host_connection::{self, HostEvent};
@@ -27,7 +26,8 @@ use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
 use crate::tunnel::{Report, TunnelContext};
-use crate::wire::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::control::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
 
 /// How long the host is waited for when the agent ends.

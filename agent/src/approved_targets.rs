@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::state_dir::StateDir;
 use crate::target::Chosen;
-use crate::wire::Target;
+use culvert_wire::control::Target;
 
 const FILE: &str = "targets.json";
 

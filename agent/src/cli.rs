@@ -9,15 +9,17 @@ use clap::{Args, Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{Agent, Exit, Setup, VERSION, platform};
-use crate::clock::Clock;
 use crate::consent::Consent;
 use crate::device::{Device, DeviceKey};
 use crate::ipc::{self, Answer, Request, Status, TunnelStatus};
-use crate::socket;
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
-use crate::targets::{self, AllowedTarget, ListError, Targets};
-use crate::wire::{Capability, ENROL_PATH, Enrol, Enrolled, Failure};
+use crate::targets::Targets;
+use culvert_wire::allowed_target::{self, AllowedTarget, ListError};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{Capability, Failure};
+use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
+use culvert_wire::socket;
 
 /// Runs on a device and opens its tunnels.
 #[derive(Parser)]
@@ -418,7 +420,7 @@ async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Res
             let mut consent = Consent::load(state)?;
             let list = Targets::open(state, consent.enabled())?;
             if enabled {
-                list.replace(targets::with(list.list(), targets::standard().into_iter().chain(allow))?)?;
+                list.replace(allowed_target::with(list.list(), allowed_target::standard().into_iter().chain(allow))?)?;
             }
             consent.decide(enabled, &list.list(), &device, &Clock::system())?;
             (consent.state(), false)
@@ -470,7 +472,7 @@ fn change_at_rest(
     let mut consent = Consent::load(state)?;
     let targets = Targets::open(state, consent.enabled())?;
     let before = targets.list();
-    let list = targets::without(targets::with(before.clone(), allow)?, revoke)?;
+    let list = allowed_target::without(allowed_target::with(before.clone(), allow)?, revoke)?;
     if list == before {
         return Ok((list, None));
     }

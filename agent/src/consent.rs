@@ -5,11 +5,12 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Clock;
 use crate::device::Device;
 use crate::state_dir::StateDir;
-use crate::targets::AllowedTarget;
-use crate::wire::{Base64Bytes, ConsentState, SignedConsent, SignedTargets, consent_statement, targets_statement};
+use culvert_wire::allowed_target::AllowedTarget;
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{ConsentState, SignedConsent, SignedTargets, consent_statement, targets_statement};
 
 const FILE: &str = "consent.json";
 

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::clock::Clock;
 use crate::state_dir::StateDir;
-use crate::wire::Base64Bytes;
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::Clock;
 
 const FILE: &str = "device.json";
 
@@ -35,11 +35,6 @@ impl DeviceKey {
     pub fn sign(&self, statement: &[u8]) -> Base64Bytes {
         Base64Bytes(self.pair.sign(statement).as_ref().into())
     }
-}
-
-/// Whether a signature over a statement is by the holder of a public key.
-pub fn verify(public_key: &[u8], statement: &[u8], signature: &[u8]) -> bool {
-    UnparsedPublicKey::new(&ED25519, public_key).verify(statement, signature).is_ok()
 }
 
 /// An enrolled device.

@@ -11,8 +11,8 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
-use crate::clock::Clock;
-use crate::wire::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent, ToHost};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent, ToHost};
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(60);

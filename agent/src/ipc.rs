@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::state_dir::StateDir;
-use crate::targets::AllowedTarget;
-use crate::wire::{ConsentState, Failure};
+use culvert_wire::allowed_target::AllowedTarget;
+use culvert_wire::control::{ConsentState, Failure};
 
 const SOCKET: &str = "agent.sock";
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::state_dir::StateDir;
-use crate::wire::{Action, Done, Failure};
+use culvert_wire::control::{Action, Done, Failure};
 
 const FILE: &str = "journal.jsonl";
 const MOST: usize = 1000;

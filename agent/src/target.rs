@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::net::{TcpStream, lookup_host};
 
-use crate::clock::Clock;
-use crate::socket;
-use crate::targets::{Targets, exactly, is_reserved, not_allowed, ports};
-use crate::wire::{Failure, Target};
+use crate::targets::Targets;
+use culvert_wire::allowed_target::{exactly, is_reserved, not_allowed, ports};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{Failure, Target};
+use culvert_wire::socket;
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 

@@ -18,14 +18,14 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use crate::clock::Clock;
-use crate::pipe;
-use crate::socket;
 use crate::target::{self, Bounds, Chosen, LinkLocal};
 use crate::targets::Targets;
-use crate::tls;
-use crate::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
-use crate::wire::{Failure, Grant, NodeAddress, Target};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{Failure, Grant, NodeAddress, Target};
+use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
+use culvert_wire::pipe;
+use culvert_wire::socket;
+use culvert_wire::tls;
 
 /// Connections that wait for visitors when nobody is coming.
 const MIN_IDLE: usize = 4;

@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use salvo::conn::TcpListener;
 use salvo::writing::Text;

@@ -1,7 +1,7 @@
 //! What the operator's commands have in common: the store, beside a running host or without one,
 //! and the names by which people call accounts and Teams.
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ use crate::store::{Store, key_check};
 pub async fn store(config: &Config) -> Result<Store, CliError> {
     let clock = Clock::system();
     let folder = &config.data_dir;
-    crate::folder::open(folder)
+    culvert_wire::private_dir::open(folder)
         .map_err(|error| ConfigError::new("data_dir", format!("{}: {error}", folder.display())))?;
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;

@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::pin::pin;
 use std::sync::Arc;
 
-use culvert_agent::clock::Clock;
-use culvert_agent::socket;
+use culvert_wire::clock::Clock;
+use culvert_wire::socket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 

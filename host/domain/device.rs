@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert_agent::targets::{self, AllowedTarget};
+use culvert_wire::allowed_target::{self, AllowedTarget};
 use uuid::Uuid;
 
 use super::operation::RemoteAction;
@@ -81,8 +81,8 @@ impl Device {
     /// Whether remote control may lead it to ports of a host, as far as its owner's list alone shows.
     pub fn may_be_led_to(&self, host: &str, ports: impl IntoIterator<Item = u16>) -> Result<()> {
         let Some(list) = self.allowed_targets.as_ref().filter(|_| self.remote_control) else { return Ok(()) };
-        match ports.into_iter().find(|port| targets::forbids(list, host, *port)) {
-            Some(port) => Err(Error::new(Code::TargetNotAllowed, targets::not_allowed(host, port))),
+        match ports.into_iter().find(|port| allowed_target::forbids(list, host, *port)) {
+            Some(port) => Err(Error::new(Code::TargetNotAllowed, allowed_target::not_allowed(host, port))),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Secrets that people carry: API keys and enrolment codes.
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use sha2::{Digest, Sha256};
 
 const PREFIX: &str = "ctk_";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert_agent::wire::Capability;
+use culvert_wire::control::Capability;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

@@ -1,7 +1,7 @@
 //! The states of an operation, as the agent's reports bring them about; see
 //! `docs/develop/decisions/0003-operations.md`.
 
-use culvert_agent::wire::{Done, Failure};
+use culvert_wire::control::{Done, Failure};
 use uuid::Uuid;
 
 use crate::domain::device::Device;

@@ -6,9 +6,8 @@ mod sync;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::wire::{
-    Base64Bytes, ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome,
-};
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::control::{ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
 use futures_util::future::BoxFuture;
 use salvo::websocket::WebSocket;
 use tokio::sync::OwnedSemaphorePermit;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::wire::{Enrol, Enrolled};
+use culvert_wire::enrolment::{Enrol, Enrolled};
 use salvo::writing::Json;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use uuid::Uuid;

@@ -1,6 +1,7 @@
 //! What an agent is told of a lease.
 
-use culvert_agent::wire::{Base64Bytes, ExtraTarget, Grant, NodeAddress, Target};
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::control::{ExtraTarget, Grant, NodeAddress, Target};
 
 use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::secret::{Purpose, Secrets};

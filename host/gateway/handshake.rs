@@ -1,10 +1,10 @@
 //! A device connects: it proves who it is, and host and device bring each other up to date.
 
-use culvert_agent::device::verify;
-use culvert_agent::targets::{LONGEST, MOST};
-use culvert_agent::wire::{
+use culvert_wire::allowed_target::{MAX_ENTRIES, MAX_LENGTH};
+use culvert_wire::control::{
     ConsentState, Hello, SignedConsent, SignedTargets, connect_statement, consent_statement, targets_statement,
 };
+use culvert_wire::signature::verify;
 use uuid::Uuid;
 
 use super::connection::MORE_IDS;
@@ -105,8 +105,8 @@ pub async fn apply_consent(
     let holds = |signed: &SignedTargets| {
         let statement = targets_statement(device.id, *revision, &nonce.0, &signed.targets);
         // Characters of four bytes at most; a newer agent may have entries that this host cannot read.
-        let fits = |target: &String| target.len() <= 4 * LONGEST;
-        signed.targets.len() <= MOST
+        let fits = |target: &String| target.len() <= 4 * MAX_LENGTH;
+        signed.targets.len() <= MAX_ENTRIES
             && signed.targets.iter().all(fits)
             && verify(public_key, &statement, &signed.signature.0)
     };

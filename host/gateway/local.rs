@@ -1,7 +1,7 @@
 //! Tunnels that people at the device start and stop: the same leases, and no consent, for that is
 //! about remote control.
 
-use culvert_agent::wire::Failure;
+use culvert_wire::control::Failure;
 use uuid::Uuid;
 
 use crate::app::App;

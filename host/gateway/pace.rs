@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use culvert_agent::clock::Moment;
+use culvert_wire::clock::Moment;
 use uuid::Uuid;
 
 use super::lock;

@@ -11,9 +11,9 @@ use salvo::async_trait;
 use salvo::conn::ConnCtrl;
 use salvo::fuse::{ArcConnObserver, ConnObserver, FuseAction, FuseConfig, FuseInfo, FusePolicy};
 
-use crate::domain::prefix::prefix;
 use crate::metrics::ConnectionRefusals;
-use crate::tally::Tally;
+use culvert_wire::client_network::prefix;
+use culvert_wire::tally::Tally;
 
 /// For a request's head, and between two requests.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);

@@ -10,8 +10,8 @@ use super::bounds::{Bound, Bounds, Place};
 use super::countries::Countries;
 use super::lock;
 use crate::domain::access::AccessRules;
-use crate::domain::prefix::prefix;
-use crate::tally::Tally;
+use culvert_wire::client_network::prefix;
+use culvert_wire::tally::Tally;
 
 pub struct Admission {
     countries: Arc<Countries>,

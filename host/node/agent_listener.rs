@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::socket;
-use culvert_agent::wire::data::{ATTACHED, Attach, FENCED, read_frame};
+use culvert_wire::data::{ATTACHED, Attach, FENCED, read_frame};
+use culvert_wire::socket;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::AsyncWriteExt;
@@ -17,7 +17,7 @@ use tokio_rustls::server::TlsStream;
 use super::bounds::Bound;
 use super::session::SessionRelay;
 use super::{Shared, lock};
-use crate::unproven::Unproven;
+use culvert_wire::unproven::Unproven;
 
 /// How long a connection may take to begin: an agent sends its ClientHello at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(3);

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use culvert_agent::pipe::Budget;
-use culvert_agent::socket::descriptor_limit;
+use culvert_wire::pipe::Budget;
+use culvert_wire::socket::descriptor_limit;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

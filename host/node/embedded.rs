@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use culvert_agent::clock::Clock;
-use culvert_agent::wire::NodeAddress;
+use culvert_wire::clock::Clock;
+use culvert_wire::control::NodeAddress;
 use futures_util::future::BoxFuture;
 use uuid::Uuid;
 

@@ -165,7 +165,7 @@ impl PublicListener {
             match listener.accept().await {
                 // It may have waited long for this one.
                 Ok((visitor, _)) if shared.bounds.is_in_reserve(&visitor) => {
-                    culvert_agent::socket::reset(&visitor);
+                    culvert_wire::socket::reset(&visitor);
                     shared.bounds.refusals.count(Bound::Node);
                 }
                 Ok((visitor, address)) => self.relay_visitor(visitor, address, shared),
@@ -184,7 +184,7 @@ impl PublicListener {
                 tokio::spawn(run.relay_visitor(visitor, address, self.port_id, inside));
             }
             Err(turned_away) => {
-                culvert_agent::socket::reset(&visitor);
+                culvert_wire::socket::reset(&visitor);
                 if let AdmissionRefusal::Bound(bound) = turned_away {
                     shared.bounds.refusals.count(bound);
                 }

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
-use culvert_agent::pipe::{self, Counters};
-use culvert_agent::socket;
-use culvert_agent::wire::data::{ACCEPTED, Attach, Visit, write_frame};
+use culvert_wire::clock::Clock;
+use culvert_wire::data::{ACCEPTED, Attach, Visit, write_frame};
+use culvert_wire::pipe::{self, Counters};
+use culvert_wire::socket;
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;

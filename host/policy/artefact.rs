@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 
-use crate::folder;
 use crate::secret::{Purpose, Secrets};
+use culvert_wire::private_dir;
 
 /// The key's version, and HMAC-SHA256.
 const TAG_BYTES: usize = 33;
@@ -28,7 +28,7 @@ pub struct Artefacts {
 impl Artefacts {
     /// Artefacts in a folder that only this user can write into, made if it is missing.
     pub fn in_folder(folder: &Path, secrets: &Secrets) -> io::Result<Self> {
-        folder::open_trusted(folder)?;
+        private_dir::open_trusted(folder)?;
         Ok(Self { place: Some((folder.into(), secrets.clone())) })
     }
 

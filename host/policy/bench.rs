@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use wasmtime::component::Component;

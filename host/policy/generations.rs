@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use chrono::{DateTime, Utc};
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
 use uuid::Uuid;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
 use super::db::{Db, DbResult, Read, args};

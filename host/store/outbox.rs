@@ -22,7 +22,7 @@ use crate::record::event::{
     WebhookTestResponse,
 };
 use crate::secret::{Purpose, Secrets};
-use crate::tally::Tally;
+use culvert_wire::tally::Tally;
 
 /// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
 pub const IN_FLIGHT_PER_ENDPOINT: i64 = 2;

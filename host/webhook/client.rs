@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{CONTENT_TYPE, USER_AGENT};
 use reqwest::redirect::Policy;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert_agent::clock::Moment;
+use culvert_wire::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
 
 use super::client::Client;

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 

@@ -22,11 +22,10 @@ use culvert::store::Hint;
 use culvert::ticker;
 use culvert::webhook::sign::signature;
 use culvert_agent::device::{Device, DeviceKey};
-use culvert_agent::socket;
-use culvert_agent::wire::{
-    CONNECT_PATH, Capability, Done, ENROL_PATH, Enrol, Failure, Grant, Hello, PROTOCOL, ToAgent, ToHost,
-};
 use culvert_test_macros::both_engines;
+use culvert_wire::control::{CONNECT_PATH, Capability, Done, Failure, Grant, Hello, PROTOCOL, ToAgent, ToHost};
+use culvert_wire::enrolment::{ENROL_PATH, Enrol};
+use culvert_wire::socket;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -782,7 +781,7 @@ fn failed_auth(room: usize) -> (String, usize) {
 /// Sends a body that must be refused, in few words.
 async fn is_refused(api: &Api, method: &Method, path: &str, body: String) -> Answer {
     assert!(body.len() < 256 * 1024, "{}", body.len());
-    let key = Uuid::from_bytes(culvert_agent::clock::Clock::system().random());
+    let key = Uuid::from_bytes(culvert_wire::clock::Clock::system().random());
     let request = api.request(method.clone(), path).header("idempotency-key", key.to_string());
     let answer = api.send(request.header("content-type", "application/json").body(body)).await;
     assert_eq!(answer.outcome(), "422 validation_failed", "{method} {path}");

@@ -8,8 +8,8 @@ use culvert::domain::caller::Role;
 use culvert::domain::permission::Permission;
 use culvert::domain::string_enum::StringEnum;
 use culvert::http::routes::{Row, table};
-use culvert_agent::wire::{Failure, ToHost};
 use culvert_test_macros::both_engines;
+use culvert_wire::control::{Failure, ToHost};
 use insta::{allow_duplicates, assert_snapshot};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ async fn ask(api: &Api, row: &Row, (path, body): (String, Value)) -> String {
         ref method => api
             .request(method.clone(), &path)
             .json(&body)
-            .header("idempotency-key", Uuid::from_bytes(culvert_agent::clock::Clock::system().random()).to_string()),
+            .header("idempotency-key", Uuid::from_bytes(culvert_wire::clock::Clock::system().random()).to_string()),
     };
     api.send(request).await.outcome()
 }

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::support::host::Engine;
-use culvert_agent::clock::Clock;
 use culvert_test_macros::both_engines;
+use culvert_wire::clock::Clock;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;

@@ -537,7 +537,7 @@ async fn dns_failure_fails_attempt_and_is_retried(engine: Engine) {
 #[both_engines]
 async fn hostname_rebound_to_private_address_is_not_contacted(engine: Engine) {
     let (authority, names) = (Authority::new(), Names::open().await);
-    let clock = culvert_agent::clock::Clock::manual(crate::support::host::start_of_time());
+    let clock = culvert_wire::clock::Clock::manual(crate::support::host::start_of_time());
     let (mut outside, inside) = (authority.receiver(&clock).await, TcpListener::bind("127.0.0.1:0").await.unwrap());
     // As if one loopback address were outside, and every other one inside.
     let host = TestHost::with(engine, |config| {
@@ -591,7 +591,7 @@ async fn hostname_rebound_to_private_address_is_not_contacted(engine: Engine) {
 #[both_engines]
 async fn endpoint_in_denied_network_is_not_contacted(engine: Engine) {
     let (authority, names) = (Authority::new(), Names::open().await);
-    let clock = culvert_agent::clock::Clock::manual(crate::support::host::start_of_time());
+    let clock = culvert_wire::clock::Clock::manual(crate::support::host::start_of_time());
     let receiver = authority.receiver(&clock).await;
     let host = TestHost::with(engine, |config| {
         authority.let_in(config);

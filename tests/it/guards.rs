@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use culvert_agent::clock::Clock;
 use culvert_test_macros::both_engines;
+use culvert_wire::clock::Clock;
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
 use uuid::Uuid;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use culvert::domain::node::{Node, NodeStatus};
 use culvert::domain::port::PortRange;
-use culvert_agent::wire::{Done, ToAgent, ToHost};
 use culvert_test_macros::both_engines;
+use culvert_wire::control::{Done, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;

@@ -16,7 +16,7 @@ use culvert::policy::observer::DecisionObserver;
 use culvert::policy::pinned::Pinned;
 use culvert::policy::records::RecordsConfig;
 use culvert::policy::sandbox::Limits;
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde_json::Map;
 

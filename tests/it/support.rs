@@ -21,7 +21,7 @@ use std::path::Path;
 
 use culvert::policy::artefact::Artefacts;
 use culvert::secret::Secrets;
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 
 /// Compiled modules, shared by all tests: compiling is most of what they would do.
 pub fn artefacts() -> Artefacts {

@@ -4,13 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Stdio;
 use std::sync::Arc;
 
-use culvert_agent::clock::Clock;
-use culvert_agent::device::{Device, DeviceKey, verify};
+use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::ipc::Answer;
 use culvert_agent::state_dir::StateDir;
-use culvert_agent::targets::{self, AllowedTarget};
-use culvert_agent::wire::{ConsentState, Done, ENROL_PATH, SignedConsent, ToAgent, ToHost, targets_statement};
 use culvert_test_macros::both_engines;
+use culvert_wire::allowed_target::{self, AllowedTarget};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{ConsentState, Done, SignedConsent, ToAgent, ToHost, targets_statement};
+use culvert_wire::enrolment::ENROL_PATH;
+use culvert_wire::signature::verify;
 use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -392,9 +394,9 @@ proptest! {
     ) {
         let mut list: Vec<AllowedTarget> = networks.iter().map(|text| text.parse().unwrap()).collect();
         let ip: IpAddr = address.parse().unwrap();
-        prop_assert!(!targets::admits(&list, address, ip, port), "{networks:?} allow {address}");
-        prop_assert!(targets::forbids(&list, address, port));
+        prop_assert!(!allowed_target::admits(&list, address, ip, port), "{networks:?} allow {address}");
+        prop_assert!(allowed_target::forbids(&list, address, port));
         list.push(address.parse().unwrap());
-        prop_assert!(targets::admits(&list, address, ip, port));
+        prop_assert!(allowed_target::admits(&list, address, ip, port));
     }
 }

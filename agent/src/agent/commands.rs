@@ -5,11 +5,11 @@ use std::io;
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
-use crate::clock::Moment;
 use crate::journal::{Entry, Stage};
 use crate::target::Chosen;
 use crate::tunnel::Probe;
-use crate::wire::{Action, Command, Done, Failure, Grant, ToHost};
+use culvert_wire::clock::Moment;
+use culvert_wire::control::{Action, Command, Done, Failure, Grant, ToHost};
 
 impl Agent {
     /// A command is taken once. If it is delivered again, it is answered from the journal.

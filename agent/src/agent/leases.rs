@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::clock::Moment;
 use crate::ipc::TunnelStatus;
 use crate::target::Chosen;
 use crate::tunnel::{Probe, Running, TunnelContext};
-use crate::wire::{Grant, Target};
+use culvert_wire::clock::Moment;
+use culvert_wire::control::{Grant, Target};
 
 pub struct Leases {
     cx: TunnelContext,
@@ -210,11 +210,12 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::state_dir::StateDir;
     use crate::target::LinkLocal;
     use crate::targets::Targets;
-    use crate::wire::{Base64Bytes, NodeAddress};
+    use culvert_wire::base64_bytes::Base64Bytes;
+    use culvert_wire::clock::Clock;
+    use culvert_wire::control::NodeAddress;
 
     fn grant() -> Grant {
         let target =

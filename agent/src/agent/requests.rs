@@ -7,12 +7,12 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
-use crate::clock::Moment;
 use crate::ipc::{Answer, Reply, Request, Status};
 use crate::target::Chosen;
-use crate::targets::{self, AllowedTarget};
 use crate::tunnel::Probe;
-use crate::wire::{ConsentState, Done, Failure, Grant, Target, ToHost};
+use culvert_wire::allowed_target::{self, AllowedTarget};
+use culvert_wire::clock::Moment;
+use culvert_wire::control::{ConsentState, Done, Failure, Grant, Target, ToHost};
 
 /// Who waits for what.
 #[derive(Default)]
@@ -135,7 +135,7 @@ impl Agent {
         reply: oneshot::Sender<Reply>,
     ) -> io::Result<()> {
         if enabled {
-            match targets::with(self.targets.list(), targets::standard().into_iter().chain(allow)) {
+            match allowed_target::with(self.targets.list(), allowed_target::standard().into_iter().chain(allow)) {
                 Ok(list) => self.targets.replace(list)?,
                 Err(error) => {
                     answer(reply, Err(error.into()));
@@ -161,7 +161,8 @@ impl Agent {
         reply: oneshot::Sender<Reply>,
     ) -> io::Result<()> {
         let before = self.targets.list();
-        let changed = targets::with(before.clone(), allow).and_then(|list| targets::without(list, revoke));
+        let changed =
+            allowed_target::with(before.clone(), allow).and_then(|list| allowed_target::without(list, revoke));
         let targets = match changed {
             Ok(targets) => targets,
             Err(error) => {
@@ -285,9 +286,10 @@ impl Agent {
         if self.agreed.chosen(*tunnel_id, target) == Some(Chosen::Here) {
             return None;
         }
-        let known: Vec<_> = targets::standard().into_iter().chain(self.targets.list()).collect();
-        let outside = targets::ports(target).filter(|port| !targets::includes(&known, &target.host, *port));
-        let outside: Vec<_> = outside.map(|port| targets::spelled(&target.host, port)).collect();
+        let known: Vec<_> = allowed_target::standard().into_iter().chain(self.targets.list()).collect();
+        let outside =
+            allowed_target::ports(target).filter(|port| !allowed_target::includes(&known, &target.host, *port));
+        let outside: Vec<_> = outside.map(|port| allowed_target::spelled(&target.host, port)).collect();
         let wanted = outside.join(" ");
         if outside.is_empty() || accept == Some(wanted.as_str()) {
             return None;
@@ -354,10 +356,10 @@ impl Agent {
             return Way::Closed;
         }
         let (list, host) = (self.targets.list(), &target.host);
-        if let Some(port) = targets::ports(target).find(|port| targets::forbids(&list, host, *port)) {
-            return Way::Forbidden(targets::not_allowed(host, port));
+        if let Some(port) = allowed_target::ports(target).find(|port| allowed_target::forbids(&list, host, *port)) {
+            return Way::Forbidden(allowed_target::not_allowed(host, port));
         }
-        let shown = targets::ports(target).all(|port| targets::includes(&list, host, port));
+        let shown = allowed_target::ports(target).all(|port| allowed_target::includes(&list, host, port));
         if shown { Way::Allowed } else { Way::Open }
     }
 
@@ -394,7 +396,7 @@ impl Agent {
 
     async fn refuse_target(&mut self, lease_id: Uuid, target: Target, detail: &str) {
         let Some((former, _)) = self.leases.led(lease_id) else { return };
-        let detail = format!("{detail} It goes on to {}.", targets::spelled(&former.host, former.port));
+        let detail = format!("{detail} It goes on to {}.", allowed_target::spelled(&former.host, former.port));
         tracing::warn!(%lease_id, detail, "a tunnel is not led elsewhere");
         self.leases.refuse(lease_id, target, detail);
         self.say_target_state(lease_id).await;

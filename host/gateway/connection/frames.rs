@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use culvert_agent::clock::Clock;
-use culvert_agent::wire::{ToAgent, ToHost};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{ToAgent, ToHost};
 use salvo::websocket::{Message, WebSocket};
 
 use super::End;

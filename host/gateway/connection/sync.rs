@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use culvert_agent::wire::{Action, Command, ConsentState, Grant, Target, ToAgent};
+use culvert_wire::control::{Action, Command, ConsentState, Grant, Target, ToAgent};
 use uuid::Uuid;
 
 use super::{AgentConnection, End};

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use culvert_agent::clock::{Clock, Moment};
+use culvert_wire::clock::{Clock, Moment};
 use ipnet::IpNet;
 use salvo::http::header::AUTHORIZATION;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
@@ -15,12 +15,12 @@ use super::trace::RequestId;
 use crate::app::App;
 use crate::domain::caller::Caller;
 use crate::domain::key::ApiKey;
-use crate::domain::prefix::{network, prefix};
 use crate::error::{Code, Error, Result};
 use crate::http::path::Path;
 use crate::http::{self, problem};
 use crate::store::Store;
 use crate::store::keys::KeyOwner;
+use culvert_wire::client_network::{network, prefix};
 
 pub struct Auth(pub Arc<App>);
 

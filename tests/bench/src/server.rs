@@ -13,7 +13,7 @@ use culvert::domain::key::ApiKey;
 use culvert::domain::permission::Permissions;
 use culvert::policy::chain::Trust;
 use culvert::store::db::Db;
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use salvo::conn::TcpListener;
 use salvo::{Depot, FlowCtrl, Handler, Listener, Request, Response, Router, Server, Service, async_trait};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! The host's end of the wire, held by hand: a test says what an agent is told, and when.
 
-use culvert_agent::wire::{
-    Action, Base64Bytes, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent,
-    ToHost, Welcome,
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::control::{
+    Action, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent, ToHost, Welcome,
 };
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -80,7 +80,7 @@ impl Api {
 }
 
 fn random() -> [u8; 16] {
-    culvert_agent::clock::Clock::system().random()
+    culvert_wire::clock::Clock::system().random()
 }
 
 impl Answer {

@@ -19,7 +19,7 @@ use culvert::domain::webhook::{Webhook, WebhookStatus};
 use culvert::secret::Purpose;
 use culvert::store::presence::Connection;
 use culvert::ticker;
-use culvert_agent::clock::Clock;
+use culvert_wire::clock::Clock;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
 use tempfile::TempDir;

@@ -4,13 +4,13 @@
 use std::net::SocketAddr;
 
 use culvert_agent::device::Device;
-use culvert_agent::tls;
-use culvert_agent::wire::Base64Bytes;
-use culvert_agent::wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
-use culvert_agent::wire::{
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::control::{
     CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent,
     SignedTargets, ToAgent, ToHost, Welcome, connect_statement, consent_statement, targets_statement,
 };
+use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
+use culvert_wire::tls;
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

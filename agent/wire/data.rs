@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
 
-use super::Base64Bytes;
+use crate::base64_bytes::Base64Bytes;
 
 /// The protocol's name in TLS (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-data/1";

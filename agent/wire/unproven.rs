@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::prefix::prefix;
+use crate::client_network::prefix;
 
 pub struct Unproven {
     most: usize,

@@ -4,14 +4,12 @@
 //! over it that it holds the device's key, and the host answers [`ToAgent::Welcome`]. From there
 //! on either side sends what it has to say. Unknown fields are ignored and unknown frames are
 //! skipped, so that either side may be the newer one; what may not be skipped comes with a new
-//! [`PROTOCOL`]. The connections that carry visitors are apart, in [`data`].
+//! [`PROTOCOL`]. The connections that carry visitors are apart, in [`data`](crate::data).
 
-pub mod data;
-
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+use crate::base64_bytes::Base64Bytes;
 
 /// The WebSocket subprotocol (RFC 6455, section 1.9), versioned.
 pub const PROTOCOL: &str = "culvert.agent.v1";
@@ -21,9 +19,6 @@ pub const FRAME_LIMIT: usize = 256 * 1024;
 
 /// The path of the WebSocket on the host.
 pub const CONNECT_PATH: &str = "/agent/connect";
-
-/// The path on the host where a device enrols ([`Enrol`] → [`Enrolled`]).
-pub const ENROL_PATH: &str = "/agent/enroll";
 
 /// What an agent can do, by the names that the API shows.
 pub struct Capability;
@@ -39,25 +34,6 @@ impl Capability {
     pub const RESTART_AGENT: &str = "restart_agent_v1";
 
     pub const ALL: [&str; 4] = [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT];
-}
-
-/// A device asks to be enrolled: `POST` to [`ENROL_PATH`].
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Enrol {
-    pub code: String,
-    pub name: Option<String>,
-    pub platform: String,
-    pub version: String,
-    pub capabilities: Vec<String>,
-    /// Ed25519.
-    pub public_key: Base64Bytes,
-}
-
-/// The answer to [`Enrol`].
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Enrolled {
-    pub device_id: Uuid,
-    pub name: Option<String>,
 }
 
 /// What the host says.
@@ -375,28 +351,4 @@ fn statement(purpose: &str, device_id: Uuid, parts: &[&[u8]]) -> Vec<u8> {
     statement.extend(device_id.as_bytes());
     parts.iter().for_each(|part| statement.extend(*part));
     statement
-}
-
-/// Bytes, in base64 on the wire.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Base64Bytes(pub Vec<u8>);
-
-impl Serialize for Base64Bytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(&self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for Base64Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        STANDARD.decode(text).map(Base64Bytes).map_err(de::Error::custom)
-    }
-}
-
-/// May hold a secret, so only its length is shown.
-impl std::fmt::Debug for Base64Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.0.len())
-    }
 }

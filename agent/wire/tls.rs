@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use sha2::{Digest, Sha256};
 
-use crate::wire::data::ALPN;
+use crate::data::ALPN;
 
 /// SHA-256 of a certificate (DER).
 pub fn fingerprint(certificate: &[u8]) -> [u8; 32] {

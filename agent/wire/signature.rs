@@ -1,0 +1,8 @@
+//! Ed25519 signatures (RFC 8032) of devices.
+
+use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
+
+/// Whether a signature over a statement is by the holder of a public key.
+pub fn verify(public_key: &[u8], statement: &[u8], signature: &[u8]) -> bool {
+    UnparsedPublicKey::new(&ED25519, public_key).verify(statement, signature).is_ok()
+}
