@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::config::{Config, ConfigError, NodeConfig};
 use crate::dns::Dns;
 use crate::domain::session::EndReason;
-use crate::error::{Error, Result};
+use crate::error::{Chain, Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::listener::{self, Admission, Connections};
@@ -126,7 +126,7 @@ impl Host {
         let lock = lock_data_dir(&config)?;
         let db = open_database(&config).await?;
         let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
-        let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", e))?;
+        let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
         let admin_token = admin::token(&config.data_dir, &clock);
         let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -178,9 +178,9 @@ impl Host {
         pace: Ticker,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
-        enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", e))?;
-        app.keys.recall(&app.store).await.map_err(|e| ConfigError::new("database_url", e))?;
-        app.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", e))?;
+        enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
+        app.keys.recall(&app.store).await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
+        app.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
         let admission = Admission(app.connections.clone());
         let api = (http::service(&app), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
@@ -211,7 +211,7 @@ impl Host {
         }
         app.nodes.close().await;
         if let Err(error) = ticker::end_sessions_of_nodes(&app).await {
-            tracing::warn!(%error, "the host's end was not noted");
+            tracing::warn!(error = %Chain(&error), "the host's end was not noted");
         }
         app.tasks.close();
         let _ = app.clock.timeout(GRACE, app.tasks.wait()).await;
@@ -268,7 +268,7 @@ async fn open_nodes(
     let mut nodes = Vec::new();
     for (identity, (setting, config)) in identities.into_iter().zip(configs) {
         let entered = enter(store, config, identity.id, countries.are_known()).await;
-        entered.map_err(|e| ConfigError::new("database_url", e))?;
+        entered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
         let node = Node::open(identity, config, store.clone(), cx.clone()).await;
         nodes
             .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);

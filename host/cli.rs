@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError};
-use crate::error::Error;
+use crate::error::{Chain, Error};
 
 /// A self-hosted tunnel service.
 #[derive(Parser)]
@@ -89,7 +89,7 @@ enum CliError {
 
 impl From<Error> for CliError {
     fn from(error: Error) -> Self {
-        Self::Refused(error.to_string())
+        Self::Refused(Chain(&error).to_string())
     }
 }
 

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::app::App;
 use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain};
-use crate::error::Result;
+use crate::error::{Chain, Result};
 use crate::store::domains::DueDomain;
 
 /// How often it is looked what is due.
@@ -22,7 +22,7 @@ pub async fn run(app: Arc<App>) {
             // The time that a look takes does not put off the next one.
             let next = app.clock.moment().plus(LOOK_EVERY);
             if let Err(error) = check_due(&app).await {
-                tracing::warn!(%error, "custom domains could not be looked up");
+                tracing::warn!(error = %Chain(&error), "custom domains could not be looked up");
             }
             app.clock.until(next).await;
         }

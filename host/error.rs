@@ -1,8 +1,8 @@
 //! What can go wrong, without a word about HTTP.
 //!
 //! An [`Error`] is what a client is told: a code from the closed list of [`Code`] or one that a
-//! policy brought along, and a detail. What caused it stays in the log. `http/problem.rs` makes it
-//! an answer.
+//! policy brought along, and a detail. Its source is for the log, where the error leaves the program:
+//! `http/problem.rs` makes it an answer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,6 +21,8 @@ pub struct Error {
     pub faults: Vec<Fault>,
     /// When it is worth asking again.
     pub retry_after: Option<Duration>,
+    /// What caused it. Clients are not told.
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 /// One wrong field.
@@ -39,7 +41,7 @@ impl Fault {
 
 impl Error {
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, detail: detail.into(), faults: Vec::new(), retry_after: None }
+        Self { code, detail: detail.into(), faults: Vec::new(), retry_after: None, source: None }
     }
 
     /// With the code's own sentence for a detail.
@@ -59,17 +61,17 @@ impl Error {
         Self { faults, ..Self::new(Code::ValidationFailed, "The request has invalid fields; `errors` names them.") }
     }
 
-    /// Something of ours broke. The cause goes to the log, not to the client.
-    pub fn internal(cause: impl fmt::Display) -> Self {
-        tracing::error!(%cause, "internal error");
-        Self::new(Code::InternalError, "Something went wrong on our side. The request id helps us to find it.")
+    /// Something of ours broke. The cause is logged where the error leaves the program.
+    pub fn internal(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        let error =
+            Self::new(Code::InternalError, "Something went wrong on our side. The request id helps us to find it.");
+        Self { source: Some(cause.into()), ..error }
     }
 
     /// Something that will pass.
-    pub fn unavailable(cause: impl fmt::Display) -> Self {
-        tracing::warn!(%cause, "service unavailable");
-        Self::new(Code::ServiceUnavailable, "The service cannot answer right now; try again.")
-            .after(Duration::from_secs(1))
+    pub fn unavailable(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        let error = Self::new(Code::ServiceUnavailable, "The service cannot answer right now; try again.");
+        Self { source: Some(cause.into()), ..error.after(Duration::from_secs(1)) }
     }
 
     #[must_use]
@@ -89,7 +91,30 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// An error with its sources, for a log line: `outer: inner: innermost`. A source that the one before it
+/// has said already is left out.
+pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            if !said.ends_with(&text) {
+                said = format!("{said}: {text}");
+            }
+            source = error.source();
+        }
+        f.write_str(&said)
+    }
+}
 
 /// Whether a text has the form of a code: `^[a-z][a-z0-9_]{2,63}$`.
 pub fn is_code(text: &str) -> bool {

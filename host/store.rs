@@ -13,6 +13,7 @@ pub mod commit;
 pub mod db;
 pub mod devices;
 pub mod domains;
+pub mod error;
 pub mod facts;
 pub mod idempotency;
 pub mod key_check;
@@ -44,7 +45,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::domain::usage::Traffic;
-use crate::error::{Error, Result};
+use crate::error::{Chain, Error, Result};
 use crate::secret::Secrets;
 use db::{Db, Tx, args};
 use runs::{RunId, Runs};
@@ -200,7 +201,7 @@ impl Store {
                 Err(error) => {
                     // What went wrong is what was done, not that it could not be undone.
                     if let Err(error) = write.undo().await {
-                        tracing::warn!(%error, "a transaction could not be rolled back; its connection is closed");
+                        tracing::warn!(error = %Chain(&error), "a transaction could not be rolled back; its connection is closed");
                     }
                     Err(error)
                 }
@@ -230,28 +231,4 @@ where
 /// holds an endpoint's row and changes it twice has its reference to the scope checked.
 async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
     Ok(write.lock("SELECT id FROM scopes WHERE id = $1 FOR NO KEY UPDATE", args![scope_id]).await?)
-}
-
-/// What a client is told of a database's error: nothing of it, but whether to try again.
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Self {
-        let will_pass = match &error {
-            sqlx::Error::PoolTimedOut | sqlx::Error::Io(_) | sqlx::Error::PoolClosed => true,
-            sqlx::Error::Database(error) => error.code().is_some_and(|code| passes(&code)),
-            _ => false,
-        };
-        if will_pass { Error::unavailable(error) } else { Error::internal(error) }
-    }
-}
-
-/// Whether a database's error will pass by itself, or with another connection.
-fn passes(code: &str) -> bool {
-    // PostgreSQL: a server that is a standby, a statement or transaction that took too long, a lock that
-    // was not had, a deadlock, a serialization failure, too few resources (53: a full disk, too many
-    // connections), a server that goes away (57P), a connection that broke (08), an error of its disk.
-    let postgres = matches!(code, "25006" | "25P03" | "25P04" | "40001" | "40P01" | "55P03" | "57014" | "58030")
-        || ["08", "53", "57P"].iter().any(|class| code.len() == 5 && code.starts_with(class));
-    // SQLite: busy, locked, an error of the disk, a full disk; with their extended codes.
-    let sqlite = code.parse::<u32>().is_ok_and(|code| code < 10_000 && matches!(code & 0xff, 5 | 6 | 10 | 13));
-    postgres || sqlite
 }

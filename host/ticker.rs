@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::app::{App, Ticker};
 use crate::domain::session::EndReason;
 use crate::domain::usage::next_month;
-use crate::error::Result;
+use crate::error::{Chain, Result};
 use crate::gate;
 use crate::store::Hint;
 use crate::store::runs::RunId;
@@ -121,7 +121,7 @@ pub async fn tick(app: &App, ticks: u64) {
 
 fn report(what: &str, result: Result<()>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "{what}");
+        tracing::warn!(error = %Chain(&error), "{what}");
     }
 }
 

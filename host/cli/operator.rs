@@ -9,6 +9,7 @@ use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
 use crate::domain::caller::Scope;
 use crate::domain::text;
+use crate::error::Chain;
 use crate::policy::generations;
 use crate::store::db::{Db, Schema};
 use crate::store::scopes::Account;
@@ -31,7 +32,7 @@ pub async fn store(config: &Config) -> Result<Store, CliError> {
         Schema::Newer => return Err(fail(&"the database was made by a newer version of this program").into()),
     }
     let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
-    let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", e))?;
+    let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
     let (store, _) = Store::new(db, clock, secrets, TaskTracker::new());
     Ok(store)
 }

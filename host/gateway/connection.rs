@@ -23,7 +23,7 @@ use crate::domain::event::OfflineReason;
 use crate::domain::operation::RemoteAction;
 use crate::domain::session::{EndReason, SESSION_LEASE};
 use crate::domain::text;
-use crate::error::{Code, Error, Result};
+use crate::error::{Chain, Code, Error, Result};
 use crate::store::Write;
 use crate::store::presence::Connection;
 use crate::store::sessions::Lease;
@@ -87,7 +87,7 @@ pub async fn serve_connection(app: Arc<App>, socket: WebSocket, stranger: Strang
             let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
         }
         Ok(Err(End::Store(error))) if !is_refusal(&error) => {
-            tracing::warn!(%error, "an agent could not be let in");
+            tracing::warn!(error = %Chain(&error), "an agent could not be let in");
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
             let _ = link.send(&ToAgent::Goodbye { reason: "the host is busy".into(), reconnect_after_ms }).await;
         }
@@ -163,7 +163,7 @@ impl AgentConnection {
             _ => None,
         };
         if let Err(error) = self.record_disconnect(for_good).await {
-            tracing::warn!(%error, "the end of a connection was not noted");
+            tracing::warn!(error = %Chain(&error), "the end of a connection was not noted");
         }
         tracing::info!(reason, "disconnected");
     }

@@ -6,7 +6,7 @@ use salvo::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICA
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::error::{Code, Error};
+use crate::error::{Chain, Code, Error};
 
 /// Problem record
 #[derive(Serialize, JsonSchema)]
@@ -83,6 +83,7 @@ pub fn status(code: &Code) -> StatusCode {
 pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id: &str) {
     let status = status(&error.code);
     let code = error.code.as_str();
+    log(error, request_id);
     let problem = Problem {
         r#type: format!("{docs_url}/errors#{code}"),
         title: error.code.title(),
@@ -103,6 +104,15 @@ pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response.replace_body(serde_json::to_vec(&problem).unwrap_or_default().into());
+}
+
+/// One line about what caused an error. What the client did wrong has no cause.
+fn log(error: &Error, request_id: &str) {
+    let Some(source) = error.source.as_deref() else { return };
+    match error.code {
+        Code::InternalError => tracing::error!(request_id, error = %Chain(source), "internal error"),
+        _ => tracing::warn!(request_id, error = %Chain(source), "service unavailable"),
+    }
 }
 
 /// The error of a response that got a status from the framework and nothing else.

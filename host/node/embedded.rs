@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::countries::Countries;
 use super::{Identity, IdentityError, Node};
 use crate::domain::usage::Traffic;
-use crate::error::Result;
+use crate::error::{Chain, Result};
 use crate::metrics::TrafficCounter;
 use crate::store::runs::{RunId, Runs};
 use crate::store::sessions::Lease;
@@ -81,7 +81,7 @@ impl Nodes {
     pub async fn apply(&self, tunnel_id: Uuid) {
         for node in &self.nodes {
             if let Err(error) = node.reconcile_tunnel(tunnel_id).await {
-                tracing::warn!(%error, %tunnel_id, "a node could not be told of a change; it will look itself");
+                tracing::warn!(error = %Chain(&error), %tunnel_id, "a node could not be told of a change; it will look itself");
             }
         }
     }

@@ -20,6 +20,8 @@ use sqlx::{
 use uuid::Uuid;
 
 use crate::domain::string_enum::StringEnum;
+use crate::error::Chain;
+use crate::store::error::StoreError;
 use crate::store::migrations;
 
 /// How long a writer waits for another one.
@@ -39,7 +41,7 @@ const JOURNAL_BYTES: &str = "67108864";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
 
-pub type DbResult<T> = Result<T, sqlx::Error>;
+pub type DbResult<T, E = StoreError> = Result<T, E>;
 
 #[derive(Clone)]
 pub enum Db {
@@ -130,7 +132,7 @@ macro_rules! query {
 
 impl Db {
     /// Opens a database, `sqlite:<path>` or `postgres://…`, without touching what is in it.
-    pub async fn open(url: &str) -> DbResult<Self> {
+    pub async fn open(url: &str) -> DbResult<Self, sqlx::Error> {
         match url.strip_prefix("sqlite:") {
             Some(path) => open_sqlite(path).await,
             None => open_postgres(url).await,
@@ -245,7 +247,7 @@ impl PostgresTx {
 
 /// A statement, as long as an answer is waited for.
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
-async fn bounded<T>(statement: impl Future<Output = DbResult<T>>) -> DbResult<T> {
+async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx::Error>>) -> DbResult<T, sqlx::Error> {
     let answered = tokio::time::timeout(ANSWER_WAIT, statement).await;
     answered.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
 }
@@ -283,7 +285,7 @@ macro_rules! on_pool {
 
 /// The options of a connection by its URL. A server elsewhere has to show a certificate for its name,
 /// unless the URL says otherwise.
-fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
+fn postgres_options(url: &str) -> DbResult<PgConnectOptions, sqlx::Error> {
     let options = PgConnectOptions::from_str(url)?.application_name("culvert");
     let host = options.get_host();
     let is_local = options.get_socket().is_some()
@@ -295,7 +297,7 @@ fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
     Ok(if is_local || says { options } else { options.ssl_mode(PgSslMode::VerifyFull) })
 }
 
-async fn open_postgres(url: &str) -> DbResult<Db> {
+async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
     let unbounded = postgres_options(url)?;
     // A pool that cannot connect says only that it took too long.
     bounded(PgConnection::connect_with(&unbounded)).await?.close().await?;
@@ -320,7 +322,7 @@ async fn open_postgres(url: &str) -> DbResult<Db> {
     Ok(Db::Postgres { pool, unbounded: Box::new(unbounded) })
 }
 
-async fn open_sqlite(path: &str) -> DbResult<Db> {
+async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
     let options = SqliteConnectOptions::new()
         .filename(Path::new(path.strip_prefix("//").unwrap_or(path)))
         .create_if_missing(true)
@@ -347,7 +349,7 @@ pub trait Read {
     /// The first row of a statement that always has one.
     fn one(&mut self, sql: &'static str, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Row>> + Send {
         let row = self.optional(sql, args);
-        async { row.await?.ok_or(sqlx::Error::RowNotFound) }
+        async { row.await?.ok_or(StoreError::Database(sqlx::Error::RowNotFound)) }
     }
 }
 
@@ -420,14 +422,14 @@ impl Tx {
 
     pub async fn commit(self) -> DbResult<()> {
         match self {
-            Tx::Sqlite(tx) => tx.commit().await,
+            Tx::Sqlite(tx) => Ok(tx.commit().await?),
             Tx::Postgres(tx) => tx.end("COMMIT").await,
         }
     }
 
     pub async fn rollback(self) -> DbResult<()> {
         match self {
-            Tx::Sqlite(tx) => tx.rollback().await,
+            Tx::Sqlite(tx) => Ok(tx.rollback().await?),
             Tx::Postgres(tx) => tx.end("ROLLBACK").await,
         }
     }
@@ -469,8 +471,8 @@ impl Row {
         &'static str: ColumnIndex<SqliteRow> + ColumnIndex<PgRow>,
     {
         match self {
-            Row::Sqlite(row) => row.try_get(column),
-            Row::Postgres(row) => row.try_get(column),
+            Row::Sqlite(row) => Ok(row.try_get(column)?),
+            Row::Postgres(row) => Ok(row.try_get(column)?),
         }
     }
 
@@ -535,7 +537,7 @@ impl Row {
     }
 
     /// The database holds what this program never wrote.
-    pub fn unreadable(&self, column: &'static str) -> sqlx::Error {
+    pub fn unreadable(&self, column: &'static str) -> StoreError {
         unreadable(column, &"what it is")
     }
 
@@ -549,7 +551,9 @@ impl Row {
 /// The rows that can be read: for those who look after all of a kind, whom one that is broken must not
 /// keep from the others.
 pub fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
-    let read = |row: &Row| read(row).inspect_err(|error| tracing::error!(%error, what, "a row cannot be read")).ok();
+    let read = |row: &Row| {
+        read(row).inspect_err(|error| tracing::error!(error = %Chain(error), what, "a row cannot be read")).ok()
+    };
     rows.iter().filter_map(read).collect()
 }
 
@@ -558,8 +562,8 @@ fn narrow<T: TryFrom<i64>>(column: &'static str, number: i64) -> DbResult<T> {
 }
 
 /// The database holds what this program never wrote.
-fn unreadable(column: &str, value: &dyn std::fmt::Display) -> sqlx::Error {
-    sqlx::Error::ColumnDecode { index: column.into(), source: format!("cannot be `{value}`").into() }
+fn unreadable(column: &'static str, value: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Unreadable { column, value: value.to_string() }
 }
 
 impl From<Uuid> for Arg<'_> {

@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, args};
+use super::error::StoreError;
 use super::page::{CursorPosition, Page, PageRows};
 use super::{Hint, Store, Write};
 use crate::domain::device::{Description, Device};
@@ -69,7 +70,7 @@ impl Store {
     pub async fn enrolled_device(&self, id: Uuid) -> Result<Option<EnrolledDevice>> {
         let row = (&self.db).optional(select_device!("WHERE d.id = $1"), args![id]).await?;
         let enrolled = |row: &Row| {
-            Ok::<_, sqlx::Error>(EnrolledDevice { device: device(row)?, public_key: row.bytes("public_key")? })
+            Ok::<_, StoreError>(EnrolledDevice { device: device(row)?, public_key: row.bytes("public_key")? })
         };
         Ok(row.as_ref().map(enrolled).transpose()?)
     }

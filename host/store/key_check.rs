@@ -6,6 +6,7 @@ use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
 use super::db::{Db, DbResult, Read, args};
+use super::error::StoreError;
 use super::{Store, Write};
 use crate::domain::session::EndReason;
 use crate::error::Result;
@@ -17,10 +18,10 @@ const BATCH: u32 = 200;
 /// Why a host's keys cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("{0}")]
+    #[error(transparent)]
     File(#[from] SecretError),
-    #[error("{0}")]
-    Database(#[from] sqlx::Error),
+    #[error(transparent)]
+    Database(#[from] StoreError),
 }
 
 /// The keys of a database that is up to date: those that it knows, or, where it knows none, those of

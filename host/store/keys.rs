@@ -5,6 +5,7 @@ use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, args};
+use super::error::StoreError;
 use super::{Store, Write, scopes};
 use crate::domain::caller::{Caller, Role, ScopeKind};
 use crate::domain::key::ApiKey;
@@ -146,7 +147,7 @@ impl Write {
         let now = self.now;
         let sql = "DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id";
         let row = self.optional(sql, args![hash, now]).await?;
-        Ok(row.map(|row| Ok::<_, sqlx::Error>((row.id("account_id")?, row.id("scope_id")?))).transpose()?)
+        Ok(row.map(|row| Ok::<_, StoreError>((row.id("account_id")?, row.id("scope_id")?))).transpose()?)
     }
 }
 
@@ -182,5 +183,5 @@ fn key_record(row: &Row) -> DbResult<KeyRecord> {
 }
 
 fn permissions(row: &Row) -> DbResult<Permissions> {
-    Permissions::parse(&row.text("grants")?).map_err(|e| sqlx::Error::Decode(e.into()))
+    Permissions::parse(&row.text("grants")?).map_err(|_| row.unreadable("grants"))
 }

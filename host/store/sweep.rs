@@ -12,7 +12,7 @@ use crate::domain::event::OfflineReason;
 use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use crate::domain::session::EndReason;
 use crate::domain::usage::day_number;
-use crate::error::Result;
+use crate::error::{Chain, Result};
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
@@ -120,7 +120,7 @@ async fn each<T, F: Future<Output = Result<()>>>(due: Result<Vec<T>>, act: impl 
     let acts = stream::iter(due?).map(act).buffer_unordered(AT_ONCE);
     acts.for_each(async |done| {
         if let Err(error) = done {
-            tracing::warn!(%error, "something that is due could not be done");
+            tracing::warn!(error = %Chain(&error), "something that is due could not be done");
         }
     })
     .await;

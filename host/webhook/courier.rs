@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::client::Client;
 use crate::app::App;
-use crate::error::Result;
+use crate::error::{Chain, Result};
 use crate::store::outbox::{Delivery, UnderWay};
 
 /// Deliveries that are under way at the same time.
@@ -46,7 +46,7 @@ impl DeliveryWorker {
 pub async fn run(app: Arc<App>) {
     loop {
         let next = send_due(&app).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "deliveries could not be looked for");
+            tracing::warn!(error = %Chain(&error), "deliveries could not be looked for");
             Some(app.clock.moment().plus(LOOK_AGAIN))
         });
         let wait = async {
@@ -112,6 +112,6 @@ async fn deliver(app: &App, delivery: Delivery) {
     );
     app.metrics.count_delivery(&outcome);
     if let Err(error) = app.store.settle_delivery(delivery, outcome).await {
-        tracing::warn!(%error, "how a delivery came out could not be noted; it will be made again");
+        tracing::warn!(error = %Chain(&error), "how a delivery came out could not be noted; it will be made again");
     }
 }

@@ -1,9 +1,14 @@
 //! What a client is told when something of ours fails: that nothing was done, when to try again, and
 //! nothing of what is inside.
 
+use std::error::Error as _;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
 use culvert::config::Config;
 use culvert::policy::chain::PolicyConfig;
 use culvert::policy::kind::Kind;
+use culvert::store::error::StoreError;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
@@ -119,4 +124,49 @@ async fn unreadable_row_returns_internal_error_without_details(engine: Engine) {
     }
     "#) }
     assert!(!broken.text.contains("local_port"));
+}
+
+/// A log in memory.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The runtime has one thread, so this thread's log is the host's.
+#[tokio::test]
+async fn database_failure_is_logged_once_with_its_cause() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let host = TestHost::start(Engine::Sqlite).await;
+    let ada = host.person("ada").await;
+    execute(&host, "DROP TABLE presets").await;
+    let failed = host.api(&ada.key).get("/presets").await;
+    assert_eq!(failed.status, 500);
+    let request_id = failed.body["request_id"].as_str().unwrap().to_owned();
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("internal error")).collect();
+    let [line] = lines[..] else { panic!("one line was wanted: {lines:?}") };
+    assert!(line.contains(&request_id), "{line}");
+    assert!(line.contains("the database refused a statement: error returned from database: "), "{line}");
+    assert!(line.contains("no such table: presets"), "{line}");
+}
+
+#[test]
+fn error_keeps_its_sources() {
+    let cause = io::Error::other("the disk is gone");
+    let error = culvert::error::Error::from(StoreError::from(sqlx::Error::Io(cause)));
+    let store = error.source().unwrap();
+    let database = store.source().unwrap();
+    assert_eq!(store.to_string(), "the database cannot answer now");
+    assert_eq!(database.source().unwrap().to_string(), "the disk is gone");
 }
