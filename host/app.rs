@@ -21,8 +21,6 @@ use uuid::Uuid;
 
 use crate::config::{Config, ConfigError, NodeConfig};
 use crate::dns::Dns;
-use crate::domain::session::EndReason;
-use crate::error::{Chain, Error, Result};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::listener::{self, Admission, Connections};
@@ -41,6 +39,8 @@ use crate::webhook::client::Client;
 use crate::webhook::courier::{self, DeliveryWorker};
 use crate::webhook::guard::{AddressPolicy, Guard};
 use crate::{admin, domain_checks, http, ticker};
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::session::EndReason;
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::{Config, ConfigError};
-use crate::error::{Chain, Error};
+use culvert_domain::error::{Chain, Error};
 
 /// A self-hosted tunnel service.
 #[derive(Parser)]

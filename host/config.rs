@@ -10,10 +10,10 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::domain::port::PortRange;
-use crate::path;
 use crate::policy::chain::{PolicyConfig, Trust};
 use crate::policy::records::RecordsConfig;
+use culvert_domain::field_path;
+use culvert_domain::port::PortRange;
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";
@@ -388,11 +388,11 @@ fn at_least_one(setting: &str, bound: usize) -> Result<(), ConfigError> {
 
 /// `node.ports: must be … (in culvert.toml)`.
 fn one_line(error: &figment::Error) -> String {
-    let mut setting = path::along(&error.path);
+    let mut setting = field_path::along(&error.path);
     let problem = match &error.kind {
         figment::error::Kind::UnknownField(field, known) => {
             if error.path.last() != Some(field) {
-                setting = path::field(&setting, field);
+                setting = field_path::field(&setting, field);
             }
             format!("there is no such setting; there are {}", known.join(", "))
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use crate::app::App;
-use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain};
-use crate::error::{Chain, Result};
 use crate::store::domains::DueDomain;
+use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
+use culvert_domain::error::{Chain, Result};
 
 /// How often it is looked what is due.
 const LOOK_EVERY: Duration = Duration::from_secs(600);

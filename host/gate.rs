@@ -13,13 +13,6 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::domain::action::Action;
-use crate::domain::caller::Caller;
-use crate::domain::device::Device;
-use crate::domain::input::Input;
-use crate::domain::plan::Entitlement;
-use crate::domain::text;
-use crate::error::{Code, Error, Fault, Result};
 use crate::policy::bindings::types::Verdict;
 use crate::policy::call::Failed;
 use crate::policy::convert;
@@ -27,6 +20,13 @@ use crate::policy::pinned::Pinned;
 use crate::store::Store;
 use crate::store::facts::{DecisionInputs, Resource, ResourceFacts};
 use crate::webhook::guard::Guard;
+use culvert_domain::action::Action;
+use culvert_domain::caller::Caller;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::input::Input;
+use culvert_domain::plan::Entitlement;
+use culvert_domain::text;
 
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};

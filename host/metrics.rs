@@ -12,9 +12,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::app::App;
-use crate::domain::usage::Traffic;
-use crate::domain::webhook::Outcome;
 use crate::node::bounds::Refusals;
+use culvert_domain::usage::Traffic;
+use culvert_domain::webhook::Outcome;
 
 /// Seconds of one request.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];

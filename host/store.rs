@@ -44,9 +44,9 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use crate::domain::usage::Traffic;
-use crate::error::{Chain, Error, Result};
 use crate::secret::Secrets;
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::usage::Traffic;
 use db::{Db, Tx, args};
 use runs::{RunId, Runs};
 

@@ -12,12 +12,12 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::app::{App, Ticker};
-use crate::domain::session::EndReason;
-use crate::domain::usage::next_month;
-use crate::error::{Chain, Result};
 use crate::gate;
 use crate::store::Hint;
 use crate::store::runs::RunId;
+use culvert_domain::error::{Chain, Result};
+use culvert_domain::session::EndReason;
+use culvert_domain::usage::next_month;
 
 const TICK: Duration = Duration::from_secs(1);
 /// Ticks between two notes of what went through.

@@ -36,8 +36,8 @@ impl Account {
                     let account = write.create_account(&wanted, &name, &plan_name).await?;
                     // An error, so that the scope that was made for it goes as well.
                     account.ok_or_else(|| {
-                        crate::error::Error::new(
-                            crate::error::Code::ValidationFailed,
+                        culvert_domain::error::Error::new(
+                            culvert_domain::error::Code::ValidationFailed,
                             "the e-mail address has an account",
                         )
                     })

@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
-use crate::domain::key::EnrolmentCode;
-use crate::error::{Code, Error};
+use culvert_domain::error::{Code, Error};
+use culvert_domain::key::EnrolmentCode;
 
 /// How long an enrolment code can be used.
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
@@ -65,7 +65,7 @@ async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) ->
 
 async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     let devices = operator::store(config).await?.all_devices().await?;
-    let record = |device: &crate::domain::device::Device| {
+    let record = |device: &culvert_domain::device::Device| {
         json!({
             "id": device.id,
             "owner_id": device.owner_id,

@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
-use crate::domain::key::ApiKey;
-use crate::domain::permission::Permissions;
+use culvert_domain::key::ApiKey;
+use culvert_domain::permission::Permissions;
 
 #[derive(Subcommand)]
 pub enum Key {

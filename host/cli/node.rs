@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
-use crate::domain::node::{self, NodeStatus};
+use culvert_domain::node::{self, NodeStatus};
 
 #[derive(Subcommand)]
 pub enum Node {

@@ -7,13 +7,13 @@ use uuid::Uuid;
 
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
-use crate::domain::caller::Scope;
-use crate::domain::text;
-use crate::error::Chain;
 use crate::policy::generations;
 use crate::store::db::{Db, Schema};
 use crate::store::scopes::Account;
 use crate::store::{Store, key_check};
+use culvert_domain::caller::Scope;
+use culvert_domain::error::Chain;
+use culvert_domain::text;
 
 /// Opens the store that the host of this configuration uses.
 pub async fn store(config: &Config) -> Result<Store, CliError> {

@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused};
 use crate::config::Config;
-use crate::domain::caller::Role;
-use crate::error::{Code, Error};
 use crate::store::Store;
+use culvert_domain::caller::Role;
+use culvert_domain::error::{Code, Error};
 
 #[derive(Subcommand)]
 pub enum Team {

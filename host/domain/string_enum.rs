@@ -17,6 +17,7 @@ pub trait StringEnum: Copy + Sized + 'static {
 }
 
 /// Defines such an enum, with `Display`, `FromStr`, `Serialize` and a JSON Schema.
+#[macro_export]
 macro_rules! string_enum {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident $word:literal,)* }) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, schemars::JsonSchema)]
@@ -25,7 +26,7 @@ macro_rules! string_enum {
             $($(#[$doc])* #[schemars(rename = $word)] $variant,)*
         }
 
-        impl $crate::domain::string_enum::StringEnum for $name {
+        impl $crate::string_enum::StringEnum for $name {
             const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             fn as_str(self) -> &'static str {
@@ -35,7 +36,7 @@ macro_rules! string_enum {
 
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad($crate::domain::string_enum::StringEnum::as_str(*self))
+                f.pad($crate::string_enum::StringEnum::as_str(*self))
             }
         }
 
@@ -43,17 +44,17 @@ macro_rules! string_enum {
             type Err = String;
 
             fn from_str(word: &str) -> Result<Self, String> {
-                use $crate::domain::string_enum::StringEnum;
+                use $crate::string_enum::StringEnum;
                 Self::parse(word).ok_or_else(|| format!("must be one of {}", Self::list()))
             }
         }
 
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str($crate::domain::string_enum::StringEnum::as_str(*self))
+                serializer.serialize_str($crate::string_enum::StringEnum::as_str(*self))
             }
         }
     };
 }
 
-pub(crate) use string_enum;
+pub use string_enum;

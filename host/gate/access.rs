@@ -1,16 +1,16 @@
 //! What rules about visitors must be to be admitted, and what they are then.
 
 use super::RequestDraft;
-use crate::domain::access::{
-    COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
-};
-use crate::domain::caller::Caller;
-use crate::domain::input::{self, Input, ReplaceFirewall, ReplaceGeoip};
-use crate::domain::plan::Entitlement;
-use crate::domain::text;
-use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
+use culvert_domain::access::{
+    COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
+};
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Fault, Result};
+use culvert_domain::input::{self, Input, ReplaceFirewall, ReplaceGeoip};
+use culvert_domain::plan::Entitlement;
+use culvert_domain::text;
 
 impl RequestDraft for ReplaceFirewall {
     type Valid = Vec<NewFirewallRule>;

@@ -1,12 +1,12 @@
 //! What requests about devices must be to be admitted.
 
 use super::{RequestDraft, check_text};
-use crate::domain::caller::Caller;
-use crate::domain::input::{DevicePatch, Input};
-use crate::domain::plan::Entitlement;
-use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Fault, Result};
+use culvert_domain::input::{DevicePatch, Input};
+use culvert_domain::plan::Entitlement;
 
 impl RequestDraft for DevicePatch {
     type Valid = DevicePatch;

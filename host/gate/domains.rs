@@ -2,14 +2,14 @@
 
 use super::tunnels::is_label;
 use super::{RequestDraft, UsageRequest};
-use crate::domain::caller::Caller;
-use crate::domain::custom_domain::normalized;
-use crate::domain::input::{AssignDomain, Input, VerifyDomain};
-use crate::domain::plan::Entitlement;
-use crate::domain::tunnel::Protocol;
-use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
+use culvert_domain::caller::Caller;
+use culvert_domain::custom_domain::normalized;
+use culvert_domain::error::{Fault, Result};
+use culvert_domain::input::{AssignDomain, Input, VerifyDomain};
+use culvert_domain::plan::Entitlement;
+use culvert_domain::tunnel::Protocol;
 
 impl RequestDraft for VerifyDomain {
     /// In lower case, and without the dot at its end.

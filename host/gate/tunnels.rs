@@ -5,16 +5,16 @@ use std::ops::RangeInclusive;
 use uuid::Uuid;
 
 use super::{DeviceRole, RequestDraft, UsageRequest, check_text, led};
-use crate::domain::caller::Caller;
-use crate::domain::input::{
-    BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
-};
-use crate::domain::plan::Entitlement;
-use crate::domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
-use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
-use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Fault, Result};
+use culvert_domain::input::{
+    BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
+};
+use culvert_domain::plan::Entitlement;
+use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
+use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
 
 /// Seconds: the API's limit.
 const IDLE_TIMEOUT: RangeInclusive<u32> = 30..=3600;
@@ -55,7 +55,7 @@ impl RequestDraft for NewTunnel {
                 self.name.get_or_insert(preset.name);
                 self.protocol.get_or_insert(preset.protocol);
                 self.extra_ports.get_or_insert_with(|| {
-                    let extra = |port: crate::domain::preset::PresetPort| NewExtraPort {
+                    let extra = |port: culvert_domain::preset::PresetPort| NewExtraPort {
                         local_port: Some(port.local_port.into()),
                         label: port.label,
                         protocol: Some(port.protocol),

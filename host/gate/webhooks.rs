@@ -1,16 +1,16 @@
 //! What requests about webhook endpoints must be to be admitted, and what they are then.
 
 use super::{RequestDraft, check_text};
-use crate::domain::caller::Caller;
-use crate::domain::event::EventKind;
-use crate::domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
-use crate::domain::plan::Entitlement;
-use crate::domain::string_enum::StringEnum;
-use crate::domain::webhook::WebhookStatus;
-use crate::error::{Fault, Result};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
 use crate::webhook::guard::Guard;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Fault, Result};
+use culvert_domain::event::EventKind;
+use culvert_domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
+use culvert_domain::plan::Entitlement;
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::webhook::WebhookStatus;
 
 /// A webhook endpoint that may be created.
 #[derive(Clone, Debug)]

@@ -4,18 +4,18 @@
 use culvert_wire::control::{Done, Failure};
 use uuid::Uuid;
 
-use crate::domain::device::Device;
-use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
-use crate::domain::session::EndReason;
-use crate::domain::text;
-use crate::domain::tunnel::{Protocol, Tunnel};
-use crate::error::{Code, Result, is_code};
 use crate::record::operation::{
     OperationResultResponse, RestartAgentResultResponse, StopAllResultResponse, StopResultResponse,
 };
 use crate::store::Write;
 use crate::store::change::actions::{StartOutcome, start_result};
 use crate::store::sweep::not_claimed;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Code, Result, is_code};
+use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use culvert_domain::session::EndReason;
+use culvert_domain::text;
+use culvert_domain::tunnel::{Protocol, Tunnel};
 
 /// What an agent that is ready to begin is told.
 #[derive(Debug)]

@@ -9,14 +9,14 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::domain::device::Description;
-use crate::domain::key::EnrolmentCode;
-use crate::domain::text;
-use crate::error::{Code, Error, Fault, Result};
 use crate::http::middleware::auth::client_address;
 use crate::http::middleware::trace::RequestId;
 use crate::http::problem;
 use crate::store::devices::NewDevice;
+use culvert_domain::device::Description;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::key::EnrolmentCode;
+use culvert_domain::text;
 
 const BODY_LIMIT: usize = 16 * 1024;
 /// For the whole of it: it comes from somebody without a key.

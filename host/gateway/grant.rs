@@ -3,9 +3,9 @@
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ExtraTarget, Grant, NodeAddress, Target};
 
-use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
+use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 
 /// What a lease's token vouches for.
 pub fn lease_statement(lease: &Lease) -> Vec<u8> {

@@ -10,13 +10,13 @@ use uuid::Uuid;
 use super::connection::MORE_IDS;
 use super::local;
 use crate::app::App;
-use crate::domain::device::{Description, Device};
-use crate::domain::session::{EndReason, Target};
-use crate::domain::tunnel::{Protocol, Tunnel};
-use crate::error::{Code, Error, Result};
 use crate::store::Write;
 use crate::store::devices::EnrolledDevice;
 use crate::store::presence::Connection;
+use culvert_domain::device::{Description, Device};
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::session::{EndReason, Target};
+use culvert_domain::tunnel::{Protocol, Tunnel};
 
 /// A device that has proved who it is.
 pub struct AcceptedConnection {

@@ -5,12 +5,12 @@ use culvert_wire::control::Failure;
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::domain::device::Device;
-use crate::domain::session::EndReason;
-use crate::domain::tunnel::{Protocol, Tunnel};
-use crate::error::Result;
 use crate::gate;
 use crate::store::Write;
+use culvert_domain::device::Device;
+use culvert_domain::error::Result;
+use culvert_domain::session::EndReason;
+use culvert_domain::tunnel::{Protocol, Tunnel};
 
 /// What came of a wish: a session, or why there is none.
 pub type LocalStart = std::result::Result<Uuid, Failure>;

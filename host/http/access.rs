@@ -8,11 +8,11 @@ use uuid::Uuid;
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
 use super::tunnels;
-use crate::domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
-use crate::domain::input;
 use crate::gate::Body;
 use crate::store::change::access::{ReplaceCountryRules, ReplaceFirewall, ReplacedCountryRules};
 use crate::store::facts::Resource;
+use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
+use culvert_domain::input;
 
 /// Firewall rules
 #[derive(Serialize, JsonSchema)]

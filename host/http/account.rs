@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
-use crate::domain::caller::{Role, ScopeKind};
-use crate::domain::node::{Node, NodeStatus};
-use crate::domain::string_enum::string_enum;
-use crate::domain::usage::{Bandwidth, Traffic, day_start, month_start};
-use crate::error::Error;
+use culvert_domain::caller::{Role, ScopeKind};
+use culvert_domain::error::Error;
+use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::string_enum::string_enum;
+use culvert_domain::usage::{Bandwidth, Traffic, day_start, month_start};
 
 /// Service
 #[derive(Serialize, JsonSchema)]

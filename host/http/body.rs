@@ -8,14 +8,14 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use uuid::Uuid;
 
-use crate::domain::input::{
+use crate::gate::{Body, NoBody};
+use culvert_domain::error::{Code, Error, Fault, MOST_FAULTS, Result};
+use culvert_domain::field_path;
+use culvert_domain::input::{
     AssignDomain, BindDevices, DevicePatch, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
     NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
-use crate::domain::string_enum::StringEnum;
-use crate::error::{Code, Error, Fault, MOST_FAULTS, Result};
-use crate::gate::{Body, NoBody};
-use crate::path;
+use culvert_domain::string_enum::StringEnum;
 
 /// Items that one list is read with, at most: more than any may hold.
 const MOST_ITEMS: usize = 250;
@@ -207,7 +207,7 @@ impl<'t> FieldReader<'t> {
     }
 
     fn path(&self, name: &str) -> String {
-        path::field(&self.path, name)
+        field_path::field(&self.path, name)
     }
 
     fn take(&mut self, name: &str) -> Option<&'t JsonTree> {
@@ -291,7 +291,7 @@ impl<'t> FieldReader<'t> {
         let Self { path, fields, faults, mut unknown } = self;
         for (name, _) in fields {
             let short = || name.chars().take(LONGEST_NAME).collect::<String>();
-            unknown.add(|| path::field(&path, &short()));
+            unknown.add(|| field_path::field(&path, &short()));
         }
         (faults, unknown)
     }

@@ -7,16 +7,16 @@ use uuid::Uuid;
 use super::page::ListQuery;
 use super::reply::{HandlerResult, List, Reply, ResponseShape};
 use crate::app::App;
-use crate::domain::action::Action;
-use crate::domain::caller::Caller;
-use crate::domain::plan::Entitlement;
-use crate::error::{Code, Error, Result};
 use crate::gate::{Body, Permit, RequestDraft};
 use crate::policy::pinned::Pinned;
 use crate::store::commit::{Change, Committed};
 use crate::store::facts::Resource;
 use crate::store::idempotency::IdempotencyKey;
 use crate::store::page::{CursorPosition, Page, PageRows};
+use culvert_domain::action::Action;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::plan::Entitlement;
 
 /// How often a decision is made anew because what it was made on has changed.
 const DECISIONS: usize = 3;

@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
-use crate::domain::node::{Node, NodeStatus, PlatformDomain};
-use crate::domain::permission::{Permission, PermissionPreset};
-use crate::domain::preset::{Preset, PresetCategory, PresetPort};
-use crate::domain::tunnel::Protocol;
+use culvert_domain::node::{Node, NodeStatus, PlatformDomain};
+use culvert_domain::permission::{Permission, PermissionPreset};
+use culvert_domain::preset::{Preset, PresetCategory, PresetPort};
+use culvert_domain::tunnel::Protocol;
 
 /// Node
 #[derive(Serialize, JsonSchema)]

@@ -2,15 +2,15 @@
 
 use super::call::Call;
 use super::reply::{Accepted, HandlerResult, List, Single};
-use crate::domain::input::DevicePatch;
-use crate::domain::operation::RemoteAction;
-use crate::error::Error;
 use crate::gate::{Body, NoBody};
 use crate::record::device::DeviceResponse;
 use crate::record::operation::OperationResponse;
 use crate::store::change::actions::ActOnDevice;
 use crate::store::change::devices::UpdateDevice;
 use crate::store::facts::Resource;
+use culvert_domain::error::Error;
+use culvert_domain::input::DevicePatch;
+use culvert_domain::operation::RemoteAction;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
     let devices = call.app.store.devices(call.caller.scope.id, call.page()?).await?;

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::openapi;
 use super::problem;
 use crate::app::App;
-use crate::error::Code;
+use culvert_domain::error::Code;
 
 /// How a receiver checks a signature, in Python.
 pub const VERIFY: &str = r#"import hashlib, hmac, time

@@ -7,11 +7,11 @@ use serde::Serialize;
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
 use super::tunnels;
-use crate::domain::custom_domain::{CustomDomain, CustomDomainStatus};
-use crate::domain::input;
 use crate::gate::{Body, NoBody};
 use crate::store::change::domains::{AssignDomain, RemoveDomain, VerifyDomain};
 use crate::store::facts::Resource;
+use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus};
+use culvert_domain::input;
 
 /// Custom domain
 #[derive(Serialize, JsonSchema)]

@@ -15,12 +15,12 @@ use super::path::Path;
 use super::problem;
 use super::routes::{BodyKind, Row};
 use crate::app::App;
-use crate::domain::caller::Caller;
-use crate::error::{Code, Error, Result};
 use crate::gate;
 use crate::keyed_mutex::KeyedMutexGuard;
 use crate::policy::pinned::Pinned;
 use crate::store::idempotency::{IdempotencyKey, StoredResponse};
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Result};
 
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;

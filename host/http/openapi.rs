@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 pub use endpoints::path_parameters;
 
 use super::problem::Problem;
-use crate::domain::permission::Permission;
-use crate::domain::string_enum::StringEnum;
+use culvert_domain::permission::Permission;
+use culvert_domain::string_enum::StringEnum;
 
 /// Where the document is served.
 pub const PATH: &str = "/v2/openapi.json";

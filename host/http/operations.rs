@@ -2,8 +2,8 @@
 
 use super::call::Call;
 use super::reply::{HandlerResult, List, Single};
-use crate::error::Error;
 use crate::record::operation::OperationResponse;
+use culvert_domain::error::Error;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<OperationResponse>> {
     let operations = call.app.store.operations(call.caller.scope.id, call.page()?).await?;

@@ -8,10 +8,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::DateTime;
 use uuid::Uuid;
 
-use crate::domain::caller::Caller;
-use crate::error::{Error, Fault, Result};
 use crate::secret::{Purpose, Secrets};
 use crate::store::page::{CursorPosition, Page};
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Error, Fault, Result};
 
 pub const DEFAULT_LIMIT: u32 = 25;
 pub const MAX_LIMIT: u32 = 100;

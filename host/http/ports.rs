@@ -7,13 +7,13 @@ use uuid::Uuid;
 use super::call::Call;
 use super::reply::{Created, HandlerResult, Single};
 use super::tunnels;
-use crate::domain::input::NewExtraPort;
-use crate::domain::port::ExtraPort;
-use crate::domain::tunnel::{Protocol, Tunnel};
 use crate::gate::{Body, NoBody};
 use crate::record::address::AddressResponse;
 use crate::store::change::ports::{CreateExtraPort, DeleteExtraPort};
 use crate::store::facts::Resource;
+use culvert_domain::input::NewExtraPort;
+use culvert_domain::port::ExtraPort;
+use culvert_domain::tunnel::{Protocol, Tunnel};
 
 /// Extra port
 #[derive(Serialize, JsonSchema)]

@@ -6,7 +6,7 @@ use salvo::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICA
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::error::{Chain, Code, Error};
+use culvert_domain::error::{Chain, Code, Error};
 
 /// Problem record
 #[derive(Serialize, JsonSchema)]

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use crate::error::{Error, Result};
 use crate::store::idempotency::StoredResponse;
+use culvert_domain::error::{Error, Result};
 
 /// What a handler returns.
 pub type HandlerResult<S> = Result<Reply<S>>;

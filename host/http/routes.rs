@@ -14,10 +14,10 @@ use super::endpoint::Endpoint;
 use super::reply::{Reply, ResponseShape};
 use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
 use crate::app::App;
-use crate::domain::action::Action;
-use crate::error::Result;
 use crate::gate::{Body, NoBody};
 use crate::store::idempotency::StoredResponse;
+use culvert_domain::action::Action;
+use culvert_domain::error::Result;
 
 /// Every endpoint of the API.
 pub fn table() -> Vec<Row> {

@@ -9,13 +9,6 @@ use super::account::BandwidthResponse;
 use super::call::Call;
 use super::ports::ExtraPortResponse;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
-use crate::domain::device::Device;
-use crate::domain::input::{BindDevices, MoveTunnel as MoveTunnelInput, NewTunnel, StartTunnel, TunnelPatch};
-use crate::domain::node::{Node, NodeStatus};
-use crate::domain::operation::RemoteAction;
-use crate::domain::session::{EndReason, Session};
-use crate::domain::tunnel::{Protocol, Tunnel, TunnelStatus};
-use crate::error::{Error, Result};
 use crate::gate::{Body, NoBody};
 use crate::record::address::AddressResponse;
 use crate::record::operation::OperationResponse;
@@ -23,6 +16,13 @@ use crate::store::change::actions::{ActOnRunning, Start};
 use crate::store::change::moves::MoveTunnel;
 use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
 use crate::store::facts::Resource;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::input::{BindDevices, MoveTunnel as MoveTunnelInput, NewTunnel, StartTunnel, TunnelPatch};
+use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::operation::RemoteAction;
+use culvert_domain::session::{EndReason, Session};
+use culvert_domain::tunnel::{Protocol, Tunnel, TunnelStatus};
 
 /// Tunnel
 #[derive(Serialize, JsonSchema)]

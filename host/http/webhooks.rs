@@ -9,14 +9,14 @@ use uuid::Uuid;
 
 use super::call::Call;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
-use crate::domain::event::{EventKind, TEST_EVENT};
-use crate::domain::input::{NewWebhook, WebhookPatch};
-use crate::domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook, WebhookStatus};
-use crate::error::Error;
 use crate::gate::{Body, NoBody};
 use crate::secret::Purpose;
 use crate::store::change::webhooks::{CreateWebhook, DeleteWebhook, TestWebhook, UpdateWebhook};
 use crate::store::facts::Resource;
+use culvert_domain::error::Error;
+use culvert_domain::event::{EventKind, TEST_EVENT};
+use culvert_domain::input::{NewWebhook, WebhookPatch};
+use culvert_domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook, WebhookStatus};
 
 /// Webhook endpoint
 #[derive(Serialize, JsonSchema)]

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::bounds::{Bound, Bounds, Place};
 use super::countries::Countries;
 use super::lock;
-use crate::domain::access::AccessRules;
+use culvert_domain::access::AccessRules;
 use culvert_wire::client_network::prefix;
 use culvert_wire::tally::Tally;
 

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use chrono::{DateTime, Utc};
 use maxminddb::{Reader, path};
 
-use crate::domain::access::Country;
+use culvert_domain::access::Country;
 
 /// The database, or none. The file is read again when it has changed.
 pub struct Countries {

@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use super::countries::Countries;
 use super::{Identity, IdentityError, Node};
-use crate::domain::usage::Traffic;
-use crate::error::{Chain, Result};
 use crate::metrics::TrafficCounter;
 use crate::store::runs::{RunId, Runs};
 use crate::store::sessions::Lease;
+use culvert_domain::error::{Chain, Result};
+use culvert_domain::usage::Traffic;
 
 pub struct Nodes {
     nodes: Vec<Node>,

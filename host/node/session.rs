@@ -23,11 +23,11 @@ use uuid::Uuid;
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
 use super::{Shared, lock};
-use crate::domain::tunnel::DEFAULT_IDLE_TIMEOUT;
-use crate::domain::usage::Traffic;
 use crate::gateway::grant::lease_statement;
 use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
+use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
+use culvert_domain::usage::Traffic;
 
 /// How long a visitor waits for one of the agent's connections.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);

@@ -33,7 +33,7 @@ use super::dynamic::UntypedModule;
 use super::engine::Engines;
 use super::sandbox::Limits;
 use super::{sections, written};
-use crate::path;
+use culvert_domain::field_path;
 
 /// One file of cases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -205,7 +205,7 @@ pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<
     match (expected, got) {
         (Value::Object(expected), Value::Object(got)) => {
             for (name, expected) in expected {
-                compare(&path::field(path, name), expected, got.get(name).unwrap_or(&Value::Null), differences);
+                compare(&field_path::field(path, name), expected, got.get(name).unwrap_or(&Value::Null), differences);
             }
         }
         (Value::Array(expected), Value::Array(items)) if expected.len() == items.len() => {

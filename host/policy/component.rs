@@ -311,7 +311,7 @@ fn describe(engine: &Engine, component: &Component) -> Result<(Description, Vali
     });
     let description = described.map_err(|e| LoadError::Describe(sandbox::failure(&store, &e)))?;
     let invalid = |what: String| LoadError::Describe(Failure::Contract(what));
-    if let Some(code) = description.codes.iter().find(|code| !crate::error::is_code(&code.code)) {
+    if let Some(code) = description.codes.iter().find(|code| !culvert_domain::error::is_code(&code.code)) {
         return Err(invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code)));
     }
     let schema = schema::compile(&description.settings_schema);

@@ -2,21 +2,21 @@
 
 use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
 use super::bindings::{plans, roles, types};
-use crate::domain::access::{CountryAction, RuleType};
-use crate::domain::action::Action;
-use crate::domain::caller::{Caller, Role, ScopeKind};
-use crate::domain::device::Device;
-use crate::domain::input::{
+use crate::gate::{DeviceRole, UsageRequest};
+use crate::store::facts::ResourceFacts;
+use culvert_domain::access::{CountryAction, RuleType};
+use culvert_domain::action::Action;
+use culvert_domain::caller::{Caller, Role, ScopeKind};
+use culvert_domain::device::Device;
+use culvert_domain::error::Fault;
+use culvert_domain::input::{
     AssignDomain, BindDevices, DevicePatch, Input, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
     NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
-use crate::domain::plan::Entitlement;
-use crate::domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol, Tunnel};
-use crate::domain::usage::Counters;
-use crate::domain::webhook::{Webhook, WebhookStatus};
-use crate::error::Fault;
-use crate::gate::{DeviceRole, UsageRequest};
-use crate::store::facts::ResourceFacts;
+use culvert_domain::plan::Entitlement;
+use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol, Tunnel};
+use culvert_domain::usage::Counters;
+use culvert_domain::webhook::{Webhook, WebhookStatus};
 
 pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
     Entitlement {

@@ -13,7 +13,7 @@ use super::engine::Engines;
 use super::kind::Kind;
 use super::sandbox::{self, Failure, Limits, Sandbox};
 use super::snapshot;
-use crate::path;
+use culvert_domain::field_path;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +176,7 @@ fn value(path: &str, json: &Value, ty: &Type) -> Result<Val, String> {
             }
             let field = |field: types::Field<'_>| {
                 let given = fields.get(field.name).unwrap_or(&Value::Null);
-                Ok((field.name.to_owned(), value(&path::field(path, field.name), given, &field.ty)?))
+                Ok((field.name.to_owned(), value(&field_path::field(path, field.name), given, &field.ty)?))
             };
             Val::Record(record.fields().map(field).collect::<Result<_, String>>()?)
         }
@@ -198,7 +198,7 @@ fn value(path: &str, json: &Value, ty: &Type) -> Result<Val, String> {
             let all = || variant.cases().map(|case| case.name).collect::<Vec<_>>().join(", ");
             let case = variant.cases().find(|case| case.name == name);
             let case = case.ok_or_else(|| wrong(&format!("case of {}", all())))?;
-            let payload = case.ty.map(|ty| value(&path::field(path, name), payload, &ty)).transpose()?;
+            let payload = case.ty.map(|ty| value(&field_path::field(path, name), payload, &ty)).transpose()?;
             Val::Variant(name.to_owned(), payload.map(Box::new))
         }
         other => return Err(format!("{path}: {other:?} is no type of this contract")),

@@ -20,7 +20,7 @@ use super::kind::Kind;
 use super::metrics::{ModuleMetrics, PolicyMetrics};
 use super::question::{PolicyRequest, PolicyResponse};
 use super::sandbox::{self, Sandbox};
-use crate::domain::plan::Entitlement;
+use culvert_domain::plan::Entitlement;
 
 pub struct PolicySet {
     /// Counts the sets of this process, from 1.

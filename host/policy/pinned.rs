@@ -14,7 +14,7 @@ use super::live::{Chain, ModuleInstance, PolicySet};
 use super::observer::DecisionObserver;
 use super::question::{PolicyRequest, PolicyResponse};
 use super::sandbox::Failure;
-use crate::domain::plan::Entitlement;
+use culvert_domain::plan::Entitlement;
 
 #[derive(Clone)]
 pub struct Pinned {

@@ -5,7 +5,7 @@ use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
 use super::bindings::types::Problem;
-use crate::path;
+use culvert_domain::field_path;
 
 /// A module's schema, read.
 ///
@@ -47,5 +47,5 @@ fn message(error: &ValidationError<'_>) -> String {
 
 /// `/plans/free/limits/0` (RFC 6901) is `plans.free.limits[0]`.
 fn dotted(pointer: &str) -> String {
-    path::along(pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")))
+    field_path::along(pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")))
 }

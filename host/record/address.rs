@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::domain::tunnel::PublicAddress;
+use culvert_domain::tunnel::PublicAddress;
 
 /// Where visitors reach it.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

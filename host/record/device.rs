@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::domain::device::Device;
+use culvert_domain::device::Device;
 
 /// Device
 #[derive(Serialize, JsonSchema)]

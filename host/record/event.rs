@@ -8,10 +8,10 @@ use uuid::Uuid;
 use super::address::AddressResponse;
 use super::device::DeviceResponse;
 use super::operation::OperationResponse;
-use crate::domain::caller::ScopeKind;
-use crate::domain::event::OfflineReason;
-use crate::domain::session::EndReason;
-use crate::domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::caller::ScopeKind;
+use culvert_domain::event::OfflineReason;
+use culvert_domain::session::EndReason;
+use culvert_domain::tunnel::{Protocol, Tunnel};
 
 /// The body of a delivery.
 #[derive(Serialize, JsonSchema)]

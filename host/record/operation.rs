@@ -6,8 +6,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::address::AddressResponse;
-use crate::domain::operation::{Operation, OperationError, OperationStatus, RemoteAction};
-use crate::error::{Error, Result};
+use culvert_domain::error::{Error, Result};
+use culvert_domain::operation::{Operation, OperationError, OperationStatus, RemoteAction};
 
 /// Operation
 #[derive(Serialize, JsonSchema)]

@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Hint, Store, Write};
-use crate::domain::access::{AccessRules, Country, CountryRule, FirewallRule, NewFirewallRule, Range};
-use crate::error::Result;
+use culvert_domain::access::{AccessRules, Country, CountryRule, FirewallRule, NewFirewallRule, Range};
+use culvert_domain::error::Result;
 
 impl Store {
     pub async fn firewall(&self, tunnel_id: Uuid) -> Result<Vec<FirewallRule>> {

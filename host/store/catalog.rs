@@ -4,12 +4,12 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
-use crate::domain::node::{Node, PlatformDomain};
-use crate::domain::port::{self, PortRange};
-use crate::domain::preset::{Preset, PresetPort};
-use crate::domain::string_enum::StringEnum;
-use crate::domain::tunnel::Protocol;
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::node::{Node, PlatformDomain};
+use culvert_domain::port::{self, PortRange};
+use culvert_domain::preset::{Preset, PresetPort};
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::tunnel::Protocol;
 
 /// The columns of a node `n`, by names that no other table's columns have.
 macro_rules! node_columns {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::idempotency::{IdempotencyKey, StoredResponse};
 use super::{Store, Write};
-use crate::error::Result;
 use crate::gate::Permit;
+use culvert_domain::error::Result;
 
 /// What a request does to the store, once it is permitted.
 pub trait Change: Send + Sync + 'static {

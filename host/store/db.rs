@@ -19,10 +19,10 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use crate::domain::string_enum::StringEnum;
-use crate::error::Chain;
 use crate::store::error::StoreError;
 use crate::store::migrations;
+use culvert_domain::error::Chain;
+use culvert_domain::string_enum::StringEnum;
 
 /// How long a writer waits for another one.
 const LOCK_WAIT: Duration = Duration::from_secs(5);

@@ -6,10 +6,10 @@ use super::db::{DbResult, Read, Row, args};
 use super::error::StoreError;
 use super::page::{CursorPosition, Page, PageRows};
 use super::{Hint, Store, Write};
-use crate::domain::device::{Description, Device};
-use crate::domain::event::OfflineReason;
-use crate::domain::operation::{OperationError, OperationErrorCode};
-use crate::error::{Error, Result};
+use culvert_domain::device::{Description, Device};
+use culvert_domain::error::{Error, Result};
+use culvert_domain::event::OfflineReason;
+use culvert_domain::operation::{OperationError, OperationErrorCode};
 
 macro_rules! select_device {
     ($rest:literal) => {

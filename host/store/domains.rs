@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
-use crate::domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
-use crate::error::Result;
+use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
+use culvert_domain::error::Result;
 
 macro_rules! select_domain {
     ($rest:literal) => {

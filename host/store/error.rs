@@ -1,6 +1,6 @@
 //! What can go wrong with the database.
 
-use crate::error::Error;
+use culvert_domain::error::Error;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]

@@ -5,12 +5,12 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, args};
 use super::{Store, Write, devices, tunnels, usage, webhooks};
-use crate::domain::caller::{Caller, Role, ScopeKind};
-use crate::domain::device::Device;
-use crate::domain::tunnel::Tunnel;
-use crate::domain::usage::Counters;
-use crate::domain::webhook::Webhook;
-use crate::error::{Code, Error, Result};
+use culvert_domain::caller::{Caller, Role, ScopeKind};
+use culvert_domain::device::Device;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::tunnel::Tunnel;
+use culvert_domain::usage::Counters;
+use culvert_domain::webhook::Webhook;
 
 /// The resource in a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

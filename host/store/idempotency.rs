@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::db::{Read, Row, args};
 use super::{Store, Write};
-use crate::error::{Code, Error, Result};
 use crate::secret::{Purpose, Secrets};
+use culvert_domain::error::{Code, Error, Result};
 
 /// How long an answer is repeated.
 const RESPONSE_RETENTION: chrono::TimeDelta = chrono::TimeDelta::hours(24);

@@ -8,9 +8,9 @@ use uuid::Uuid;
 use super::db::{Db, DbResult, Read, args};
 use super::error::StoreError;
 use super::{Store, Write};
-use crate::domain::session::EndReason;
-use crate::error::Result;
 use crate::secret::{Purpose, SecretError, Secrets};
+use culvert_domain::error::Result;
+use culvert_domain::session::EndReason;
 
 /// Rows that are sealed anew in one transaction.
 const BATCH: u32 = 200;

@@ -7,10 +7,10 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, args};
 use super::error::StoreError;
 use super::{Store, Write, scopes};
-use crate::domain::caller::{Caller, Role, ScopeKind};
-use crate::domain::key::ApiKey;
-use crate::domain::permission::Permissions;
-use crate::error::Result;
+use culvert_domain::caller::{Caller, Role, ScopeKind};
+use culvert_domain::error::Result;
+use culvert_domain::key::ApiKey;
+use culvert_domain::permission::Permissions;
 
 /// A key as the operator sees it.
 #[derive(Clone, Debug)]

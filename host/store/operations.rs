@@ -6,10 +6,10 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, StringArg, args, readable};
 use super::page::{CursorPosition, Page, PageRows};
 use super::{Hint, Store, Write};
-use crate::domain::operation::{
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::operation::{
     CLAIM_WITHIN, Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction,
 };
-use crate::error::{Code, Error, Result};
 
 macro_rules! select_operation {
     ($rest:literal) => {
@@ -251,7 +251,7 @@ impl Write {
     pub async fn revoke_device_work(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
         self.cancel_queued(device_id, why).await?;
         for lease in self.leases_of_device(device_id).await? {
-            self.stop_session(lease.session_id, crate::domain::session::EndReason::DeviceNotAllowed).await?;
+            self.stop_session(lease.session_id, culvert_domain::session::EndReason::DeviceNotAllowed).await?;
         }
         self.execute("UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $1", args![device_id]).await?;
         self.notify(Hint::Device(device_id));

@@ -10,18 +10,18 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args, by_ids};
 use super::{Hint, Store, Write};
-use crate::domain::caller::ScopeKind;
-use crate::domain::device::Device;
-use crate::domain::event::{EventKind, OfflineReason, TEST_EVENT};
-use crate::domain::operation::{Operation, OperationStatus};
-use crate::domain::session::EndReason;
-use crate::domain::webhook::{AttemptError, AttemptStatus, Outcome, RETRIES};
-use crate::error::{Error, Result};
 use crate::record::event::{
     CommandResponse, DevicePresenceResponse, EventResponse, EventScopeResponse, EventTunnelResponse, TunnelRunResponse,
     WebhookTestResponse,
 };
 use crate::secret::{Purpose, Secrets};
+use culvert_domain::caller::ScopeKind;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::event::{EventKind, OfflineReason, TEST_EVENT};
+use culvert_domain::operation::{Operation, OperationStatus};
+use culvert_domain::session::EndReason;
+use culvert_domain::webhook::{AttemptError, AttemptStatus, Outcome, RETRIES};
 use culvert_wire::tally::Tally;
 
 /// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
@@ -163,7 +163,7 @@ impl Write {
     }
 
     async fn publish(&mut self, subscribers: &Subscribers, kind: EventKind, data: impl Serialize) -> Result<()> {
-        use crate::domain::string_enum::StringEnum;
+        use culvert_domain::string_enum::StringEnum;
         self.write_event(subscribers, kind.as_str(), data).await.map(drop)
     }
 
@@ -258,7 +258,7 @@ impl Write {
                        next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
                    WHERE id = $1 AND lease = $2 AND status = 'pending'";
         let duration = u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX);
-        let error = outcome.error.map(crate::domain::string_enum::StringEnum::as_str);
+        let error = outcome.error.map(culvert_domain::string_enum::StringEnum::as_str);
         let code = outcome.status_code.map(u32::from);
         let attempted_at = now - TimeDelta::from_std(outcome.duration).unwrap_or_default();
         let args =

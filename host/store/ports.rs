@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::Write;
 use super::db::{DbResult, Read, Row, StringArg, args};
-use crate::domain::node::Node;
-use crate::domain::port::{ExtraPort, NewExtraPort, Transport};
-use crate::domain::tunnel::{Protocol, Tunnel, http_port};
-use crate::error::{Code, Error, Result};
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::node::Node;
+use culvert_domain::port::{ExtraPort, NewExtraPort, Transport};
+use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
 
 /// Ports that are tried by chance before the free ones are looked up.
 const GUESSES: usize = 8;

@@ -5,9 +5,9 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args, readable};
 use super::{Store, Write};
-use crate::domain::device::OFFLINE_AFTER;
-use crate::domain::event::OfflineReason;
-use crate::error::Result;
+use culvert_domain::device::OFFLINE_AFTER;
+use culvert_domain::error::Result;
+use culvert_domain::event::OfflineReason;
 
 /// Changes of a device's presence that its endpoints are told of within this time, at most: one that
 /// comes and goes all the time is not told of every time.

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, args};
 use super::{Store, Write};
-use crate::error::Result;
+use culvert_domain::error::Result;
 
 /// Requests in a window, from its first request on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

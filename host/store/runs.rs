@@ -5,8 +5,8 @@ use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use super::Write;
-use crate::domain::usage::Traffic;
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::usage::Traffic;
 
 /// One session's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

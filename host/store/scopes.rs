@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::{Store, Write};
-use crate::domain::caller::{Role, Scope, ScopeKind};
-use crate::error::Result;
+use culvert_domain::caller::{Role, Scope, ScopeKind};
+use culvert_domain::error::Result;
 
 /// An account with its personal scope.
 #[derive(Clone, Debug)]

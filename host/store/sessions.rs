@@ -8,10 +8,10 @@ use super::outbox::RunRef;
 use super::page::{CursorPosition, Page, PageRows};
 use super::runs::RunId;
 use super::{Hint, Store, Write};
-use crate::domain::session::{EndReason, SESSION_LEASE, Session, Target};
-use crate::domain::tunnel::{Protocol, Tunnel};
-use crate::domain::usage::Traffic;
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
+use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::usage::Traffic;
 
 /// An open session, with all that a node and an agent need to serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]

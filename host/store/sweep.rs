@@ -8,11 +8,11 @@ use uuid::Uuid;
 use super::db::{Arg, args};
 use super::operations::timeout_status;
 use super::{Store, Write};
-use crate::domain::event::OfflineReason;
-use crate::domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
-use crate::domain::session::EndReason;
-use crate::domain::usage::day_number;
-use crate::error::{Chain, Result};
+use culvert_domain::error::{Chain, Result};
+use culvert_domain::event::OfflineReason;
+use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use culvert_domain::session::EndReason;
+use culvert_domain::usage::day_number;
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
@@ -137,7 +137,7 @@ impl Write {
     async fn lose_device(&mut self, device_id: Uuid) -> Result<()> {
         let silent =
             "SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2";
-        let limit = self.now - crate::domain::device::OFFLINE_AFTER;
+        let limit = self.now - culvert_domain::device::OFFLINE_AFTER;
         if super::db::Read::optional(&mut **self, silent, args![device_id, limit]).await?.is_none() {
             return Ok(());
         }

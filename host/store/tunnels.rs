@@ -9,10 +9,10 @@ use super::catalog::{self, node_columns};
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::page::{CursorPosition, Page, PageRows};
 use super::{Store, Write, ports};
-use crate::domain::node::Node;
-use crate::domain::port::ExtraPort;
-use crate::domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::node::Node;
+use culvert_domain::port::ExtraPort;
+use culvert_domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
 
 /// A tunnel with what it is doing: its open session, the presence of the device that holds it, and
 /// the operation that is on its way.

@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, args};
 use super::{Store, Write};
-use crate::domain::usage::{Bandwidth, Traffic, day_number, month_start};
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
 
 impl Store {
     /// Tunnels in a scope, and those that run now.

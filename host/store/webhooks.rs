@@ -5,10 +5,10 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, StringArg, args};
 use super::page::{CursorPosition, Page, PageRows};
 use super::{Store, Write};
-use crate::domain::event::EventKind;
-use crate::domain::string_enum::StringEnum;
-use crate::domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
-use crate::error::Result;
+use culvert_domain::error::Result;
+use culvert_domain::event::EventKind;
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
 
 macro_rules! select_webhook {
     ($rest:literal) => {

@@ -15,8 +15,8 @@ use reqwest::{Certificate, Response, Url};
 
 use super::guard::{AddressBlocked, Guard};
 use super::sign::{self, signature};
-use crate::domain::webhook::{AttemptError, Outcome};
 use crate::store::outbox::Delivery;
+use culvert_domain::webhook::{AttemptError, Outcome};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// From the name to the answer's last byte.

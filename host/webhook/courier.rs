@@ -12,8 +12,8 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::client::Client;
 use crate::app::App;
-use crate::error::{Chain, Result};
 use crate::store::outbox::{Delivery, UnderWay};
+use culvert_domain::error::{Chain, Result};
 
 /// Deliveries that are under way at the same time.
 const UNDER_WAY: usize = 64;

@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 
 use crate::dns::{Dns, DnsError};
-use crate::domain::custom_domain::LookupError;
+use culvert_domain::custom_domain::LookupError;
 
 /// How long a name may take to resolve.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(3);

@@ -712,7 +712,7 @@ async fn departing_member_device_stops_team_tunnels(engine: Engine) {
     let host = TestHost::start(engine).await;
     let (ada, bob) = (host.person("ada").await, host.person("bob").await);
     let team = host.team("Engines", &ada).await;
-    host.join(team, &bob, culvert::domain::caller::Role::Member).await;
+    host.join(team, &bob, culvert_domain::caller::Role::Member).await;
     let (owner, member) =
         (host.key(ada.account_id, team, "full_access").await, host.key(bob.account_id, team, "full_access").await);
     let api = host.api(&owner.key);

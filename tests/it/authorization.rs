@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use culvert::domain::caller::Role;
-use culvert::domain::permission::Permission;
-use culvert::domain::string_enum::StringEnum;
 use culvert::http::routes::{Row, table};
+use culvert_domain::caller::Role;
+use culvert_domain::permission::Permission;
+use culvert_domain::string_enum::StringEnum;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Failure, ToHost};
 use insta::{allow_duplicates, assert_snapshot};

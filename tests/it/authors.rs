@@ -110,7 +110,7 @@ async fn new_javascript_team_role_project_runs_in_host() {
     assert_eq!(swapped.reload().await, Ok(2));
     let (ada, bea) = (swapped.host.person("ada").await, swapped.host.person("bea").await);
     let team = swapped.host.team("Engines", &ada).await;
-    swapped.host.join(team, &bea, culvert::domain::caller::Role::Member).await;
+    swapped.host.join(team, &bea, culvert_domain::caller::Role::Member).await;
     let statuses = async |account| {
         let key = swapped.host.key(account, team, "full_access").await.key;
         let answer = swapped.host.api(&key).post("/tunnels", json!({"local_port": 80})).await;

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use culvert::config::Config;
-use culvert::domain::caller::Role;
 use culvert::http::routes::table;
 use culvert::policy::chain::PolicyConfig;
 use culvert::policy::kind::Kind;
 use culvert::store::presence::Connection;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;
+use culvert_domain::caller::Role;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use culvert::domain::caller::Role;
-use culvert::domain::usage::Traffic;
 use culvert_agent::ipc::Request;
+use culvert_domain::caller::Role;
+use culvert_domain::usage::Traffic;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Done, Failure, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};

@@ -164,7 +164,7 @@ async fn database_failure_is_logged_once_with_its_cause() {
 #[test]
 fn error_keeps_its_sources() {
     let cause = io::Error::other("the disk is gone");
-    let error = culvert::error::Error::from(StoreError::from(sqlx::Error::Io(cause)));
+    let error = culvert_domain::error::Error::from(StoreError::from(sqlx::Error::Io(cause)));
     let store = error.source().unwrap();
     let database = store.source().unwrap();
     assert_eq!(store.to_string(), "the database cannot answer now");

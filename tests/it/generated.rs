@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use culvert::domain::event::EventKind;
-use culvert::domain::string_enum::StringEnum;
-use culvert::error::Code;
+use culvert_domain::error::Code;
+use culvert_domain::event::EventKind;
+use culvert_domain::string_enum::StringEnum;
 
 /// The environment variable that has a page written instead of compared.
 const UPDATE: &str = "UPDATE_PAGES";

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use culvert::domain::caller::Role;
-use culvert::domain::key::ApiKey;
-use culvert::domain::permission::Permissions;
+use culvert_domain::caller::Role;
+use culvert_domain::key::ApiKey;
+use culvert_domain::permission::Permissions;
 use culvert_test_macros::both_engines;
 use reqwest::Method;
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use culvert::domain::node::{Node, NodeStatus};
-use culvert::domain::port::PortRange;
+use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::port::PortRange;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Done, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};

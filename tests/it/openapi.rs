@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use culvert::domain::event::{EventKind, TEST_EVENT};
-use culvert::domain::permission::Permission;
-use culvert::domain::string_enum::StringEnum;
-use culvert::error::Code;
 use culvert::http::openapi::{document, path_parameters};
 use culvert::http::problem::status;
 use culvert::http::routes::table;
+use culvert_domain::error::Code;
+use culvert_domain::event::{EventKind, TEST_EVENT};
+use culvert_domain::permission::Permission;
+use culvert_domain::string_enum::StringEnum;
 use insta::assert_snapshot;
 use serde_json::Value;
 

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use chrono::DateTime;
-use culvert::domain::operation::{Operation, OperationStatus, RemoteAction};
-use culvert::domain::string_enum::StringEnum;
 use culvert_agent::device::Device;
+use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
+use culvert_domain::string_enum::StringEnum;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Action, Capability, Done, Failure, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};

@@ -93,7 +93,7 @@ async fn policy_checks_precede_field_validation_and_state_checks(engine: Engine)
     let ada = host.person("ada").await;
     let bob = host.person("bob").await;
     let team = host.team("Engines", &ada).await;
-    host.join(team, &bob, culvert::domain::caller::Role::Member).await;
+    host.join(team, &bob, culvert_domain::caller::Role::Member).await;
     let owner = host.key(ada.account_id, team, "full_access").await;
     let member = host.key(bob.account_id, team, "full_access").await;
     let device = host.device(&ada, team, Remote::Disabled).await;

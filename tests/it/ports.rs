@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use culvert::domain::port::PortRange;
 use culvert_agent::ipc::Request;
+use culvert_domain::port::PortRange;
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use insta::{allow_duplicates, assert_snapshot};

@@ -337,7 +337,7 @@ async fn visitor_traffic_is_counted_in_usage_and_sessions(engine: Engine) {
 #[both_engines]
 async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: Engine) {
     let stage = Stage::set(engine, echo_service().await.port()).await;
-    let used = culvert::domain::usage::Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
+    let used = culvert_domain::usage::Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
     let (scope, tunnel) = (stage.ada.account_id, stage.tunnel);
     let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
     let noted = stage.host.app.store.write(Some(scope), move |write| {

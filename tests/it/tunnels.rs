@@ -517,7 +517,7 @@ async fn tunnel_creation_without_free_port_or_node_is_refused(engine: Engine) {
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["remote_port"], both.data()["remote_port"]);
 
     let mut node = host.app.store.nodes().await.unwrap().remove(0);
-    node.status = culvert::domain::node::NodeStatus::Maintenance;
+    node.status = culvert_domain::node::NodeStatus::Maintenance;
     host.app.store.write(None, move |write| Box::pin(async move { write.update_node(&node).await })).await.unwrap();
     let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
     assert_eq!(refused.outcome(), "409 node_unavailable");

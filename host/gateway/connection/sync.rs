@@ -6,9 +6,9 @@ use culvert_wire::control::{Action, Command, ConsentState, Grant, Target, ToAgen
 use uuid::Uuid;
 
 use super::{AgentConnection, End};
-use crate::domain::operation::{Operation, RemoteAction};
 use crate::gateway::grant;
 use crate::store::sessions::Lease;
+use culvert_domain::operation::{Operation, RemoteAction};
 
 /// What the agent has been told on this connection.
 #[derive(Default)]

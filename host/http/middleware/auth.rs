@@ -13,13 +13,13 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
 use crate::app::App;
-use crate::domain::caller::Caller;
-use crate::domain::key::ApiKey;
-use crate::error::{Code, Error, Result};
 use crate::http::path::Path;
 use crate::http::{self, problem};
 use crate::store::Store;
 use crate::store::keys::KeyOwner;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::key::ApiKey;
 use culvert_wire::client_network::{network, prefix};
 
 pub struct Auth(pub Arc<App>);

@@ -9,9 +9,9 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
 use crate::app::App;
-use crate::error::{Code, Error};
 use crate::http::path::Path;
 use crate::http::{self, problem};
+use culvert_domain::error::{Code, Error};
 
 const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 const REFERRER: HeaderName = HeaderName::from_static("referrer-policy");

@@ -16,11 +16,11 @@ use uuid::Uuid;
 use super::trace::RequestId;
 use crate::app::App;
 use crate::config;
-use crate::domain::caller::Caller;
-use crate::error::{Code, Error, Result};
 use crate::http::problem;
 use crate::store::rate::{DAY, MINUTE, Window, Windows};
 use crate::store::{Store, Write};
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Result};
 
 pub struct RateLimit(pub Arc<App>);
 

@@ -7,9 +7,9 @@ use schemars::Schema;
 use serde_json::{Map, Value, json};
 
 use super::{Schemas, links, problems};
-use crate::domain::action::Action;
 use crate::http::page::{DEFAULT_LIMIT, MAX_LIMIT};
 use crate::http::routes::{self, BodyKind, Row};
+use culvert_domain::action::Action;
 
 const TAGS: [(&str, &str); 7] = [
     ("Account and catalog", "The account behind the key, and what the platform offers"),

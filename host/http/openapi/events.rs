@@ -4,11 +4,11 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::Schemas;
-use crate::domain::event::{EventKind, TEST_EVENT};
-use crate::domain::string_enum::StringEnum;
 use crate::record::event::{
     CommandResponse, DevicePresenceResponse, EventResponse, TunnelRunResponse, WebhookTestResponse,
 };
+use culvert_domain::event::{EventKind, TEST_EVENT};
+use culvert_domain::string_enum::StringEnum;
 
 /// Every event kind, as OpenAPI describes requests that the service makes.
 pub fn webhooks(schemas: &mut Schemas) -> Map<String, Value> {

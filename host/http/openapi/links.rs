@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::endpoints::{operation_id, path_parameters};
-use crate::domain::action::Action;
 use crate::http::routes::Row;
+use culvert_domain::action::Action;
 
 /// The record's id; that of a list's first one.
 const ID: &str = "$response.body#/data/id";

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-use crate::error::Code;
 use crate::http::problem;
+use culvert_domain::error::Code;
 
 /// Errors of these statuses, each with its codes.
 pub fn responses(statuses: &BTreeSet<u16>, problem: &Schema, docs_url: &str) -> Map<String, Value> {

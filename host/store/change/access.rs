@@ -2,11 +2,11 @@
 
 use uuid::Uuid;
 
-use crate::domain::access::{CountryRule, FirewallRule, NewFirewallRule};
-use crate::error::Result;
 use crate::gate::Permit;
 use crate::store::Write;
 use crate::store::commit::Change;
+use culvert_domain::access::{CountryRule, FirewallRule, NewFirewallRule};
+use culvert_domain::error::Result;
 
 pub struct ReplaceFirewall {
     pub tunnel_id: Uuid,

@@ -4,16 +4,16 @@
 
 use uuid::Uuid;
 
-use crate::domain::device::Device;
-use crate::domain::operation::{Operation, OperationStatus, RemoteAction};
-use crate::domain::tunnel::{Run, Tunnel};
-use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, StartChoice};
 use crate::record::address::AddressResponse;
 use crate::record::operation::{OperationResultResponse, StartResultResponse};
 use crate::store::Write;
 use crate::store::commit::Change;
 use crate::store::operations::NewOperation;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
+use culvert_domain::tunnel::{Run, Tunnel};
 
 pub struct Start {
     pub tunnel_id: Uuid,

@@ -2,12 +2,12 @@
 
 use uuid::Uuid;
 
-use crate::domain::device::Device;
-use crate::domain::input::DevicePatch;
-use crate::error::{Error, Result};
 use crate::gate::Permit;
 use crate::store::Write;
 use crate::store::commit::Change;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::input::DevicePatch;
 
 pub struct UpdateDevice {
     pub device_id: Uuid,

@@ -2,11 +2,11 @@
 
 use uuid::Uuid;
 
-use crate::domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
-use crate::error::{Code, Error, Fault, Result};
 use crate::gate::Permit;
 use crate::store::Write;
 use crate::store::commit::Change;
+use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
+use culvert_domain::error::{Code, Error, Fault, Result};
 
 /// Notes what a lookup of the name found.
 pub struct VerifyDomain {

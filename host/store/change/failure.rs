@@ -1,10 +1,10 @@
 //! Undoing what an operation had begun when it failed; see `docs/develop/decisions/0003-operations.md`.
 
 use super::actions::{StartOutcome, start_result};
-use crate::domain::operation::{Operation, OperationError, RemoteAction};
-use crate::domain::session::EndReason;
-use crate::error::Result;
 use crate::store::{Hint, Write};
+use culvert_domain::error::Result;
+use culvert_domain::operation::{Operation, OperationError, RemoteAction};
+use culvert_domain::session::EndReason;
 
 impl Write {
     /// Fails an operation and undoes what it had begun. A start's lease ends; a handoff's tunnel is

@@ -2,13 +2,13 @@
 
 use uuid::Uuid;
 
-use crate::domain::node::{Node, NodeStatus};
-use crate::domain::session::EndReason;
-use crate::domain::tunnel::Tunnel;
-use crate::error::{Code, Error, Fault, Result};
 use crate::gate::Permit;
 use crate::store::Write;
 use crate::store::commit::Change;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::session::EndReason;
+use culvert_domain::tunnel::Tunnel;
 
 pub struct MoveTunnel {
     pub tunnel_id: Uuid,

@@ -2,12 +2,12 @@
 
 use uuid::Uuid;
 
-use crate::domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
-use crate::domain::tunnel::Tunnel;
-use crate::error::{Code, Error, Result};
 use crate::gate::Permit;
 use crate::store::commit::Change;
 use crate::store::{Hint, Write};
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
+use culvert_domain::tunnel::Tunnel;
 
 pub struct CreateExtraPort {
     pub tunnel_id: Uuid,

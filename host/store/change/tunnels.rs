@@ -2,15 +2,15 @@
 
 use uuid::Uuid;
 
-use crate::domain::key::generated_subdomain;
-use crate::domain::node::{self, Preference};
-use crate::domain::session::EndReason;
-use crate::domain::tunnel::{Protocol, Tunnel, http_port};
-use crate::error::{Code, Error, Fault, Result};
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
 use crate::store::commit::Change;
 use crate::store::tunnels::NewTunnelRow;
 use crate::store::{Hint, Write};
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::key::generated_subdomain;
+use culvert_domain::node::{self, Preference};
+use culvert_domain::session::EndReason;
+use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
 
 /// How often another name is tried for an http tunnel whose owner asked for none.
 const NAMES: usize = 4;

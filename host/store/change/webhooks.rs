@@ -2,11 +2,11 @@
 
 use uuid::Uuid;
 
-use crate::domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
-use crate::error::{Code, Error, Result};
 use crate::gate::{Permit, WebhookChange, WebhookDefinition};
 use crate::store::Write;
 use crate::store::commit::Change;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
 
 pub struct CreateWebhook {
     pub id: Uuid,

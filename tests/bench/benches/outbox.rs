@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use culvert::app::{Host, Ticker};
 use culvert::config::Config;
-use culvert::domain::event::EventKind;
-use culvert::domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
 use culvert::secret::{Purpose, Secrets};
 use culvert::store::Store;
 use culvert::store::db::Db;
 use culvert::store::outbox::UnderWay;
 use culvert_bench::{median, verdict};
+use culvert_domain::event::EventKind;
+use culvert_domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
 use culvert_wire::clock::Clock;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use sqlx::{Row, SqliteConnection};

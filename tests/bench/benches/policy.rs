@@ -12,10 +12,6 @@ use std::time::{Duration, Instant};
 use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
 };
-use culvert::domain::action::Action;
-use culvert::domain::caller::{Caller, Role, Scope, ScopeKind};
-use culvert::domain::permission::Permissions;
-use culvert::domain::usage::Counters;
 use culvert::gate::UsageRequest;
 use culvert::policy::artefact::Artefacts;
 use culvert::policy::bindings::types::Verdict;
@@ -27,6 +23,10 @@ use culvert::policy::observer::DecisionObserver;
 use culvert::policy::pinned::Pinned;
 use culvert::policy::records::RecordsConfig;
 use culvert_bench::{median, race, verdict};
+use culvert_domain::action::Action;
+use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
+use culvert_domain::permission::Permissions;
+use culvert_domain::usage::Counters;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
