@@ -20,6 +20,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
+use crate::policies;
 use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
@@ -185,7 +186,7 @@ impl Handler for Metrics {
     }
 }
 
-/// What decides: [`crate::policy::generations::Status`].
+/// What decides: [`culvert_policy::serve::generations::Status`].
 struct Policies(Arc<App>);
 
 #[async_trait]
@@ -203,8 +204,11 @@ impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let app = self.0.clone();
         // Whoever asked may go away; what was begun is brought to its end.
-        let reload = tokio::spawn(async move { app.policies.reload(app.config.file.as_deref()).await });
-        answer(res, reload.await.unwrap_or_else(|panic| Err(panic.to_string())));
+        let reload = tokio::spawn(async move { policies::reload(&app.policies, app.config.file.as_deref()).await });
+        match reload.await {
+            Ok(reloaded) => answer(res, reloaded),
+            Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
+        }
     }
 }
 
@@ -218,9 +222,9 @@ impl Handler for Rollback {
     }
 }
 
-fn answer(res: &mut Response, generation: Result<u64, String>) {
+fn answer(res: &mut Response, generation: Result<u64, impl std::fmt::Display>) {
     match generation {
         Ok(generation) => res.render(Json(json!({ "generation": generation }))),
-        Err(problem) => refuse(res, StatusCode::CONFLICT, &problem),
+        Err(problem) => refuse(res, StatusCode::CONFLICT, &problem.to_string()),
     }
 }

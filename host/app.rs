@@ -31,14 +31,14 @@ use crate::metrics::{Metrics, TrafficCounter};
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
 use crate::node::{Node, NodeContext};
-use crate::policy::generations::Generations;
+use culvert_policy::serve::generations::Generations;
 use crate::store::catalog::NodeRegistration;
 use crate::store::db::Db;
 use crate::store::{Hint, Store, key_check};
 use crate::webhook::client::Client;
 use crate::webhook::courier::{self, DeliveryWorker};
 use crate::webhook::guard::{AddressPolicy, Guard};
-use crate::{admin, domain_checks, http, ticker};
+use crate::{admin, domain_checks, http, policies, ticker};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::session::EndReason;
 
@@ -133,7 +133,7 @@ impl Host {
         let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
         let mut metrics = Metrics::new();
-        let policies = Generations::open(&config, clock.clone(), store.secrets(), &mut metrics.registry)?;
+        let policies = policies::open(&config, clock.clone(), store.secrets(), &mut metrics.registry)?;
         let (guard, courier) = open_courier(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);

@@ -10,8 +10,8 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::chain::{PolicyConfig, Trust};
-use crate::policy::records::RecordsConfig;
+use culvert_policy::load::chain::{PolicyConfig, Trust};
+use culvert_policy::serve::records::RecordsConfig;
 use culvert_domain::field_path;
 use culvert_domain::port::PortRange;
 

@@ -8,15 +8,15 @@ mod devices;
 mod domains;
 mod tunnels;
 mod webhooks;
+pub mod wit_input;
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::policy::bindings::types::Verdict;
-use crate::policy::call::Failed;
-use crate::policy::convert;
-use crate::policy::pinned::Pinned;
+use culvert_policy::engine::bindings::types::Verdict;
+use culvert_policy::engine::call::Failed;
+use culvert_policy::serve::pinned::Pinned;
 use crate::store::Store;
 use crate::store::facts::{DecisionInputs, Resource, ResourceFacts};
 use crate::webhook::guard::Guard;
@@ -189,7 +189,7 @@ impl Gate {
         let Body { mut draft, mut faults, unknown } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
 
-        let ask = convert::plan_ask(caller, action, facts.counters, draft.wants());
+        let ask = wit_input::plan_ask(caller, action, facts.counters, draft.wants());
         allowed(policies.plan_access(ask))?;
         // Where the device that a body names is none, the tunnel alone is judged.
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
@@ -197,12 +197,12 @@ impl Gate {
             true => Vec::new(),
             false => self.involved(caller, action, &facts, &draft).await?,
         };
-        let ask = convert::role_ask(caller, action, &facts, &devices);
+        let ask = wit_input::role_ask(caller, action, &facts, &devices);
         allowed(policies.team_role(ask))?;
 
         if let Some(input) = draft.input() {
-            let input = convert::input(input);
-            let asked = convert::input_facts(caller, &facts, &faults);
+            let input = wit_input::input(input);
+            let asked = wit_input::input_facts(caller, &facts, &faults);
             let violations = policies.validation(input, asked).map_err(unavailable)?;
             merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
         }
@@ -268,7 +268,7 @@ impl Gate {
 
 /// What a plan includes; none, where no policy knows it.
 pub fn known_entitlement(policies: &Pinned, plan: &str) -> Result<Option<Entitlement>> {
-    policies.entitlement(plan).map_err(unavailable)
+    Ok(policies.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
 }
 
 /// What a plan includes. A plan that no policy knows includes nothing.

@@ -23,7 +23,7 @@ pub mod http;
 pub mod keyed_mutex;
 pub mod metrics;
 pub mod node;
-pub mod policy;
+pub mod policies;
 pub mod record;
 pub mod secret;
 pub mod store;

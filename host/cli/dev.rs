@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::{CliError, refused, serve};
 use crate::app::{App, Host, Ticker};
 use crate::config::{Config, ConfigError};
-use crate::policy::chain::Trust;
+use culvert_policy::load::chain::Trust;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 

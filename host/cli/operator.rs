@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
-use crate::policy::generations;
+use crate::policies;
 use crate::store::db::{Db, Schema};
 use crate::store::scopes::Account;
 use crate::store::{Store, key_check};
@@ -69,7 +69,7 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
 pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), CliError> {
-    let policies = generations::load_once(config, Clock::system(), store.secrets())?;
+    let policies = policies::load_once(config, Clock::system(), store.secrets())?;
     match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),

@@ -18,10 +18,10 @@ use serde_json::{Map, Value};
 
 use super::{CliError, refused};
 use crate::config::Config;
-use crate::policy::artefact::Artefacts;
-use crate::policy::component::{LoadError, Module};
-use crate::policy::engine::Engines;
-use crate::policy::written;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::load::component::{LoadError, Module};
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::load::text_file;
 
 #[derive(Subcommand)]
 pub enum Policy {
@@ -101,7 +101,7 @@ impl Tool {
 /// Settings from a file, TOML or JSON; none without one.
 fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, CliError> {
     let Some(path) = file else { return Ok(Map::new()) };
-    written::read(path).map_err(|problem| refused(format!("{}: {problem}", path.display())))
+    text_file::read(path).map_err(|problem| refused(format!("{}: {problem}", path.display())))
 }
 
 /// Something that takes its time: a line on the terminal that goes away with it. Elsewhere nothing

@@ -1,7 +1,7 @@
 //! From the host's values to the records of the contract, and back.
 
-use super::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
-use super::bindings::{plans, roles, types};
+use culvert_policy::engine::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
+use culvert_policy::engine::bindings::{plans, roles, types};
 use crate::gate::{DeviceRole, UsageRequest};
 use crate::store::facts::ResourceFacts;
 use culvert_domain::access::{CountryAction, RuleType};

@@ -8,7 +8,7 @@ use super::page::ListQuery;
 use super::reply::{HandlerResult, List, Reply, ResponseShape};
 use crate::app::App;
 use crate::gate::{Body, Permit, RequestDraft};
-use crate::policy::pinned::Pinned;
+use culvert_policy::serve::pinned::Pinned;
 use crate::store::commit::{Change, Committed};
 use crate::store::facts::Resource;
 use crate::store::idempotency::IdempotencyKey;

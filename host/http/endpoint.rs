@@ -17,7 +17,7 @@ use super::routes::{BodyKind, Row};
 use crate::app::App;
 use crate::gate;
 use crate::keyed_mutex::KeyedMutexGuard;
-use crate::policy::pinned::Pinned;
+use culvert_policy::serve::pinned::Pinned;
 use crate::store::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use culvert::policy::sections;
+use culvert_policy::load::sections;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 

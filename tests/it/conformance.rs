@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use culvert::config::Config;
 use culvert::http::routes::table;
-use culvert::policy::chain::PolicyConfig;
-use culvert::policy::kind::Kind;
+use culvert_policy::load::chain::PolicyConfig;
+use culvert_policy::engine::kind::Kind;
 use culvert::store::presence::Connection;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;

@@ -1,8 +1,8 @@
 //! Decision records, and the figures that go with them.
 
 use culvert::config::Config;
-use culvert::policy::bindings::types::Verdict;
-use culvert::policy::records::RecordsConfig;
+use culvert_policy::engine::bindings::types::Verdict;
+use culvert_policy::serve::records::RecordsConfig;
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 

@@ -12,6 +12,7 @@ mod cli;
 mod conformance;
 mod connections;
 mod crash;
+mod crates;
 mod decisions;
 mod deliveries;
 mod domains;

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use culvert::policy::artefact::Artefacts;
-use culvert::policy::build;
-use culvert::policy::cases::File;
-use culvert::policy::chain::{Loader, PolicyConfig, Trust};
-use culvert::policy::component::Module;
-use culvert::policy::engine::Engines;
-use culvert::policy::sources::Sources;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::tools::compile;
+use culvert_policy::load::cases::File;
+use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
+use culvert_policy::load::component::Module;
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::tools::sources::Sources;
 
 use crate::support::artefacts;
 
@@ -34,7 +34,7 @@ fn builds(name: &str) -> Vec<Vec<u8>> {
 fn committed_policy_modules_match_their_sources() {
     for name in SHIPPED {
         let now = Sources::of(&Path::new("policies").join(name)).unwrap().digest().unwrap();
-        let built = build::built_from(&std::fs::read(dist(name)).unwrap()).unwrap();
+        let built = compile::built_from(&std::fs::read(dist(name)).unwrap()).unwrap();
         assert_eq!(
             built, now,
             "policies/{name} has changed; build it: culvert policy build policies/{name} --out policies/dist"

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Progress, Tool};
 use crate::cli::{CliError, print, refused};
-use crate::policy::build::{self, CompiledPolicy};
+use culvert_policy::tools::compile::{self, CompiledPolicy};
 
 #[derive(Args)]
 pub struct Build {
@@ -50,7 +50,7 @@ impl Build {
 /// Builds a project; cargo says itself how far it is.
 pub fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
     let _shown = folder.join("package.json").is_file().then(|| Progress::of("ComponentizeJS makes the component"));
-    build::build(folder).map_err(refused)
+    compile::build(folder).map_err(refused)
 }
 
 /// Aside and renamed: a host that reads the file meanwhile reads the old one or the new one.

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
 use crate::cli::{CliError, print, refused};
-use crate::policy::artefact::Artefacts;
-use crate::policy::build;
-use crate::policy::cases::{File, Outcome};
-use crate::policy::kind::{INTERFACE_VERSION, Kind};
-use crate::policy::sandbox::Limits;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::tools::compile;
+use culvert_policy::load::cases::{File, Outcome};
+use culvert_policy::engine::kind::{INTERFACE_VERSION, Kind};
+use culvert_policy::engine::sandbox::Limits;
 
 #[derive(Args)]
 pub struct Check {
@@ -41,7 +41,7 @@ impl Check {
         }
         let limits = Limits {
             deadline: std::time::Duration::from_millis(self.deadline_ms.into()),
-            memory_bytes: (self.memory_kib as usize * 1024).min(crate::policy::engine::MEMORY_LIMIT),
+            memory_bytes: (self.memory_kib as usize * 1024).min(culvert_policy::engine::engines::MEMORY_LIMIT),
         };
         let artefacts = Artefacts::none();
         let taken = settings(self.settings.as_ref())?;
@@ -83,7 +83,7 @@ impl Inspect {
         let codes: Vec<_> = about.codes.iter().map(|code| json!({"code": code.code, "text": code.text})).collect();
         let schema: Value = serde_json::from_str(&about.settings_schema).map_err(refused)?;
         let cases: usize = File::bundled(&module.wasm).map_err(refused)?.iter().map(|file| file.cases.len()).sum();
-        let sources = build::built_from(&module.wasm);
+        let sources = compile::built_from(&module.wasm);
         let value = json!({
             "name": about.name,
             "version": about.version,

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 
 use crate::cli::{CliError, print, refused};
-use crate::policy::kind::Kind;
-use crate::policy::project::{self, Language};
+use culvert_policy::engine::kind::Kind;
+use culvert_policy::tools::project::{self, Language};
 
 #[derive(Args)]
 pub struct New {

@@ -9,8 +9,8 @@ use clap::Args;
 
 use super::{Progress, Tool, build};
 use crate::cli::{CliError, refused};
-use crate::policy::cases::{File, Outcome};
-use crate::policy::coverage::Coverage;
+use culvert_policy::load::cases::{File, Outcome};
+use culvert_policy::tools::coverage::Coverage;
 use watch::Watched;
 
 #[derive(Args)]

@@ -2,7 +2,7 @@
 
 pub mod plan_access {
     wasmtime::component::bindgen!({
-        path: "wit",
+        path: "../../wit",
         world: "plan-access",
         additional_derives: [Clone, PartialEq, serde::Serialize],
     });
@@ -10,7 +10,7 @@ pub mod plan_access {
 
 pub mod team_role {
     wasmtime::component::bindgen!({
-        path: "wit",
+        path: "../../wit",
         world: "team-role",
         additional_derives: [Clone, PartialEq, serde::Serialize],
         with: { "culvert:policy/types@1.0.0": super::types },
@@ -19,7 +19,7 @@ pub mod team_role {
 
 pub mod validation {
     wasmtime::component::bindgen!({
-        path: "wit",
+        path: "../../wit",
         world: "validation",
         additional_derives: [Clone, PartialEq, serde::Serialize],
         with: { "culvert:policy/types@1.0.0": super::types },

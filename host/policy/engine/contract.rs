@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::bindings::types::Description;
+use crate::engine::bindings::types::Description;
 
 /// Bytes of a detail or a message.
 const TEXT_LIMIT: usize = 2_000;

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub const INTERFACE_VERSION: &str = "1.0.0";
 
 /// What a policy decides; each kind is a world of `wit/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "tools", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     PlanAccess,
@@ -29,7 +30,7 @@ impl Kind {
     }
 
     /// The interface that holds the world's decision.
-    pub(super) fn interface(self) -> &'static str {
+    pub(crate) fn interface(self) -> &'static str {
         match self {
             Kind::PlanAccess => "plans",
             Kind::TeamRole => "roles",

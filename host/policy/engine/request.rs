@@ -3,11 +3,11 @@
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
-use super::bindings::inputs::{Current, Facts, Input, NullableText};
-use super::bindings::types::{Denial, Verdict, Violation};
-use super::bindings::{plans, roles};
-use super::kind::Kind;
-use super::plain::{self, WitJson};
+use crate::engine::bindings::inputs::{Current, Facts, Input, NullableText};
+use crate::engine::bindings::types::{Denial, Verdict, Violation};
+use crate::engine::bindings::{plans, roles};
+use crate::engine::kind::Kind;
+use crate::engine::wit_json::{self, WitJson};
 
 /// What stands for a secret where a question is written down.
 const MASK: &str = "********";
@@ -121,9 +121,9 @@ impl PolicyResponse {
     /// The answer in the contract's own names, as cases expect it.
     pub fn to_wit_json(&self) -> Value {
         match self {
-            Self::Entitlement(entitlement) => plain::to_wit_json(entitlement),
-            Self::Verdict(verdict) => plain::to_wit_json(verdict),
-            Self::Violations(violations) => plain::to_wit_json(violations),
+            Self::Entitlement(entitlement) => wit_json::to_wit_json(entitlement),
+            Self::Verdict(verdict) => wit_json::to_wit_json(verdict),
+            Self::Violations(violations) => wit_json::to_wit_json(violations),
         }
     }
 

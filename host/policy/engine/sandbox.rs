@@ -5,7 +5,7 @@ use std::time::Duration;
 use wasmtime::component::Linker;
 use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
 
-use super::engine::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
+use crate::engine::engines::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
 
 /// What one call may use.
 #[derive(Clone, Copy, Debug)]

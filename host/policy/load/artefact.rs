@@ -10,26 +10,33 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 
-use crate::secret::{Purpose, Secrets};
 use culvert_wire::private_dir;
 
 /// The key's version, and HMAC-SHA256.
 const TAG_BYTES: usize = 33;
 
+/// Tags what only this host has made: HMAC-SHA256 behind the key's version.
+pub trait ArtefactKey: Send + Sync {
+    fn mac(&self, data: &[u8]) -> Vec<u8>;
+
+    fn verify_mac(&self, data: &[u8], mac: &[u8]) -> bool;
+}
+
 pub struct Artefacts {
-    place: Option<(PathBuf, Secrets)>,
+    place: Option<(PathBuf, Arc<dyn ArtefactKey>)>,
 }
 
 impl Artefacts {
     /// Artefacts in a folder that only this user can write into, made if it is missing.
-    pub fn in_folder(folder: &Path, secrets: &Secrets) -> io::Result<Self> {
+    pub fn in_folder(folder: &Path, key: Arc<dyn ArtefactKey>) -> io::Result<Self> {
         private_dir::open_trusted(folder)?;
-        Ok(Self { place: Some((folder.into(), secrets.clone())) })
+        Ok(Self { place: Some((folder.into(), key)) })
     }
 
     /// Keeps nothing.
@@ -52,15 +59,15 @@ impl Artefacts {
     }
 
     pub fn find(&self, key: &str) -> Option<Vec<u8>> {
-        let (folder, secrets) = self.place.as_ref()?;
+        let (folder, own_key) = self.place.as_ref()?;
         let mut content = fs::read(folder.join(key)).ok()?;
         let artefact = content.split_off(content.len().min(TAG_BYTES));
-        secrets.verify_mac(Purpose::Artefacts, &vouched(key, &artefact), &content).then_some(artefact)
+        own_key.verify_mac(&tagged(key, &artefact), &content).then_some(artefact)
     }
 
     pub fn keep(&self, key: &str, artefact: &[u8]) {
-        let Some((folder, secrets)) = &self.place else { return };
-        let tag = secrets.mac(Purpose::Artefacts, &vouched(key, artefact));
+        let Some((folder, own_key)) = &self.place else { return };
+        let tag = own_key.mac(&tagged(key, artefact));
         // Written aside and renamed, for another process may look for the same.
         static KEPT: AtomicUsize = AtomicUsize::new(0);
         let number = KEPT.fetch_add(1, Ordering::Relaxed);
@@ -73,8 +80,8 @@ impl Artefacts {
     }
 }
 
-/// What a tag vouches for: that this content is what goes by this name.
-fn vouched(key: &str, artefact: &[u8]) -> Vec<u8> {
+/// What a tag is made of: the name and the content.
+fn tagged(key: &str, artefact: &[u8]) -> Vec<u8> {
     [key.as_bytes(), &Sha256::digest(artefact)[..]].concat()
 }
 

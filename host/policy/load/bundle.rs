@@ -1,14 +1,14 @@
 //! The modules that are shipped with the host, built in.
 
-use super::kind::Kind;
+use crate::engine::kind::Kind;
 
 /// How a configuration names one: `builtin:plan-access`.
 pub const PREFIX: &str = "builtin:";
 
 const SHIPPED: [(Kind, &[u8]); 3] = [
-    (Kind::PlanAccess, include_bytes!("../../policies/dist/plan-access.wasm")),
-    (Kind::TeamRole, include_bytes!("../../policies/dist/team-role.wasm")),
-    (Kind::Validation, include_bytes!("../../policies/dist/validation.wasm")),
+    (Kind::PlanAccess, include_bytes!("../../../policies/dist/plan-access.wasm")),
+    (Kind::TeamRole, include_bytes!("../../../policies/dist/team-role.wasm")),
+    (Kind::Validation, include_bytes!("../../../policies/dist/validation.wasm")),
 ];
 
 /// The shipped module of this name.

@@ -27,12 +27,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::artefact::Artefacts;
-use super::component::{LoadError, Module};
-use super::dynamic::UntypedModule;
-use super::engine::Engines;
-use super::sandbox::Limits;
-use super::{sections, written};
+use crate::load::artefact::Artefacts;
+use crate::load::component::{LoadError, Module};
+use crate::load::dynamic::UntypedModule;
+use crate::engine::engines::Engines;
+use crate::engine::sandbox::Limits;
+use crate::load::sections;
+use crate::load::text_file;
 use culvert_domain::field_path;
 
 /// One file of cases.
@@ -105,7 +106,7 @@ impl File {
     /// Reads a file of cases, TOML or JSON.
     pub fn read(path: &Path) -> Result<Self, CasesError> {
         let fail = |problem: String| CasesError::File { path: path.into(), problem };
-        let mut file: Self = written::read(path).map_err(fail)?;
+        let mut file: Self = text_file::read(path).map_err(fail)?;
         file.file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(file)
     }

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::artefact::Artefacts;
-use super::bundle;
-use super::cases::{CasesError, File, Outcome};
-use super::component::{Configured, LoadError, Module, SIZE_LIMIT};
-use super::engine::{Engines, MEMORY_LIMIT};
-use super::kind::Kind;
-use super::sandbox::Limits;
+use crate::load::artefact::Artefacts;
+use crate::load::bundle;
+use crate::load::cases::{CasesError, File, Outcome};
+use crate::load::component::{Configured, LoadError, Module, SIZE_LIMIT};
+use crate::engine::engines::{Engines, MEMORY_LIMIT};
+use crate::engine::kind::Kind;
+use crate::engine::sandbox::Limits;
 
 /// One `[[policy]]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -98,7 +98,7 @@ pub enum ChainError {
     #[error("policy[{index}].{field}: {problem}")]
     Entry { index: usize, field: &'static str, problem: String },
     #[error("policy[{index}].settings{}: {}", settings_path(&.problem.path), .problem.message)]
-    Settings { index: usize, problem: super::bindings::types::Problem },
+    Settings { index: usize, problem: crate::engine::bindings::types::Problem },
     #[error("policy[{index}] ({module}): {error}")]
     Load { index: usize, module: String, error: LoadError },
     #[error("policy: no module of kind {0} decides; add one, for instance `module = \"builtin:{0}\"`")]
@@ -108,7 +108,7 @@ pub enum ChainError {
     #[error("default_plan: no policy knows a plan `{0}`")]
     DefaultPlan(String),
     #[error("policy: {0}")]
-    Failed(super::call::Failed),
+    Failed(crate::engine::call::Failed),
 }
 
 fn settings_path(path: &str) -> String {

@@ -13,12 +13,13 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
 use wasmtime::{Engine, Trap, component};
 
-use super::artefact::Artefacts;
-use super::bindings::types::{Description, Problem};
-use super::engine::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
-use super::kind::{INTERFACE_VERSION, Kind};
-use super::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
-use super::{schema, snapshot};
+use crate::load::artefact::Artefacts;
+use crate::engine::bindings::types::{Description, Problem};
+use crate::engine::engines::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
+use crate::engine::kind::{INTERFACE_VERSION, Kind};
+use crate::engine::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
+use crate::load::schema;
+use crate::load::snapshot;
 
 const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
@@ -88,20 +89,20 @@ impl LoadError {
         LoadError::Engine(error.root_cause().to_string())
     }
 
-    pub(super) fn snapshot(error: wasmtime::Error) -> Self {
+    pub(crate) fn snapshot(error: wasmtime::Error) -> Self {
         LoadError::Snapshot(error.root_cause().to_string())
     }
 
     /// What reads a configured module traps in one case only: where there is no memory to read into.
-    pub(super) fn unreadable(error: wasmtime::Error) -> Self {
+    pub(crate) fn unreadable(error: wasmtime::Error) -> Self {
         if error.is::<Trap>() { LoadError::FullMemory } else { Self::snapshot(error) }
     }
 
-    pub(super) fn configure(store: &SandboxStore, error: &wasmtime::Error) -> Self {
+    pub(crate) fn configure(store: &SandboxStore, error: &wasmtime::Error) -> Self {
         LoadError::Configure(sandbox::failure(store, error))
     }
 
-    pub(super) fn settings(problems: Vec<Problem>) -> Self {
+    pub(crate) fn settings(problems: Vec<Problem>) -> Self {
         LoadError::Settings(problems)
     }
 }
@@ -320,7 +321,7 @@ fn describe(engine: &Engine, component: &Component) -> Result<(Description, Vali
 }
 
 /// A function of the `module` interface, which is the same in every world.
-pub(super) fn module_function<P, R>(
+pub(crate) fn module_function<P, R>(
     store: &mut SandboxStore,
     instance: &Instance,
     name: &str,

@@ -6,13 +6,13 @@ use wasmtime::component::types::{self, ComponentItem};
 use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Type, Val};
 use wasmtime::{Engine, Store};
 
-use super::bindings::types::Description;
-use super::component::{Configured, LoadError, Module};
-use super::contract;
-use super::engine::Engines;
-use super::kind::Kind;
-use super::sandbox::{self, Failure, Limits, Sandbox};
-use super::snapshot;
+use crate::engine::bindings::types::Description;
+use crate::load::component::{Configured, LoadError, Module};
+use crate::engine::contract;
+use crate::engine::engines::Engines;
+use crate::engine::kind::Kind;
+use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
+use crate::load::snapshot;
 use culvert_domain::field_path;
 
 /// Why there is no answer.

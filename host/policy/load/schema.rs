@@ -4,7 +4,7 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
-use super::bindings::types::Problem;
+use crate::engine::bindings::types::Problem;
 use culvert_domain::field_path;
 
 /// A module's schema, read.

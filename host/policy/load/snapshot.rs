@@ -7,10 +7,10 @@ use futures_util::FutureExt;
 use wasmtime::component::{Component, Instance, Lift, WasmList};
 use wasmtime_wizer::{ComponentInstanceState, Wizer};
 
-use super::bindings::types::Problem;
-use super::component::{LoadError, module_function};
-use super::engine::Engines;
-use super::sandbox::{self, Limits, SandboxStore};
+use crate::engine::bindings::types::Problem;
+use crate::load::component::{LoadError, module_function};
+use crate::engine::engines::Engines;
+use crate::engine::sandbox::{self, Limits, SandboxStore};
 
 /// To be read, a memory is grown by as much as its copy needs for a header.
 const SNAPSHOT_ROOM: usize = 128 * 1024;

@@ -4,26 +4,19 @@
 //! A new set is staged whole (read, configured, put to its own cases) before anything is swapped;
 //! whatever goes wrong on the way, the old one stays and the reason is kept for `status`.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use chrono::{DateTime, Utc};
-use culvert_wire::clock::Clock;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::artefact::Artefacts;
-use super::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig, Trust};
-use super::engine::Engines;
-use super::kind::Kind;
-use super::live::PolicySet;
-use super::observer::DecisionObserver;
-use super::pinned::Pinned;
-use super::records::{Records, RecordsConfig};
-use crate::config::{Config, ConfigError};
-use crate::secret::Secrets;
+use crate::load::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig};
+use crate::engine::kind::Kind;
+use crate::serve::live::PolicySet;
+use crate::serve::observer::DecisionObserver;
+use crate::serve::pinned::Pinned;
+use crate::serve::records::Records;
 
 /// Sets that are kept for going back.
 const KEPT: usize = 4;
@@ -46,6 +39,32 @@ struct History {
     rollbacks: u64,
     last_failure: Option<Failure>,
 }
+
+/// What a set is loaded from.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    pub entries: Vec<PolicyConfig>,
+    /// A plan that the set has to know.
+    pub default_plan: String,
+}
+
+/// Why policies were not reloaded. One line; the old set goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    #[error("{0}")]
+    Configuration(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error("policy: loading panicked: {0}")]
+    Panicked(#[source] tokio::task::JoinError),
+    #[error("the policies were rolled back while these were loaded; reload once more")]
+    RolledBack,
+}
+
+/// There is no set that could decide again.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no earlier generation to go back to")]
+pub struct NoEarlierGeneration;
 
 /// The last attempt that came to nothing.
 #[derive(Clone, Debug, Serialize)]
@@ -80,28 +99,13 @@ pub struct ModuleStatus {
 
 impl Generations {
     /// Loads the first set.
-    pub fn open(
-        config: &Config,
-        clock: Clock,
-        secrets: &Secrets,
-        registry: &mut Registry,
-    ) -> Result<Self, ConfigError> {
-        let policy = |error: &dyn std::fmt::Display| ConfigError::new("policy", error);
-        let shards = std::thread::available_parallelism().map_or(1, usize::from);
-        let cache = config.data_dir.join("policies");
-        let loader = Loader {
-            engines: Engines::new(shards).map_err(|e| policy(&e))?,
-            artefacts: Artefacts::in_folder(&cache, secrets).map_err(|e| ConfigError::new("data_dir", e))?,
-            folder: ".".into(),
-            trust: config.trust,
-        };
-        let observer = DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
-            let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
-            ConfigError::new("decisions.file", format!("{file}: {error}"))
-        })?;
+    ///
+    /// # Errors
+    ///
+    /// One line that names the entry and what to do.
+    pub fn open(loader: Loader, observer: DecisionObserver, policies: &Policies) -> Result<Self, ChainError> {
         let observer = Arc::new(observer);
-        let set = stage(&loader, &observer, &config.policy, &config.default_plan, 1);
-        let set = set.map_err(ConfigError::from)?;
+        let set = stage(&loader, &observer, policies, 1)?;
         observer.metrics.generation.set(1);
         let history = Mutex::new(History { newest: 1, ..History::default() });
         let current = ArcSwap::from(set);
@@ -122,33 +126,39 @@ impl Generations {
     /// # Errors
     ///
     /// One line. The old set goes on.
-    pub async fn reload(&self, file: Option<&Path>) -> Result<u64, String> {
+    pub async fn reload<E>(
+        &self,
+        read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
+    ) -> Result<u64, ReloadError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let _one = self.staging.lock().await;
         self.observer.records.iter().for_each(Records::reopen);
         let (generation, rollbacks) = {
             let history = self.history();
             (history.newest + 1, history.rollbacks)
         };
-        let (loader, observer, file) = (self.loader.clone(), self.observer.clone(), file.map(Path::to_owned));
+        let (loader, observer) = (self.loader.clone(), self.observer.clone());
         let staged = tokio::task::spawn_blocking(move || {
-            let config = Config::load(file.as_deref()).map_err(|e| e.to_string())?;
-            let staged = stage(&loader, &observer, &config.policy, &config.default_plan, generation);
-            staged.map_err(|e| e.to_string())
+            let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
+            Ok(stage(&loader, &observer, &policies, generation)?)
         });
-        match staged.await.unwrap_or_else(|panic| Err(format!("policy: loading panicked: {panic}"))) {
+        match staged.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic))) {
             Ok(set) if self.swap(&set, rollbacks) => Ok(generation),
             // Whoever went back meanwhile has seen something that this reload did not know of.
-            Ok(_) => Err(self.fail("the policies were rolled back while these were loaded; reload once more".into())),
-            Err(problem) => Err(self.fail(problem)),
+            Ok(_) => Err(self.fail(ReloadError::RolledBack)),
+            Err(error) => Err(self.fail(error)),
         }
     }
 
-    fn fail(&self, problem: String) -> String {
+    fn fail(&self, error: ReloadError) -> ReloadError {
+        let problem = error.to_string();
         tracing::warn!(problem, "the policies were not reloaded");
         self.observer.metrics.count_reload("failed");
         let at = self.observer.clock.now();
-        self.history().last_failure = Some(Failure { at, problem: problem.clone() });
-        problem
+        self.history().last_failure = Some(Failure { at, problem });
+        error
     }
 
     /// Has a set take over, unless there was a rollback since it was begun.
@@ -173,10 +183,9 @@ impl Generations {
     /// # Errors
     ///
     /// There is none before it.
-    pub fn rollback(&self) -> Result<u64, String> {
+    pub fn rollback(&self) -> Result<u64, NoEarlierGeneration> {
         let mut history = self.history();
-        let none = "there is no earlier generation to go back to";
-        let set = history.earlier.pop().ok_or(none)?;
+        let set = history.earlier.pop().ok_or(NoEarlierGeneration)?;
         history.rollbacks += 1;
         let generation = set.generation;
         self.current.store(set);
@@ -221,29 +230,16 @@ impl Generations {
 fn stage(
     loader: &Loader,
     observer: &Arc<DecisionObserver>,
-    chain: &[PolicyConfig],
-    default_plan: &str,
+    policies: &Policies,
     generation: u64,
 ) -> Result<Arc<PolicySet>, ChainError> {
-    let modules = loader.load(chain)?;
+    let Policies { entries, default_plan } = policies;
+    let modules = loader.load(entries)?;
     let now = observer.clock.now();
     let set = PolicySet::new(&loader.engines, &observer.metrics, modules, generation, now);
     let set = Arc::new(set.map_err(|error| ChainError::Engine(error.to_string()))?);
     match set.has_plan(default_plan).map_err(ChainError::Failed)? {
         true => Ok(set),
-        false => Err(ChainError::DefaultPlan(default_plan.into())),
-    }
-}
-
-/// The set of a configuration, for commands that ask it something and end.
-pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
-    // Who calls a command trusts their own files.
-    let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    Generations::open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))
-}
-
-impl From<ChainError> for ConfigError {
-    fn from(error: ChainError) -> Self {
-        Self::whole(error)
+        false => Err(ChainError::DefaultPlan(default_plan.clone())),
     }
 }

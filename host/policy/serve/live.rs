@@ -9,18 +9,18 @@ use chrono::{DateTime, Utc};
 use wasmtime::Engine;
 use wasmtime::component::{Component, InstancePre};
 
-use super::bindings::plan_access::PlanAccessPre;
-use super::bindings::team_role::TeamRolePre;
-use super::bindings::validation::ValidationPre;
-use super::call::Failed;
-use super::chain::{Loaded, Mode};
-use super::component::{Configured, LoadError};
-use super::engine::{self, Engines};
-use super::kind::Kind;
-use super::metrics::{ModuleMetrics, PolicyMetrics};
-use super::question::{PolicyRequest, PolicyResponse};
-use super::sandbox::{self, Sandbox};
-use culvert_domain::plan::Entitlement;
+use crate::engine::bindings::plan_access::PlanAccessPre;
+use crate::engine::bindings::team_role::TeamRolePre;
+use crate::engine::bindings::validation::ValidationPre;
+use crate::engine::call::Failed;
+use crate::load::chain::{Loaded, Mode};
+use crate::load::component::{Configured, LoadError};
+use crate::engine::engines::{self, Engines};
+use crate::engine::kind::Kind;
+use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
+use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::{self, Sandbox};
+use crate::engine::bindings::plans::Entitlement;
 
 pub struct PolicySet {
     /// Counts the sets of this process, from 1.
@@ -95,7 +95,7 @@ impl PolicySet {
 
     /// The modules of a kind, on the lane of the thread that asks.
     pub fn chain(&self, kind: Kind) -> &Chain {
-        self.shards[engine::shard_of_this_thread(self.shards.len())].chain(kind)
+        self.shards[engines::shard_of_this_thread(self.shards.len())].chain(kind)
     }
 
     /// Whether any module knows a plan, asked without anybody watching.

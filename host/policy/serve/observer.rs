@@ -7,12 +7,12 @@ use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use uuid::Uuid;
 
-use super::call::Failed;
-use super::live::ModuleInstance;
-use super::metrics::PolicyMetrics;
-use super::question::{PolicyRequest, PolicyResponse};
-use super::records::{Record, Records, RecordsConfig};
-use super::shadows::Shadows;
+use crate::engine::call::Failed;
+use crate::serve::live::ModuleInstance;
+use crate::serve::metrics::PolicyMetrics;
+use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::serve::records::{Record, Records, RecordsConfig};
+use crate::serve::shadows::Shadows;
 
 pub struct DecisionObserver {
     pub clock: Clock,

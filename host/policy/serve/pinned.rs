@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::bindings::types::{Verdict, Violation};
-use super::bindings::{inputs, plans, roles};
-use super::call::Failed;
-use super::convert;
-use super::kind::Kind;
-use super::live::{Chain, ModuleInstance, PolicySet};
-use super::observer::DecisionObserver;
-use super::question::{PolicyRequest, PolicyResponse};
-use super::sandbox::Failure;
-use culvert_domain::plan::Entitlement;
+use crate::engine::bindings::types::{Verdict, Violation};
+use crate::engine::bindings::{inputs, plans, roles};
+use crate::engine::call::Failed;
+use crate::engine::kind::Kind;
+use crate::serve::live::{Chain, ModuleInstance, PolicySet};
+use crate::serve::observer::DecisionObserver;
+use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::Failure;
 
 #[derive(Clone)]
 pub struct Pinned {
@@ -33,11 +31,11 @@ impl Pinned {
     }
 
     /// What a plan includes, remembered: it is a pure function of the plan's name.
-    pub fn entitlement(&self, plan: &str) -> Result<Option<Entitlement>, Failed> {
+    pub fn entitlement(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         if let Some(known) = self.set.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
             return Ok(known);
         }
-        let entitlement = self.entitlements(plan)?.map(convert::entitlement);
+        let entitlement = self.entitlements(plan)?;
         if let Ok(mut known) = self.set.entitlements.write() {
             known.insert(plan.into(), entitlement.clone());
         }

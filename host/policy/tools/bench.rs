@@ -7,11 +7,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use wasmtime::component::Component;
 
-use super::artefact::Artefacts;
-use super::component::{LoadError, Module};
-use super::dynamic::{CallError, PreparedCall, UntypedModule};
-use super::engine::{self, Engines};
-use super::sandbox::{self, Limits};
+use crate::load::artefact::Artefacts;
+use crate::load::component::{LoadError, Module};
+use crate::load::dynamic::{CallError, PreparedCall, UntypedModule};
+use crate::engine::engines::{self, Engines};
+use crate::engine::sandbox::{self, Limits};
 
 /// Decisions between two looks at the clock's end.
 const ROUND: usize = 64;
@@ -87,7 +87,7 @@ fn count(
     limits: Limits,
 ) -> Result<u64, BenchError> {
     let snapshot = module.snapshot(engines, settings, limits)?;
-    let engine = engine::counting().map_err(LoadError::engine)?;
+    let engine = engines::counting().map_err(LoadError::engine)?;
     let component = Component::from_binary(&engine, &snapshot).map_err(LoadError::engine)?;
     let dynamic = UntypedModule::on(&engine, component, module.kind, module.description.clone(), limits)?;
     let mut instructions = 0;

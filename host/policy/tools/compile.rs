@@ -6,10 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::cases::{self, CasesError, File};
-use super::javascript::{JavaScriptError, Package};
-use super::sections;
-use super::sources::{self, Sources};
+use crate::load::cases::{self, CasesError, File};
+use crate::tools::javascript::{JavaScriptError, Package};
+use crate::load::sections;
+use crate::tools::sources::{self, Sources};
 use serde::Deserialize;
 
 const TARGET: &str = "wasm32-unknown-unknown";

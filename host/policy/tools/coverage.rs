@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::bindings::types::Description;
-use super::cases::Outcome;
+use crate::engine::bindings::types::Description;
+use crate::load::cases::Outcome;
 
 pub struct Coverage {
     pub rules: usize,

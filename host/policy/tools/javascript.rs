@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use super::kind::Kind;
+use crate::engine::kind::Kind;
 
 const COMPONENTIZE: &str = include_str!("componentize.mjs");
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::kind::Kind;
+use crate::engine::kind::Kind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Language {
@@ -25,19 +25,19 @@ pub enum ProjectError {
 
 /// The contract, as every project has it.
 const WIT: [(&str, &str); 4] = [
-    ("wit/types.wit", include_str!("../../wit/types.wit")),
-    ("wit/plan-access.wit", include_str!("../../wit/plan-access.wit")),
-    ("wit/team-role.wit", include_str!("../../wit/team-role.wit")),
-    ("wit/validation.wit", include_str!("../../wit/validation.wit")),
+    ("wit/types.wit", include_str!("../../../wit/types.wit")),
+    ("wit/plan-access.wit", include_str!("../../../wit/plan-access.wit")),
+    ("wit/team-role.wit", include_str!("../../../wit/team-role.wit")),
+    ("wit/validation.wit", include_str!("../../../wit/validation.wit")),
 ];
 
 /// What Rust projects are built on.
 const SDK: [(&str, &str); 5] = [
-    ("sdk/Cargo.toml", include_str!("../../policies/templates/rust/sdk.toml")),
-    ("sdk/src/lib.rs", include_str!("../../policies/sdk/src/lib.rs")),
-    ("sdk/src/arena.rs", include_str!("../../policies/sdk/src/arena.rs")),
-    ("sdk/src/configured.rs", include_str!("../../policies/sdk/src/configured.rs")),
-    ("sdk/src/export.rs", include_str!("../../policies/sdk/src/export.rs")),
+    ("sdk/Cargo.toml", include_str!("../../../policies/templates/rust/sdk.toml")),
+    ("sdk/src/lib.rs", include_str!("../../../policies/sdk/src/lib.rs")),
+    ("sdk/src/arena.rs", include_str!("../../../policies/sdk/src/arena.rs")),
+    ("sdk/src/configured.rs", include_str!("../../../policies/sdk/src/configured.rs")),
+    ("sdk/src/export.rs", include_str!("../../../policies/sdk/src/export.rs")),
 ];
 
 /// The texts of one kind.
@@ -51,10 +51,10 @@ struct Template {
 macro_rules! template {
     ($kind:literal) => {
         Template {
-            rust: include_str!(concat!("../../policies/templates/rust/", $kind, ".rs")),
-            javascript: include_str!(concat!("../../policies/templates/javascript/", $kind, ".js")),
-            schema: include_str!(concat!("../../policies/templates/", $kind, ".schema.json")),
-            cases: include_str!(concat!("../../policies/templates/cases/", $kind, ".toml")),
+            rust: include_str!(concat!("../../../policies/templates/rust/", $kind, ".rs")),
+            javascript: include_str!(concat!("../../../policies/templates/javascript/", $kind, ".js")),
+            schema: include_str!(concat!("../../../policies/templates/", $kind, ".schema.json")),
+            cases: include_str!(concat!("../../../policies/templates/cases/", $kind, ".toml")),
         }
     };
 }
@@ -93,17 +93,17 @@ fn files(kind: Kind, language: Language) -> Vec<(&'static str, &'static str)> {
     let Template { rust, javascript, schema, cases } = template(kind);
     let mut files = match language {
         Language::Rust => vec![
-            ("Cargo.toml", include_str!("../../policies/templates/rust/Cargo.toml")),
+            ("Cargo.toml", include_str!("../../../policies/templates/rust/Cargo.toml")),
             ("src/lib.rs", rust),
             ("settings.schema.json", schema),
         ],
         Language::JavaScript => vec![
-            ("package.json", include_str!("../../policies/templates/javascript/package.json")),
+            ("package.json", include_str!("../../../policies/templates/javascript/package.json")),
             ("policy.js", javascript),
         ],
     };
     files.push(("cases/first.toml", cases));
-    files.push((".gitignore", include_str!("../../policies/templates/gitignore")));
+    files.push((".gitignore", include_str!("../../../policies/templates/gitignore")));
     files.extend(WIT);
     if language == Language::Rust {
         files.extend(SDK);

@@ -13,15 +13,15 @@ use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
 };
 use culvert::gate::UsageRequest;
-use culvert::policy::artefact::Artefacts;
-use culvert::policy::bindings::types::Verdict;
-use culvert::policy::chain::{Loader, PolicyConfig, Trust};
-use culvert::policy::convert;
-use culvert::policy::engine::Engines;
-use culvert::policy::live::PolicySet as ModuleSet;
-use culvert::policy::observer::DecisionObserver;
-use culvert::policy::pinned::Pinned;
-use culvert::policy::records::RecordsConfig;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::engine::bindings::types::Verdict;
+use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
+use culvert::gate::wit_input;
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::serve::live::PolicySet as ModuleSet;
+use culvert_policy::serve::observer::DecisionObserver;
+use culvert_policy::serve::pinned::Pinned;
+use culvert_policy::serve::records::RecordsConfig;
 use culvert_bench::{median, race, verdict};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
@@ -149,7 +149,7 @@ fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
     };
     let counters = Counters { tunnels, extra_ports: 0, webhook_endpoints: 0, bytes_this_month: 1_000_000 };
     let wants = UsageRequest::default();
-    let ask = convert::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
+    let ask = wit_input::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
     matches!(set.plan_access(ask), Ok(Verdict::Allow))
 }
 

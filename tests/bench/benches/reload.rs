@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use culvert::policy::sections;
+use culvert_policy::load::sections;
 use culvert_bench::load::load;
 use culvert_bench::server::{Decisions, Servers};
 use culvert_bench::{median, verdict};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use culvert::app::{Host, Ticker};
 use culvert::config::Config;
-use culvert::policy::chain::Trust;
+use culvert_policy::load::chain::Trust;
 use culvert::store::db::Db;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;

@@ -5,7 +5,7 @@ use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStat
 use serde_json::json;
 
 use super::Run;
-use crate::policy::cases::Outcome;
+use culvert_policy::load::cases::Outcome;
 
 const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();

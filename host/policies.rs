@@ -1,0 +1,85 @@
+//! The policies of this host: from its configuration to the generations that decide.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::load::artefact::{ArtefactKey, Artefacts};
+use culvert_policy::load::chain::{ChainError, Loader, Trust};
+use culvert_policy::serve::generations::{Generations, Policies, ReloadError};
+use culvert_policy::serve::observer::DecisionObserver;
+use culvert_policy::serve::pinned::Pinned;
+use culvert_policy::serve::records::RecordsConfig;
+use culvert_wire::clock::Clock;
+use prometheus_client::registry::Registry;
+
+use crate::config::{Config, ConfigError};
+use crate::secret::{Purpose, Secrets};
+
+/// Loads the policies that a configuration names.
+///
+/// # Errors
+///
+/// One line that names the setting and what to do.
+pub fn open(
+    config: &Config,
+    clock: Clock,
+    secrets: &Secrets,
+    registry: &mut Registry,
+) -> Result<Generations, ConfigError> {
+    let shards = std::thread::available_parallelism().map_or(1, usize::from);
+    let folder = config.data_dir.join("policies");
+    let artefacts = Artefacts::in_folder(&folder, Arc::new(secrets.clone()));
+    let loader = Loader {
+        engines: Engines::new(shards).map_err(|e| ConfigError::new("policy", e))?,
+        artefacts: artefacts.map_err(|e| ConfigError::new("data_dir", e))?,
+        folder: ".".into(),
+        trust: config.trust,
+    };
+    let observer = DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
+        let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
+        ConfigError::new("decisions.file", format!("{file}: {error}"))
+    })?;
+    Ok(Generations::open(loader, observer, &policies(config))?)
+}
+
+/// The set of a configuration, for commands that ask it something and end.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
+    // Who calls a command trusts their own files.
+    let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
+    open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))
+}
+
+/// Reads the configuration file again and has its policies decide.
+///
+/// # Errors
+///
+/// One line. The old set goes on.
+pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u64, ReloadError> {
+    let file = file.map(Path::to_owned);
+    generations.reload(move || Config::load(file.as_deref()).map(|config| policies(&config))).await
+}
+
+fn policies(config: &Config) -> Policies {
+    Policies { entries: config.policy.clone(), default_plan: config.default_plan.clone() }
+}
+
+impl ArtefactKey for Secrets {
+    fn mac(&self, data: &[u8]) -> Vec<u8> {
+        self.mac(Purpose::Artefacts, data)
+    }
+
+    fn verify_mac(&self, data: &[u8], mac: &[u8]) -> bool {
+        self.verify_mac(Purpose::Artefacts, data, mac)
+    }
+}
+
+impl From<ChainError> for ConfigError {
+    fn from(error: ChainError) -> Self {
+        Self::whole(error)
+    }
+}

@@ -1,0 +1,12 @@
+//! From a configuration to loaded modules: files, digests, settings, bundled cases, compiled artefacts.
+
+pub mod artefact;
+pub mod bundle;
+pub mod cases;
+pub mod chain;
+pub mod component;
+pub mod dynamic;
+pub mod schema;
+pub mod sections;
+pub mod snapshot;
+pub mod text_file;

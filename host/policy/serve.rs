@@ -1,0 +1,9 @@
+//! What decides while the host runs: generations, shadows, decision records, metrics.
+
+pub mod generations;
+pub mod live;
+pub mod metrics;
+pub mod observer;
+pub mod pinned;
+pub mod records;
+pub mod shadows;

@@ -1,0 +1,91 @@
+//! The crates of the workspace: which may depend on which, and which frameworks each may name
+//! (`docs/develop/architecture.md`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What a crate may depend on: crates of the workspace, and frameworks.
+struct Rule {
+    name: &'static str,
+    crates: &'static [&'static str],
+    frameworks: &'static [&'static str],
+}
+
+/// Crates that shape the code that names them. Each belongs to the crates whose rule lists it.
+const FRAMEWORKS: &[&str] = &[
+    "argon2", "aws-lc-rs", "chacha20poly1305", "hickory-resolver", "jsonschema", "maud", "maxminddb", "prometheus-client",
+    "pulldown-cmark", "rcgen", "reqwest", "rustls", "salvo", "sqlx", "tokio", "tokio-rustls", "tokio-tungstenite",
+    "wasmparser", "wasmtime", "wasmtime-wizer", "wasm-encoder", "wit-component",
+];
+
+const RULES: &[Rule] = &[
+    Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "rustls", "tokio"] },
+    Rule { name: "culvert-domain", crates: &["culvert-wire"], frameworks: &[] },
+    Rule {
+        name: "culvert-policy",
+        crates: &["culvert-domain", "culvert-wire"],
+        frameworks: &[
+            "jsonschema", "prometheus-client", "tokio", "wasm-encoder", "wasmparser", "wasmtime", "wasmtime-wizer",
+            "wit-component",
+        ],
+    },
+    Rule {
+        name: "culvert-webhook",
+        crates: &["culvert-domain", "culvert-wire"],
+        frameworks: &["hickory-resolver", "reqwest", "tokio"],
+    },
+    Rule {
+        name: "culvert-agent",
+        crates: &["culvert-wire"],
+        frameworks: &["aws-lc-rs", "reqwest", "rustls", "tokio", "tokio-rustls", "tokio-tungstenite"],
+    },
+    Rule {
+        name: "culvert",
+        crates: &["culvert-agent", "culvert-domain", "culvert-policy", "culvert-webhook", "culvert-wire"],
+        frameworks: &[
+            "argon2", "chacha20poly1305", "maud", "maxminddb", "prometheus-client", "pulldown-cmark", "rcgen", "reqwest",
+            "rustls", "salvo", "sqlx", "tokio", "tokio-rustls",
+        ],
+    },
+    Rule { name: "culvert-test-macros", crates: &[], frameworks: &[] },
+    Rule { name: "culvert-policy-sdk", crates: &[], frameworks: &[] },
+    Rule { name: "culvert-policy-plan-access", crates: &["culvert-policy-sdk"], frameworks: &[] },
+    Rule { name: "culvert-policy-team-role", crates: &["culvert-policy-sdk"], frameworks: &[] },
+    Rule { name: "culvert-policy-validation", crates: &["culvert-policy-sdk"], frameworks: &[] },
+];
+
+/// The dependencies of each package that are part of what is built from it.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO")).args(["metadata", "--no-deps", "--format-version", "1"]).output().unwrap();
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let of = |package: &Value| {
+        let built = |dependency: &&Value| dependency["kind"].is_null();
+        let all = package["dependencies"].as_array().unwrap().iter();
+        all.filter(built).map(|dependency| text(&dependency["name"])).collect()
+    };
+    metadata["packages"].as_array().unwrap().iter().map(|package| (text(&package["name"]), of(package))).collect()
+}
+
+#[test]
+fn workspace_crates_depend_only_on_what_their_rule_lists() {
+    let found = dependencies();
+    let mut wrong = Vec::new();
+    for (name, dependencies) in found.iter().filter(|(name, _)| *name != "culvert-bench") {
+        let Some(rule) = RULES.iter().find(|rule| rule.name == name) else {
+            wrong.push(format!("{name} has no rule"));
+            continue;
+        };
+        let allowed = |dependency: &&String| match dependency.as_str() {
+            own if found.contains_key(own) => rule.crates.contains(&own),
+            other => !FRAMEWORKS.contains(&other) || rule.frameworks.contains(&other),
+        };
+        wrong.extend(dependencies.iter().filter(|d| !allowed(d)).map(|d| format!("{name} depends on {d}")));
+        let listed = rule.crates.iter().chain(rule.frameworks);
+        let unused = listed.filter(|listed| !dependencies.contains(**listed));
+        wrong.extend(unused.map(|listed| format!("{name} does not need {listed}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
