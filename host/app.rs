@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::config::{Config, ConfigError, NodeConfig};
-use crate::dns::Dns;
+use crate::deliveries::{self, DeliveryWorker};
 use crate::gate::Gate;
 use crate::gateway::Gateway;
 use crate::http::listener::{self, Admission, Connections};
@@ -31,16 +31,16 @@ use crate::metrics::{Metrics, TrafficCounter};
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
 use crate::node::{Node, NodeContext};
-use culvert_policy::serve::generations::Generations;
 use crate::store::catalog::NodeRegistration;
 use crate::store::db::Db;
 use crate::store::{Hint, Store, key_check};
-use crate::webhook::client::Client;
-use crate::webhook::courier::{self, DeliveryWorker};
-use crate::webhook::guard::{AddressPolicy, Guard};
 use crate::{admin, domain_checks, http, policies, ticker};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::session::EndReason;
+use culvert_policy::serve::generations::Generations;
+use culvert_webhook::client::Client;
+use culvert_webhook::dns::Dns;
+use culvert_webhook::guard::{AddressPolicy, Guard};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
@@ -188,7 +188,7 @@ impl Host {
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
         let workers = vec![
             tokio::spawn(ticker::run(app.clone(), wakes, pace)),
-            tokio::spawn(courier::run(app.clone())),
+            tokio::spawn(deliveries::run(app.clone())),
             tokio::spawn(domain_checks::run(app.clone())),
         ];
         if !admin_address.ip().is_loopback() {

@@ -10,10 +10,10 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use culvert_policy::load::chain::{PolicyConfig, Trust};
-use culvert_policy::serve::records::RecordsConfig;
 use culvert_domain::field_path;
 use culvert_domain::port::PortRange;
+use culvert_policy::load::chain::{PolicyConfig, Trust};
+use culvert_policy::serve::records::RecordsConfig;
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";

@@ -14,12 +14,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use culvert_policy::engine::bindings::types::Verdict;
-use culvert_policy::engine::call::Failed;
-use culvert_policy::serve::pinned::Pinned;
 use crate::store::Store;
 use crate::store::facts::{DecisionInputs, Resource, ResourceFacts};
-use crate::webhook::guard::Guard;
 use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::device::Device;
@@ -27,6 +23,10 @@ use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::input::Input;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::text;
+use culvert_policy::engine::bindings::types::Verdict;
+use culvert_policy::engine::call::Failed;
+use culvert_policy::serve::pinned::Pinned;
+use culvert_webhook::guard::Guard;
 
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};

@@ -25,9 +25,9 @@ use uuid::Uuid;
 use super::{CliError, refused, serve};
 use crate::app::{App, Host, Ticker};
 use crate::config::{Config, ConfigError};
-use culvert_policy::load::chain::Trust;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::{PermissionPreset, Permissions};
+use culvert_policy::load::chain::Trust;
 
 const EMAIL: &str = "dev@culvert.test";
 const NAME: &str = "dev";

@@ -18,9 +18,9 @@ use serde_json::{Map, Value};
 
 use super::{CliError, refused};
 use crate::config::Config;
+use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::component::{LoadError, Module};
-use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::text_file;
 
 #[derive(Subcommand)]

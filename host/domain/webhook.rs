@@ -110,3 +110,20 @@ pub struct Outcome {
     pub error: Option<AttemptError>,
     pub duration: Duration,
 }
+
+/// An attempt that is to be made now.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub id: Uuid,
+    pub lease: i64,
+    pub attempt: u32,
+    pub webhook_id: Uuid,
+    pub scope_id: Uuid,
+    pub url: String,
+    /// Earlier ones were not answered in time, and this one gets less of it.
+    pub has_less_time: bool,
+    /// What the signature is keyed with.
+    pub secret: String,
+    pub event_id: Uuid,
+    pub body: Vec<u8>,
+}

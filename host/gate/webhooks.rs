@@ -3,7 +3,6 @@
 use super::{RequestDraft, check_text};
 use crate::store::Store;
 use crate::store::facts::ResourceFacts;
-use crate::webhook::guard::Guard;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::event::EventKind;
@@ -11,6 +10,7 @@ use culvert_domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::WebhookStatus;
+use culvert_webhook::guard::Guard;
 
 /// A webhook endpoint that may be created.
 #[derive(Clone, Debug)]

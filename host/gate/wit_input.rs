@@ -1,7 +1,5 @@
 //! From the host's values to the records of the contract, and back.
 
-use culvert_policy::engine::bindings::inputs::{self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText};
-use culvert_policy::engine::bindings::{plans, roles, types};
 use crate::gate::{DeviceRole, UsageRequest};
 use crate::store::facts::ResourceFacts;
 use culvert_domain::access::{CountryAction, RuleType};
@@ -17,6 +15,10 @@ use culvert_domain::plan::Entitlement;
 use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol, Tunnel};
 use culvert_domain::usage::Counters;
 use culvert_domain::webhook::{Webhook, WebhookStatus};
+use culvert_policy::engine::bindings::inputs::{
+    self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText,
+};
+use culvert_policy::engine::bindings::{plans, roles, types};
 
 pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
     Entitlement {

@@ -8,7 +8,6 @@ use super::page::ListQuery;
 use super::reply::{HandlerResult, List, Reply, ResponseShape};
 use crate::app::App;
 use crate::gate::{Body, Permit, RequestDraft};
-use culvert_policy::serve::pinned::Pinned;
 use crate::store::commit::{Change, Committed};
 use crate::store::facts::Resource;
 use crate::store::idempotency::IdempotencyKey;
@@ -17,6 +16,7 @@ use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::plan::Entitlement;
+use culvert_policy::serve::pinned::Pinned;
 
 /// How often a decision is made anew because what it was made on has changed.
 const DECISIONS: usize = 3;

@@ -17,10 +17,10 @@ use super::routes::{BodyKind, Row};
 use crate::app::App;
 use crate::gate;
 use crate::keyed_mutex::KeyedMutexGuard;
-use culvert_policy::serve::pinned::Pinned;
 use crate::store::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
+use culvert_policy::serve::pinned::Pinned;
 
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;

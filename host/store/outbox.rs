@@ -21,7 +21,7 @@ use culvert_domain::error::{Error, Result};
 use culvert_domain::event::{EventKind, OfflineReason, TEST_EVENT};
 use culvert_domain::operation::{Operation, OperationStatus};
 use culvert_domain::session::EndReason;
-use culvert_domain::webhook::{AttemptError, AttemptStatus, Outcome, RETRIES};
+use culvert_domain::webhook::{AttemptError, AttemptStatus, Delivery, Outcome, RETRIES};
 use culvert_wire::tally::Tally;
 
 /// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
@@ -53,23 +53,6 @@ pub struct RunRef {
     pub tunnel_id: Uuid,
     pub device_id: Uuid,
     pub node_id: Uuid,
-}
-
-/// An attempt that is to be made now.
-#[derive(Clone, Debug)]
-pub struct Delivery {
-    pub id: Uuid,
-    pub lease: i64,
-    pub attempt: u32,
-    pub webhook_id: Uuid,
-    pub scope_id: Uuid,
-    pub url: String,
-    /// Earlier ones were not answered in time, and this one gets less of it.
-    pub has_less_time: bool,
-    /// What the signature is keyed with.
-    pub secret: String,
-    pub event_id: Uuid,
-    pub body: Vec<u8>,
 }
 
 impl Write {

@@ -13,9 +13,9 @@ use reqwest::header::{CONTENT_TYPE, USER_AGENT};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Response, Url};
 
-use super::guard::{AddressBlocked, Guard};
-use super::sign::{self, signature};
-use crate::store::outbox::Delivery;
+use crate::guard::{AddressBlocked, Guard};
+use crate::sign::{self, signature};
+use culvert_domain::webhook::Delivery;
 use culvert_domain::webhook::{AttemptError, Outcome};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);

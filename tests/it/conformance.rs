@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use culvert::config::Config;
 use culvert::http::routes::table;
-use culvert_policy::load::chain::PolicyConfig;
-use culvert_policy::engine::kind::Kind;
 use culvert::store::presence::Connection;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;
 use culvert_domain::caller::Role;
+use culvert_policy::engine::kind::Kind;
+use culvert_policy::load::chain::PolicyConfig;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert::webhook::sign::signature;
 use culvert_test_macros::both_engines;
+use culvert_webhook::sign::signature;
 use futures_util::future::join_all;
 use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;

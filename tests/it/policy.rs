@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
-use culvert_policy::tools::compile;
 use culvert_policy::load::cases::File;
 use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
 use culvert_policy::load::component::Module;
-use culvert_policy::engine::engines::Engines;
+use culvert_policy::tools::compile;
 use culvert_policy::tools::sources::Sources;
 
 use crate::support::artefacts;

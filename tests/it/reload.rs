@@ -163,7 +163,11 @@ fn failing_case(swapped: &Swapped) -> std::path::PathBuf {
     let mut wasm = GOOD.component();
     let cases =
         json!([{"file": "first.toml", "case": [{"name": "nobody may", "expect": {"deny": {"code": "test_denied"}}}]}]);
-    culvert_policy::load::sections::append(&mut wasm, culvert_policy::load::sections::CASES, cases.to_string().as_bytes());
+    culvert_policy::load::sections::append(
+        &mut wasm,
+        culvert_policy::load::sections::CASES,
+        cases.to_string().as_bytes(),
+    );
     swapped.write_wasm("failing.wasm", &wasm)
 }
 

@@ -4,18 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::engine::bindings::roles::Ask;
 use culvert_policy::engine::bindings::types::{Caller, Scope, Verdict};
-use culvert_policy::load::chain::{Loaded, PolicyConfig};
-use culvert_policy::load::component::{LoadError, Module as Policy};
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::engine::kind::Kind;
+use culvert_policy::engine::sandbox::Limits;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::load::chain::{Loaded, PolicyConfig};
+use culvert_policy::load::component::{LoadError, Module as Policy};
 use culvert_policy::serve::live::PolicySet;
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
-use culvert_policy::engine::sandbox::Limits;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde_json::Map;

@@ -20,13 +20,14 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use culvert_policy::load::artefact::Artefacts;
 use culvert::secret::Secrets;
+use culvert_policy::load::artefact::Artefacts;
 use culvert_wire::clock::Clock;
 
 /// Compiled modules, shared by all tests: compiling is most of what they would do.
 pub fn artefacts() -> Artefacts {
-    Artefacts::in_folder(Path::new(ARTEFACTS), Arc::new(Secrets::open(Path::new(KEY), &Clock::system()).unwrap())).unwrap()
+    Artefacts::in_folder(Path::new(ARTEFACTS), Arc::new(Secrets::open(Path::new(KEY), &Clock::system()).unwrap()))
+        .unwrap()
 }
 
 /// Gives a host of a test the compiled modules of all tests, and the key that vouches for them.

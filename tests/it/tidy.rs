@@ -46,8 +46,6 @@ fn framework_crates_are_used_only_in_their_modules() {
         ["host/http", "host/gateway", "host/admin", "host/dashboard", "host/app", "host/cli/serve", "host/cli/dev"];
     assert_eq!(strangers("salvo", &http), Vec::<PathBuf>::new());
     assert_eq!(strangers("sqlx", &["host/store"]), Vec::<PathBuf>::new());
-    assert_eq!(strangers("wasmtime", &["host/policy"]), Vec::<PathBuf>::new());
-    assert_eq!(strangers("hickory_resolver", &["host/dns"]), Vec::<PathBuf>::new());
     assert_eq!(strangers("maxminddb", &["host/node/countries"]), Vec::<PathBuf>::new());
 }
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
 use crate::cli::{CliError, print, refused, table};
-use culvert_policy::tools::bench::{self, BenchInput, BenchResult};
-use culvert_policy::load::cases::File;
 use culvert_policy::engine::sandbox::Limits;
+use culvert_policy::load::cases::File;
+use culvert_policy::tools::bench::{self, BenchInput, BenchResult};
 
 #[derive(Args)]
 pub struct Bench {

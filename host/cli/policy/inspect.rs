@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
 use crate::cli::{CliError, print, refused};
-use culvert_policy::load::artefact::Artefacts;
-use culvert_policy::tools::compile;
-use culvert_policy::load::cases::{File, Outcome};
 use culvert_policy::engine::kind::{INTERFACE_VERSION, Kind};
 use culvert_policy::engine::sandbox::Limits;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::load::cases::{File, Outcome};
+use culvert_policy::tools::compile;
 
 #[derive(Args)]
 pub struct Check {

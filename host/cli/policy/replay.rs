@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use super::{Progress, Tool, settings};
 use crate::cli::{CliError, print, refused};
 use crate::config::Config;
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::engine::kind::Kind;
+use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{Loaded, Loader, Mode, Trust};
 use culvert_policy::load::component::Configured;
 use culvert_policy::load::dynamic::UntypedModule;
-use culvert_policy::engine::engines::Engines;
-use culvert_policy::engine::kind::Kind;
 use culvert_policy::tools::replay::{self, Recorded, Report};
-use culvert_policy::engine::sandbox::Limits;
 
 #[derive(Args)]
 pub struct Replay {

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::{Tool, settings};
 use crate::cli::{CliError, print, refused};
+use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::dynamic::UntypedModule;
-use culvert_policy::engine::sandbox::Limits;
 
 #[derive(Args)]
 pub struct Run {

@@ -1,11 +1,11 @@
 //! One decision: a fresh sandbox from the configured snapshot, one call, and a look at the answer.
 
 use crate::engine::bindings::types::{Denial, Verdict, Violation};
-use crate::load::component::Configured;
 use crate::engine::contract;
-use crate::serve::live::{Instances, ModuleInstance};
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::{self, Failure, SandboxStore};
+use crate::load::component::Configured;
+use crate::serve::live::{Instances, ModuleInstance};
 
 /// A module that gave no answer that counts.
 #[derive(Debug, thiserror::Error)]

@@ -27,11 +27,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::engine::engines::Engines;
+use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
 use crate::load::component::{LoadError, Module};
 use crate::load::dynamic::UntypedModule;
-use crate::engine::engines::Engines;
-use crate::engine::sandbox::Limits;
 use crate::load::sections;
 use crate::load::text_file;
 use culvert_domain::field_path;

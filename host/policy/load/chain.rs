@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::engine::engines::{Engines, MEMORY_LIMIT};
+use crate::engine::kind::Kind;
+use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
 use crate::load::bundle;
 use crate::load::cases::{CasesError, File, Outcome};
 use crate::load::component::{Configured, LoadError, Module, SIZE_LIMIT};
-use crate::engine::engines::{Engines, MEMORY_LIMIT};
-use crate::engine::kind::Kind;
-use crate::engine::sandbox::Limits;
 
 /// One `[[policy]]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]

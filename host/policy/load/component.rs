@@ -13,11 +13,11 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
 use wasmtime::{Engine, Trap, component};
 
-use crate::load::artefact::Artefacts;
 use crate::engine::bindings::types::{Description, Problem};
 use crate::engine::engines::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
 use crate::engine::kind::{INTERFACE_VERSION, Kind};
 use crate::engine::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
+use crate::load::artefact::Artefacts;
 use crate::load::schema;
 use crate::load::snapshot;
 

@@ -7,11 +7,11 @@ use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Type, Va
 use wasmtime::{Engine, Store};
 
 use crate::engine::bindings::types::Description;
-use crate::load::component::{Configured, LoadError, Module};
 use crate::engine::contract;
 use crate::engine::engines::Engines;
 use crate::engine::kind::Kind;
 use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
+use crate::load::component::{Configured, LoadError, Module};
 use crate::load::snapshot;
 use culvert_domain::field_path;
 

@@ -8,9 +8,9 @@ use wasmtime::component::{Component, Instance, Lift, WasmList};
 use wasmtime_wizer::{ComponentInstanceState, Wizer};
 
 use crate::engine::bindings::types::Problem;
-use crate::load::component::{LoadError, module_function};
 use crate::engine::engines::Engines;
 use crate::engine::sandbox::{self, Limits, SandboxStore};
+use crate::load::component::{LoadError, module_function};
 
 /// To be read, a memory is grown by as much as its copy needs for a header.
 const SNAPSHOT_ROOM: usize = 128 * 1024;

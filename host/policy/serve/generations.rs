@@ -11,8 +11,8 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::load::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig};
 use crate::engine::kind::Kind;
+use crate::load::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig};
 use crate::serve::live::PolicySet;
 use crate::serve::observer::DecisionObserver;
 use crate::serve::pinned::Pinned;

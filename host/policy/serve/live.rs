@@ -10,17 +10,17 @@ use wasmtime::Engine;
 use wasmtime::component::{Component, InstancePre};
 
 use crate::engine::bindings::plan_access::PlanAccessPre;
+use crate::engine::bindings::plans::Entitlement;
 use crate::engine::bindings::team_role::TeamRolePre;
 use crate::engine::bindings::validation::ValidationPre;
 use crate::engine::call::Failed;
-use crate::load::chain::{Loaded, Mode};
-use crate::load::component::{Configured, LoadError};
 use crate::engine::engines::{self, Engines};
 use crate::engine::kind::Kind;
-use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::{self, Sandbox};
-use crate::engine::bindings::plans::Entitlement;
+use crate::load::chain::{Loaded, Mode};
+use crate::load::component::{Configured, LoadError};
+use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
 
 pub struct PolicySet {
     /// Counts the sets of this process, from 1.

@@ -11,9 +11,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::engine::call::Failed;
-use crate::load::component::Configured;
 use crate::engine::request::{OutcomeLabel, PolicyResponse};
 use crate::engine::sandbox::Failure;
+use crate::load::component::Configured;
 
 /// Seconds: a decision takes some microseconds, and twice its deadline at most.
 const BUCKETS: [f64; 15] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 1.0];

@@ -8,9 +8,9 @@ use prometheus_client::registry::Registry;
 use uuid::Uuid;
 
 use crate::engine::call::Failed;
+use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::ModuleInstance;
 use crate::serve::metrics::PolicyMetrics;
-use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::records::{Record, Records, RecordsConfig};
 use crate::serve::shadows::Shadows;
 

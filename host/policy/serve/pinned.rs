@@ -9,10 +9,10 @@ use crate::engine::bindings::types::{Verdict, Violation};
 use crate::engine::bindings::{inputs, plans, roles};
 use crate::engine::call::Failed;
 use crate::engine::kind::Kind;
-use crate::serve::live::{Chain, ModuleInstance, PolicySet};
-use crate::serve::observer::DecisionObserver;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::Failure;
+use crate::serve::live::{Chain, ModuleInstance, PolicySet};
+use crate::serve::observer::DecisionObserver;
 
 #[derive(Clone)]
 pub struct Pinned {

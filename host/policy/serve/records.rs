@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::load::component::Configured;
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse, Secret};
+use crate::load::component::Configured;
 
 /// Records that wait to be written, at most.
 const QUEUE: usize = 8192;

@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use prometheus_client::metrics::counter::Counter;
 use uuid::Uuid;
 
+use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::metrics::Compared;
-use crate::engine::request::{PolicyRequest, PolicyResponse};
 
 /// Questions that wait for the shadows.
 const QUEUE: usize = 1024;

@@ -7,11 +7,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use wasmtime::component::Component;
 
+use crate::engine::engines::{self, Engines};
+use crate::engine::sandbox::{self, Limits};
 use crate::load::artefact::Artefacts;
 use crate::load::component::{LoadError, Module};
 use crate::load::dynamic::{CallError, PreparedCall, UntypedModule};
-use crate::engine::engines::{self, Engines};
-use crate::engine::sandbox::{self, Limits};
 
 /// Decisions between two looks at the clock's end.
 const ROUND: usize = 64;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::load::cases::{self, CasesError, File};
-use crate::tools::javascript::{JavaScriptError, Package};
 use crate::load::sections;
+use crate::tools::javascript::{JavaScriptError, Package};
 use crate::tools::sources::{self, Sources};
 use serde::Deserialize;
 

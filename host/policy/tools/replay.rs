@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::load::dynamic::{CallError, UntypedModule};
 use crate::engine::kind::Kind;
+use crate::load::dynamic::{CallError, UntypedModule};
 
 /// What a module that gives no answer comes to.
 const FAILED: &str = "failed";

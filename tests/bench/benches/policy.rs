@@ -13,20 +13,20 @@ use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
 };
 use culvert::gate::UsageRequest;
-use culvert_policy::load::artefact::Artefacts;
-use culvert_policy::engine::bindings::types::Verdict;
-use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
 use culvert::gate::wit_input;
-use culvert_policy::engine::engines::Engines;
-use culvert_policy::serve::live::PolicySet as ModuleSet;
-use culvert_policy::serve::observer::DecisionObserver;
-use culvert_policy::serve::pinned::Pinned;
-use culvert_policy::serve::records::RecordsConfig;
 use culvert_bench::{median, race, verdict};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
 use culvert_domain::permission::Permissions;
 use culvert_domain::usage::Counters;
+use culvert_policy::engine::bindings::types::Verdict;
+use culvert_policy::engine::engines::Engines;
+use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
+use culvert_policy::serve::live::PolicySet as ModuleSet;
+use culvert_policy::serve::observer::DecisionObserver;
+use culvert_policy::serve::pinned::Pinned;
+use culvert_policy::serve::records::RecordsConfig;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};

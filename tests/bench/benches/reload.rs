@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use culvert_policy::load::sections;
 use culvert_bench::load::load;
 use culvert_bench::server::{Decisions, Servers};
 use culvert_bench::{median, verdict};
+use culvert_policy::load::sections;
 use uuid::Uuid;
 
 const KINDS: [&str; 3] = ["plan-access", "team-role", "validation"];

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use culvert::app::{Host, Ticker};
 use culvert::config::Config;
-use culvert_policy::load::chain::Trust;
 use culvert::store::db::Db;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
+use culvert_policy::load::chain::Trust;
 use culvert_wire::clock::Clock;
 use salvo::conn::TcpListener;
 use salvo::{Depot, FlowCtrl, Handler, Listener, Request, Response, Router, Server, Service, async_trait};

@@ -10,10 +10,11 @@ use chrono::{DateTime, Utc};
 use culvert_wire::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
 
-use super::client::Client;
 use crate::app::App;
-use crate::store::outbox::{Delivery, UnderWay};
+use crate::store::outbox::UnderWay;
 use culvert_domain::error::{Chain, Result};
+use culvert_domain::webhook::Delivery;
+use culvert_webhook::client::Client;
 
 /// Deliveries that are under way at the same time.
 const UNDER_WAY: usize = 64;
