@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use culvert_wire::clock::Clock;
@@ -15,12 +15,15 @@ use culvert_wire::clock::Clock;
 use salvo::http::StatusCode;
 use salvo::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use salvo::writing::{Json, Text};
-use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_trait};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use serde_json::json;
 use subtle::ConstantTimeEq;
+use uuid::Uuid;
 
-use crate::app::App;
+use crate::gateway::Gateway;
+use crate::metrics::{Gauges, Metrics};
 use crate::policies;
+use crate::service::Service;
 use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
@@ -28,18 +31,47 @@ pub const TOKEN: &str = "admin.token";
 /// Characters of the token: 32 bytes in hexadecimal digits.
 const TOKEN_LENGTH: usize = 64;
 
-pub fn service(app: &Arc<App>) -> Service {
+/// What the operator's listener shows and does.
+pub struct Admin {
+    pub service: Arc<Service>,
+    pub agents: Arc<Gateway>,
+    pub metrics: Arc<Metrics>,
+    pub host_id: Uuid,
+    /// What an operator shows, but for the paths that are open.
+    pub token: String,
+    /// Whether `/metrics` is open.
+    pub metrics_open: bool,
+    pub is_loopback: bool,
+    /// The configuration file, read again for a reload.
+    pub config_file: Option<PathBuf>,
+    pub geoip_database: Option<PathBuf>,
+}
+
+impl Admin {
+    /// What there is at this moment, for `/metrics`.
+    pub fn gauges(&self) -> Gauges {
+        let nodes = &self.service.nodes;
+        Gauges {
+            agents: self.agents.connected(),
+            tunnels: nodes.tunnels(),
+            visitors: nodes.visitors(),
+            buffer_bytes: nodes.buffer_bytes(),
+        }
+    }
+}
+
+pub fn service(admin: &Arc<Admin>) -> salvo::Service {
     let router = Router::new()
         .push(Router::with_path("healthz").get(Alive))
-        .push(Router::with_path("readyz").get(Ready(app.clone())))
-        .push(Router::with_path("status").get(Status(app.clone())))
-        .push(Router::with_path("metrics").get(Metrics(app.clone())))
-        .push(Router::with_path("policies").get(Policies(app.clone())))
-        .push(Router::with_path("policies/reload").post(Reload(app.clone())))
-        .push(Router::with_path("policies/rollback").post(Rollback(app.clone())));
-    Service::new(router)
-        .hoop(RejectBrowserRequests { loopback: app.config.admin_listen.ip().is_loopback() })
-        .hoop(OperatorsOnly { token: app.admin_token.clone(), metrics_open: app.config.metrics_open })
+        .push(Router::with_path("readyz").get(Ready(admin.clone())))
+        .push(Router::with_path("status").get(Status(admin.clone())))
+        .push(Router::with_path("metrics").get(ShowMetrics(admin.clone())))
+        .push(Router::with_path("policies").get(Policies(admin.clone())))
+        .push(Router::with_path("policies/reload").post(Reload(admin.clone())))
+        .push(Router::with_path("policies/rollback").post(Rollback(admin.clone())));
+    salvo::Service::new(router)
+        .hoop(RejectBrowserRequests { loopback: admin.is_loopback })
+        .hoop(OperatorsOnly { token: admin.token.clone(), metrics_open: admin.metrics_open })
 }
 
 /// The operator's token: in the data folder, made with the first start.
@@ -140,12 +172,12 @@ impl Handler for Alive {
 }
 
 /// Ready is a host that reaches its database.
-struct Ready(Arc<App>);
+struct Ready(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Ready {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        match self.0.store.nodes().await {
+        match self.0.service.store.nodes().await {
             Ok(_) => res.render(Text::Plain("ready\n")),
             Err(error) => {
                 res.status_code(StatusCode::SERVICE_UNAVAILABLE);
@@ -156,55 +188,56 @@ impl Handler for Ready {
 }
 
 /// What the host stands on: `{version, host_id, node_ids, geoip: {database, built_at, age_seconds}|null}`.
-struct Status(Arc<App>);
+struct Status(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Status {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let app = &self.0;
-        let geoip = app.nodes.countries.built_at().map(|built_at| {
-            let age = (app.clock.now() - built_at).num_seconds().max(0);
-            json!({"database": app.config.geoip.database, "built_at": built_at, "age_seconds": age})
+        let admin = &self.0;
+        let geoip = admin.service.nodes.countries.built_at().map(|built_at| {
+            let age = (admin.service.clock.now() - built_at).num_seconds().max(0);
+            json!({"database": admin.geoip_database, "built_at": built_at, "age_seconds": age})
         });
         res.render(Json(json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "host_id": app.host_id,
-            "node_ids": app.nodes.ids().collect::<Vec<_>>(),
+            "host_id": admin.host_id,
+            "node_ids": admin.service.nodes.ids().collect::<Vec<_>>(),
             "geoip": geoip,
         })));
     }
 }
 
-struct Metrics(Arc<App>);
+struct ShowMetrics(Arc<Admin>);
 
 #[async_trait]
-impl Handler for Metrics {
+impl Handler for ShowMetrics {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Text::Plain(self.0.metrics.text(&self.0)));
+        res.render(Text::Plain(self.0.metrics.text(self.0.gauges())));
         let format = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
         res.headers_mut().insert(CONTENT_TYPE, format);
     }
 }
 
 /// What decides: [`culvert_policy::serve::generations::Status`].
-struct Policies(Arc<App>);
+struct Policies(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Policies {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Json(self.0.policies.status()));
+        res.render(Json(self.0.service.policies.status()));
     }
 }
 
 /// `{generation}` of the set that decides from now on, or 409 with `{problem}`.
-struct Reload(Arc<App>);
+struct Reload(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let app = self.0.clone();
+        let admin = self.0.clone();
         // Whoever asked may go away; what was begun is brought to its end.
-        let reload = tokio::spawn(async move { policies::reload(&app.policies, app.config.file.as_deref()).await });
+        let reload =
+            tokio::spawn(async move { policies::reload(&admin.service.policies, admin.config_file.as_deref()).await });
         match reload.await {
             Ok(reloaded) => answer(res, reloaded),
             Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
@@ -213,12 +246,12 @@ impl Handler for Reload {
 }
 
 /// The same for going back.
-struct Rollback(Arc<App>);
+struct Rollback(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Rollback {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        answer(res, self.0.policies.rollback());
+        answer(res, self.0.service.policies.rollback());
     }
 }
 

@@ -6,94 +6,59 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use argon2::{Argon2, PasswordHasher};
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::session::EndReason;
+use culvert_webhook::client::Client;
+use culvert_webhook::dns::Dns;
+use culvert_webhook::guard::{AddressPolicy, Guard};
 use culvert_wire::clock::Clock;
 use culvert_wire::private_dir;
 use salvo::conn::TcpListener;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
 use salvo::{Listener, Server};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, NodeConfig};
-use crate::deliveries::{self, DeliveryWorker};
 use crate::gate::Gate;
-use crate::gateway::Gateway;
+use crate::gateway::{self, Control, Gateway};
 use crate::http::listener::{self, Admission, Connections};
-use crate::http::middleware::auth::{FailedAuthLimiter, KeyCache};
+use crate::http::middleware::auth::Authentication;
 use crate::http::middleware::rate_limit::RateLimits;
+use crate::http::{self, Api};
+use crate::jobs::deliveries::{self, DeliveryWorker};
+use crate::jobs::{Jobs, Ticker, domain_checks, ticker};
 use crate::keyed_mutex::KeyedMutex;
 use crate::metrics::{Metrics, TrafficCounter};
 use crate::node::countries::Countries;
 use crate::node::embedded::{self, Nodes};
 use crate::node::{Node, NodeContext};
+use crate::passwords::Passwords;
+use crate::policies;
+use crate::service::Service;
 use crate::store::catalog::NodeRegistration;
 use crate::store::db::Db;
 use crate::store::{Hint, Store, key_check};
-use crate::{admin, domain_checks, http, policies, ticker};
-use culvert_domain::error::{Chain, Error, Result};
-use culvert_domain::session::EndReason;
-use culvert_policy::serve::generations::Generations;
-use culvert_webhook::client::Client;
-use culvert_webhook::dns::Dns;
-use culvert_webhook::guard::{AddressPolicy, Guard};
 
 /// How long requests and agents have to end when the host does.
 const GRACE: Duration = Duration::from_secs(10);
-/// Password hashes that are made at the same time: each takes 19 MiB.
-const HASHERS: usize = 2;
 /// Connections to the admin listener: an operator, a scraper and a health check take one each.
 const ADMIN_CONNECTIONS: usize = 64;
 
+/// The parts of one host. Requests, agents and background jobs see their own context of them, and not this.
 pub struct App {
     pub config: Config,
-    pub docs_url: String,
     pub clock: Clock,
-    /// New with every start.
-    pub host_id: Uuid,
-    pub store: Arc<Store>,
-    pub gate: Gate,
-    pub policies: Generations,
-    pub metrics: Metrics,
-    pub keys: KeyCache,
-    pub limits: RateLimits,
-    pub failed_auth: FailedAuthLimiter,
-    /// Those who tried enrolment codes that were none.
-    pub wrong_codes: FailedAuthLimiter,
-    /// Requests with the same Idempotency-Key.
-    pub idempotency_locks: KeyedMutex<(Uuid, String)>,
-    /// Requests that change the same scope.
-    pub scopes: KeyedMutex<Uuid>,
-    pub gateway: Gateway,
-    /// Who is connected to the API's listener.
-    pub connections: Arc<Connections>,
-    pub nodes: Arc<Nodes>,
-    pub courier: DeliveryWorker,
-    /// Looks up names.
-    pub guard: Arc<Guard>,
-    /// Everything that must come to its end before the host does.
-    pub tasks: TaskTracker,
-    pub stop: CancellationToken,
-    /// What an operator shows on the admin listener.
-    pub admin_token: String,
-    hashers: Semaphore,
-}
-
-impl App {
-    /// The hash of a password; hashing is slow on purpose, and done aside.
-    pub async fn hash_password(&self, password: Option<String>) -> Result<Option<String>> {
-        let Some(password) = password else { return Ok(None) };
-        let salt: [u8; 16] = self.clock.random();
-        let _one = self.hashers.acquire().await.map_err(Error::internal)?;
-        let hashed = tokio::task::spawn_blocking(move || {
-            Argon2::default().hash_password_with_salt(password.as_bytes(), &salt).map(|hash| hash.to_string())
-        });
-        hashed.await.map_err(Error::internal)?.map(Some).map_err(Error::internal)
-    }
+    pub service: Arc<Service>,
+    pub api: Arc<Api>,
+    pub control: Arc<Control>,
+    pub jobs: Arc<Jobs>,
+    pub admin: Arc<Admin>,
 }
 
 /// A host that runs.
@@ -103,17 +68,9 @@ pub struct Host {
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     servers: Vec<(ServerHandle, JoinHandle<io::Result<()>>)>,
-    /// The relay, the courier, and what looks after custom domains.
+    /// The ticker, the deliveries, and the checks of custom domains.
     workers: Vec<JoinHandle<()>>,
     _lock: File,
-}
-
-/// Whether a host looks by itself at what time brings about, or is told to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ticker {
-    Auto,
-    /// For tests, which call [`crate::ticker::tick`].
-    Manual,
 }
 
 impl Host {
@@ -122,7 +79,7 @@ impl Host {
     /// # Errors
     ///
     /// One line that names the setting and what to do.
-    pub async fn start(config: Config, clock: Clock, pace: Ticker) -> std::result::Result<Self, ConfigError> {
+    pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
         let lock = lock_data_dir(&config)?;
         let db = open_database(&config).await?;
         let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
@@ -130,78 +87,86 @@ impl Host {
         let admin_token = admin::token(&config.data_dir, &clock);
         let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (store, wakes) = Store::new(db, clock.clone(), secrets, tasks.clone());
+        let (store, hints) = Store::new(db, clock.clone(), secrets, tasks.clone());
         let store = Arc::new(store);
         let mut metrics = Metrics::new();
         let policies = policies::open(&config, clock.clone(), store.secrets(), &mut metrics.registry)?;
-        let (guard, courier) = open_courier(&config, &clock)?;
+        let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
-        let refusals = metrics.refused.clone();
-        let cx = NodeContext { refusals, countries, tasks: tasks.clone(), stop: stop.clone() };
+        let cx = NodeContext { refusals: metrics.refused.clone(), countries, tasks: tasks.clone(), stop: stop.clone() };
         let nodes = Arc::new(open_nodes(&config, &store, cx, metrics.bytes.clone()).await?);
         store.attach(nodes.clone());
-        let api = &config.api;
-        let (trusted, refused) = (config.trusted_proxies.clone(), metrics.connections.clone());
-        let connections = Connections::new(api.connections_per_address, trusted, refused.clone());
-        let app = Arc::new(App {
-            docs_url: config.docs_url(),
-            host_id: clock.id(),
+        let service = Arc::new(Service {
             gate: Gate::new(store.clone(), guard.clone()),
-            policies,
-            metrics,
-            guard,
-            keys: KeyCache::new(clock.clone()),
-            limits: RateLimits::new(&config.rate_limit),
-            failed_auth: FailedAuthLimiter::new(config.rate_limit.failed_auth_per_minute),
-            wrong_codes: FailedAuthLimiter::new(config.rate_limit.failed_auth_per_minute),
-            idempotency_locks: KeyedMutex::new(),
-            scopes: KeyedMutex::new(),
-            gateway: Gateway::new(api.agents, refused.clone()),
-            connections,
-            admin_token,
-            courier,
-            nodes,
-            tasks,
-            stop,
-            hashers: Semaphore::new(HASHERS),
-            config,
-            clock,
             store,
+            policies: Arc::new(policies),
+            guard,
+            nodes,
+            passwords: Passwords::new(clock.clone()),
+            scope_locks: KeyedMutex::new(),
+            clock: clock.clone(),
         });
-        Self::open(app, wakes, pace, lock).await
+        let metrics = Arc::new(metrics);
+        let api = Arc::new(api(&config, &service, &metrics));
+        let control = Arc::new(control(&config, &service, &metrics, &stop, &tasks));
+        let jobs = Arc::new(Jobs {
+            service: service.clone(),
+            agents: control.agents.clone(),
+            rate_limits: api.rate_limits.clone(),
+            deliveries,
+            metrics: metrics.clone(),
+            clock: clock.clone(),
+            stop,
+            tasks,
+        });
+        let admin = Arc::new(Admin {
+            service: service.clone(),
+            agents: control.agents.clone(),
+            metrics,
+            host_id: control.host_id,
+            token: admin_token,
+            metrics_open: config.metrics_open,
+            is_loopback: config.admin_listen.ip().is_loopback(),
+            config_file: config.file.clone(),
+            geoip_database: config.geoip.database.clone(),
+        });
+        let app = Arc::new(App { config, clock, service, api, control, jobs, admin });
+        Self::open(app, hints, ticker, lock).await
     }
 
     async fn open(
         app: Arc<App>,
-        wakes: mpsc::UnboundedReceiver<Hint>,
-        pace: Ticker,
+        hints: mpsc::UnboundedReceiver<Hint>,
+        mode: Ticker,
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
-        enter_keys(&app).await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        app.keys.recall(&app.store).await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        app.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        let admission = Admission(app.connections.clone());
-        let api = (http::service(&app), admission, app.config.api.connections);
+        let database = |e: Error| ConfigError::new("database_url", Chain(&e));
+        record_keys(&app.service).await.map_err(database)?;
+        app.api.authentication.keys.recall(&app.service.store).await.map_err(database)?;
+        app.service.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
+        let admission = Admission(app.control.connections.clone());
+        let agents = gateway::router(&app.control);
+        let api = (http::service(&app.api, vec![agents]), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
-        let admin = (admin::service(&app), listener::timeouts(), ADMIN_CONNECTIONS);
+        let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
         let workers = vec![
-            tokio::spawn(ticker::run(app.clone(), wakes, pace)),
-            tokio::spawn(deliveries::run(app.clone())),
-            tokio::spawn(domain_checks::run(app.clone())),
+            tokio::spawn(ticker::run(app.jobs.clone(), hints, mode)),
+            tokio::spawn(deliveries::run(app.jobs.clone())),
+            tokio::spawn(domain_checks::run(app.jobs.clone())),
         ];
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }
-        tracing::info!(%address, %admin_address, nodes = app.nodes.ids().count(), "ready");
+        tracing::info!(%address, %admin_address, nodes = app.service.nodes.ids().count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
 
     /// Ends what runs: agents are told to come back, requests end, what was counted is kept.
     pub async fn stop(mut self) {
         let app = self.app.clone();
-        app.stop.cancel();
+        app.jobs.stop.cancel();
         self.servers.iter().for_each(|(handle, _)| handle.stop_graceful(GRACE));
         for (_, server) in self.servers.drain(..) {
             let _ = server.await;
@@ -209,14 +174,14 @@ impl Host {
         for worker in self.workers.drain(..) {
             let _ = worker.await;
         }
-        app.nodes.close().await;
-        if let Err(error) = ticker::end_sessions_of_nodes(&app).await {
+        app.service.nodes.close().await;
+        if let Err(error) = ticker::end_sessions_of_nodes(&app.jobs).await {
             tracing::warn!(error = %Chain(&error), "the host's end was not noted");
         }
-        app.tasks.close();
-        let _ = app.clock.timeout(GRACE, app.tasks.wait()).await;
-        app.policies.close();
-        app.store.close().await;
+        app.jobs.tasks.close();
+        let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
+        app.service.policies.close();
+        app.service.store.close().await;
         tracing::info!("stopped");
     }
 }
@@ -244,7 +209,7 @@ async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> 
 }
 
 /// What looks up names, and what sends events to them.
-fn open_courier(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, DeliveryWorker), ConfigError> {
+fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, DeliveryWorker), ConfigError> {
     let dns = Dns::new(config.dns.resolver).map_err(|e| ConfigError::new("dns.resolver", e))?;
     let webhooks = &config.webhooks;
     let networks = AddressPolicy { allow: webhooks.allow_networks.clone(), deny: webhooks.deny_networks.clone() };
@@ -276,13 +241,49 @@ async fn open_nodes(
     Ok(Nodes::new(nodes, countries, carried))
 }
 
+fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
+    let limits = &config.rate_limit;
+    Api {
+        service: service.clone(),
+        authentication: Authentication::new(service.clock.clone(), limits.failed_auth_per_minute),
+        rate_limits: Arc::new(RateLimits::new(limits.per_minute, limits.per_day)),
+        idempotency_locks: KeyedMutex::new(),
+        metrics: metrics.clone(),
+        clock: service.clock.clone(),
+        public_url: config.public_url(),
+        docs_url: config.docs_url(),
+        trusted_proxies: config.trusted_proxies.clone(),
+    }
+}
+
+fn control(
+    config: &Config,
+    service: &Arc<Service>,
+    metrics: &Metrics,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Control {
+    let (trusted_proxies, refused) = (config.trusted_proxies.clone(), metrics.connections.clone());
+    Control {
+        service: service.clone(),
+        agents: Arc::new(Gateway::new(config.api.agents, refused.clone())),
+        connections: Connections::new(config.api.connections_per_address, trusted_proxies.clone(), refused.clone()),
+        refused,
+        trusted_proxies,
+        host_id: service.clock.id(),
+        clock: service.clock.clone(),
+        stop: stop.clone(),
+        tasks: tasks.clone(),
+    }
+}
+
 /// Has the database know the host's keys. Where they are others than before, the tokens of leases hold
 /// no longer: what runs is given new ones.
-async fn enter_keys(app: &App) -> Result<()> {
-    if app.store.enter_keys().await? {
+async fn record_keys(service: &Service) -> Result<()> {
+    if service.store.enter_keys().await? {
         tracing::info!("secret_key_file has a new key; what runs is leased anew");
-        for node_id in app.nodes.ids() {
-            app.store.end_sessions_of_node(node_id, EndReason::NodeShutdown).await?;
+        for node_id in service.nodes.ids() {
+            service.store.end_sessions_of_node(node_id, EndReason::NodeShutdown).await?;
         }
     }
     Ok(())

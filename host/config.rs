@@ -21,35 +21,43 @@ pub const DEFAULT_FILE: &str = "culvert.toml";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The API, its documentation, and the agents' control channel.
+    /// Address of the API, its documentation and the agents' control channel.
     pub listen: SocketAddr,
-    /// Health, for the operator alone.
+    /// Address for the operator alone: `/healthz` and `/readyz`; with the token in `<data_dir>/admin.token` as
+    /// `Authorization: Bearer` also `/status`, `/metrics` (Prometheus), `/policies`, `/policies/reload` and
+    /// `/policies/rollback`.
     pub admin_listen: SocketAddr,
-    /// Where clients and agents reach `listen` [default: http://<listen>].
+    /// URL under which clients and agents reach `listen` (default: `http://<listen>`).
     pub public_url: Option<String>,
-    /// Where the documentation is [default: <public_url>/docs].
+    /// URL that problem records point to (default: `<public_url>/docs`).
     pub docs_url: Option<String>,
-    /// Everything that the host keeps on disk.
+    /// Folder for everything that the host keeps on disk. It is readable by the host's user alone (0700).
     pub data_dir: PathBuf,
-    /// `postgres://…` or `sqlite:<path>` [default: a SQLite file in data_dir].
+    /// `sqlite:<path>` or `postgres://<user>@<host>/<database>` (default: a SQLite file in `data_dir`). A
+    /// PostgreSQL server on another machine must show a certificate for its name, unless the URL says
+    /// `?sslmode=…`.
     pub database_url: Option<String>,
-    /// The host's own keys, made on a first start [default: secret.key in data_dir].
+    /// File with the host's own keys, made on the first start (default: `secret.key` in `data_dir`). A database
+    /// records which keys belong to it, and no host starts on it with others.
     pub secret_key_file: Option<PathBuf>,
-    /// The plan of new accounts and Teams.
+    /// Plan of new accounts and Teams.
     pub default_plan: String,
     pub rate_limit: RateLimit,
     pub api: ApiConfig,
     /// Whether `/metrics` answers without the operator's token.
     pub metrics_open: bool,
-    /// Peers whose `X-Forwarded-For` is believed.
+    /// Networks whose `X-Forwarded-For` header is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub node: NodeConfig,
-    /// More nodes in the same process: for machines with several public addresses.
+    /// `[[extra_node]]` entries with the fields of `node`: more nodes in the same process, on addresses or
+    /// ports of their own.
     pub extra_node: Vec<NodeConfig>,
     pub geoip: GeoipConfig,
     pub dns: DnsConfig,
     pub webhooks: WebhookConfig,
     pub log: LogConfig,
+    /// `[[policy]]` entries with `kind`, `module`, `sha256`, `mode`, `deadline_ms`, `memory_kib` and `settings`
+    /// (default: the three shipped modules). See the guide for operators of policies.
     pub policy: Vec<PolicyConfig>,
     pub decisions: RecordsConfig,
     /// The file that these settings were read from; it is read again for a reload.
@@ -67,50 +75,54 @@ pub struct RateLimit {
     pub per_minute: u32,
     /// Requests of one key in 24 hours.
     pub per_day: u32,
-    /// Failed authentications from one address in a minute.
+    /// Failed authentications and wrong enrolment codes of one address in a minute (IPv6: a /64). A key that
+    /// was used within a day is never refused by it.
     pub failed_auth_per_minute: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApiConfig {
-    /// Connections to `listen` at the same time, beside those of agents; more wait to be accepted.
+    /// Connections to `listen`; more wait to be accepted. Each has 10 s for a request's head (16 KiB always
+    /// fit, more than 32 KiB never), 60 s for a body, and 30 s to take a piece of an answer.
     pub connections: usize,
-    /// Of these, from one address (IPv6: /64). Those of `trusted_proxies` are not counted.
+    /// Connections from one address (IPv6: a /64), except for `trusted_proxies`.
     pub connections_per_address: usize,
-    /// Agents that are connected at the same time.
+    /// Agents that are connected.
     pub agents: usize,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
-    /// The name under which visitors and agents reach this node.
+    /// Name under which visitors and agents reach this node.
     pub hostname: String,
-    /// Where agents bring their data connections.
+    /// Address of the agents' data connections (TLS, with a pinned certificate).
     pub listen: SocketAddr,
-    /// The address that public ports are bound to.
+    /// Address that public ports are bound to.
     pub bind: IpAddr,
+    /// Range of public ports.
     pub ports: PortRange,
-    /// Visitors at the same time, of all tunnels together.
+    /// Visitors of all tunnels at the same time; one more is reset.
     #[serde(default = "NodeConfig::default_visitors")]
     pub visitors: usize,
     /// Visitors of one tunnel at the same time.
     #[serde(default = "NodeConfig::default_visitors_per_tunnel")]
     pub visitors_per_tunnel: usize,
-    /// Visitors of one tunnel from one address (IPv6: /64) at the same time.
+    /// Visitors of one tunnel from one address (IPv6: a /64) at the same time.
     #[serde(default = "NodeConfig::default_visitors_per_address")]
     pub visitors_per_address: usize,
-    /// MiB of all buffers that visitors' bytes are in.
+    /// MiB of all buffers together. A connection that cannot have more goes on with what it has.
     #[serde(default = "NodeConfig::default_buffer_mib")]
     pub buffer_mib: usize,
-    /// The share of the process's file descriptors that is kept for the API and the agents.
+    /// Share of the process's file descriptors that is kept for the API and the agents, from 0 to 1. Visitors
+    /// wait meanwhile.
     #[serde(default = "NodeConfig::default_descriptor_reserve")]
     pub descriptor_reserve: f64,
-    /// Agents' connections that have not proved a lease yet.
+    /// Agents' connections that have not proved a lease yet; the oldest one is closed for a new one.
     #[serde(default = "NodeConfig::default_unproven")]
     pub unproven: usize,
-    /// Of these, from one address (IPv6: /64).
+    /// Of these, connections from one address (IPv6: a /64).
     #[serde(default = "NodeConfig::default_unproven_per_address")]
     pub unproven_per_address: usize,
 }
@@ -148,23 +160,25 @@ impl NodeConfig {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GeoipConfig {
-    /// A MaxMind database with countries (`.mmdb`); it is read again when it changes.
+    /// A MaxMind database with countries (`.mmdb`), read again when it changes. Without one, GeoIP rules are
+    /// stored and `enforced` is false.
     pub database: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DnsConfig {
-    /// The resolver to ask, `<address>:<port>` [default: those of the operating system].
+    /// Resolver for the hosts of webhooks and for custom domains, `<address>:<port>` (default: those of the
+    /// operating system).
     pub resolver: Option<SocketAddr>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookConfig {
-    /// Networks that endpoints may be in although they are not public.
+    /// Networks that webhooks may be sent to although they are not public.
     pub allow_networks: Vec<IpNet>,
-    /// Networks that no endpoint may be in; they win over `allow_networks`.
+    /// Networks that no webhook is sent to; they take precedence over `allow_networks`.
     pub deny_networks: Vec<IpNet>,
     /// A PEM file of authorities that are trusted beside those of the operating system.
     pub extra_root_certificates: Option<PathBuf>,
@@ -173,6 +187,7 @@ pub struct WebhookConfig {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
+    /// `text` or `json`. `RUST_LOG` sets the level.
     pub format: LogFormat,
 }
 

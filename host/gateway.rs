@@ -1,12 +1,10 @@
-//! The agents' side of the host: who enrols, who is connected, and what becomes of commands.
+//! The agents' side of the host: who is connected, and what becomes of commands.
 //!
-//! Every connected device has one task ([`life`]), which holds what the database says against what
-//! it has told the agent, whenever it is woken. Being woken is a matter of speed: it also looks at
-//! every sign of life of the agent.
+//! Every connected device has one task (`connection`). It compares the database with what it has sent to the
+//! agent, on every hint and on every frame of the agent. Losing a hint costs time only.
 
 mod commands;
 mod connection;
-mod enrol;
 pub mod grant;
 mod handshake;
 mod local;
@@ -18,20 +16,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use culvert_wire::client_network::client_address;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, PROTOCOL};
-use culvert_wire::enrolment::ENROL_PATH;
+use ipnet::IpNet;
 use salvo::http::StatusError;
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::app::App;
-use crate::http::middleware::auth::client_address;
+use crate::http::listener::Connections;
 use crate::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use crate::metrics::ConnectionRefusals;
+use crate::service::Service;
 use crate::store::presence::Connection;
 use culvert_wire::unproven::{self, Unproven};
 
@@ -40,10 +40,25 @@ use pace::Paces;
 /// When agents are to come back to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
 
-pub fn router(app: &Arc<App>) -> Router {
-    Router::new()
-        .push(Router::with_path(ENROL_PATH.trim_start_matches('/')).post(enrol::Enrolment(app.clone())))
-        .push(Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(app.clone())))
+/// What agents are served with.
+pub struct Control {
+    pub service: Arc<Service>,
+    pub agents: Arc<Gateway>,
+    /// The connections to the listener: one that has become an agent's counts there no longer.
+    pub connections: Arc<Connections>,
+    pub refused: ConnectionRefusals,
+    /// Networks whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// New with every start.
+    pub host_id: Uuid,
+    pub clock: Clock,
+    pub stop: CancellationToken,
+    pub tasks: TaskTracker,
+}
+
+/// The agents' WebSocket.
+pub fn router(control: &Arc<Control>) -> Router {
+    Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(control.clone()))
 }
 
 /// Connections that have not proved which device they are of, and those of one client. Each has ten
@@ -144,21 +159,23 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Connect(Arc<App>);
+struct Connect(Arc<Control>);
 
 #[async_trait]
 impl Handler for Connect {
     async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let app = self.0.clone();
-        let Some(client) = client_address(req, &app.config.trusted_proxies) else { return };
-        let unproven = app.gateway.unproven.enter(client);
+        let control = self.0.clone();
+        let Some(peer) = req.remote_addr().ip() else { return };
+        let forwarded = req.headers().get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
+        let client = client_address(peer, forwarded, &control.trusted_proxies);
+        let unproven = control.agents.unproven.enter(client);
         let peer = req.remote_addr().clone().into_std();
         let upgrade =
             WebSocketUpgrade::new().protocols(&[PROTOCOL]).max_message_size(FRAME_LIMIT).max_frame_size(FRAME_LIMIT);
-        let tasks = app.tasks.clone();
+        let tasks = control.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
-                let life = connection::serve_connection(app, socket, Stranger { peer, unproven });
+                let life = connection::serve_connection(control, socket, Stranger { peer, unproven });
                 // Shutdown waits for the farewell.
                 let _ = tasks.spawn(life).await;
             })

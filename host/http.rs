@@ -3,12 +3,14 @@
 pub mod access;
 pub mod account;
 pub mod body;
+pub mod book;
 pub mod call;
 pub mod catalog;
 pub mod devices;
 pub mod docs;
 pub mod domains;
 pub mod endpoint;
+pub mod enrolment;
 pub mod listener;
 pub mod middleware;
 pub mod openapi;
@@ -24,30 +26,52 @@ pub mod webhooks;
 
 use std::sync::Arc;
 
+use culvert_wire::clock::Clock;
+use culvert_wire::enrolment::ENROL_PATH;
+use ipnet::IpNet;
 use salvo::catcher::Catcher;
 use salvo::http::StatusCode;
 use salvo::prelude::CatchPanic;
-use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, Service, async_trait};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
+use uuid::Uuid;
 
-use crate::app::App;
-use crate::gateway;
-use middleware::auth::Auth;
+use crate::keyed_mutex::KeyedMutex;
+use crate::metrics::Metrics;
+use crate::service::Service;
+use enrolment::Enrolment;
+use middleware::auth::{Auth, Authentication};
 use middleware::drain::DrainRequestBody;
 use middleware::headers::Headers;
-use middleware::rate_limit::RateLimit;
+use middleware::rate_limit::{RateLimit, RateLimits};
 use middleware::trace::{RequestId, Trace};
 
-/// Everything that is served on `listen`.
-pub fn service(app: &Arc<App>) -> Service {
-    let router = Router::new().push(routes::router(app)).push(docs::router(app)).push(gateway::router(app));
-    Service::new(router)
-        .hoop(Trace(app.clone()))
-        .hoop(Headers(app.clone()))
-        .hoop(DrainRequestBody(app.clone()))
+/// What requests are served with.
+pub struct Api {
+    pub service: Arc<Service>,
+    pub authentication: Authentication,
+    pub rate_limits: Arc<RateLimits>,
+    /// Requests with the same Idempotency-Key, one after the other.
+    pub idempotency_locks: KeyedMutex<(Uuid, String)>,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+    pub public_url: String,
+    pub docs_url: String,
+    /// Networks whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// Everything that is served on `listen`: the API, its documentation, enrolment, and what else `more` routes to.
+pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
+    let enrol = Router::with_path(ENROL_PATH.trim_start_matches('/')).post(Enrolment(api.clone()));
+    let router = Router::new().push(routes::router(api)).push(docs::router(api)).push(enrol).append(&mut { more });
+    salvo::Service::new(router)
+        .hoop(Trace(api.clone()))
+        .hoop(Headers(api.clone()))
+        .hoop(DrainRequestBody(api.clone()))
         .hoop(CatchPanic::new())
-        .hoop(Auth(app.clone()))
-        .hoop(RateLimit(app.clone()))
-        .catcher(Catcher::default().hoop(Problems(app.clone())))
+        .hoop(Auth(api.clone()))
+        .hoop(RateLimit(api.clone()))
+        .catcher(Catcher::default().hoop(Problems(api.clone())))
 }
 
 /// Whether a page for people is here, or the description of the API.
@@ -79,7 +103,7 @@ pub fn auth_requirement(path: &str) -> AuthRequirement {
 }
 
 /// What the framework answers by itself, as problems: unknown routes, wrong methods, panics.
-struct Problems(Arc<App>);
+struct Problems(Arc<Api>);
 
 #[async_trait]
 impl Handler for Problems {

@@ -11,7 +11,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::app::App;
 use crate::node::bounds::Refusals;
 use culvert_domain::usage::Traffic;
 use culvert_domain::webhook::Outcome;
@@ -178,17 +177,26 @@ impl Metrics {
     }
 
     /// Everything, now.
-    pub fn text(&self, app: &App) -> String {
+    pub fn text(&self, gauges: Gauges) -> String {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.agents.set(gauge(app.gateway.connected()));
-        self.tunnels.set(gauge(app.nodes.tunnels()));
-        self.visitors.set(gauge(app.nodes.visitors()));
-        self.node_buffers.set(gauge(app.nodes.buffer_bytes()));
+        self.agents.set(gauge(gauges.agents));
+        self.tunnels.set(gauge(gauges.tunnels));
+        self.visitors.set(gauge(gauges.visitors));
+        self.node_buffers.set(gauge(gauges.buffer_bytes));
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = text::encode(&mut text, &self.registry);
         text
     }
+}
+
+/// What there is at this moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Gauges {
+    pub agents: usize,
+    pub tunnels: usize,
+    pub visitors: usize,
+    pub buffer_bytes: usize,
 }
 
 impl Default for Metrics {

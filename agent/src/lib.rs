@@ -1,10 +1,9 @@
-//! The agent of a Culvert device, and what it shares with host and node.
+//! The agent of a Culvert device.
 //!
-//! Shared: the [`wire`] between them, the [`clock`], the [`pipe`] that carries visitors' bytes, and
-//! [`tls`]. The agent itself is [`agent`]: one task that listens to the host ([`link`]), to people at
-//! the device ([`local`]) and to its tunnels ([`tunnel`]). What must survive a crash is on disk
-//! before anything is done about it ([`state`], [`journal`], [`consent`], [`targets`],
-//! [`agreed`], [`stopped`]).
+//! [`agent`] is one task that listens to the host ([`host_connection`]), to people at the device ([`ipc`]) and to
+//! its tunnels ([`tunnel`]). What must survive a crash is on disk before anything is done about it ([`state_dir`],
+//! [`journal`], [`consent`], [`targets`], [`approved_targets`], [`pending_stops`]). What it shares with host and
+//! node is the crate `culvert-wire`.
 
 #![deny(unsafe_code)]
 

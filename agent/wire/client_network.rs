@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
+
 /// The address itself for IPv4; for IPv6 its /64, which one client has to itself.
 pub fn prefix(address: IpAddr) -> IpAddr {
     network(address, 32, 64)
@@ -17,6 +19,27 @@ pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
             IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::MAX.checked_shr(v6).unwrap_or(0)))
         }
     }
+}
+
+/// The client's address: the peer's, or what trusted proxies say it is, by the values of the `X-Forwarded-For`
+/// headers in their order.
+pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a str>, trusted: &[IpNet]) -> IpAddr {
+    let peer = peer.to_canonical();
+    let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
+    if !is_trusted(&peer) {
+        return peer;
+    }
+    // Each proxy adds, at the end, the address it was asked from.
+    let hops: Vec<&str> = forwarded.flat_map(|list| list.split(',')).map(str::trim).collect();
+    let mut client = peer;
+    for hop in hops.iter().rev() {
+        let Ok(address) = hop.parse::<IpAddr>() else { break };
+        client = address.to_canonical();
+        if !is_trusted(&client) {
+            break;
+        }
+    }
+    client
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use tokio::process::{Child, Command};
 use uuid::Uuid;
 
 use super::{CliError, refused, serve};
-use crate::app::{App, Host, Ticker};
+use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
+use crate::jobs::Ticker;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_policy::load::chain::Trust;
@@ -149,8 +150,9 @@ async fn first_account(app: &App) -> Result<(String, String), CliError> {
     let key = ApiKey::generate(&app.clock);
     let code = EnrolmentCode::generate(&app.clock);
     let (made, hash) = (key.clone(), EnrolmentCode::hash(code.reveal()));
-    let known = app.store.account_by_email(EMAIL).await?;
-    app.store
+    let known = app.service.store.account_by_email(EMAIL).await?;
+    app.service
+        .store
         .write(None, move |write| {
             Box::pin(async move {
                 let account_id = match known {

@@ -10,8 +10,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{CliError, refused};
-use crate::app::{App, Host, Ticker};
+use crate::app::{App, Host};
 use crate::config::{Config, LogFormat};
+use crate::jobs::Ticker;
 use crate::policies;
 
 pub async fn run(config: Config) -> Result<(), CliError> {
@@ -35,7 +36,7 @@ pub async fn run(config: Config) -> Result<(), CliError> {
 /// Reloads the policies at every SIGHUP. How that went is in the log and in `culvert policy status`.
 async fn reload_on(mut hangup: Signal, app: Arc<App>) {
     while hangup.recv().await.is_some() {
-        let _ = policies::reload(&app.policies, app.config.file.as_deref()).await;
+        let _ = policies::reload(&app.service.policies, app.config.file.as_deref()).await;
     }
 }
 

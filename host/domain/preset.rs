@@ -8,7 +8,7 @@ use super::tunnel::Protocol;
 string_enum! {
     PresetCategory {
         Game "game",
-        App "app",
+        Application "app",
     }
 }
 

@@ -14,10 +14,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use super::Control;
 use super::commands::{self, BeginDecision};
 use super::handshake::{self, AcceptedConnection};
 use super::{BUSY_FOR, ConnectionHandle, Stranger, local};
-use crate::app::App;
 use crate::store::Write;
 use crate::store::presence::Connection;
 use crate::store::sessions::Lease;
@@ -66,23 +66,23 @@ enum End {
     Store(#[from] Error),
 }
 
-pub async fn serve_connection(app: Arc<App>, socket: WebSocket, stranger: Stranger) {
-    let mut link = AgentSocket::new(socket, app.clock.clone());
+pub async fn serve_connection(control: Arc<Control>, socket: WebSocket, stranger: Stranger) {
+    let mut link = AgentSocket::new(socket, control.clock.clone());
     let (peer, evicted) = (stranger.peer, stranger.unproven.evicted.clone());
-    let greeted = app.clock.timeout(HELLO_WITHIN, handshake(&app, &mut link, stranger));
+    let greeted = control.clock.timeout(HELLO_WITHIN, handshake(&control, &mut link, stranger));
     let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
         return tracing::debug!("a connection had to go before it proved whose it is");
     };
     if let (Ok(Ok(_)), Some(peer)) = (&greeted, peer) {
-        app.connections.release(peer);
+        control.connections.release(peer);
     }
     match greeted {
         Ok(Ok((arrived, public_key, _place))) => {
             let span = tracing::info_span!("agent", device_id = %arrived.connection.device_id);
-            AgentConnection::new(app, link, arrived, public_key).run().instrument(span).await;
+            AgentConnection::new(control, link, arrived, public_key).run().instrument(span).await;
         }
         Ok(Err(end @ (End::Full | End::TooOften))) => {
-            app.metrics.connections.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
+            control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
             let reconnect_after_ms = BUSY_FOR.as_millis() as u64;
             let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
         }
@@ -106,26 +106,26 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 async fn handshake(
-    app: &App,
+    control: &Control,
     link: &mut AgentSocket,
     stranger: Stranger,
 ) -> Result<(AcceptedConnection, Vec<u8>, OwnedSemaphorePermit), End> {
-    let nonce = app.clock.random::<32>();
+    let nonce = control.clock.random::<32>();
     link.send(&ToAgent::Challenge { nonce: Base64Bytes(nonce.into()) }).await?;
     let ToHost::Hello(hello) = link.receive().await? else {
         return Err(End::Protocol("its first frame is no hello".into()));
     };
     let hello: Hello = *hello;
-    let enrolled = handshake::identify(app, &hello, &nonce).await?;
+    let enrolled = handshake::identify(control, &hello, &nonce).await?;
     drop(stranger);
-    let place = app.gateway.agents.clone().try_acquire_owned().map_err(|_| End::Full)?;
+    let place = control.agents.agents.clone().try_acquire_owned().map_err(|_| End::Full)?;
     let public_key = enrolled.public_key.clone();
-    let _turn = app.gateway.turn_to_connect(hello.device_id, &app.clock).await.ok_or(End::TooOften)?;
-    Ok((handshake::accept(app, enrolled, hello).await?, public_key, place))
+    let _turn = control.agents.turn_to_connect(hello.device_id, &control.clock).await.ok_or(End::TooOften)?;
+    Ok((handshake::accept(control, enrolled, hello).await?, public_key, place))
 }
 
 struct AgentConnection {
-    app: Arc<App>,
+    control: Arc<Control>,
     link: AgentSocket,
     entry: ConnectionHandle,
     connection: Connection,
@@ -138,11 +138,11 @@ struct AgentConnection {
 }
 
 impl AgentConnection {
-    fn new(app: Arc<App>, link: AgentSocket, arrived: AcceptedConnection, public_key: Vec<u8>) -> Self {
+    fn new(control: Arc<Control>, link: AgentSocket, arrived: AcceptedConnection, public_key: Vec<u8>) -> Self {
         let AcceptedConnection { connection, scope_id, boot_id, consent, held } = arrived;
-        let entry = app.gateway.enter(connection);
+        let entry = control.agents.enter(connection);
         let sent = SentState::of(consent);
-        Self { app, link, entry, connection, scope_id, boot_id, held, public_key, sent }
+        Self { control, link, entry, connection, scope_id, boot_id, held, public_key, sent }
     }
 
     async fn run(mut self) {
@@ -156,7 +156,7 @@ impl AgentConnection {
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
             let _ = self.link.send(&ToAgent::Goodbye { reason: reason.clone(), reconnect_after_ms }).await;
         }
-        self.app.gateway.leave(self.connection);
+        self.control.agents.leave(self.connection);
         let for_good = match end {
             End::Goodbye => Some(OfflineReason::Shutdown),
             End::NotAllowed => Some(OfflineReason::NotAllowed),
@@ -173,8 +173,8 @@ impl AgentConnection {
         for lease in self.leases_of_this_boot().await? {
             grants.extend(self.serve_and_grant(&lease).await.ok());
         }
-        let now = self.app.clock.moment();
-        self.app.gateway.paces.of(self.connection.device_id, now, |pace| pace.welcome(grants.len(), now));
+        let now = self.control.clock.moment();
+        self.control.agents.paces.of(self.connection.device_id, now, |pace| pace.welcome(grants.len(), now));
         let welcome = Welcome {
             connection_epoch: self.connection.epoch,
             heartbeat_ms: HEARTBEAT.as_millis() as u64,
@@ -188,15 +188,16 @@ impl AgentConnection {
     }
 
     async fn listen(&mut self) -> End {
-        let (app, clock) = (self.app.clone(), self.app.clock.clone());
-        let (woken, replaced, stop) = (self.entry.woken.clone(), self.entry.replaced.clone(), self.app.stop.clone());
+        let (control, clock) = (self.control.clone(), self.control.clock.clone());
+        let (woken, replaced, stop) =
+            (self.entry.woken.clone(), self.entry.replaced.clone(), self.control.stop.clone());
         let mut heard = clock.moment();
         loop {
             let step = tokio::select! {
                 biased;
                 () = stop.cancelled() => Err(End::Stopping),
                 () = replaced.cancelled() => Err(End::Replaced),
-                frame = paced(&mut self.link, &app, self.connection.device_id) => {
+                frame = paced(&mut self.link, &control, self.connection.device_id) => {
                     heard = clock.moment();
                     match frame {
                         Ok(frame) => self.on_frame(frame).await,
@@ -252,10 +253,10 @@ impl AgentConnection {
 
     /// A heartbeat: the device is there, and its leases hold for another term.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
-        if !self.app.store.is_current(self.connection).await? {
+        if !self.control.service.store.is_current(self.connection).await? {
             return Err(End::Replaced);
         }
-        self.app.gateway.record_seen(self.connection, self.app.clock.now());
+        self.control.agents.record_seen(self.connection, self.control.clock.now());
         let asked = lease_ids.clone();
         let renewed = if asked.is_empty() {
             Vec::new()
@@ -270,8 +271,8 @@ impl AgentConnection {
         }
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
         let boot_id = self.boot_id;
-        if self.app.store.has_pending_resumes(self.scope_id, self.connection.device_id).await?
-            && local::plan_is_known(&self.app, self.scope_id).await?
+        if self.control.service.store.has_pending_resumes(self.scope_id, self.connection.device_id).await?
+            && local::plan_is_known(&self.control, self.scope_id).await?
         {
             self.write(move |write, device| Box::pin(handshake::resume_tunnels(write, device, boot_id))).await?;
         }
@@ -295,7 +296,7 @@ impl AgentConnection {
             }
             BeginDecision::Proceed { session_id: Some(session_id) } => session_id,
         };
-        let lease = self.app.store.lease(session_id).await?;
+        let lease = self.control.service.store.lease(session_id).await?;
         let offered = match &lease {
             Some(lease) => self.serve_and_grant(lease).await,
             None => Err("The tunnel's lease ended before the start was done.".into()),
@@ -323,7 +324,7 @@ impl AgentConnection {
     /// read of it.
     async fn close_ports(&mut self, operation_id: Uuid) -> Result<(), End> {
         let device_id = self.connection.device_id;
-        let operations = self.app.store.active_operations(device_id).await?;
+        let operations = self.control.service.store.active_operations(device_id).await?;
         let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
             return Ok(());
         };
@@ -332,8 +333,9 @@ impl AgentConnection {
             RemoteAction::StopAll => true,
             _ => false,
         };
-        for lease in self.app.store.leases_of_device(device_id).await?.iter().filter(|lease| stopped(lease)) {
-            self.app.nodes.end(lease).await;
+        for lease in self.control.service.store.leases_of_device(device_id).await?.iter().filter(|lease| stopped(lease))
+        {
+            self.control.service.nodes.end(lease).await;
         }
         Ok(())
     }
@@ -352,19 +354,19 @@ impl AgentConnection {
     }
 
     async fn on_start(&mut self, request_id: Uuid, tunnel: String) -> Result<(), End> {
-        let now = self.app.clock.moment();
-        let may_start = self.app.gateway.paces.of(self.connection.device_id, now, |pace| {
+        let now = self.control.clock.moment();
+        let may_start = self.control.agents.paces.of(self.connection.device_id, now, |pace| {
             let may_start = pace.starts.wait(now).is_none();
             pace.starts.take(u32::from(may_start), now);
             may_start
         });
         if !may_start {
-            self.app.metrics.connections.count("starts");
+            self.control.refused.count("starts");
             let failure = Failure::new("rate_limited", "This device starts tunnels too often; try again in a second.");
             return self.link.send(&ToAgent::Answer { request_id, outcome: Err(failure) }).await;
         }
         let device = self.device().await?;
-        let wish = local::start(&self.app, device, self.boot_id, &tunnel).await?;
+        let wish = local::start(&self.control, device, self.boot_id, &tunnel).await?;
         let outcome = match wish {
             Ok(session_id) => self.grant_local_start(session_id).await?,
             Err(failure) => Err(failure),
@@ -373,7 +375,7 @@ impl AgentConnection {
     }
 
     async fn grant_local_start(&mut self, session_id: Uuid) -> Result<Result<Option<Grant>, Failure>, End> {
-        let Some(lease) = self.app.store.lease(session_id).await? else { return Ok(Ok(None)) };
+        let Some(lease) = self.control.service.store.lease(session_id).await? else { return Ok(Ok(None)) };
         match self.serve_and_grant(&lease).await {
             Ok(grant) => Ok(Ok(Some(grant))),
             Err(detail) => {
@@ -401,7 +403,7 @@ impl AgentConnection {
     }
 
     async fn device(&mut self) -> Result<Device, End> {
-        let device = self.app.store.device(self.scope_id, self.connection.device_id).await?;
+        let device = self.control.service.store.device(self.scope_id, self.connection.device_id).await?;
         let device = device.ok_or(End::Removed)?;
         if device.owner_active { Ok(device) } else { Err(End::NotAllowed) }
     }
@@ -414,8 +416,8 @@ impl AgentConnection {
     {
         let (connection, scope_id) = (self.connection, self.scope_id);
         // Before a connection to the database is taken: who waits for a scope waits outside of it.
-        let _turn = self.app.scopes.lock(scope_id).await;
-        let written = self.app.store.write(Some(scope_id), move |write| {
+        let _turn = self.control.service.scope_locks.lock(scope_id).await;
+        let written = self.control.service.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 if !write.is_current(connection).await? {
                     return Ok(Err(End::Replaced));
@@ -433,8 +435,9 @@ impl AgentConnection {
     /// be back before its leases end.
     async fn record_disconnect(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
-        let _turn = self.app.scopes.lock(self.scope_id).await;
-        self.app
+        let _turn = self.control.service.scope_locks.lock(self.scope_id).await;
+        self.control
+            .service
             .store
             .write(Some(self.scope_id), move |write| {
                 Box::pin(async move {
@@ -462,8 +465,8 @@ fn truncate_detail(words: &str) -> String {
 }
 
 /// The next frame, as soon as the agent may say one.
-async fn paced(link: &mut AgentSocket, app: &App, device_id: Uuid) -> Result<ToHost, End> {
-    let (paces, clock) = (&app.gateway.paces, &app.clock);
+async fn paced(link: &mut AgentSocket, control: &Control, device_id: Uuid) -> Result<ToHost, End> {
+    let (paces, clock) = (&control.agents.paces, &control.clock);
     let now = clock.moment();
     if let Some(wait) = paces.of(device_id, now, |pace| pace.frames.wait(now)) {
         clock.sleep(wait).await;

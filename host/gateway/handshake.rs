@@ -7,9 +7,9 @@ use culvert_wire::control::{
 use culvert_wire::signature::verify;
 use uuid::Uuid;
 
+use super::Control;
 use super::connection::MORE_IDS;
 use super::local;
-use crate::app::App;
 use crate::store::Write;
 use crate::store::devices::EnrolledDevice;
 use crate::store::presence::Connection;
@@ -29,9 +29,9 @@ pub struct AcceptedConnection {
 }
 
 /// The device of a hello, if its signature over the nonce is by the device's key.
-pub async fn identify(app: &App, hello: &Hello, nonce: &[u8]) -> Result<EnrolledDevice> {
+pub async fn identify(control: &Control, hello: &Hello, nonce: &[u8]) -> Result<EnrolledDevice> {
     let unknown = || Error::new(Code::NotFound, "This device is not enrolled here, or was removed.");
-    let enrolled = app.store.enrolled_device(hello.device_id).await?.ok_or_else(unknown)?;
+    let enrolled = control.service.store.enrolled_device(hello.device_id).await?.ok_or_else(unknown)?;
     let statement = connect_statement(hello.device_id, nonce);
     if !verify(&enrolled.public_key, &statement, &hello.signature.0) {
         return Err(unknown());
@@ -43,13 +43,14 @@ pub async fn identify(app: &App, hello: &Hello, nonce: &[u8]) -> Result<Enrolled
 }
 
 /// Lets a device in: from here on this connection is the one that counts.
-pub async fn accept(app: &App, enrolled: EnrolledDevice, hello: Hello) -> Result<AcceptedConnection> {
-    let host_id = app.host_id;
+pub async fn accept(control: &Control, enrolled: EnrolledDevice, hello: Hello) -> Result<AcceptedConnection> {
+    let host_id = control.host_id;
     let scope_id = enrolled.device.scope_id;
     let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
-    let resumes = local::plan_is_known(app, scope_id).await?;
-    let _turn = app.scopes.lock(scope_id).await;
-    let (connection, consent) = app
+    let resumes = local::plan_is_known(control, scope_id).await?;
+    let _turn = control.service.scope_locks.lock(scope_id).await;
+    let (connection, consent) = control
+        .service
         .store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {

@@ -4,7 +4,7 @@
 use culvert_wire::control::Failure;
 use uuid::Uuid;
 
-use crate::app::App;
+use super::Control;
 use crate::gate;
 use crate::store::Write;
 use culvert_domain::device::Device;
@@ -16,20 +16,22 @@ use culvert_domain::tunnel::{Protocol, Tunnel};
 pub type LocalStart = std::result::Result<Uuid, Failure>;
 
 /// Starts a tunnel, by id or name, on the device that asks.
-pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
-    let found = app.store.tunnels_by_name(device.scope_id, tunnel).await?;
+pub async fn start(control: &Control, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
+    let found = control.service.store.tunnels_by_name(device.scope_id, tunnel).await?;
     let tunnel_id = match found.as_slice() {
         [id] => *id,
         [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
         _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
     };
-    let plan = scope_plan(app, device.scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(&app.policies.pin(None), &plan)? else {
+    let plan = scope_plan(control, device.scope_id).await?;
+    let Some(entitlement) = gate::known_entitlement(&control.service.policies.pin(None), &plan)? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
         return Ok(Err(Failure::new("feature_not_available", detail)));
     };
-    let _turn = app.scopes.lock(device.scope_id).await;
-    app.store
+    let _turn = control.service.scope_locks.lock(device.scope_id).await;
+    control
+        .service
+        .store
         .write(Some(device.scope_id), move |write| {
             Box::pin(async move {
                 let Some(tunnel) = write.tunnel(device.scope_id, tunnel_id).await? else {
@@ -44,13 +46,13 @@ pub async fn start(app: &App, device: Device, boot_id: Uuid, tunnel: &str) -> Re
 }
 
 /// Whether some policy says what a scope's plan includes. Otherwise nothing runs for it.
-pub async fn plan_is_known(app: &App, scope_id: Uuid) -> Result<bool> {
-    let plan = scope_plan(app, scope_id).await?;
-    Ok(gate::known_entitlement(&app.policies.pin(None), &plan)?.is_some())
+pub async fn plan_is_known(control: &Control, scope_id: Uuid) -> Result<bool> {
+    let plan = scope_plan(control, scope_id).await?;
+    Ok(gate::known_entitlement(&control.service.policies.pin(None), &plan)?.is_some())
 }
 
-async fn scope_plan(app: &App, scope_id: Uuid) -> Result<String> {
-    let scope = app.store.scope(scope_id).await?;
+async fn scope_plan(control: &Control, scope_id: Uuid) -> Result<String> {
+    let scope = control.service.store.scope(scope_id).await?;
     Ok(scope.map(|scope| scope.plan).unwrap_or_default())
 }
 

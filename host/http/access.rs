@@ -53,7 +53,7 @@ impl From<Vec<FirewallRule>> for FirewallResponse {
 
 pub async fn firewall(call: Call, (): ()) -> HandlerResult<Single<FirewallResponse>> {
     let tunnel = tunnels::of(&call).await?;
-    let rules = call.app.store.firewall(tunnel.id).await?;
+    let rules = call.api.service.store.firewall(tunnel.id).await?;
     call.reply(Single(rules.into()))
 }
 
@@ -63,11 +63,11 @@ pub async fn replace_firewall(
 ) -> HandlerResult<Single<FirewallResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
     let answer =
         call.commit(admitted, change, |rules: Vec<FirewallRule>| Single(FirewallResponse::from(rules))).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
 
@@ -99,20 +99,20 @@ impl GeoipResponse {
 
 pub async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel = tunnels::of(&call).await?;
-    let rules = call.app.store.country_rules(tunnel.id).await?;
+    let rules = call.api.service.store.country_rules(tunnel.id).await?;
     call.reply(Single(GeoipResponse::new(rules, tunnel.node.knows_countries)))
 }
 
 pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };
     let answer = |replaced| {
         let ReplacedCountryRules { rules, enforced } = replaced;
         Single(GeoipResponse::new(rules, enforced))
     };
     let answer = call.commit(admitted, change, answer).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }

@@ -44,8 +44,8 @@ impl ServiceStatus {
 }
 
 pub async fn service(call: Call, (): ()) -> HandlerResult<Single<ServiceResponse>> {
-    let nodes = call.app.store.nodes().await?;
-    let documentation_url = call.app.docs_url.clone();
+    let nodes = call.api.service.store.nodes().await?;
+    let documentation_url = call.api.docs_url.clone();
     call.reply(Single(ServiceResponse { version: "v2", status: ServiceStatus::of(&nodes), documentation_url }))
 }
 
@@ -77,7 +77,7 @@ pub struct ScopeResponse {
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<AccountResponse>> {
-    let account = call.app.store.account(call.caller.account_id).await?.ok_or_else(Error::not_found)?;
+    let account = call.api.service.store.account(call.caller.account_id).await?.ok_or_else(Error::not_found)?;
     let scope = &call.caller.scope;
     let team = (scope.kind == ScopeKind::Team).then(|| scope.clone());
     call.reply(Single(AccountResponse {
@@ -140,7 +140,7 @@ impl BandwidthResponse {
 }
 
 pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<UsageResponse>> {
-    let (store, now) = (&call.app.store, call.app.clock.now());
+    let (store, now) = (&call.api.service.store, call.api.service.clock.now());
     let scope_id = call.caller.scope.id;
     let (total_tunnels, active_tunnels) = store.tunnel_counts(scope_id).await?;
     let bandwidth = BandwidthResponse::new(store.scope_bandwidth(scope_id).await?, now);

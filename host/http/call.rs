@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::page::ListQuery;
 use super::reply::{HandlerResult, List, Reply, ResponseShape};
-use crate::app::App;
 use crate::gate::{Body, Permit, RequestDraft};
+use crate::http::Api;
 use crate::store::commit::{Change, Committed};
 use crate::store::facts::Resource;
 use crate::store::idempotency::IdempotencyKey;
@@ -22,7 +22,7 @@ use culvert_policy::serve::pinned::Pinned;
 const DECISIONS: usize = 3;
 
 pub struct Call {
-    pub app: Arc<App>,
+    pub api: Arc<Api>,
     pub policies: Pinned,
     pub caller: Caller,
     pub action: Action,
@@ -56,14 +56,14 @@ impl Call {
     }
 
     pub fn page(&self) -> Result<Page> {
-        self.list().page(&self.query, self.app.store.secrets())
+        self.list().page(&self.query, self.api.service.store.secrets())
     }
 
     pub fn listed<T, R>(&self, rows: PageRows<T>, out: impl Fn(T) -> R) -> HandlerResult<List<R>>
     where
         List<R>: ResponseShape,
     {
-        let cursor = |place: CursorPosition| self.list().cursor(place, self.app.store.secrets());
+        let cursor = |place: CursorPosition| self.list().cursor(place, self.api.service.store.secrets());
         let next = rows.next.map(cursor);
         self.reply(List::new(rows.rows.into_iter().map(out).collect(), next))
     }
@@ -80,7 +80,7 @@ impl Call {
     /// `docs/develop/decisions/0001-order-of-checks.md`.
     pub async fn admit<D: RequestDraft>(&self, subject: Resource, body: Body<D>) -> Result<Admitted<D>> {
         let (permit, valid) =
-            self.app.gate.admit(&self.policies, &self.caller, self.action, subject, body.clone()).await?;
+            self.api.service.gate.admit(&self.policies, &self.caller, self.action, subject, body.clone()).await?;
         Ok(Admitted { permit, valid, body })
     }
 
@@ -99,16 +99,16 @@ impl Call {
         S: ResponseShape,
     {
         let Admitted { mut permit, mut valid, body } = admitted;
-        let _turn = self.app.scopes.lock(self.caller.scope.id).await;
+        let _turn = self.api.service.scope_locks.lock(self.caller.scope.id).await;
         for _ in 0..DECISIONS {
             let (answer, request_id) = (answer.clone(), self.request_id.clone());
             let render = move |done| answer(done).render(&request_id);
             let (shared, change) = (Arc::new(permit), Arc::new(change(valid)));
-            match self.app.store.commit(shared.clone(), change, self.claim.clone(), render).await? {
+            match self.api.service.store.commit(shared.clone(), change, self.claim.clone(), render).await? {
                 Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
                 Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
                 Committed::Stale => {
-                    (permit, valid) = self.app.gate.readmit(&self.policies, &shared, body.clone()).await?;
+                    (permit, valid) = self.api.service.gate.readmit(&self.policies, &shared, body.clone()).await?;
                 }
             }
         }

@@ -36,7 +36,7 @@ impl From<Node> for NodeResponse {
 }
 
 pub async fn nodes(call: Call, (): ()) -> HandlerResult<Single<Vec<NodeResponse>>> {
-    let nodes = call.app.store.nodes().await?;
+    let nodes = call.api.service.store.nodes().await?;
     call.reply(Single(nodes.into_iter().map(NodeResponse::from).collect()))
 }
 
@@ -73,7 +73,7 @@ impl From<Preset> for PresetResponse {
 }
 
 pub async fn presets(call: Call, (): ()) -> HandlerResult<Single<Vec<PresetResponse>>> {
-    let presets = call.app.store.presets().await?;
+    let presets = call.api.service.store.presets().await?;
     call.reply(Single(presets.into_iter().map(PresetResponse::from).collect()))
 }
 
@@ -96,7 +96,7 @@ impl From<PlatformDomain> for DomainResponse {
 }
 
 pub async fn domains(call: Call, (): ()) -> HandlerResult<Single<Vec<DomainResponse>>> {
-    let domains = call.app.store.platform_domains().await?;
+    let domains = call.api.service.store.platform_domains().await?;
     call.reply(Single(domains.into_iter().map(DomainResponse::from).collect()))
 }
 

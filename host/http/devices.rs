@@ -13,12 +13,12 @@ use culvert_domain::input::DevicePatch;
 use culvert_domain::operation::RemoteAction;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
-    let devices = call.app.store.devices(call.caller.scope.id, call.page()?).await?;
+    let devices = call.api.service.store.devices(call.caller.scope.id, call.page()?).await?;
     call.listed(devices, DeviceResponse::from)
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<DeviceResponse>> {
-    let device = call.app.store.device(call.caller.scope.id, call.id()?).await?.ok_or_else(Error::not_found)?;
+    let device = call.api.service.store.device(call.caller.scope.id, call.id()?).await?.ok_or_else(Error::not_found)?;
     call.reply(Single(device.into()))
 }
 

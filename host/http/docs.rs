@@ -1,10 +1,9 @@
 //! The documentation that the host serves by itself: the endpoints, and what every code means.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use pulldown_cmark::Options;
 use salvo::http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
 use salvo::http::{ResBody, StatusCode};
 use salvo::writing::Redirect;
@@ -12,9 +11,10 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::book;
 use super::openapi;
 use super::problem;
-use crate::app::App;
+use crate::http::Api;
 use culvert_domain::error::Code;
 
 /// How a receiver checks a signature, in Python.
@@ -30,15 +30,20 @@ def is_genuine(secret, headers, raw_body):
 const GUIDE: &str = include_str!("../../policies/README.md");
 const STYLE: &str = include_str!("docs.css");
 
-pub fn router(app: &Arc<App>) -> Router {
-    let document = openapi::document(&app.config.public_url(), &app.docs_url);
+pub fn router(api: &Arc<Api>) -> Router {
+    let document = openapi::document(&api.public_url, &api.docs_url);
     let fixed = |path: &str, rendered| {
         let page = Fixed(Arc::new(rendered));
         Router::with_path(path).get(page.clone()).head(page)
     };
-    let errors = Errors { app: app.clone(), rendered: Arc::default() };
+    let errors = Errors { api: api.clone(), rendered: Arc::default() };
     let document_text = serde_json::to_vec(&document).unwrap_or_default();
+    let pages = book::PAGES.iter().map(|page| {
+        let handler = BookPage { page, rendered: Arc::default() };
+        Router::with_path(page.path()).get(handler.clone()).head(handler)
+    });
     Router::new()
+        .append(&mut pages.collect())
         .get(ToDocs)
         .head(ToDocs)
         .push(fixed("docs", Rendered::page(&reference(&document))))
@@ -98,6 +103,21 @@ impl Handler for Fixed {
     }
 }
 
+/// A page of the book, rendered when it is first asked for.
+#[derive(Clone)]
+struct BookPage {
+    page: &'static book::Page,
+    rendered: Arc<OnceLock<Rendered>>,
+}
+
+#[async_trait]
+impl Handler for BookPage {
+    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let render = || Rendered::page(&layout(self.page.title(), PreEscaped(self.page.render())));
+        self.rendered.get_or_init(render).answer(req, res);
+    }
+}
+
 #[derive(Clone, Copy)]
 struct ToDocs;
 
@@ -111,7 +131,7 @@ impl Handler for ToDocs {
 /// The codes, those of the policies included: rendered anew when other policies decide.
 #[derive(Clone)]
 struct Errors {
-    app: Arc<App>,
+    api: Arc<Api>,
     /// With the generation that it tells of.
     rendered: Arc<Mutex<(u64, Option<Arc<Rendered>>)>>,
 }
@@ -125,12 +145,12 @@ impl Handler for Errors {
 
 impl Errors {
     fn current(&self) -> Arc<Rendered> {
-        let generation = self.app.policies.current().generation;
+        let generation = self.api.service.policies.current().generation;
         let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
         if rendered.0 != generation {
             *rendered = (generation, None);
         }
-        rendered.1.get_or_insert_with(|| Arc::new(Rendered::page(&errors(&self.app)))).clone()
+        rendered.1.get_or_insert_with(|| Arc::new(Rendered::page(&errors(&self.api)))).clone()
     }
 }
 
@@ -147,7 +167,7 @@ fn layout(title: &str, body: Markup) -> Markup {
             body {
                 header {
                     a href="/docs" { strong { "Culvert API" } }
-                    nav { a href="/docs" { "Reference" } a href="/docs/errors" { "Errors" } a href="/docs/policies" { "Policies" } a href=(openapi::PATH) { "OpenAPI" } }
+                    nav { a href="/docs/book" { "Documentation" } a href="/docs" { "Reference" } a href="/docs/errors" { "Errors" } a href="/docs/policies" { "Policies" } a href=(openapi::PATH) { "OpenAPI" } }
                 }
                 main { (body) }
             }
@@ -322,13 +342,11 @@ fn kind(schema: &Value) -> Markup {
 
 /// The guide for authors and operators of policies, as it stands in the repository.
 fn policies() -> Markup {
-    let mut page = String::new();
-    pulldown_cmark::html::push_html(&mut page, pulldown_cmark::Parser::new_ext(GUIDE, Options::ENABLE_TABLES));
-    layout("Policies – Culvert", PreEscaped(page))
+    layout("Policies – Culvert", PreEscaped(book::render("policies/README.md", GUIDE)))
 }
 
-fn errors(app: &App) -> Markup {
-    let policies = app.policies.current();
+fn errors(api: &Api) -> Markup {
+    let policies = api.service.policies.current();
     let own = |code: &str| Code::ALL.iter().any(|own| own.as_str() == code);
     layout(
         "Errors – Culvert API",

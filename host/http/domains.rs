@@ -77,7 +77,7 @@ impl CustomDomainResponse {
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<CustomDomainResponse>> {
     let tunnel = tunnels::of(&call).await?;
-    let domain = call.app.store.custom_domain(tunnel.id).await?;
+    let domain = call.api.service.store.custom_domain(tunnel.id).await?;
     call.reply(Single(CustomDomainResponse::new(domain, tunnel.cname_target())))
 }
 
@@ -85,7 +85,7 @@ pub async fn verify(call: Call, body: Body<input::VerifyDomain>) -> HandlerResul
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let target = tunnels::of(&call).await?.cname_target();
-    let found = call.app.guard.check_cname(&admitted.valid, &target).await;
+    let found = call.api.service.guard.check_cname(&admitted.valid, &target).await;
     let change = |domain| VerifyDomain { tunnel_id, domain, found: found.clone() };
     call.commit(admitted, change, move |domain| Single(CustomDomainResponse::new(Some(domain), target.clone()))).await
 }

@@ -14,8 +14,8 @@ use super::middleware::trace::{RequestId, Route};
 use super::path::Path;
 use super::problem;
 use super::routes::{BodyKind, Row};
-use crate::app::App;
 use crate::gate;
+use crate::http::Api;
 use crate::keyed_mutex::KeyedMutexGuard;
 use crate::store::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_domain::caller::Caller;
@@ -32,7 +32,7 @@ const IN_PROGRESS_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Endpoint {
-    pub app: Arc<App>,
+    pub api: Arc<Api>,
     pub row: Arc<Row>,
 }
 
@@ -42,7 +42,7 @@ impl Handler for Endpoint {
         depot.insert_typed(Route(self.row.path));
         match self.answer(req, depot).await {
             Ok((kept, replayed)) => write(res, kept, replayed),
-            Err(error) => problem::render(res, &error, &self.app.docs_url, RequestId::of(depot)),
+            Err(error) => problem::render(res, &error, &self.api.docs_url, RequestId::of(depot)),
         }
     }
 }
@@ -58,7 +58,7 @@ fn write(res: &mut Response, kept: StoredResponse, replayed: bool) {
 
 impl Endpoint {
     async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<(StoredResponse, bool)> {
-        let Self { app, row } = self;
+        let Self { api, row } = self;
         let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
         if !caller.permissions.contains(row.action.permission()) {
             let detail = format!("The key lacks the scope {}.", row.action.permission());
@@ -72,7 +72,7 @@ impl Endpoint {
         let body = match row.takes {
             BodyKind::Nothing => None,
             BodyKind::EmptyObject | BodyKind::Object => {
-                let read = app.clock.timeout(BODY_WITHIN, read_body(req, row.takes)).await;
+                let read = api.clock.timeout(BODY_WITHIN, read_body(req, row.takes)).await;
                 read.map_err(|_| Error::of(Code::RequestTimeout))??
             }
         };
@@ -86,7 +86,7 @@ impl Endpoint {
             return Ok((kept, true));
         }
         let call = Call {
-            app: app.clone(),
+            api: api.clone(),
             policies,
             caller,
             action: row.action,
@@ -113,15 +113,15 @@ impl Endpoint {
 
     async fn kept(&self, claim: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
         match claim {
-            Some(claim) => self.app.store.find_response(claim).await,
+            Some(claim) => self.api.service.store.find_response(claim).await,
             None => Ok(None),
         }
     }
 
     /// One request with a key at a time: the others get what it got.
     async fn wait_for_first(&self, claim: &IdempotencyKey) -> Result<KeyedMutexGuard> {
-        let turn = self.app.idempotency_locks.lock((claim.api_key_id, claim.key.clone()));
-        let waited = self.app.clock.timeout(IN_PROGRESS_WAIT, turn).await;
+        let turn = self.api.idempotency_locks.lock((claim.api_key_id, claim.key.clone()));
+        let waited = self.api.clock.timeout(IN_PROGRESS_WAIT, turn).await;
         waited.map_err(|_| Error::of(Code::IdempotencyInProgress).after(Duration::from_secs(1)))
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use culvert_wire::enrolment::{Enrol, Enrolled};
 use salvo::writing::Json;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
-use uuid::Uuid;
 
-use crate::app::App;
+use crate::http::Api;
 use crate::http::middleware::auth::client_address;
 use crate::http::middleware::trace::RequestId;
 use crate::http::problem;
+use crate::service::enrolment;
 use crate::store::devices::NewDevice;
 use culvert_domain::device::Description;
 use culvert_domain::error::{Code, Error, Fault, Result};
@@ -23,7 +23,7 @@ const BODY_LIMIT: usize = 16 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 const PUBLIC_KEY_BYTES: usize = 32;
 
-pub struct Enrolment(pub Arc<App>);
+pub struct Enrolment(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Enrolment {
@@ -35,23 +35,23 @@ impl Handler for Enrolment {
     }
 }
 
-async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
-    let client = client_address(req, &app.config.trusted_proxies);
+async fn enrol(api: &Api, req: &mut Request) -> Result<Enrolled> {
+    let client = client_address(req, &api.trusted_proxies);
     // Nobody is hurt by waiting: a person types a code.
-    if let Some(wait) = app.wrong_codes.is_over(client, app.clock.moment()) {
-        app.metrics.connections.count("codes");
+    if let Some(wait) = api.authentication.wrong_codes.is_over(client, api.clock.moment()) {
+        api.metrics.connections.count("codes");
         return Err(Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait));
     }
-    let enrol = read(app, req).await?;
+    let enrol = read(api, req).await?;
     let new = new_device(&enrol)?;
     let name = new.name.clone();
     let device_id = match EnrolmentCode::hash_of(&enrol.code) {
-        Some(hash) => redeem(app, hash, new).await?,
+        Some(hash) => enrolment::redeem(&api.service, hash, new).await?,
         // What cannot be a code is not looked for.
         None => None,
     };
     let Some(device_id) = device_id else {
-        app.wrong_codes.count(client, app.clock.moment());
+        api.authentication.wrong_codes.count(client, api.clock.moment());
         let message = "is not valid, was used already, or is older than ten minutes";
         return Err(Error::invalid(vec![Fault::new("code", message)]));
     };
@@ -59,30 +59,12 @@ async fn enrol(app: &App, req: &mut Request) -> Result<Enrolled> {
     Ok(Enrolled { device_id, name })
 }
 
-async fn read(app: &App, req: &mut Request) -> Result<Enrol> {
-    let body = app.clock.timeout(BODY_WITHIN, req.payload_with_max_size(BODY_LIMIT)).await;
+async fn read(api: &Api, req: &mut Request) -> Result<Enrol> {
+    let body = api.clock.timeout(BODY_WITHIN, req.payload_with_max_size(BODY_LIMIT)).await;
     let body = body.map_err(|_| Error::of(Code::RequestTimeout))?;
     let body = body.map_err(|error| Error::new(Code::InvalidJson, format!("The body could not be read: {error}.")))?;
     serde_json::from_slice(body)
         .map_err(|error| Error::new(Code::InvalidJson, format!("The body is no enrolment: {error}.")))
-}
-
-/// Makes a device of whoever has a good code.
-async fn redeem(app: &App, hash: [u8; 32], new: NewDevice) -> Result<Option<Uuid>> {
-    // A wrong code costs a look, and not a turn of those who write.
-    if !app.store.has_device_code(&hash).await? {
-        return Ok(None);
-    }
-    app.store
-        .write(None, move |write| {
-            Box::pin(async move {
-                match write.take_device_code(&hash).await? {
-                    Some((account_id, scope_id)) => Ok(Some(write.create_device(scope_id, account_id, &new).await?)),
-                    None => Ok(None),
-                }
-            })
-        })
-        .await
 }
 
 fn new_device(enrol: &Enrol) -> Result<NewDevice> {

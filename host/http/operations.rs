@@ -6,11 +6,11 @@ use crate::record::operation::OperationResponse;
 use culvert_domain::error::Error;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<OperationResponse>> {
-    let operations = call.app.store.operations(call.caller.scope.id, call.page()?).await?;
+    let operations = call.api.service.store.operations(call.caller.scope.id, call.page()?).await?;
     call.listed(operations, OperationResponse::from)
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<OperationResponse>> {
-    let operation = call.app.store.operation(call.caller.scope.id, call.id()?).await?;
+    let operation = call.api.service.store.operation(call.caller.scope.id, call.id()?).await?;
     call.reply(Single(operation.ok_or_else(Error::not_found)?.into()))
 }

@@ -37,18 +37,18 @@ impl ExtraPortResponse {
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortResponse>>> {
     let tunnel = tunnels::of(&call).await?;
-    let ports = call.app.store.extra_ports(tunnel.id).await?;
+    let ports = call.api.service.store.extra_ports(tunnel.id).await?;
     call.reply(Single(ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect()))
 }
 
 pub async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let change = |port| CreateExtraPort { tunnel_id, port };
     let answer = |(port, tunnel): (ExtraPort, Tunnel)| Created(ExtraPortResponse::new(port, &tunnel));
     let answer = call.commit(admitted, change, answer).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
 
@@ -65,9 +65,9 @@ pub struct DeletedResponse {
 pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let change = |()| DeleteExtraPort { tunnel_id, port_id };
     let answer = call.commit(admitted, change, |id| Single(DeletedResponse { id, deleted: true })).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }

@@ -13,8 +13,8 @@ use super::call::Call;
 use super::endpoint::Endpoint;
 use super::reply::{Reply, ResponseShape};
 use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
-use crate::app::App;
 use crate::gate::{Body, NoBody};
+use crate::http::Api;
 use crate::store::idempotency::StoredResponse;
 use culvert_domain::action::Action;
 use culvert_domain::error::Result;
@@ -244,7 +244,7 @@ macro_rules! methods {
 methods! { get GET post POST put PUT patch PATCH delete DELETE }
 
 /// The table as routes under `/v2`.
-pub fn router(app: &Arc<App>) -> Router {
+pub fn router(api: &Arc<Api>) -> Router {
     let mut router = Router::with_path("v2");
     for row in table() {
         let method = row.method.clone();
@@ -252,7 +252,7 @@ pub fn router(app: &Arc<App>) -> Router {
             "" => Router::new(),
             path => Router::with_path(path),
         };
-        let goal = Endpoint { app: app.clone(), row: Arc::new(row) };
+        let goal = Endpoint { api: api.clone(), row: Arc::new(row) };
         router = router.push(match method {
             Method::POST => route.post(goal),
             Method::PUT => route.put(goal),

@@ -165,19 +165,19 @@ impl From<&Device> for AuthorizedDeviceResponse {
 }
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<TunnelResponse>> {
-    let tunnels = call.app.store.tunnels(call.caller.scope.id, call.page()?).await?;
+    let tunnels = call.api.service.store.tunnels(call.caller.scope.id, call.page()?).await?;
     call.listed(tunnels, TunnelResponse::from)
 }
 
 pub async fn create(call: Call, body: Body<NewTunnel>) -> HandlerResult<Created<TunnelResponse>> {
     let admitted = call.admit(Resource::Scope, body).await?;
-    let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone()).await?;
+    let hash = call.api.service.passwords.hash(admitted.valid.basic_auth_password.clone()).await?;
     let change = |definition| CreateTunnel { definition, password_hash: hash.clone() };
     call.commit(admitted, change, |tunnel| Created(TunnelResponse::from(tunnel))).await
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailResponse>> {
-    let (store, scope_id) = (&call.app.store, call.caller.scope.id);
+    let (store, scope_id) = (&call.api.service.store, call.caller.scope.id);
     let tunnel = of(&call).await?;
     let devices = store.authorized_devices(scope_id, tunnel.id).await?;
     let current_device = match tunnel.running_on() {
@@ -199,7 +199,7 @@ pub async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailRespon
 pub async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single<TunnelResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let hash = call.app.hash_password(admitted.valid.basic_auth_password.clone().flatten()).await?;
+    let hash = call.api.service.passwords.hash(admitted.valid.basic_auth_password.clone().flatten()).await?;
     let change = |change| UpdateTunnel { tunnel_id, change, password_hash: hash.clone() };
     call.commit(admitted, change, |tunnel| Single(TunnelResponse::from(tunnel))).await
 }
@@ -217,10 +217,10 @@ pub struct DeletedResponse {
 pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let answer = |id| Single(DeletedResponse { id, deleted: true });
     let answer = call.commit(admitted, |()| DeleteTunnel { tunnel_id }, answer).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
 
@@ -288,9 +288,9 @@ pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> HandlerResult<A
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |node_id| MoveTunnel { tunnel_id, node_id };
     let answer = move |node_id| Accepted(MovingResponse { tunnel_id, node_id, status: TunnelStatus::Moving });
-    let app = call.app.clone();
+    let service = call.api.service.clone();
     let answer = call.commit(admitted, change, answer).await?;
-    app.nodes.apply(tunnel_id).await;
+    service.nodes.apply(tunnel_id).await;
     Ok(answer)
 }
 
@@ -305,8 +305,8 @@ pub struct TunnelUsageResponse {
 
 pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<TunnelUsageResponse>> {
     let tunnel_id = existing(&call).await?;
-    let as_of = call.app.clock.now();
-    let bandwidth = call.app.store.tunnel_bandwidth(call.caller.scope.id, tunnel_id).await?;
+    let as_of = call.api.service.clock.now();
+    let bandwidth = call.api.service.store.tunnel_bandwidth(call.caller.scope.id, tunnel_id).await?;
     call.reply(Single(TunnelUsageResponse { tunnel_id, bandwidth: BandwidthResponse::new(bandwidth, as_of), as_of }))
 }
 
@@ -329,8 +329,8 @@ pub struct SessionResponse {
 
 pub async fn sessions(call: Call, (): ()) -> HandlerResult<List<SessionResponse>> {
     let tunnel_id = existing(&call).await?;
-    let now = call.app.clock.now();
-    let sessions = call.app.store.sessions(call.caller.scope.id, tunnel_id, call.page()?).await?;
+    let now = call.api.service.clock.now();
+    let sessions = call.api.service.store.sessions(call.caller.scope.id, tunnel_id, call.page()?).await?;
     call.listed(sessions, |session| {
         let duration_seconds = session.duration_seconds(now);
         let Session { id, tunnel_id, device_id, node_id, started_at, ended_at, traffic, end_reason } = session;
@@ -357,6 +357,6 @@ async fn existing(call: &Call) -> Result<Uuid> {
 
 /// As [`existing`], with all that there is to it.
 pub(super) async fn of(call: &Call) -> Result<Tunnel> {
-    let tunnel = call.app.store.tunnel(call.caller.scope.id, call.id()?).await?;
+    let tunnel = call.api.service.store.tunnel(call.caller.scope.id, call.id()?).await?;
     tunnel.ok_or_else(Error::not_found)
 }

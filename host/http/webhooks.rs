@@ -60,15 +60,15 @@ impl From<Webhook> for WebhookResponse {
 }
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<WebhookResponse>> {
-    let webhooks = call.app.store.webhooks(call.caller.scope.id, call.page()?).await?;
+    let webhooks = call.api.service.store.webhooks(call.caller.scope.id, call.page()?).await?;
     call.listed(webhooks, WebhookResponse::from)
 }
 
 pub async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created<NewWebhookResponse>> {
     let admitted = call.admit(Resource::Scope, body).await?;
-    let id = call.app.clock.id();
-    let secret = format!("whsec_{}", STANDARD.encode(call.app.clock.random::<32>()));
-    let sealed = call.app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
+    let id = call.api.service.clock.id();
+    let secret = format!("whsec_{}", STANDARD.encode(call.api.service.clock.random::<32>()));
+    let sealed = call.api.service.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
     let change = |definition| CreateWebhook { id, definition, secret: sealed.clone() };
     call.commit(admitted, change, move |webhook| {
         Created(NewWebhookResponse { webhook: webhook.into(), secret: secret.clone() })
@@ -77,7 +77,7 @@ pub async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<WebhookResponse>> {
-    let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
+    let webhook = call.api.service.store.webhook(call.caller.scope.id, call.id()?).await?;
     call.reply(Single(webhook.ok_or_else(Error::not_found)?.into()))
 }
 
@@ -176,8 +176,8 @@ impl From<Attempt> for DeliveryResponse {
 }
 
 pub async fn deliveries(call: Call, (): ()) -> HandlerResult<List<DeliveryResponse>> {
-    let webhook = call.app.store.webhook(call.caller.scope.id, call.id()?).await?;
+    let webhook = call.api.service.store.webhook(call.caller.scope.id, call.id()?).await?;
     let webhook = webhook.ok_or_else(Error::not_found)?;
-    let attempts = call.app.store.attempts(webhook.id, call.page()?).await?;
+    let attempts = call.api.service.store.attempts(webhook.id, call.page()?).await?;
     call.listed(attempts, DeliveryResponse::from)
 }

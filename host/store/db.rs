@@ -77,7 +77,7 @@ pub enum Arg<'a> {
     Flag(bool),
     Text(Option<&'a str>),
     Bytes(&'a [u8]),
-    /// For [`by_ids`].
+    /// For `by_ids`.
     Ids(&'a [Uuid]),
 }
 

@@ -1,8 +1,8 @@
 //! Events on their way to webhook endpoints: written in the transaction that brings them about,
-//! taken up by a courier, settled by how the attempt came out.
+//! claimed by a delivery worker, settled by how the attempt came out.
 //!
 //! An event that no endpoint asks for is not written at all. The rows of one endpoint's deliveries
-//! change under the endpoint's own row's lock; a courier skips an endpoint that somebody else holds.
+//! change under the endpoint's own row's lock; a worker skips an endpoint that somebody else holds.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
@@ -28,7 +28,7 @@ use culvert_wire::tally::Tally;
 pub const IN_FLIGHT_PER_ENDPOINT: i64 = 2;
 /// The same, where the attempt that ended last was not answered in time.
 const IN_FLIGHT_PER_SLOW_ENDPOINT: i64 = 1;
-/// Attempts under way for one scope, at most: a quarter of a courier's, for a scope has up to 20 endpoints.
+/// Attempts under way for one scope, at most: a quarter of a worker's, for a scope has up to 20 endpoints.
 pub const IN_FLIGHT_PER_SCOPE: usize = 16;
 /// Deliveries that wait for one endpoint, at most. More are canceled as soon as they are made.
 pub const WAITING_PER_ENDPOINT: u32 = 10_000;
@@ -212,7 +212,7 @@ impl Write {
         Ok(())
     }
 
-    /// When a courier is to look at an endpoint next: as soon as something is due, or, while as much
+    /// When a worker is to look at an endpoint next: as soon as something is due, or, while as much
     /// as may be is under way, when it must have ended. An endpoint with a backlog is due from now on,
     /// and not since its backlog began: it waits its turn behind those that were due before.
     async fn set_due(&mut self, webhook_id: Uuid) -> Result<()> {

@@ -94,7 +94,7 @@ impl Write {
         Ok(())
     }
 
-    /// As [`Store::counts`].
+    /// As [`Store::is_current`].
     pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
         Ok(self.optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
     }

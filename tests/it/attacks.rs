@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use culvert::app::Ticker;
 use culvert::config::Config;
+use culvert::jobs::Ticker;
+use culvert::jobs::ticker;
 use culvert::store::Hint;
-use culvert::ticker;
 use culvert_agent::device::{Device, DeviceKey};
 use culvert_domain::caller::Role;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
@@ -164,7 +164,7 @@ fn has_control_characters(text: &str) -> bool {
 
 /// The lease of a tunnel, while there is one.
 async fn session_of(host: &TestHost, tunnel: Uuid) -> Option<Uuid> {
-    host.app.store.lease_of_tunnel(tunnel).await.unwrap().map(|lease| lease.session_id)
+    host.app.service.store.lease_of_tunnel(tunnel).await.unwrap().map(|lease| lease.session_id)
 }
 
 /// A place for the operator's programs beside a host of this process.
@@ -426,7 +426,7 @@ async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
     let distinct: HashSet<_> = revoked.iter().collect();
     assert!(distinct.len() == revoked.len() && !revoked.contains(&lease), "each at most once");
 
-    let until = async || stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
+    let until = async || stage.host.app.service.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
     stage.host.clock.advance(SECOND);
     let too_many = [most, vec![Uuid::from_u128(1000)]].concat();
     stage.wire.send(ToHost::Renew { sequence: 8, lease_ids: too_many }).await;
@@ -560,7 +560,7 @@ async fn agent_that_stops_reading_is_disconnected(engine: Engine) {
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     let (_, mut wire) = host.wired(&ada, ada.account_id).await;
-    assert_eq!(host.app.gateway.connected(), 1);
+    assert_eq!(host.app.control.agents.connected(), 1);
     let sent = AtomicUsize::new(0);
     // The answer to each repeats the name, so a few of them fill what lies between the two.
     let flood = async {
@@ -583,9 +583,9 @@ async fn agent_that_stops_reading_is_disconnected(engine: Engine) {
                 break;
             }
         }
-        assert_eq!(host.app.gateway.connected(), 1);
+        assert_eq!(host.app.control.agents.connected(), 1);
         host.clock.advance(10 * SECOND);
-        host.until(async || (host.app.gateway.connected() == 0).then_some(())).await;
+        host.until(async || (host.app.control.agents.connected() == 0).then_some(())).await;
     };
     within(SOON, async {
         tokio::select! {
@@ -1026,7 +1026,7 @@ async fn wrong_enrolment_codes_block_only_their_address(engine: Engine) {
         enrol_from(&host, "192.0.2.3", &wrong()).await;
     }
     // Without a store nobody can ask it.
-    host.app.store.close().await;
+    host.app.service.store.close().await;
     assert_eq!(enrol_from(&host, "192.0.2.3", &wrong()).await, 429);
     for none in ["", "guess", "AAAA-BBBB", "ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ", &"A".repeat(10_000)] {
         assert_eq!(enrol_from(&host, "192.0.2.4", none).await, 422, "{none}");
@@ -1058,7 +1058,7 @@ async fn unknown_api_keys_do_not_block_valid_key(engine: Engine) {
         ask_from(&unknown(&api), "192.0.2.1").await;
     }
     assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-    host.app.store.close().await;
+    host.app.service.store.close().await;
     assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
     assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "503 service_unavailable");
 }
@@ -1075,7 +1075,7 @@ async fn request_waiting_when_key_is_revoked_is_rejected(engine: Engine) {
     let (held, is_held) = oneshot::channel();
     let (let_go, go) = oneshot::channel::<()>();
     let key_id = ada.key_id.to_string();
-    let turn = host.app.store.write(Some(ada.account_id), move |write| {
+    let turn = host.app.service.store.write(Some(ada.account_id), move |write| {
         Box::pin(async move {
             held.send(()).unwrap();
             go.await.unwrap();
@@ -1124,7 +1124,7 @@ async fn rate_window_in_the_future_is_discarded(engine: Engine) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_auth_tracking_of_many_addresses_is_bounded() {
     let host = TestHost::start(Engine::Sqlite).await;
-    let (failed_auth, now) = (&host.app.failed_auth, host.clock.moment());
+    let (failed_auth, now) = (&host.app.api.authentication.failed_auth, host.clock.moment());
     let provider = "2001:db8::".parse::<Ipv6Addr>().unwrap().to_bits();
     for number in 0..100_000_u128 {
         failed_auth.count(Some(Ipv6Addr::from_bits(provider | number << 64).into()), now);
@@ -1269,7 +1269,7 @@ async fn wake_up_flood_does_not_delay_lease_expiry(engine: Engine) {
     for _ in 0..2_000 {
         wakes.send(Hint::Tunnel(tunnel)).unwrap();
     }
-    let relay = tokio::spawn(ticker::run(host.app.clone(), woken, Ticker::Auto));
+    let relay = tokio::spawn(ticker::run(host.app.jobs.clone(), woken, Ticker::Auto));
     let busy = async {
         for _ in 0..u64::MAX {
             wakes.send(Hint::Tunnel(tunnel)).unwrap();
@@ -1545,6 +1545,7 @@ async fn failed_handoff_does_not_restore_suspended_scope(engine: Engine) {
     let suspended = handoff
         .host
         .app
+        .service
         .store
         .write(Some(team), move |write| Box::pin(async move { write.suspend_scope(team, until).await }));
     suspended.await.unwrap();
@@ -1617,7 +1618,7 @@ async fn freed_port_is_not_reused_while_others_are_free(engine: Engine) {
 async fn reconcile_does_not_reopen_port_of_ended_lease(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let public = stage.public().await;
-    let (nodes, store) = (&stage.host.app.nodes, &stage.host.app.store);
+    let (nodes, store) = (&stage.host.app.service.nodes, &stage.host.app.service.store);
     assert!(!is_closed(public).await);
     let lease = store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
     nodes.end(&lease).await;

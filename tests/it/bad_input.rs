@@ -56,7 +56,7 @@ impl Stage {
         api.put(&format!("/tunnels/{tunnel}/firewall"), rules).await.data();
         api.put(&format!("/tunnels/{tunnel}/geoip"), json!({"rules": [{"country_code": "FR"}]})).await.data();
         let webhook = host.webhook(ada.account_id).await;
-        let node = host.app.store.nodes().await.unwrap()[0].id;
+        let node = host.app.service.store.nodes().await.unwrap()[0].id;
         let document = document("https://api.example.test", "https://api.example.test/docs");
         Self { host, api, document, tunnel, port, device, webhook, node, refused: 0, problems: Vec::new() }
     }

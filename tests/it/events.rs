@@ -672,8 +672,8 @@ async fn exhausted_bandwidth_emits_tunnel_stopped_event(engine: Engine) {
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     let used = Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
     let scope = stage.ada.account_id;
-    let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-    let noted = stage.host.app.store.write(Some(scope), move |write| {
+    let session = stage.host.app.service.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    let noted = stage.host.app.service.store.write(Some(scope), move |write| {
         Box::pin(async move { write.add_traffic(scope, tunnel, session, used).await })
     });
     noted.await.unwrap();
@@ -860,6 +860,7 @@ async fn removed_device_emits_cancel_stop_and_offline_events(engine: Engine) {
         stage
             .host
             .app
+            .service
             .store
             .write(Some(scope), move |write| Box::pin(async move { write.remove_device(id).await }))
             .await

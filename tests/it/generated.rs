@@ -4,9 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use culvert::config::Config;
+use culvert::http::problem;
 use culvert_domain::error::Code;
 use culvert_domain::event::EventKind;
 use culvert_domain::string_enum::StringEnum;
+use regex::Regex;
+use serde_json::Value;
+
+use crate::support::host::{Engine, TestHost};
 
 /// The environment variable that has a page written instead of compared.
 const UPDATE: &str = "UPDATE_PAGES";
@@ -66,4 +72,137 @@ fn coverage_page_lists_every_endpoint_code_and_event() {
         page += &format!("| {what} | {} |\n", Vec::from_iter(tests).join(", "));
     }
     compare("tests/it/coverage.md", &page);
+}
+
+/// A field of a settings structure, as the source has it.
+struct Field {
+    name: String,
+    kind: String,
+    about: String,
+}
+
+/// The structures of a source file, with their public fields and doc comments.
+fn structures(path: &str) -> BTreeMap<String, Vec<Field>> {
+    let source = std::fs::read_to_string(path).unwrap();
+    let (mut structures, mut current, mut about) = (BTreeMap::<String, Vec<Field>>::new(), None, Vec::new());
+    for line in source.lines() {
+        if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.strip_suffix(" {")) {
+            current = Some(name.to_owned());
+            about.clear();
+        } else if line == "}" {
+            current = None;
+        } else if let Some(text) = line.trim().strip_prefix("/// ") {
+            about.push(text.to_owned());
+        } else if line.contains("#[serde(skip)]") {
+            about = vec!["(skipped)".into()];
+        } else if let (Some(structure), Some(field)) = (&current, line.strip_prefix("    pub ")) {
+            let (name, kind) = field.trim_end_matches(',').split_once(": ").unwrap();
+            let about = std::mem::take(&mut about).join(" ");
+            if !about.contains("(skipped)") {
+                let field = Field { name: name.into(), kind: kind.into(), about };
+                structures.entry(structure.clone()).or_default().push(field);
+            }
+        }
+    }
+    structures
+}
+
+/// A default as the page shows it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "none".into(),
+        Value::Array(items) if items.is_empty() => "none".into(),
+        Value::String(text) => format!("`{text}`"),
+        other => format!("`{other}`"),
+    }
+}
+
+/// Rows of a structure: `name`, default, meaning. A nested structure gives rows with its own name before them.
+fn rows(prefix: &str, structure: &str, defaults: &Value, structures: &BTreeMap<String, Vec<Field>>, page: &mut String) {
+    for Field { name, kind, about } in &structures[structure] {
+        let (path, default) = (format!("{prefix}{name}"), &defaults[name.as_str()]);
+        if structures.contains_key(kind) {
+            rows(&format!("{path}."), kind, default, structures, page);
+            continue;
+        }
+        assert!(!about.is_empty(), "the setting {path} has no doc comment");
+        let (about, default) = match about.split_once(" (default: ") {
+            Some((before, rest)) => {
+                let (default, after) = rest.split_once(')').unwrap();
+                (format!("{before}{after}"), default.to_owned())
+            }
+            None => (about.clone(), shown(default)),
+        };
+        *page += &format!("| `{path}` | {default} | {about} |\n");
+    }
+}
+
+#[test]
+fn settings_page_equals_configuration() {
+    let mut structures = structures("host/config.rs");
+    structures.extend(
+        self::structures("host/policy/serve/records.rs").into_iter().filter(|(name, _)| name == "RecordsConfig"),
+    );
+    let defaults = serde_json::to_value(Config::default()).unwrap();
+    let mut page = String::from(
+        "# Settings\n\nGenerated from the configuration's own types.\n\nDefaults, then `culvert.toml` (or `--config FILE`), \
+         then the environment: `CULVERT_NODE__HOSTNAME` is `node.hostname`. A setting that is wrong is one line that names \
+         it, and exit code 2.\n\n| Setting | Default | Meaning |\n|---|---|---|\n",
+    );
+    rows("", "Config", &defaults, &structures, &mut page);
+    compare("docs/operate/settings.md", &page);
+}
+
+#[test]
+fn errors_page_lists_every_code() {
+    let mut page = String::from(
+        "# Error codes\n\nGenerated from the code. Every error is a problem record (RFC 9457, \
+         `application/problem+json`); clients branch on `code`. A policy may bring codes of its own, with status 403; \
+         `/docs/errors` of a host lists them as well.\n\n| Code | Status | Meaning | What to do |\n|---|---|---|---|\n",
+    );
+    for code in Code::ALL {
+        let status = problem::status(code).as_u16();
+        page += &format!("| `{}` | {status} | {} | {} |\n", code.as_str(), code.title(), code.explanation());
+    }
+    compare("docs/api/errors.md", &page);
+}
+
+/// Metrics as the sources register them.
+fn metrics() -> Vec<(String, String)> {
+    let registration = Regex::new(r#"\.register(?:_with_unit)?\(\s*"(\w+)",\s*"([^"]+)",\s*(?:Unit::(\w+))?"#).unwrap();
+    let sources = [
+        ("culvert_", "host/metrics.rs"),
+        ("culvert_", "host/node/bounds.rs"),
+        ("culvert_policy_", "host/policy/serve/metrics.rs"),
+    ];
+    let mut metrics = Vec::new();
+    for (prefix, path) in sources {
+        for found in registration.captures_iter(&std::fs::read_to_string(path).unwrap()) {
+            let unit = found.get(3).map(|unit| format!("_{}", unit.as_str().to_lowercase())).unwrap_or_default();
+            metrics.push((format!("{prefix}{}{unit}", &found[1]), found[2].to_owned()));
+        }
+    }
+    metrics.sort();
+    metrics
+}
+
+#[tokio::test]
+async fn metrics_page_lists_every_metric() {
+    let metrics = metrics();
+    let mut page = String::from(
+        "# Metrics\n\nGenerated from the code. `/metrics` on `admin_listen` serves them in the text format of OpenMetrics \
+         1.0; a counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.\n\n\
+         | Metric | Meaning |\n|---|---|\n",
+    );
+    for (name, about) in &metrics {
+        page += &format!("| `{name}` | {about} |\n");
+    }
+    compare("docs/operate/metrics.md", &page);
+
+    let host = TestHost::start(Engine::Sqlite).await;
+    let served = host.metrics().await;
+    for line in served.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+        let (name, _) = line.split_once(' ').unwrap();
+        assert!(metrics.iter().any(|(known, _)| known == name), "{name} is served and not on the page");
+    }
 }

@@ -149,7 +149,7 @@ async fn duplicate_of_unfinished_request_times_out_as_conflict(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
-    let twin = host.app.idempotency_locks.lock((ada.key_id, "k".into())).await;
+    let twin = host.app.api.idempotency_locks.lock((ada.key_id, "k".into())).await;
     let body = json!({"local_port": 80});
     let mut waiting = Box::pin(create(&api, "k", &body));
     // The clock moves as often as it takes for the request to have looked at it.

@@ -15,6 +15,7 @@ mod crash;
 mod crates;
 mod decisions;
 mod deliveries;
+mod docs;
 mod domains;
 mod events;
 mod failures;

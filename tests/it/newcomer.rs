@@ -1,4 +1,4 @@
-//! A newcomer's first hour, with the real programs, by the README's commands.
+//! First steps with the real programs, by the commands of `README.md`.
 
 use crate::support::host::Engine;
 use culvert_test_macros::both_engines;

@@ -268,6 +268,7 @@ async fn queued_operation_is_canceled_when_device_is_removed(engine: Engine) {
     stage
         .host
         .app
+        .service
         .store
         .write(Some(scope), move |write| Box::pin(async move { write.remove_device(id).await }))
         .await
@@ -616,10 +617,10 @@ async fn finished_operations_are_pruned_after_30_days(engine: Engine) {
     let id = stage.act("start").await;
     stage.api.patch(&format!("/devices/{}", stage.device.id), json!({"remote_control_enabled": false})).await.data();
     stage.host.clock.advance(Duration::from_secs(30 * 86_400 - 1));
-    stage.host.app.store.prune().await.unwrap();
+    stage.host.app.service.store.prune().await.unwrap();
     assert_eq!(stage.operation(id).await["status"], "canceled");
     stage.host.clock.advance(Duration::from_secs(1));
-    stage.host.app.store.prune().await.unwrap();
+    stage.host.app.service.store.prune().await.unwrap();
     assert_eq!(stage.api.get(&format!("/operations/{id}")).await.outcome(), "404 not_found");
 }
 

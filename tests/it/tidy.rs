@@ -1,4 +1,4 @@
-//! The invariants of the house (README, "Invariants"), kept by looking at it.
+//! Rules of the code (CONTRIBUTING.md, "Rules of the code") that neither the compiler nor clippy can check.
 
 use std::path::{Path, PathBuf};
 
@@ -54,6 +54,12 @@ fn error_code_status_mapping_exists_in_one_file() {
     let knowing: Vec<_> =
         files("host/http").into_iter().filter(|path| code(path).contains("StatusCode::CONFLICT")).collect();
     assert_eq!(knowing, [PathBuf::from("host/http/problem.rs")]);
+}
+
+/// What serves requests, agents or time has a context of its own.
+#[test]
+fn app_is_named_in_the_composition_root_and_commands_only() {
+    assert_eq!(strangers("App", &["host/app", "host/cli"]), Vec::<PathBuf>::new());
 }
 
 /// A `Permit` has private fields, so the compiler sees to it that only the gate makes one; what is

@@ -39,7 +39,7 @@ impl AgentConnection {
     }
 
     async fn sync_commands(&mut self) -> Result<(), End> {
-        let operations = self.app.store.active_operations(self.connection.device_id).await?;
+        let operations = self.control.service.store.active_operations(self.connection.device_id).await?;
         let active: HashSet<Uuid> = operations.iter().map(|operation| operation.id).collect();
         let over: Vec<Uuid> = self.sent.commands.difference(&active).copied().collect();
         for operation_id in over {
@@ -55,7 +55,7 @@ impl AgentConnection {
     }
 
     fn command(&self, operation: &Operation) -> Command {
-        let left = (operation.expires_at - self.app.clock.now()).num_milliseconds();
+        let left = (operation.expires_at - self.control.clock.now()).num_milliseconds();
         Command {
             operation_id: operation.id,
             action: match operation.action {
@@ -71,12 +71,12 @@ impl AgentConnection {
     }
 
     async fn sync_leases(&mut self) -> Result<(), End> {
-        let leases = self.app.store.leases_of_device(self.connection.device_id).await?;
+        let leases = self.control.service.store.leases_of_device(self.connection.device_id).await?;
         let held: HashSet<Uuid> = leases.iter().map(|lease| lease.session_id).collect();
         let over: Vec<Uuid> = self.sent.leases.keys().filter(|id| !held.contains(id)).copied().collect();
         for lease_id in over {
             self.sent.leases.remove(&lease_id);
-            let reason = self.app.store.end_reason(lease_id).await?;
+            let reason = self.control.service.store.end_reason(lease_id).await?;
             let reason = reason.map(|reason| reason.to_string()).unwrap_or_else(|| "ended".into());
             self.link.send(&ToAgent::Revoke { lease_id, reason }).await?;
         }
@@ -102,9 +102,9 @@ impl AgentConnection {
     /// is about to give it.
     pub(super) async fn leases_of_this_boot(&mut self) -> Result<Vec<Lease>, End> {
         let device_id = self.connection.device_id;
-        let operations = self.app.store.active_operations(device_id).await?;
+        let operations = self.control.service.store.active_operations(device_id).await?;
         let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
-        let leases = self.app.store.leases_of_device(device_id).await?;
+        let leases = self.control.service.store.leases_of_device(device_id).await?;
         let begun = |id: &Uuid| !given.contains(id) || self.held.contains(id);
         let own = |lease: &Lease| lease.boot_id == self.boot_id && begun(&lease.session_id);
         Ok(leases.into_iter().filter(own).collect())
@@ -112,12 +112,12 @@ impl AgentConnection {
 
     /// Has the node serve a lease, and only then makes the agent's grant of it.
     pub(super) async fn serve_and_grant(&mut self, lease: &Lease) -> Result<Grant, String> {
-        let served = self.app.nodes.serve(lease).await;
+        let served = self.control.service.nodes.serve(lease).await;
         if let Err(problem) = &served {
             tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
         }
         let node = served?;
         self.sent.leases.insert(lease.session_id, grant::target(lease));
-        Ok(grant::grant(lease, node, self.app.store.secrets()))
+        Ok(grant::grant(lease, node, self.control.service.store.secrets()))
     }
 }

@@ -12,7 +12,7 @@ use salvo::http::header::AUTHORIZATION;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
-use crate::app::App;
+use crate::http::Api;
 use crate::http::path::Path;
 use crate::http::{self, problem};
 use crate::store::Store;
@@ -20,31 +20,31 @@ use crate::store::keys::KeyOwner;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
-use culvert_wire::client_network::{network, prefix};
+use culvert_wire::client_network::{self, network, prefix};
 
-pub struct Auth(pub Arc<App>);
+pub struct Auth(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Auth {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
-        let app = &self.0;
+        let api = &self.0;
         let refused = match http::auth_requirement(Path::of(depot)) {
             http::AuthRequirement::Anybody => return,
             http::AuthRequirement::FormerClients => Error::of(Code::ApiVersionGone),
-            http::AuthRequirement::Clients => match authenticate(app, req).await {
+            http::AuthRequirement::Clients => match authenticate(api, req).await {
                 Ok(caller) => {
                     depot.insert_typed(caller);
                     return;
                 }
-                Err(error) => limit_failed_auth(app, req, error),
+                Err(error) => limit_failed_auth(api, req, error),
             },
         };
-        problem::render(res, &refused, &app.docs_url, RequestId::of(depot));
+        problem::render(res, &refused, &api.docs_url, RequestId::of(depot));
         ctrl.skip_rest();
     }
 }
 
-async fn authenticate(app: &App, req: &Request) -> Result<Caller> {
+async fn authenticate(api: &Api, req: &Request) -> Result<Caller> {
     let mut headers = req.headers().get_all(AUTHORIZATION).iter();
     let invalid = || Error::of(Code::InvalidApiKey);
     let header = headers.next().ok_or_else(|| Error::of(Code::MissingApiKey))?;
@@ -54,31 +54,31 @@ async fn authenticate(app: &App, req: &Request) -> Result<Caller> {
     }
     let key = ApiKey::parse(key.trim_start()).ok_or_else(invalid)?;
     // Anybody can make up keys of the right form: after too many failures, only known ones are looked at.
-    if !app.keys.knows(&key) && is_over(app, req).is_some() {
+    if !api.authentication.keys.knows(&key) && is_over(api, req).is_some() {
         return Err(invalid());
     }
-    let owner = app.keys.owner(&app.store, &key).await?.ok_or_else(invalid)?;
-    let caller = owner.admit(&key, app.clock.now()).cloned().ok_or_else(invalid)?;
-    app.keys.note_good(&key);
+    let owner = api.authentication.keys.owner(&api.service.store, &key).await?.ok_or_else(invalid)?;
+    let caller = owner.admit(&key, api.clock.now()).cloned().ok_or_else(invalid)?;
+    api.authentication.keys.note_good(&key);
     Ok(caller)
 }
 
 /// How long the address of a request has to wait, if it has failed too often.
-fn is_over(app: &App, req: &Request) -> Option<Duration> {
-    app.failed_auth.is_over(client_address(req, &app.config.trusted_proxies), app.clock.moment())
+fn is_over(api: &Api, req: &Request) -> Option<Duration> {
+    api.authentication.failed_auth.is_over(client_address(req, &api.trusted_proxies), api.clock.moment())
 }
 
 /// Too many failures from one address are told to wait. A key that was good within a day never comes
 /// here.
-fn limit_failed_auth(app: &App, req: &Request, error: Error) -> Error {
+fn limit_failed_auth(api: &Api, req: &Request, error: Error) -> Error {
     if !matches!(error.code, Code::MissingApiKey | Code::InvalidApiKey) {
         return error;
     }
-    let client = client_address(req, &app.config.trusted_proxies);
-    match app.failed_auth.count(client, app.clock.moment()) {
+    let client = client_address(req, &api.trusted_proxies);
+    match api.authentication.failed_auth.count(client, api.clock.moment()) {
         None => error,
         Some(wait) => {
-            app.metrics.count_refusal("address");
+            api.metrics.count_refusal("address");
             Error::new(Code::RateLimited, "Too many failed authentications from this address.").after(wait)
         }
     }
@@ -86,23 +86,8 @@ fn limit_failed_auth(app: &App, req: &Request, error: Error) -> Error {
 
 /// The client's address: the peer's, or what trusted proxies say it is.
 pub fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
-    let peer = req.remote_addr().ip()?.to_canonical();
-    let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
-    if !is_trusted(&peer) {
-        return Some(peer);
-    }
-    // Each proxy adds, at the end, the address it was asked from.
     let forwarded = req.headers().get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
-    let hops: Vec<&str> = forwarded.flat_map(|list| list.split(',')).map(str::trim).collect();
-    let mut client = peer;
-    for hop in hops.iter().rev() {
-        let Ok(address) = hop.parse::<IpAddr>() else { break };
-        client = address.to_canonical();
-        if !is_trusted(&client) {
-            break;
-        }
-    }
-    Some(client)
+    Some(client_network::client_address(req.remote_addr().ip()?, forwarded, trusted))
 }
 
 /// Failed authentications by address; an IPv6 client has a /64 to itself.
@@ -179,6 +164,24 @@ impl Windows {
         if self.by_address.len() >= MOST_ADDRESSES && now.since(self.swept) >= SWEEP_EVERY {
             self.swept = now;
             self.by_address.retain(|_, (start, _)| now.since(*start) < MINUTE);
+        }
+    }
+}
+
+/// Who may ask: the keys that are known, and the addresses that have failed too often.
+pub struct Authentication {
+    pub keys: KeyCache,
+    pub failed_auth: FailedAuthLimiter,
+    /// Those who tried enrolment codes that were none.
+    pub wrong_codes: FailedAuthLimiter,
+}
+
+impl Authentication {
+    pub fn new(clock: Clock, failures_per_minute: u32) -> Self {
+        Self {
+            keys: KeyCache::new(clock),
+            failed_auth: FailedAuthLimiter::new(failures_per_minute),
+            wrong_codes: FailedAuthLimiter::new(failures_per_minute),
         }
     }
 }

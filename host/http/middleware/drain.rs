@@ -10,13 +10,13 @@ use salvo::http::StatusCode;
 use salvo::http::header::{CONNECTION, HeaderValue};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
-use crate::app::App;
+use crate::http::Api;
 use crate::http::endpoint::BODY_LIMIT;
 
 /// How long the rest of a body is waited for.
 const WITHIN: Duration = Duration::from_secs(2);
 
-pub struct DrainRequestBody(pub Arc<App>);
+pub struct DrainRequestBody(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for DrainRequestBody {

@@ -8,7 +8,7 @@ use salvo::http::{Method, ResBody, Version};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
-use crate::app::App;
+use crate::http::Api;
 use crate::http::path::Path;
 use crate::http::{self, problem};
 use culvert_domain::error::{Code, Error};
@@ -19,7 +19,7 @@ const REFERRER: HeaderName = HeaderName::from_static("referrer-policy");
 const PAGES: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'none'; \
                      frame-ancestors 'none'";
 
-pub struct Headers(pub Arc<App>);
+pub struct Headers(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Headers {

@@ -14,29 +14,28 @@ use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use uuid::Uuid;
 
 use super::trace::RequestId;
-use crate::app::App;
-use crate::config;
+use crate::http::Api;
 use crate::http::problem;
 use crate::store::rate::{DAY, MINUTE, Window, Windows};
 use crate::store::{Store, Write};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 
-pub struct RateLimit(pub Arc<App>);
+pub struct RateLimit(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for RateLimit {
     async fn handle(&self, _: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
-        let app = &self.0;
+        let api = &self.0;
         let Some(key_id) = depot.get_typed::<Caller>().map(|caller| caller.key_id).ok() else { return };
-        match app.limits.count(&app.store, key_id, app.clock.now()).await {
+        match api.rate_limits.count(&api.service.store, key_id, api.clock.now()).await {
             Ok(standing) => {
                 standing.tell(res);
                 let Some((window, refused)) = standing.refusal() else { return };
-                app.metrics.count_refusal(window);
-                problem::render(res, &refused, &app.docs_url, RequestId::of(depot));
+                api.metrics.count_refusal(window);
+                problem::render(res, &refused, &api.docs_url, RequestId::of(depot));
             }
-            Err(error) => problem::render(res, &error, &app.docs_url, RequestId::of(depot)),
+            Err(error) => problem::render(res, &error, &api.docs_url, RequestId::of(depot)),
         }
         ctrl.skip_rest();
     }
@@ -93,8 +92,8 @@ struct Counts {
 }
 
 impl RateLimits {
-    pub fn new(limits: &config::RateLimit) -> Self {
-        Self { per_minute: limits.per_minute, per_day: limits.per_day, keys: Mutex::default() }
+    pub fn new(per_minute: u32, per_day: u32) -> Self {
+        Self { per_minute, per_day, keys: Mutex::default() }
     }
 
     /// Counts a request, unless it is one too many.

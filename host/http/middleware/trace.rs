@@ -7,7 +7,7 @@ use salvo::http::header::HeaderValue;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use tracing::Instrument;
 
-use crate::app::App;
+use crate::http::Api;
 use crate::http::path::{Path, normalised};
 
 /// The id of a request, as its answer carries it.
@@ -32,14 +32,14 @@ fn beginning(path: &str) -> &str {
     path.get(..PATH_LOGGED).unwrap_or(path)
 }
 
-pub struct Trace(pub Arc<App>);
+pub struct Trace(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Trace {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let clock = &self.0.clock;
         let id = clock.id();
-        let policies = self.0.policies.pin(Some(id));
+        let policies = self.0.service.policies.pin(Some(id));
         let (id, generation) = (id.to_string(), policies.generation());
         depot.insert_typed(policies);
         let (method, started) = (req.method().clone(), clock.moment());

@@ -1,7 +1,7 @@
 //! What a policy module in Rust is built on.
 //!
 //! A module is one `struct` that holds what its settings said, and the decisions it makes from
-//! them. [`policy!`] turns it into a component of one of the three worlds in `wit/`; [`arena`]
+//! them. [`policy!`] turns it into a component of one of the three worlds in `wit/`; `arena`
 //! gives it memory in a way that makes a fresh copy of it cheap. The rules themselves are plain
 //! functions, tested natively like any other Rust.
 

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use culvert::app::{Host, Ticker};
+use culvert::app::Host;
 use culvert::config::Config;
+use culvert::jobs::Ticker;
 use culvert::secret::{Purpose, Secrets};
 use culvert::store::Store;
 use culvert::store::db::Db;
@@ -53,7 +54,7 @@ async fn main() {
 }
 
 /// How long it takes from when a delivery is due to when it is taken up, for new events and for
-/// retries, with the courier at work.
+/// retries, with the delivery worker running.
 async fn pick_up(stage: &Stage) {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut config =
@@ -64,10 +65,10 @@ async fn pick_up(stage: &Stage) {
     let webhooks: Vec<Uuid> = stage.webhooks(20).await;
     for number in 0..EVENTS {
         let (scope_id, webhook_id) = (stage.scope_id, webhooks[number % webhooks.len()]);
-        let write = host
-            .app
-            .store
-            .write(Some(scope_id), move |write| Box::pin(async move { write.test_event(scope_id, webhook_id).await }));
+        let write =
+            host.app.service.store.write(Some(scope_id), move |write| {
+                Box::pin(async move { write.test_event(scope_id, webhook_id).await })
+            });
         write.await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use culvert::app::{Host, Ticker};
+use culvert::app::Host;
 use culvert::config::Config;
+use culvert::jobs::Ticker;
 use culvert::store::db::Db;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
@@ -124,7 +125,7 @@ async fn key(host: &Host, number: usize) -> String {
     let email = format!("bench-{number}@example.com");
     let key = ApiKey::generate(&host.app.clock);
     let (made, permissions) = (key.clone(), Permissions::parse("full_access").unwrap());
-    let write = host.app.store.write(None, move |write| {
+    let write = host.app.service.store.write(None, move |write| {
         Box::pin(async move {
             let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
             write.create_key(&made, account.id, account.id, permissions, None).await

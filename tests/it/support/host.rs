@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert::app::{App, Host, Ticker};
+use culvert::app::{App, Host};
 use culvert::config::Config;
+use culvert::jobs::Ticker;
+use culvert::jobs::ticker;
 use culvert::secret::Purpose;
 use culvert::store::presence::Connection;
-use culvert::ticker;
 use culvert_domain::caller::Role;
 use culvert_domain::event::EventKind;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
@@ -125,22 +126,27 @@ impl TestHost {
 
     /// One figure of `/metrics`, by its whole name with labels.
     pub async fn metric(&self, name: &str) -> Option<f64> {
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let request = client.get(format!("http://{}/metrics", self.admin_address)).bearer_auth(self.admin_token());
-        let metrics = request.send().await.unwrap().text().await.unwrap();
+        let metrics = self.metrics().await;
         let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         line.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// What `/metrics` answers.
+    pub async fn metrics(&self) -> String {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let request = client.get(format!("http://{}/metrics", self.admin_address)).bearer_auth(self.admin_token());
+        request.send().await.unwrap().text().await.unwrap()
     }
 
     /// Lets time pass, and does what is due then.
     pub async fn pass(&self, time: Duration) {
         self.clock.advance(time);
-        ticker::tick(&self.app, 1).await;
+        ticker::tick(&self.app.jobs, 1).await;
     }
 
     /// Notes what went through the node.
     pub async fn record_traffic(&self) {
-        ticker::record_traffic(&self.app).await.unwrap();
+        ticker::record_traffic(&self.app.jobs).await.unwrap();
     }
 
     /// Waits until something is true, looking again after every commit.
@@ -150,7 +156,7 @@ impl TestHost {
 
     /// As [`Self::until`]; what the last look saw instead is in the failure.
     pub async fn until_seen<T, S: Debug>(&self, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
-        let mut commits = self.app.store.commits();
+        let mut commits = self.app.service.store.commits();
         let mut last = None;
         let wait = async {
             loop {
@@ -197,7 +203,11 @@ impl TestHost {
     pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
         let newest = Connection { device_id, epoch };
         let look = async || {
-            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
+            let read = self
+                .app
+                .service
+                .store
+                .write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
             read.await.unwrap().then_some(())
         };
         self.until(look).await;
@@ -206,7 +216,7 @@ impl TestHost {
     /// Waits until a tunnel's lease has been renewed at this moment.
     pub async fn until_renewed(&self, tunnel: Uuid) {
         let renewed = async || {
-            let lease = self.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
+            let lease = self.app.service.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
             (lease.lease_until == self.clock.now() + SESSION_LEASE).then_some(())
         };
         self.until(renewed).await;
@@ -217,6 +227,7 @@ impl TestHost {
         let plan = self.config.default_plan.clone();
         let account = self
             .app
+            .service
             .store
             .write(None, move |write| Box::pin(async move { write.create_account(&email, &called, &plan).await }))
             .await
@@ -231,6 +242,7 @@ impl TestHost {
         let (made, permissions) = (key.clone(), Permissions::parse(permissions).unwrap());
         let key_id = self
             .app
+            .service
             .store
             .write(None, move |write| {
                 Box::pin(async move { write.create_key(&made, account_id, scope_id, permissions, None).await })
@@ -242,12 +254,18 @@ impl TestHost {
 
     pub async fn revoke(&self, key_id: Uuid) {
         let key = key_id.to_string();
-        self.app.store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await.unwrap();
+        self.app
+            .service
+            .store
+            .write(None, move |write| Box::pin(async move { write.revoke_key(&key).await }))
+            .await
+            .unwrap();
     }
 
     pub async fn set_plan(&self, scope_id: Uuid, plan: &str) {
         let plan = plan.to_owned();
         self.app
+            .service
             .store
             .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan).await }))
             .await
@@ -259,6 +277,7 @@ impl TestHost {
         let (name, plan, owner) = (name.to_owned(), self.config.default_plan.clone(), owner.account_id);
         let team = self
             .app
+            .service
             .store
             .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner).await }))
             .await;
@@ -268,6 +287,7 @@ impl TestHost {
     pub async fn join(&self, team_id: Uuid, person: &Person, role: Role) {
         let account_id = person.account_id;
         self.app
+            .service
             .store
             .write(Some(team_id), move |write| Box::pin(async move { write.set_role(team_id, account_id, role).await }))
             .await
@@ -277,6 +297,7 @@ impl TestHost {
     pub async fn leave(&self, team_id: Uuid, person: &Person) {
         let account_id = person.account_id;
         self.app
+            .service
             .store
             .write(Some(team_id), move |write| Box::pin(async move { write.remove_member(team_id, account_id).await }))
             .await
@@ -286,7 +307,7 @@ impl TestHost {
     /// A webhook endpoint of a scope, at an address that nobody is asked for.
     pub async fn webhook(&self, scope_id: Uuid) -> Uuid {
         let (id, now) = (self.clock.id(), self.clock.now());
-        let secret = self.app.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+        let secret = self.app.service.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
         let webhook = Webhook {
             id,
             scope_id,
@@ -299,6 +320,7 @@ impl TestHost {
             updated_at: now,
         };
         self.app
+            .service
             .store
             .write(Some(scope_id), move |write| Box::pin(async move { write.insert_webhook(&webhook, &secret).await }))
             .await
@@ -311,6 +333,7 @@ impl TestHost {
         let code = EnrolmentCode::generate(&self.clock);
         let hash = EnrolmentCode::hash(code.reveal());
         self.app
+            .service
             .store
             .write(None, move |write| {
                 Box::pin(async move {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use crate::app::App;
+use super::Jobs;
 use crate::store::domains::DueDomain;
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
 use culvert_domain::error::{Chain, Result};
@@ -16,31 +16,32 @@ const LOOK_EVERY: Duration = Duration::from_secs(600);
 const AT_ONCE: usize = 8;
 
 /// Runs until the host stops.
-pub async fn run(app: Arc<App>) {
+pub async fn run(jobs: Arc<Jobs>) {
     let checks = async {
         loop {
             // The time that a look takes does not put off the next one.
-            let next = app.clock.moment().plus(LOOK_EVERY);
-            if let Err(error) = check_due(&app).await {
+            let next = jobs.clock.moment().plus(LOOK_EVERY);
+            if let Err(error) = check_due(&jobs).await {
                 tracing::warn!(error = %Chain(&error), "custom domains could not be looked up");
             }
-            app.clock.until(next).await;
+            jobs.clock.until(next).await;
         }
     };
-    app.stop.run_until_cancelled(checks).await;
+    jobs.stop.run_until_cancelled(checks).await;
 }
 
-async fn check_due(app: &App) -> Result<()> {
-    let due = app.store.due_domains().await?;
-    let checked = stream::iter(due).map(|due| check(app, due)).buffer_unordered(AT_ONCE);
+async fn check_due(jobs: &Jobs) -> Result<()> {
+    let due = jobs.service.store.due_domains().await?;
+    let checked = stream::iter(due).map(|due| check(jobs, due)).buffer_unordered(AT_ONCE);
     checked.fold(Ok(()), async |all, one| all.and(one)).await
 }
 
-async fn check(app: &App, due: DueDomain) -> Result<()> {
+async fn check(jobs: &Jobs, due: DueDomain) -> Result<()> {
     let DueDomain { scope_id, tunnel_id, domain } = due;
-    let Some(tunnel) = app.store.tunnel(scope_id, tunnel_id).await? else { return Ok(()) };
-    let found = app.guard.check_cname(&domain, &tunnel.cname_target()).await;
-    app.store
+    let Some(tunnel) = jobs.service.store.tunnel(scope_id, tunnel_id).await? else { return Ok(()) };
+    let found = jobs.service.guard.check_cname(&domain, &tunnel.cname_target()).await;
+    jobs.service
+        .store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 // It may have been removed meanwhile, or looked up by another host.

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::app::{App, Ticker};
+use super::{Jobs, Ticker};
 use crate::gate;
 use crate::store::Hint;
 use crate::store::runs::RunId;
@@ -29,94 +29,94 @@ const FIRST_PRUNE: Duration = Duration::from_secs(60);
 
 /// Runs until the host stops. Time, wake-ups and deletions do not wait for each other: however many
 /// wake-ups come, what is due is done, and while a row is locked, wake-ups are passed on.
-pub async fn run(app: Arc<App>, wakes: mpsc::UnboundedReceiver<Hint>, pace: Ticker) {
+pub async fn run(jobs: Arc<Jobs>, hints: mpsc::UnboundedReceiver<Hint>, mode: Ticker) {
     let time = async {
-        if pace == Ticker::Auto {
-            tokio::join!(keep_time(&app), prune(&app));
+        if mode == Ticker::Auto {
+            tokio::join!(keep_time(&jobs), prune(&jobs));
         }
     };
-    tokio::join!(time, dispatch_all(&app, wakes));
+    tokio::join!(time, dispatch_all(&jobs, hints));
 }
 
-async fn keep_time(app: &App) {
-    let mut next = app.clock.moment().plus(TICK);
+async fn keep_time(jobs: &Jobs) {
+    let mut next = jobs.clock.moment().plus(TICK);
     for ticks in 1.. {
         tokio::select! {
             biased;
-            () = app.stop.cancelled() => return,
-            () = app.clock.until(next) => {
-                next = app.clock.moment().plus(TICK);
-                tick(app, ticks).await;
+            () = jobs.stop.cancelled() => return,
+            () = jobs.clock.until(next) => {
+                next = jobs.clock.moment().plus(TICK);
+                tick(jobs, ticks).await;
             }
         }
     }
 }
 
-async fn prune(app: &App) {
-    let mut next = app.clock.moment().plus(FIRST_PRUNE);
-    while app.stop.run_until_cancelled(app.clock.until(next)).await.is_some() {
-        if let Some(result) = app.stop.run_until_cancelled(app.store.prune()).await {
+async fn prune(jobs: &Jobs) {
+    let mut next = jobs.clock.moment().plus(FIRST_PRUNE);
+    while jobs.stop.run_until_cancelled(jobs.clock.until(next)).await.is_some() {
+        if let Some(result) = jobs.stop.run_until_cancelled(jobs.service.store.prune()).await {
             report("old rows could not be deleted", result);
         }
-        next = app.clock.moment().plus(PRUNE_EVERY);
+        next = jobs.clock.moment().plus(PRUNE_EVERY);
     }
 }
 
-async fn dispatch_all(app: &App, mut wakes: mpsc::UnboundedReceiver<Hint>) {
+async fn dispatch_all(jobs: &Jobs, mut hints: mpsc::UnboundedReceiver<Hint>) {
     loop {
         tokio::select! {
             biased;
-            () = app.stop.cancelled() => return,
-            Some(wake) = wakes.recv() => dispatch(app, wake, &mut wakes).await,
+            () = jobs.stop.cancelled() => return,
+            Some(wake) = hints.recv() => dispatch(jobs, wake, &mut hints).await,
         }
     }
 }
 
 /// Passes on everything that waits at once: what several wake-ups are about is looked at only once.
-async fn dispatch(app: &App, first: Hint, wakes: &mut mpsc::UnboundedReceiver<Hint>) {
+async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<Hint>) {
     let (mut tunnels, mut scopes) = (HashSet::new(), HashSet::new());
     let mut wake = Some(first);
     while let Some(next) = wake {
         match next {
-            Hint::Device(device_id) => app.gateway.wake(device_id),
+            Hint::Device(device_id) => jobs.agents.wake(device_id),
             Hint::Tunnel(tunnel_id) => drop(tunnels.insert(tunnel_id)),
-            Hint::Deliveries => app.courier.wake(),
+            Hint::Deliveries => jobs.deliveries.wake(),
             Hint::Usage(scope_id) => drop(scopes.insert(scope_id)),
         }
-        wake = wakes.try_recv().ok();
+        wake = hints.try_recv().ok();
     }
     for tunnel_id in tunnels {
-        app.nodes.apply(tunnel_id).await;
+        jobs.service.nodes.apply(tunnel_id).await;
     }
     for scope_id in scopes {
-        report("what a scope has used up could not be looked at", record_scope(app, scope_id, Vec::new()).await);
+        report("what a scope has used up could not be looked at", record_scope(jobs, scope_id, Vec::new()).await);
     }
 }
 
 /// Everything that is due; some of it only at every so many ticks. Where the database does not answer,
 /// the rest waits for the next tick.
-pub async fn tick(app: &App, ticks: u64) {
-    let now = app.clock.now();
+pub async fn tick(jobs: &Jobs, ticks: u64) {
+    let now = jobs.clock.now();
     // Another host may have written what is due now.
-    app.courier.wake();
-    app.nodes.refresh_countries().await;
+    jobs.deliveries.wake();
+    jobs.service.nodes.refresh_countries().await;
     let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
-        ("presence could not be noted", Box::pin(app.store.record_seen(app.gateway.take_seen()))),
-        ("request counts could not be kept", Box::pin(app.limits.save(&app.store, now))),
-        ("what is due could not be done", Box::pin(app.store.sweep())),
-        ("queued operations could not be looked for", Box::pin(wake_queued(app))),
-        ("the nodes could not be brought up to date", Box::pin(app.nodes.reconcile())),
-        ("traffic could not be noted", Box::pin(record_runs(app, !ticks.is_multiple_of(TRAFFIC_EVERY)))),
+        ("presence could not be noted", Box::pin(jobs.service.store.record_seen(jobs.agents.take_seen()))),
+        ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service.store, now))),
+        ("what is due could not be done", Box::pin(jobs.service.store.sweep())),
+        ("queued operations could not be looked for", Box::pin(wake_queued(jobs))),
+        ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.reconcile())),
+        ("traffic could not be noted", Box::pin(record_runs(jobs, !ticks.is_multiple_of(TRAFFIC_EVERY)))),
     ];
     for (what, step) in steps {
         let result = step.await;
         let failed = result.is_err();
         report(what, result);
-        if failed && !app.store.answers().await {
+        if failed && !jobs.service.store.answers().await {
             return;
         }
     }
-    end_unknown_plans(app).await;
+    end_unknown_plans(jobs).await;
 }
 
 fn report(what: &str, result: Result<()>) {
@@ -125,36 +125,37 @@ fn report(what: &str, result: Result<()>) {
     }
 }
 
-async fn wake_queued(app: &App) -> Result<()> {
-    app.store.devices_with_queued().await?.into_iter().for_each(|device_id| app.gateway.wake(device_id));
+async fn wake_queued(jobs: &Jobs) -> Result<()> {
+    jobs.service.store.devices_with_queued().await?.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
     Ok(())
 }
 
 /// Writes down what went through the nodes, scope by scope, and ends what has used up its month.
-pub async fn record_traffic(app: &App) -> Result<()> {
-    record_runs(app, false).await
+pub async fn record_traffic(jobs: &Jobs) -> Result<()> {
+    record_runs(jobs, false).await
 }
 
 /// With `over`, only of runs that have ended: their figures are final.
-async fn record_runs(app: &App, over: bool) -> Result<()> {
+async fn record_runs(jobs: &Jobs, over: bool) -> Result<()> {
     let mut by_scope: HashMap<Uuid, Vec<RunId>> = HashMap::new();
-    for run in app.nodes.uncounted(over) {
+    for run in jobs.service.nodes.uncounted(over) {
         by_scope.entry(run.scope_id).or_default().push(run);
     }
     let mut result = Ok(());
     for (scope_id, runs) in by_scope {
-        result = result.and(record_scope(app, scope_id, runs).await);
+        result = result.and(record_scope(jobs, scope_id, runs).await);
     }
     result
 }
 
-async fn record_scope(app: &App, scope_id: Uuid, runs: Vec<RunId>) -> Result<()> {
-    let plan = app.store.scope(scope_id).await?.map(|scope| scope.plan).unwrap_or_default();
-    let limit = gate::entitlement(&app.policies.pin(None), &plan)?.bandwidth_limit_bytes;
+async fn record_scope(jobs: &Jobs, scope_id: Uuid, runs: Vec<RunId>) -> Result<()> {
+    let plan = jobs.service.store.scope(scope_id).await?.map(|scope| scope.plan).unwrap_or_default();
+    let limit = gate::entitlement(&jobs.service.policies.pin(None), &plan)?.bandwidth_limit_bytes;
     if runs.is_empty() && limit.is_none() {
         return Ok(());
     }
-    app.store
+    jobs.service
+        .store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 write.count_runs(&runs).await?;
@@ -171,12 +172,12 @@ async fn record_scope(app: &App, scope_id: Uuid, runs: Vec<RunId>) -> Result<()>
 }
 
 /// Ends what runs under a plan that no policy knows: what such a plan allows, nobody has said.
-async fn end_unknown_plans(app: &App) {
-    let policies = app.policies.pin(None);
-    for (scope_id, plan) in app.nodes.plans() {
+async fn end_unknown_plans(jobs: &Jobs) {
+    let policies = jobs.service.policies.pin(None);
+    for (scope_id, plan) in jobs.service.nodes.plans() {
         if policies.entitlement(&plan).is_ok_and(|known| known.is_none()) {
             tracing::warn!(%scope_id, plan, "no policy knows this plan; what runs under it ends");
-            let end = app.store.write(Some(scope_id), move |write| {
+            let end = jobs.service.store.write(Some(scope_id), move |write| {
                 Box::pin(async move { write.end_sessions_of_scope(scope_id, EndReason::LimitReached).await })
             });
             report("what runs under an unknown plan could not be ended", end.await);
@@ -185,17 +186,17 @@ async fn end_unknown_plans(app: &App) {
 }
 
 /// Notes what there is to note of a host that ends: its node serves nobody any longer.
-pub async fn end_sessions_of_nodes(app: &App) -> Result<()> {
-    report("traffic could not be noted", record_traffic(app).await);
-    report("request counts could not be kept", app.limits.save(&app.store, app.clock.now()).await);
+pub async fn end_sessions_of_nodes(jobs: &Jobs) -> Result<()> {
+    report("traffic could not be noted", record_traffic(jobs).await);
+    report("request counts could not be kept", jobs.rate_limits.save(&jobs.service.store, jobs.clock.now()).await);
     let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
-    for node_id in app.nodes.ids() {
-        for lease in app.store.leases_on_node(node_id).await? {
+    for node_id in jobs.service.nodes.ids() {
+        for lease in jobs.service.store.leases_on_node(node_id).await? {
             by_scope.entry(lease.scope_id).or_default().push(lease.session_id);
         }
     }
     for (scope_id, session_ids) in by_scope {
-        app.store.end_sessions(scope_id, session_ids, EndReason::NodeShutdown).await?;
+        jobs.service.store.end_sessions(scope_id, session_ids, EndReason::NodeShutdown).await?;
     }
     Ok(())
 }

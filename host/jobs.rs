@@ -1,0 +1,38 @@
+//! What the host does by itself: every second, when a custom domain is to be looked up again, and when a webhook
+//! delivery is due.
+
+pub mod deliveries;
+pub mod domain_checks;
+pub mod ticker;
+
+use std::sync::Arc;
+
+use culvert_wire::clock::Clock;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::gateway::Gateway;
+use crate::http::middleware::rate_limit::RateLimits;
+use crate::metrics::Metrics;
+use crate::service::Service;
+use deliveries::DeliveryWorker;
+
+/// What background jobs work with.
+pub struct Jobs {
+    pub service: Arc<Service>,
+    pub agents: Arc<Gateway>,
+    pub rate_limits: Arc<RateLimits>,
+    pub deliveries: DeliveryWorker,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+    pub stop: CancellationToken,
+    pub tasks: TaskTracker,
+}
+
+/// Whether the host looks by itself at what is due, or is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ticker {
+    Auto,
+    /// For tests, which call [`ticker::tick`].
+    Manual,
+}

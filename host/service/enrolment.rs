@@ -1,0 +1,30 @@
+//! A machine becomes a device, by a one-time code.
+
+use culvert_domain::error::Result;
+use uuid::Uuid;
+
+use super::Service;
+use crate::store::devices::NewDevice;
+
+/// Makes a device of whoever has a good code; none, where the code is used up, too old or wrong.
+///
+/// # Errors
+///
+/// Where the database fails.
+pub async fn redeem(service: &Service, code_hash: [u8; 32], new: NewDevice) -> Result<Option<Uuid>> {
+    // A wrong code costs a read, and no turn of those who write.
+    if !service.store.has_device_code(&code_hash).await? {
+        return Ok(None);
+    }
+    service
+        .store
+        .write(None, move |write| {
+            Box::pin(async move {
+                match write.take_device_code(&code_hash).await? {
+                    Some((account_id, scope_id)) => Ok(Some(write.create_device(scope_id, account_id, &new).await?)),
+                    None => Ok(None),
+                }
+            })
+        })
+        .await
+}
