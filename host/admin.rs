@@ -1,15 +1,16 @@
-//! The operator's own listener: whether the host is alive, whether it can answer, what it stands on,
-//! its figures, and the policies' reload and rollback.
+//! The admin listener of the operator: liveness, readiness, status, metrics, and reload and rollback of the
+//! policies.
 //!
-//! Loopback is a place and not a person: whoever asks for more than the host's health shows the token
-//! that is in the data folder. And since a browser on the same machine reaches it too, a page's request
-//! is refused.
+//! A loopback address does not identify a person, so everything but the health checks requires the token in
+//! the data folder. A browser on the same machine can reach the listener too, so requests of web pages are
+//! refused.
 
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use culvert_domain::error::Chain;
 use culvert_wire::clock::Clock;
 
 use salvo::http::StatusCode;
@@ -28,27 +29,27 @@ use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
 pub const TOKEN: &str = "admin.token";
-/// Characters of the token: 32 bytes in hexadecimal digits.
+/// Length of the token in characters: 32 bytes in hexadecimal digits.
 const TOKEN_LENGTH: usize = 64;
 
-/// What the operator's listener shows and does.
+/// What the admin listener needs of the host.
 pub struct Admin {
     pub service: Arc<Service>,
     pub agents: Arc<Gateway>,
     pub metrics: Arc<Metrics>,
     pub host_id: Uuid,
-    /// What an operator shows, but for the paths that are open.
+    /// The token that requests must show, except on the paths that need none.
     pub token: String,
-    /// Whether `/metrics` is open.
+    /// Whether `/metrics` needs no token.
     pub metrics_open: bool,
     pub is_loopback: bool,
-    /// The configuration file, read again for a reload.
+    /// The configuration file, which a reload reads again.
     pub config_file: Option<PathBuf>,
     pub geoip_database: Option<PathBuf>,
 }
 
 impl Admin {
-    /// What there is at this moment, for `/metrics`.
+    /// The current values of the gauges, for `/metrics`.
     pub fn gauges(&self) -> Gauges {
         let nodes = &self.service.nodes;
         Gauges {
@@ -74,11 +75,11 @@ pub fn service(admin: &Arc<Admin>) -> salvo::Service {
         .hoop(OperatorsOnly { token: admin.token.clone(), metrics_open: admin.metrics_open })
 }
 
-/// The operator's token: in the data folder, made with the first start.
+/// The operator's token, from the data folder. It is created at the first start.
 ///
 /// # Errors
 ///
-/// Where it cannot be read or made.
+/// If the token file cannot be read or created.
 pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
     let path = data_dir.join(TOKEN);
     match std::fs::read_to_string(&path) {
@@ -88,7 +89,7 @@ pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
             Ok(token)
         }
         read => match read?.trim() {
-            // What a full disk left behind.
+            // A full disk can leave an incomplete file.
             token if token.len() < TOKEN_LENGTH => {
                 Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no token; delete it, and a new one is made"))
             }
@@ -97,7 +98,7 @@ pub fn token(data_dir: &Path, clock: &Clock) -> io::Result<String> {
     }
 }
 
-/// Refuses whoever does not show the token, but for the paths that are open.
+/// Refuses requests without the token, except on the paths that need none.
 struct OperatorsOnly {
     token: String,
     metrics_open: bool,
@@ -131,7 +132,8 @@ impl OperatorsOnly {
     }
 }
 
-/// Refuses what a browser sends for a page: such a request names its origin, or the page's own host.
+/// Refuses requests that a browser sends for a web page: they have an `Origin` header, or the page's name in
+/// `Host`.
 struct RejectBrowserRequests {
     loopback: bool,
 }
@@ -146,8 +148,8 @@ impl Handler for RejectBrowserRequests {
     }
 }
 
-/// Whether a request names its host by address: a page that has its own name lead here (DNS
-/// rebinding) has to name that.
+/// Whether the `Host` header has an IP address or `localhost`. A page whose own name resolves to this machine
+/// (DNS rebinding) has that name in it.
 fn is_address(req: &Request) -> bool {
     let host = req.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = host
@@ -171,7 +173,7 @@ impl Handler for Alive {
     }
 }
 
-/// Ready is a host that reaches its database.
+/// Readiness: whether the host reaches its database.
 struct Ready(Arc<Admin>);
 
 #[async_trait]
@@ -180,6 +182,7 @@ impl Handler for Ready {
         match self.0.service.store.nodes().await {
             Ok(_) => res.render(Text::Plain("ready\n")),
             Err(error) => {
+                tracing::warn!(error = %Chain(&error), "not ready: the database does not answer");
                 res.status_code(StatusCode::SERVICE_UNAVAILABLE);
                 res.render(Text::Plain(format!("not ready: {error}\n")));
             }
@@ -187,7 +190,7 @@ impl Handler for Ready {
     }
 }
 
-/// What the host stands on: `{version, host_id, node_ids, geoip: {database, built_at, age_seconds}|null}`.
+/// The host's status: `{version, host_id, node_ids, geoip: {database, built_at, age_seconds}|null}`.
 struct Status(Arc<Admin>);
 
 #[async_trait]
@@ -218,7 +221,7 @@ impl Handler for ShowMetrics {
     }
 }
 
-/// What decides: [`culvert_policy::serve::generations::Status`].
+/// The active policies: [`culvert_policy::serve::generations::Status`].
 struct Policies(Arc<Admin>);
 
 #[async_trait]
@@ -228,14 +231,14 @@ impl Handler for Policies {
     }
 }
 
-/// `{generation}` of the set that decides from now on, or 409 with `{problem}`.
+/// Reloads the policies. Answers `{generation}` of the new set, or 409 with `{problem}`.
 struct Reload(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = self.0.clone();
-        // Whoever asked may go away; what was begun is brought to its end.
+        // The reload has its own task, so that it completes even if the client disconnects.
         let reload =
             tokio::spawn(async move { policies::reload(&admin.service.policies, admin.config_file.as_deref()).await });
         match reload.await {
@@ -245,7 +248,7 @@ impl Handler for Reload {
     }
 }
 
-/// The same for going back.
+/// Returns to the former policies. Answers as [`Reload`] does.
 struct Rollback(Arc<Admin>);
 
 #[async_trait]

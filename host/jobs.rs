@@ -1,5 +1,4 @@
-//! What the host does by itself: every second, when a custom domain is to be looked up again, and when a webhook
-//! delivery is due.
+//! Background jobs of the host: the ticker, the checks of custom domains, and the webhook deliveries.
 
 pub mod deliveries;
 pub mod domain_checks;
@@ -7,6 +6,7 @@ pub mod ticker;
 
 use std::sync::Arc;
 
+use culvert_domain::error::{Chain, Error};
 use culvert_wire::clock::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::service::Service;
 use deliveries::DeliveryWorker;
 
-/// What background jobs work with.
+/// What background jobs need of the host.
 pub struct Jobs {
     pub service: Arc<Service>,
     pub agents: Arc<Gateway>,
@@ -29,10 +29,15 @@ pub struct Jobs {
     pub tasks: TaskTracker,
 }
 
-/// Whether the host looks by itself at what is due, or is told to.
+/// Whether the ticker runs by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ticker {
     Auto,
-    /// For tests, which call [`ticker::tick`].
+    /// For tests, which call [`ticker::tick`] themselves.
     Manual,
+}
+
+/// Logs an error that is not the first of its job.
+fn log_another(error: &Error) {
+    tracing::warn!(error = %Chain(error), "another step of the same job failed");
 }

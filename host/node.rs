@@ -1,7 +1,8 @@
-//! The data plane: public ports, the agents' connections behind them, and what is counted.
+//! The data plane: public listeners for visitors, data connections of agents, and traffic counting.
 //!
-//! What a node serves is what the store says: the open sessions placed on it. [`Node::reconcile`]
-//! makes it so, whenever somebody says that something changed, and once a second.
+//! A node serves the open sessions that the store has placed on it. [`Node::reconcile`] brings the node in
+//! line with the store once a second; [`Node::reconcile_tunnel`] does so for one tunnel when that tunnel has
+//! changed.
 
 mod admission;
 mod agent_listener;
@@ -35,7 +36,7 @@ use admission::Admission;
 use bounds::{Bounds, Refusals};
 use countries::Countries;
 use culvert_domain::access::AccessRules;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Chain, Result};
 use culvert_domain::tunnel::Protocol;
 use culvert_domain::usage::Traffic;
 pub use identity::{Identity, IdentityError};
@@ -46,23 +47,24 @@ pub struct Node {
     shared: Arc<Shared>,
     store: Arc<Store>,
     address: NodeAddress,
-    /// Runs that are over and may still have traffic to be noted.
+    /// Session relays of ended runs that may still have traffic to record.
     ending: Mutex<Vec<Arc<SessionRelay>>>,
-    /// One reconciliation at a time: each sees what the one before has done.
+    /// Serializes reconciliations, so that each one sees the result of the one before.
     turn: tokio::sync::Mutex<()>,
     id: Uuid,
-    /// Where agents come in, until they may.
+    /// The agent listener with its TLS configuration, until [`Node::accept_agents`] starts it.
     door: Mutex<Option<(TcpListener, Arc<ServerConfig>)>>,
-    /// The epochs, by tunnel, that have been ended here and that the store may still have open.
+    /// Epochs that this node has ended and that the store may still show as open, with the time of the end,
+    /// by tunnel.
     closed: Mutex<HashMap<Uuid, (i64, Moment)>>,
-    /// The scopes of what is served, with their plans.
+    /// The plan of each scope that has a tunnel on this node, as of the last reconciliation.
     plans: Mutex<HashMap<Uuid, String>>,
 }
 
-/// How long an epoch that was ended is not served again, if the store goes on saying that it is open.
+/// How long an ended epoch is not served again although the store still shows it as open.
 const CLOSED_FOR: Duration = Duration::from_secs(10);
 
-/// What a node shares with its host.
+/// Resources that a node gets from its host.
 #[derive(Clone)]
 pub struct NodeContext {
     pub refusals: Refusals,
@@ -71,7 +73,7 @@ pub struct NodeContext {
     pub stop: CancellationToken,
 }
 
-/// What the parts of a node have in common.
+/// State that the parts of a node share.
 struct Shared {
     bind: IpAddr,
     clock: Clock,
@@ -81,12 +83,12 @@ struct Shared {
     countries: Arc<Countries>,
     bounds: Arc<Bounds>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
-    /// When it was last said that a visitor could not be accepted.
+    /// When a failure to accept visitors was last logged.
     complained: Mutex<Option<Moment>>,
 }
 
 impl Shared {
-    /// Says so, once a second for all ports.
+    /// Logs a failure to accept a visitor, at most once a second for all ports together.
     fn log_unaccepted(&self, error: &std::io::Error) {
         let now = self.clock.moment();
         let mut complained = lock(&self.complained);
@@ -98,7 +100,7 @@ impl Shared {
 }
 
 impl Node {
-    /// Binds the door for the agents, which [`Node::accept_agents`] opens.
+    /// Binds the agent listener. It accepts no connections before [`Node::accept_agents`] is called.
     pub async fn open(
         identity: Identity,
         config: &NodeConfig,
@@ -130,21 +132,21 @@ impl Node {
         Ok(Self { shared, store, door, address, ending, turn, id, closed, plans: Mutex::default() })
     }
 
-    /// Lets the agents in. A lease that is not served yet would look to them like one that is over,
-    /// so what they hold is to be served before.
+    /// Starts to accept agents. The node must serve its leases before this is called: an agent whose lease is
+    /// not served yet gets the same answer as one whose lease has ended.
     pub fn accept_agents(&self) {
         if let Some((listener, tls)) = lock(&self.door).take() {
             agent_listener::open(self.shared.clone(), listener, tls);
         }
     }
 
-    /// How many tunnels are served, and to how many visitors.
+    /// The number of served tunnels, and of their visitors.
     pub fn load(&self) -> (usize, usize) {
         let tunnels = lock(&self.shared.tunnels);
         (tunnels.len(), tunnels.values().map(|tunnel| tunnel.run().visitors()).sum())
     }
 
-    /// Bytes of all pipes' buffers.
+    /// Bytes that the buffers of all pipes take.
     pub fn buffer_bytes(&self) -> usize {
         self.shared.bounds.buffers.taken()
     }
@@ -153,12 +155,12 @@ impl Node {
         self.id
     }
 
-    /// Where agents bring their connections, and what they are to find there.
+    /// The address of the agent listener, and the fingerprint of its certificate.
     pub fn address(&self) -> NodeAddress {
         self.address.clone()
     }
 
-    /// Serves a lease, from now on. The error is for the client who asked for the tunnel.
+    /// Serves a lease from now on. The error text is for the client who asked for the tunnel.
     pub async fn serve(&self, lease: &Lease) -> Result<(), String> {
         let _turn = self.turn.lock().await;
         self.serve_now(lease).await
@@ -174,7 +176,7 @@ impl Node {
         match self.with(lease.tunnel_id, |tunnel| tunnel.switch_to(lease, &self.shared)) {
             Some(EpochChange::Outdated) => return Ok(()),
             Some(EpochChange::Serving { former }) => {
-                // One lock at a time: who counts the traffic takes both, in the other order.
+                // Hold only one lock at a time: counting the traffic takes both in the other order.
                 lock(&self.ending).extend(former);
                 self.update_rules(lease).await?;
             }
@@ -192,7 +194,7 @@ impl Node {
         Ok(())
     }
 
-    /// Opens a tunnel's own port. Nobody comes in before its rules are known.
+    /// Opens the tunnel's own port. The rules are read first, so that no visitor is admitted without them.
     async fn open_tunnel(&self, lease: &Lease) -> Result<(), String> {
         let rules = self.rules(lease).await?;
         let (countries, bounds) = (self.shared.countries.clone(), self.shared.bounds.clone());
@@ -207,7 +209,7 @@ impl Node {
         Ok(())
     }
 
-    /// Opens and closes ports until they are those of the lease.
+    /// Opens missing ports and closes surplus ones, so that the open ports match the lease.
     async fn open_ports(&self, lease: &Lease) {
         let wanted = PortSpec::of(lease);
         let closing = self.with(lease.tunnel_id, |tunnel| tunnel.ports_to_close(&wanted));
@@ -230,21 +232,24 @@ impl Node {
 
     async fn rules(&self, lease: &Lease) -> Result<AccessRules, String> {
         let rules = self.store.access_rules(lease.tunnel_id).await;
-        rules.map_err(|_| "The tunnel's rules could not be read.".into())
+        rules.map_err(|error| {
+            tracing::warn!(error = %Chain(&error), tunnel = lease.name, "the rules of a tunnel could not be read");
+            "The tunnel's rules could not be read.".into()
+        })
     }
 
-    /// The scopes of what is served, with their plans, as of the last reconciliation.
+    /// The plan of each scope that has a tunnel on this node, as of the last reconciliation.
     pub fn plans(&self) -> HashMap<Uuid, String> {
         lock(&self.plans).clone()
     }
 
-    /// The country database has changed: whoever is inside is judged by it.
+    /// Applies the rules again to all admitted visitors, after the country database has changed.
     pub fn reevaluate(&self) {
         lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.reevaluate());
     }
 
-    /// Serves a lease no longer: its port is closed when this returns, and stays so while the store
-    /// is about to end the session.
+    /// Stops serving a lease. When this returns, its ports are closed. They stay closed for at
+    /// most `CLOSED_FOR`, the time in which the store ends the session.
     pub async fn end(&self, lease: &Lease) {
         let _turn = self.turn.lock().await;
         let tunnel = {
@@ -267,7 +272,7 @@ impl Node {
         lock(&self.closed).insert(lease.tunnel_id, (lease.epoch, self.shared.clock.moment()));
     }
 
-    /// Whether a lease has been ended here, and the store is about to say so as well.
+    /// Whether this node has ended a lease that the store may still show as open.
     fn is_closed(&self, lease: &Lease) -> bool {
         let mut closed = lock(&self.closed);
         let Some((epoch, at)) = closed.get(&lease.tunnel_id).copied() else { return false };
@@ -278,14 +283,14 @@ impl Node {
         holds
     }
 
-    /// The run of a session that is served here, or was until a moment ago.
+    /// The session relay of a session that is served here, or was until recently.
     fn run_of(&self, id: RunId) -> Option<Arc<SessionRelay>> {
         let is = |run: &Arc<SessionRelay>| run.lease().session_id == id.session_id;
         let served = lock(&self.shared.tunnels).get(&id.tunnel_id).map(Tunnel::run).filter(is);
         served.or_else(|| lock(&self.ending).iter().find(|run| is(run)).cloned())
     }
 
-    /// Ends a run, and waits until no more bytes of it can come.
+    /// Ends a run, and waits until no more bytes of its visitors can arrive.
     pub async fn end_run(&self, id: RunId) {
         if let Some(run) = self.run_of(id) {
             self.close_off(run.lease());
@@ -293,14 +298,15 @@ impl Node {
         }
     }
 
-    /// A session that was ended here is open after all.
+    /// Allows a session that was ended here to be served again, because the store still has it open.
     pub fn reopen_run(&self, id: RunId) {
         if self.run_of(id).is_some() {
             lock(&self.closed).remove(&id.tunnel_id);
         }
     }
 
-    /// Serves one tunnel as the store has it now, if it is served here at all.
+    /// Brings one tunnel in line with the store: serves its lease, or ends it if it is not placed on this
+    /// node.
     pub async fn reconcile_tunnel(&self, tunnel_id: Uuid) -> Result<()> {
         let _turn = self.turn.lock().await;
         let lease = self.store.lease_of_tunnel(tunnel_id).await?;
@@ -321,7 +327,7 @@ impl Node {
         Ok(())
     }
 
-    /// Serves what the store says, and nothing else.
+    /// Brings the node in line with the store: serves the leases placed on it, and ends all other tunnels.
     pub async fn reconcile(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         let leases = self.store.leases_on_node(self.id).await?;
@@ -344,8 +350,7 @@ impl Node {
         Ok(())
     }
 
-    /// The runs that have carried something which is not noted yet; with `over`, only those that
-    /// have ended.
+    /// The runs with traffic that is not recorded yet. With `over`, only runs that have ended.
     pub fn uncounted(&self, over: bool) -> Vec<RunId> {
         let mut runs: Vec<Arc<SessionRelay>> = match over {
             true => Vec::new(),
@@ -362,19 +367,19 @@ impl Node {
         runs.iter().filter(|run| run.has_traffic()).map(id).collect()
     }
 
-    /// What a run has carried since the last time.
+    /// Takes the traffic of a run since the last call.
     pub fn take_traffic(&self, id: RunId) -> Traffic {
         self.run_of(id).map(|run| run.take_traffic()).unwrap_or_default()
     }
 
-    /// Counts again, the next time, what could not be noted.
+    /// Returns traffic that could not be recorded, so that the next [`Node::take_traffic`] counts it again.
     pub fn give_back(&self, id: RunId, traffic: Traffic) {
         if let Some(run) = self.run_of(id) {
             run.give_back(traffic);
         }
     }
 
-    /// Ends everything that is served.
+    /// Ends all tunnels.
     pub async fn close(&self) {
         let tunnels: Vec<_> = lock(&self.shared.tunnels).drain().map(|(_, tunnel)| tunnel).collect();
         for tunnel in tunnels {

@@ -32,9 +32,9 @@ use sync::SentState;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// Ids that one frame may list, beside those of the sessions that the device has open.
+/// How many ids one frame may list, in addition to one for each open session of the device.
 pub(in crate::gateway) const MORE_IDS: usize = 256;
-/// When agents are to come back after this host has said goodbye.
+/// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a connection ends.
@@ -100,7 +100,7 @@ pub async fn serve_connection(control: Arc<Control>, socket: WebSocket, stranger
     }
 }
 
-/// Whether an error says that the agent itself is not let in, and not that something of ours failed.
+/// Whether an error refuses the agent itself, as opposed to a failure of the host.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.code, Code::NotFound | Code::DeviceNotAllowed | Code::ValidationFailed)
 }
@@ -151,6 +151,11 @@ impl AgentConnection {
             Ok(()) => self.listen().await,
             Err(end) => end,
         };
+        if let End::Store(error) = &end
+            && error.source.is_some()
+        {
+            tracing::warn!(error = %Chain(error), "an agent's connection failed");
+        }
         let reason = end.to_string();
         if !matches!(end, End::Gone | End::Goodbye | End::Silent | End::Stuck) {
             let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
@@ -251,7 +256,7 @@ impl AgentConnection {
         }
     }
 
-    /// A heartbeat: the device is there, and its leases hold for another term.
+    /// A heartbeat: records that the device is alive, and renews its leases.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
         if !self.control.service.store.is_current(self.connection).await? {
             return Err(End::Replaced);
@@ -276,7 +281,7 @@ impl AgentConnection {
         {
             self.write(move |write, device| Box::pin(handshake::resume_tunnels(write, device, boot_id))).await?;
         }
-        // Others may have changed something, whom no wake-up comes from: the operator's commands.
+        // Some changes send no hint, for example those of the operator's commands.
         self.sync_agent().await
     }
 
@@ -320,8 +325,8 @@ impl AgentConnection {
         self.link.send(&ToAgent::Settled { operation_id }).await
     }
 
-    /// A stop has succeeded once the node has closed the port, so it does so before anybody can
-    /// read of it.
+    /// Closes the ports of a stopped tunnel on the node. This comes before the stop is recorded as succeeded,
+    /// so that nobody reads of a stop while a port is still open.
     async fn close_ports(&mut self, operation_id: Uuid) -> Result<(), End> {
         let device_id = self.connection.device_id;
         let operations = self.control.service.store.active_operations(device_id).await?;
@@ -408,14 +413,14 @@ impl AgentConnection {
         if device.owner_active { Ok(device) } else { Err(End::NotAllowed) }
     }
 
-    /// Writes on behalf of the device, as long as this connection is the one that counts.
+    /// Writes on behalf of the device, as long as this is the device's current connection.
     async fn write<T, F>(&mut self, work: F) -> Result<T, End>
     where
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
         let (connection, scope_id) = (self.connection, self.scope_id);
-        // Before a connection to the database is taken: who waits for a scope waits outside of it.
+        // Lock the scope before taking a database connection: waiting for a scope must not occupy one.
         let _turn = self.control.service.scope_locks.lock(scope_id).await;
         let written = self.control.service.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
@@ -431,8 +436,8 @@ impl AgentConnection {
         written.await?
     }
 
-    /// Notes that the connection has ended. An agent that said goodbye is gone at once; another may
-    /// be back before its leases end.
+    /// Records the end of the connection. With `for_good`, the device goes offline and its sessions end at
+    /// once. Without it, the agent may reconnect before its leases end.
     async fn record_disconnect(&mut self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
         let _turn = self.control.service.scope_locks.lock(self.scope_id).await;
@@ -459,12 +464,12 @@ impl AgentConnection {
     }
 }
 
-/// As much of an agent's words as is kept.
+/// Cleans a text of an agent, and cuts it to the length that is stored.
 fn truncate_detail(words: &str) -> String {
     text::cleaned(words, 500)
 }
 
-/// The next frame, as soon as the agent may say one.
+/// Receives the next frame, as soon as the device's rate limit permits.
 async fn paced(link: &mut AgentSocket, control: &Control, device_id: Uuid) -> Result<ToHost, End> {
     let (paces, clock) = (&control.agents.paces, &control.clock);
     let now = clock.moment();
@@ -477,7 +482,7 @@ async fn paced(link: &mut AgentSocket, control: &Control, device_id: Uuid) -> Re
     Ok(frame)
 }
 
-/// Another term for leases, or a protocol error where more are listed than there can be.
+/// Renews leases. Returns a protocol error if more are listed than there can be.
 async fn renew(write: &mut Write, device_id: Uuid, lease_ids: Vec<Uuid>) -> Result<Result<Vec<Uuid>, End>> {
     if lease_ids.len() > MORE_IDS && lease_ids.len() > write.open_sessions(device_id).await? + MORE_IDS {
         return Ok(Err(End::Protocol("it lists more leases than there can be".into())));

@@ -3,6 +3,8 @@
 //! Links between pages are rewritten to what the host serves; a link to another file of the repository becomes
 //! plain text.
 
+use std::collections::HashMap;
+
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
 /// A page: its path in the repository, and its text.
@@ -99,6 +101,7 @@ impl Page {
 /// Markdown of a file of the repository as HTML.
 pub fn render(source: &str, text: &str) -> String {
     let mut open_links = Vec::new();
+    let mut anchors = HashMap::new();
     let mut events: Vec<Event<'_>> = Vec::new();
     for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
         match event {
@@ -115,7 +118,7 @@ pub fn render(source: &str, text: &str) -> String {
                 }
             }
             Event::End(TagEnd::Heading(level)) => {
-                name_heading(&mut events, level);
+                name_heading(&mut events, level, &mut anchors);
                 events.push(Event::End(TagEnd::Heading(level)));
             }
             other => events.push(other),
@@ -126,15 +129,21 @@ pub fn render(source: &str, text: &str) -> String {
     page
 }
 
-/// Gives the heading that ends here an id, so that links can lead to it.
-fn name_heading(events: &mut [Event<'_>], level: HeadingLevel) {
+/// Gives the heading that ends here an id, so that links can lead to it. A repeated heading gets a number, as
+/// repository hosts give it.
+fn name_heading(events: &mut [Event<'_>], level: HeadingLevel, anchors: &mut HashMap<String, usize>) {
     let begins = |event: &Event<'_>| matches!(event, Event::Start(Tag::Heading { level: own, .. }) if *own == level);
     let Some(start) = events.iter().rposition(begins) else { return };
     let words = events[start..].iter().filter_map(|event| match event {
         Event::Text(text) | Event::Code(text) => Some(text.as_ref()),
         _ => None,
     });
-    let slug = slug(&words.collect::<String>());
+    let mut slug = slug(&words.collect::<String>());
+    let earlier = anchors.entry(slug.clone()).or_default();
+    if *earlier > 0 {
+        slug = format!("{slug}-{earlier}");
+    }
+    *earlier += 1;
     if let Event::Start(Tag::Heading { id, .. }) = &mut events[start] {
         *id = Some(CowStr::from(slug));
     }
@@ -207,5 +216,6 @@ mod tests {
             render("docs/README.md", "## Keys & `reseal`"),
             "<h2 id=\"keys--reseal\">Keys &amp; <code>reseal</code></h2>\n"
         );
+        assert!(render("docs/README.md", "# A\n# A\n").contains("<h1 id=\"a-1\">"));
     }
 }

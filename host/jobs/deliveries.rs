@@ -1,7 +1,7 @@
-//! The delivery worker: claims what is due, has it delivered, records the outcome, and waits for more.
+//! The delivery worker: claims due deliveries, sends them, records their outcomes, and waits for more.
 //!
-//! No transaction is open while a delivery is under way. One that is never settled, because the
-//! host went down, comes due again by itself.
+//! No transaction is open during a delivery. If the host goes down before it records the outcome, the
+//! delivery becomes due again by itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,9 +16,9 @@ use culvert_domain::error::{Chain, Result};
 use culvert_domain::webhook::Delivery;
 use culvert_webhook::client::Client;
 
-/// Deliveries that are under way at the same time.
+/// Deliveries in progress at the same time, at most.
 const UNDER_WAY: usize = 64;
-/// When it is looked again for what could not be had.
+/// The wait after an error, or after due deliveries could not be claimed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 pub struct DeliveryWorker {
@@ -33,7 +33,7 @@ impl DeliveryWorker {
         Self { client, woken: Notify::new(), slots: Arc::new(Semaphore::new(UNDER_WAY)), under_way: Mutex::default() }
     }
 
-    /// Has the worker look at what is due.
+    /// Has the worker look for due deliveries.
     pub fn wake(&self) {
         self.woken.notify_one();
     }
@@ -65,8 +65,8 @@ pub async fn run(jobs: Arc<Jobs>) {
     }
 }
 
-/// Sends what is due, as much as there are free hands for; when there will be more to do. Whoever
-/// comes back wakes the worker.
+/// Sends as many due deliveries as there are free slots, and returns when to look again. `None` means to wait
+/// for a wake-up; every finished delivery causes one.
 async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
     let free = jobs.deliveries.slots.available_permits();
     if free == 0 {
@@ -87,14 +87,14 @@ async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
         let jobs = jobs.clone();
         jobs.tasks.clone().spawn(async move {
             let stop = jobs.stop.clone();
-            // What the host's end interrupts is made again when it is back.
+            // A delivery that shutdown interrupts is sent again after the next start.
             stop.run_until_cancelled(deliver(&jobs, delivery)).await;
             drop(slot);
             jobs.deliveries.under_way().end_one(scope_id);
             jobs.deliveries.wake();
         });
     }
-    // What is due and cannot be had is in another host's hands.
+    // Due deliveries that could not be claimed are claimed by another host.
     let soonest = jobs.clock.moment().plus(if none { LOOK_AGAIN } else { Duration::ZERO });
     let under_way = jobs.deliveries.under_way().clone();
     let next =

@@ -1,25 +1,25 @@
-//! Custom domains in the DNS: what was verified is looked up again every day.
+//! DNS checks of custom domains: verified domains are looked up again every day.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use super::Jobs;
+use super::{Jobs, log_another};
 use crate::store::domains::DueDomain;
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
-use culvert_domain::error::{Chain, Result};
+use culvert_domain::error::{Chain, Result, first_error};
 
-/// How often it is looked what is due.
+/// How often the job looks for due domains.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
-/// Lookups at the same time.
+/// Lookups at the same time, at most.
 const AT_ONCE: usize = 8;
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
     let checks = async {
         loop {
-            // The time that a look takes does not put off the next one.
+            // The time that the checks take does not delay the next ones.
             let next = jobs.clock.moment().plus(LOOK_EVERY);
             if let Err(error) = check_due(&jobs).await {
                 tracing::warn!(error = %Chain(&error), "custom domains could not be looked up");
@@ -33,7 +33,7 @@ pub async fn run(jobs: Arc<Jobs>) {
 async fn check_due(jobs: &Jobs) -> Result<()> {
     let due = jobs.service.store.due_domains().await?;
     let checked = stream::iter(due).map(|due| check(jobs, due)).buffer_unordered(AT_ONCE);
-    checked.fold(Ok(()), async |all, one| all.and(one)).await
+    checked.fold(Ok(()), async |all, one| first_error(all, one, log_another)).await
 }
 
 async fn check(jobs: &Jobs, due: DueDomain) -> Result<()> {
@@ -44,7 +44,7 @@ async fn check(jobs: &Jobs, due: DueDomain) -> Result<()> {
         .store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
-                // It may have been removed meanwhile, or looked up by another host.
+                // The domain may have been removed meanwhile, or checked by another host.
                 let known = write.custom_domain_by_name(tunnel_id, &domain).await?;
                 let due = |known: &CustomDomain| known.last_checked_at <= write.now - CHECK_EVERY;
                 let Some(mut known) = known.filter(due) else { return Ok(()) };

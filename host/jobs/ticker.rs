@@ -1,7 +1,6 @@
-//! From what was committed to those who act on it, and what is done because time has passed.
+//! The ticker: does what is due every second, and passes on the hints of committed transactions.
 //!
-//! Nothing here knows more than the store does: a wake-up that gets lost is made up for by the next
-//! tick.
+//! All state is in the store, so the next tick makes up for a lost hint.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,24 +10,24 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::{Jobs, Ticker};
+use super::{Jobs, Ticker, log_another};
 use crate::gate;
 use crate::store::Hint;
 use crate::store::runs::RunId;
-use culvert_domain::error::{Chain, Result};
+use culvert_domain::error::{Chain, Result, first_error};
 use culvert_domain::session::EndReason;
 use culvert_domain::usage::next_month;
 
 const TICK: Duration = Duration::from_secs(1);
-/// Ticks between two notes of what went through.
+/// Ticks between two recordings of the traffic of sessions that still run.
 const TRAFFIC_EVERY: u64 = 5;
-/// Between two looks at what can be deleted, and before the first one: a host that is restarted often
-/// deletes as well.
+/// Interval between two deletions of old rows, and delay of the first one. The delay is shorter, so that a
+/// host that is restarted often deletes old rows as well.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 const FIRST_PRUNE: Duration = Duration::from_secs(60);
 
-/// Runs until the host stops. Time, wake-ups and deletions do not wait for each other: however many
-/// wake-ups come, what is due is done, and while a row is locked, wake-ups are passed on.
+/// Runs until the host stops. Ticks, hints and deletions do not wait for each other: many hints do not delay
+/// what is due, and a locked row does not delay hints.
 pub async fn run(jobs: Arc<Jobs>, hints: mpsc::UnboundedReceiver<Hint>, mode: Ticker) {
     let time = async {
         if mode == Ticker::Auto {
@@ -72,7 +71,7 @@ async fn dispatch_all(jobs: &Jobs, mut hints: mpsc::UnboundedReceiver<Hint>) {
     }
 }
 
-/// Passes on everything that waits at once: what several wake-ups are about is looked at only once.
+/// Passes on all waiting hints. Several hints about one tunnel or scope are handled once.
 async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<Hint>) {
     let (mut tunnels, mut scopes) = (HashSet::new(), HashSet::new());
     let mut wake = Some(first);
@@ -93,11 +92,11 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     }
 }
 
-/// Everything that is due; some of it only at every so many ticks. Where the database does not answer,
-/// the rest waits for the next tick.
+/// Does everything that is due; `ticks` counts the calls, because some work is done only every few ticks. If
+/// the database does not answer, the rest waits for the next tick.
 pub async fn tick(jobs: &Jobs, ticks: u64) {
     let now = jobs.clock.now();
-    // Another host may have written what is due now.
+    // Another host may have written deliveries that are due now.
     jobs.deliveries.wake();
     jobs.service.nodes.refresh_countries().await;
     let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
@@ -130,12 +129,13 @@ async fn wake_queued(jobs: &Jobs) -> Result<()> {
     Ok(())
 }
 
-/// Writes down what went through the nodes, scope by scope, and ends what has used up its month.
+/// Records the traffic of the nodes by scope, and ends the sessions of scopes that have used up their monthly
+/// bandwidth.
 pub async fn record_traffic(jobs: &Jobs) -> Result<()> {
     record_runs(jobs, false).await
 }
 
-/// With `over`, only of runs that have ended: their figures are final.
+/// Records the traffic of runs. With `over`, only of runs that have ended: their counts are final.
 async fn record_runs(jobs: &Jobs, over: bool) -> Result<()> {
     let mut by_scope: HashMap<Uuid, Vec<RunId>> = HashMap::new();
     for run in jobs.service.nodes.uncounted(over) {
@@ -143,7 +143,7 @@ async fn record_runs(jobs: &Jobs, over: bool) -> Result<()> {
     }
     let mut result = Ok(());
     for (scope_id, runs) in by_scope {
-        result = result.and(record_scope(jobs, scope_id, runs).await);
+        result = first_error(result, record_scope(jobs, scope_id, runs).await, log_another);
     }
     result
 }
@@ -171,7 +171,7 @@ async fn record_scope(jobs: &Jobs, scope_id: Uuid, runs: Vec<RunId>) -> Result<(
         .await
 }
 
-/// Ends what runs under a plan that no policy knows: what such a plan allows, nobody has said.
+/// Ends the sessions under a plan that no policy knows, because nothing defines what the plan allows.
 async fn end_unknown_plans(jobs: &Jobs) {
     let policies = jobs.service.policies.pin(None);
     for (scope_id, plan) in jobs.service.nodes.plans() {
@@ -185,7 +185,7 @@ async fn end_unknown_plans(jobs: &Jobs) {
     }
 }
 
-/// Notes what there is to note of a host that ends: its node serves nobody any longer.
+/// Records the final state of a host that stops: traffic, request counts, and the end of its nodes' sessions.
 pub async fn end_sessions_of_nodes(jobs: &Jobs) -> Result<()> {
     report("traffic could not be noted", record_traffic(jobs).await);
     report("request counts could not be kept", jobs.rate_limits.save(&jobs.service.store, jobs.clock.now()).await);

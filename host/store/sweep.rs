@@ -1,4 +1,4 @@
-//! What time alone brings about: things that were not done, kept or heard of any longer.
+//! Timeouts and retention: work that becomes due only because time has passed.
 
 use chrono::{Months, TimeDelta};
 use futures_util::future::BoxFuture;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::db::{Arg, args};
 use super::operations::timeout_status;
 use super::{Store, Write};
-use culvert_domain::error::{Chain, Result};
+use culvert_domain::error::{Chain, Error, Result, first_error};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use culvert_domain::session::EndReason;
@@ -19,12 +19,12 @@ const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
 const KEEP_DELIVERIES: TimeDelta = TimeDelta::days(30);
 const KEEP_USAGE: Months = Months::new(13);
 
-/// Things that are due and are done at the same time: one that waits for a lock holds up few others.
+/// Maximum number of due items that are processed concurrently. If one waits for a lock, the others go on.
 const AT_ONCE: usize = 8;
-/// Rows that are deleted in one transaction.
+/// Maximum number of rows that are deleted in one transaction.
 const BATCH: u32 = 1000;
 
-/// Deletes some rows, at most `$2`.
+/// Builds a statement that deletes at most `$2` rows.
 macro_rules! prune {
     ($table:literal, $key:literal, $columns:literal, $which:literal) => {
         concat!(
@@ -44,8 +44,7 @@ macro_rules! prune {
 }
 
 impl Store {
-    /// Everything that is due now. What goes wrong with one thing is its own, and keeps no other from
-    /// being done.
+    /// Processes everything that is due now. A failure with one item does not stop the others.
     pub async fn sweep(&self) -> Result<()> {
         let (silent, expired, unfinished, untold) = tokio::join!(
             self.silent_devices(),
@@ -72,10 +71,10 @@ impl Store {
             self.write(Some(scope_id), move |write| boxed(write.tell_where_device_is(device_id)))
         })
         .await;
-        lost.and(ended).and(timed_out).and(told)
+        [ended, timed_out, told].into_iter().fold(lost, |first, next| first_error(first, next, log_another))
     }
 
-    /// Deletes what has been kept for long enough, some rows at a time.
+    /// Deletes rows whose retention time is over, in batches.
     pub async fn prune(&self) -> Result<()> {
         let now = self.clock.now();
         let mut result = Ok(());
@@ -96,11 +95,11 @@ impl Store {
             ),
             (prune!("resting_ports", "(node_id, port, transport)", "node_id, port, transport", "until <= $1"), now),
         ] {
-            result = result.and(self.prune_all(sql, until.into()).await);
+            result = first_error(result, self.prune_all(sql, until.into()).await, log_another);
         }
         let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
         let sql = prune!("usage_days", "(tunnel_id, day)", "tunnel_id, day", "day < $1");
-        result.and(self.prune_all(sql, first_day.into()).await)
+        first_error(result, self.prune_all(sql, first_day.into()).await, log_another)
     }
 
     async fn prune_all(&self, sql: &'static str, until: Arg<'static>) -> Result<()> {
@@ -115,7 +114,7 @@ impl Store {
     }
 }
 
-/// Does what is due. An error says that it could not be looked for.
+/// Processes due items and logs the failures. An error is returned only if the items could not be read.
 async fn each<T, F: Future<Output = Result<()>>>(due: Result<Vec<T>>, act: impl Fn(T) -> F) -> Result<()> {
     let acts = stream::iter(due?).map(act).buffer_unordered(AT_ONCE);
     acts.for_each(async |done| {
@@ -132,8 +131,8 @@ fn boxed<'w, T>(work: impl Future<Output = Result<T>> + Send + 'w) -> BoxFuture<
 }
 
 impl Write {
-    /// A device was not heard of for too long: it is offline, and nobody will ever know of it what
-    /// became of what it had begun.
+    /// Marks a device offline that was not seen for too long, and fails the operations that it had claimed,
+    /// because their outcome will not become known.
     async fn lose_device(&mut self, device_id: Uuid) -> Result<()> {
         let silent =
             "SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2";
@@ -145,8 +144,8 @@ impl Write {
         self.fail_operations_of_lost_device(device_id).await
     }
 
-    /// What a device had claimed is over when it goes away. A restart of the agent is the exception:
-    /// going away is part of it.
+    /// Fails the claimed and running operations of a device that went offline. A running restart of the agent
+    /// is the exception, because it includes a disconnect.
     pub async fn fail_operations_of_lost_device(&mut self, device_id: Uuid) -> Result<()> {
         for mut operation in self.active_operations(device_id).await? {
             let (code, detail) = match operation.status {
@@ -194,7 +193,12 @@ impl Write {
     }
 }
 
-/// Why an operation expired.
+/// The error of an operation that expired unclaimed.
 pub fn not_claimed() -> OperationError {
     OperationError::new(OperationErrorCode::NotClaimed, "The device did not take the command in time.")
+}
+
+/// Logs an error that is not the first of its sweep.
+fn log_another(error: &Error) {
+    tracing::warn!(error = %Chain(error), "another step of the sweep failed");
 }

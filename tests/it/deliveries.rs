@@ -203,6 +203,8 @@ async fn delivery_request_matches_documented_format(engine: Engine) {
         "user-agent",
     ];
     assert_eq!(headers, HashSet::from(expected), "and nothing that tells of the host");
+    let agent = format!("Culvert-Webhooks/{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(delivered.headers["user-agent"], agent);
 }
 
 /// Held against Python's HMAC: it holds, and not if anything that it covers is another.

@@ -23,7 +23,7 @@ const KEY: [u8; 32] = [7; 32];
 
 async fn restore(engine: Engine, folder: &Path, version: &str) -> String {
     let (url, name) = match engine {
-        Engine::Sqlite => (format!("sqlite:{}", folder.join("old.db").display()), "sqlite"),
+        Engine::Sqlite => (format!("sqlite:{}", folder.join(format!("{version}.db")).display()), "sqlite"),
         Engine::Postgres => (empty_database().await, "postgres"),
     };
     let dump = std::fs::read_to_string(format!("tests/it/upgrade/{version}.{name}.sql")).unwrap();
