@@ -1,4 +1,4 @@
-//! One host: everything that a request, an agent or a visitor meets, and how it starts and stops.
+//! One host: its parts, and how it starts and stops.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -45,12 +45,13 @@ use crate::store::catalog::NodeRegistration;
 use crate::store::db::Db;
 use crate::store::{Hint, Store, key_check};
 
-/// How long requests and agents have to end when the host does.
+/// How long requests and agents have to end when the host stops.
 const GRACE: Duration = Duration::from_secs(10);
-/// Connections to the admin listener: an operator, a scraper and a health check take one each.
+/// Connections to the admin listener, at most. An operator, a scraper and a health check take one each.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// The parts of one host. Requests, agents and background jobs see their own context of them, and not this.
+/// The parts of one host. Requests, agents and background jobs get a context with the parts they need, not
+/// this struct.
 pub struct App {
     pub config: Config,
     pub clock: Clock,
@@ -61,14 +62,14 @@ pub struct App {
     pub admin: Arc<Admin>,
 }
 
-/// A host that runs.
+/// A running host.
 pub struct Host {
     pub app: Arc<App>,
-    /// Where the API is, and where the operator's own listener is.
+    /// The addresses of the API listener and of the admin listener.
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     servers: Vec<(ServerHandle, JoinHandle<io::Result<()>>)>,
-    /// The ticker, the deliveries, and the checks of custom domains.
+    /// The ticker, the delivery worker, and the checks of custom domains.
     workers: Vec<JoinHandle<()>>,
     _lock: File,
 }
@@ -163,7 +164,7 @@ impl Host {
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
 
-    /// Ends what runs: agents are told to come back, requests end, what was counted is kept.
+    /// Stops the host: agents get a goodbye, requests end, and counts are recorded.
     pub async fn stop(mut self) {
         let app = self.app.clone();
         app.jobs.stop.cancel();
@@ -186,7 +187,8 @@ impl Host {
     }
 }
 
-/// One host a data folder: the lock goes with the process, however that ends.
+/// Locks the data folder, so that only one host uses it. The lock is released when the process ends in any
+/// way.
 fn lock_data_dir(config: &Config) -> std::result::Result<File, ConfigError> {
     let folder = &config.data_dir;
     let fail =
@@ -208,7 +210,7 @@ async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> 
     Ok(db)
 }
 
-/// What looks up names, and what sends events to them.
+/// Opens the guard that looks up DNS names, and the delivery worker for webhooks.
 fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, DeliveryWorker), ConfigError> {
     let dns = Dns::new(config.dns.resolver).map_err(|e| ConfigError::new("dns.resolver", e))?;
     let webhooks = &config.webhooks;
@@ -219,7 +221,7 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
     Ok((guard, DeliveryWorker::new(client)))
 }
 
-/// The nodes in this process, known to everybody from now on.
+/// Opens the nodes of this process, and registers them in the store.
 async fn open_nodes(
     config: &Config,
     store: &Arc<Store>,
@@ -277,8 +279,8 @@ fn control(
     }
 }
 
-/// Has the database know the host's keys. Where they are others than before, the tokens of leases hold
-/// no longer: what runs is given new ones.
+/// Records the host's keys in the database. If they have changed, the tokens of existing leases are no longer
+/// valid: the open sessions end, and their tunnels get new leases.
 async fn record_keys(service: &Service) -> Result<()> {
     if service.store.enter_keys().await? {
         tracing::info!("secret_key_file has a new key; what runs is leased anew");
@@ -289,7 +291,7 @@ async fn record_keys(service: &Service) -> Result<()> {
     Ok(())
 }
 
-/// Makes a node and its domain known, and gives running tunnels time to be found again.
+/// Registers a node and its domain, and extends its leases, so that agents have time to reconnect.
 async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bool) -> Result<()> {
     let node = NodeRegistration {
         id,

@@ -1,5 +1,5 @@
-//! A token bucket: so many at once, and so many a second after that. (`governor` was weighed: it has
-//! clocks of its own kind, and is made for many keys that are refused, not for one that waits.)
+//! A token bucket: a burst, and a rate per second after it. (The crate `governor` was considered: it has its
+//! own clock types, and is made to refuse many keys, not to make one caller wait.)
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use culvert_wire::clock::Moment;
 pub struct Bucket {
     per_second: f64,
     most: f64,
-    /// Below zero for somebody who took more than there was.
+    /// Negative if more was taken than there was.
     left: f64,
     at: Moment,
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub fn new(most: u32, per_second: u32, now: Moment) -> Self {
         let most = f64::from(most);
         Self { per_second: f64::from(per_second), most, left: most, at: now }
     }
 
-    /// How long it takes until there is one.
+    /// How long it takes until one token is available; `None` if one is available now.
     pub fn wait(&mut self, now: Moment) -> Option<Duration> {
         self.fill(now);
         (self.left < 1.0).then(|| Duration::from_secs_f64((1.0 - self.left) / self.per_second))
     }
 
-    /// Takes some out.
+    /// Takes tokens. The balance may become negative.
     pub fn take(&mut self, cost: u32, now: Moment) {
         self.fill(now);
         self.left -= f64::from(cost);
     }
 
-    /// Puts more in, for once also above what it holds.
+    /// Adds tokens. A negative balance is cleared first, and the result may exceed the capacity.
     pub fn give(&mut self, more: u32, now: Moment) {
         self.fill(now);
         self.left = self.left.max(0.0) + f64::from(more);

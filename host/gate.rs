@@ -1,6 +1,6 @@
-//! Where it is decided what a request may do: facts, then the three policies, then a permit.
+//! Admission: decides what a request may do. It reads the facts, asks the three policies and issues a permit.
 //!
-//! Only this file makes a [`Permit`], and nothing is written on behalf of a caller without one.
+//! Only this file creates a [`Permit`], and nothing is written on behalf of a caller without one.
 //! The checks are steps 9 to 12 of `docs/develop/decisions/0001-order-of-checks.md`, in that order.
 
 mod access;
@@ -36,7 +36,7 @@ pub struct Gate {
     guard: Arc<Guard>,
 }
 
-/// The right to do one thing, and what it was decided on.
+/// The permission for one action of a caller on one resource, with the facts behind the decision.
 #[derive(Debug)]
 pub struct Permit {
     caller: Caller,
@@ -69,7 +69,7 @@ impl Permit {
     }
 }
 
-/// What a request would add to what the scope uses.
+/// What a request would add to the scope's use of its plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageRequest {
     pub premium_network: bool,
@@ -80,9 +80,10 @@ pub struct UsageRequest {
     pub domain: Option<String>,
 }
 
-/// The devices that lead to a tunnel's target, or are to: the one that runs it, the one that is to run
-/// it again, the one that is being asked to start it, and the one that gets it back where that start
-/// fails. Whoever changes the target leads them there.
+/// The devices that a change of a tunnel's target redirects, so that the caller needs permission on them.
+///
+/// They are the device that runs the tunnel, the one that is to resume it, the one of an unfinished
+/// operation, and the one that gets the tunnel back if a handoff fails.
 fn led(facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
     let Some(tunnel) = &facts.tunnel else { return Vec::new() };
     let running = tunnel.run.as_ref().map(|run| run.device_id);
@@ -94,59 +95,60 @@ fn led(facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
     devices.into_iter().map(|id| (id, DeviceRole::Target)).collect()
 }
 
-/// Adds what is wrong with a text that others will read.
+/// Adds a fault if a text that other people will read is not acceptable.
 fn check_text(text: Option<&str>, field: &str, faults: &mut Vec<Fault>) {
     if let Some(message) = text.and_then(text::fault) {
         faults.push(Fault::new(field, message));
     }
 }
 
-/// What an action means for a device.
+/// The part that a device has in an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceRole {
-    /// It is acted on, or is to run the tunnel.
+    /// The action applies to the device, or the device is to run the tunnel.
     Target,
     /// A handoff takes the tunnel from it.
     Source,
 }
 
-/// A request body on its way from what was read to what is valid.
+/// A request body that was parsed but is not yet validated.
 pub trait RequestDraft: Clone + Send + Sync + 'static {
-    /// What it becomes when nothing is wrong with it.
+    /// The validated form of the body.
     type Valid: Send;
 
-    /// Looks up what the body refers to. What is not there is a fault of the field.
+    /// Looks up what the body refers to in the store. A missing resource is a fault of its field.
     fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send;
 
-    /// Looks at what the body refers to and the store does not know: names in the DNS.
+    /// Checks references that the store cannot resolve, which are names in the DNS.
     fn check_external(&self, guard: &Guard) -> impl Future<Output = Vec<Fault>> + Send {
         let _ = guard;
         async { Vec::new() }
     }
 
-    /// What the validation policy is asked about.
+    /// The input of the validation policy. `None` if the policy is not asked.
     fn input(&self) -> Option<Input<'_>>;
 
     fn wants(&self) -> UsageRequest {
         UsageRequest::default()
     }
 
-    /// The device that the body names, and what it means for the one that runs the tunnel now.
+    /// The devices that the request concerns, and the role of each. They may include the device that
+    /// runs the tunnel now.
     fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let _ = facts;
         Vec::new()
     }
 
-    /// The host's own types: they hold whatever a policy lets through.
+    /// Converts the body to the host's own types, which enforce their limits whatever a policy allows.
     fn validate(self, facts: &ResourceFacts, entitlement: &Entitlement) -> Result<Self::Valid, Vec<Fault>>;
 }
 
-/// A body as it was read, with what was malformed in it.
+/// A body as it was parsed, with the faults found in parsing.
 #[derive(Clone, Debug, Default)]
 pub struct Body<D> {
     pub draft: D,
     pub faults: Vec<Fault>,
-    /// Fields that the request does not have.
+    /// Faults for fields that the request does not define.
     pub unknown: Vec<Fault>,
 }
 
@@ -175,7 +177,7 @@ impl Gate {
         Self { store, guard }
     }
 
-    /// Decides on a request that changes something.
+    /// Decides on a request that changes something, and returns its permit and validated body.
     pub async fn admit<D: RequestDraft>(
         &self,
         policies: &Pinned,
@@ -191,7 +193,7 @@ impl Gate {
 
         let ask = wit_input::plan_ask(caller, action, facts.counters, draft.wants());
         allowed(policies.plan_access(ask))?;
-        // Where the device that a body names is none, the tunnel alone is judged.
+        // If the body names an unknown device, the policy judges the tunnel alone.
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
         let devices = match names_none {
             true => Vec::new(),
@@ -216,7 +218,7 @@ impl Gate {
             }
             Ok(_) => {}
             Err(mut own) => {
-                // A whole that is wrong is no news where something in it is.
+                // Drops a fault of a whole value if a part of it already has one.
                 own.retain(|whole| !faults.iter().any(|known| lies_in(&known.field, &whole.field)));
                 merge(&mut faults, own);
             }
@@ -228,7 +230,7 @@ impl Gate {
         Err(Error::invalid(faults))
     }
 
-    /// Decides once more, on facts that have changed.
+    /// Repeats a decision, because its inputs have changed.
     pub async fn readmit<D: RequestDraft>(
         &self,
         policies: &Pinned,
@@ -240,8 +242,8 @@ impl Gate {
         self.admit(policies, &caller, permit.action, permit.subject, body).await
     }
 
-    /// The devices that an action concerns. One that the scope does not have is left out here: the
-    /// body's own check says so.
+    /// The devices that an action concerns. A device that the scope does not have is left out: resolving the
+    /// body reports it as a fault.
     async fn involved<D: RequestDraft>(
         &self,
         caller: &Caller,
@@ -266,7 +268,7 @@ impl Gate {
     }
 }
 
-/// What a plan includes; none, where no policy knows it.
+/// What a plan includes. `None` if no policy knows the plan.
 pub fn known_entitlement(policies: &Pinned, plan: &str) -> Result<Option<Entitlement>> {
     Ok(policies.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
 }
@@ -279,8 +281,8 @@ pub fn entitlement(policies: &Pinned, plan: &str) -> Result<Entitlement> {
     }))
 }
 
-/// A field that is known to be wrong is not named twice, nor is what lies in it. That a body says
-/// nothing is no news where something in it is wrong.
+/// Adds faults, except those of a field that already has a fault or lies in one that has. A fault of the
+/// whole body is also left out if there is any other.
 fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
     let known = faults.len();
     for fault in more {
@@ -291,7 +293,7 @@ fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
     }
 }
 
-/// Whether a field is another one, or a part of it.
+/// Whether a field is the same as another one or a part of it.
 fn lies_in(field: &str, whole: &str) -> bool {
     field.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
@@ -306,7 +308,7 @@ fn allowed(verdict: Result<Verdict, Failed>) -> Result<()> {
     }
 }
 
-/// A policy that gave no answer lets nothing through.
+/// The error for a policy that failed: the request is refused.
 fn unavailable(failed: Failed) -> Error {
     tracing::error!(module = failed.module, cause = failed.failure.cause(), error = %failed.failure, "a policy failed");
     Error::of(Code::PolicyUnavailable).after(std::time::Duration::from_secs(1))

@@ -1,7 +1,8 @@
-//! The agents' side of the host: who is connected, and what becomes of commands.
+//! The control channel of the agents: which devices are connected, and how commands reach them.
 //!
 //! Every connected device has one task (`connection`). It compares the database with what it has sent to the
-//! agent, on every hint and on every frame of the agent. Losing a hint costs time only.
+//! agent, on every hint and on every heartbeat of the agent. A lost hint only delays this until the next
+//! heartbeat.
 
 mod commands;
 mod connection;
@@ -37,49 +38,49 @@ use culvert_wire::unproven::{self, Unproven};
 
 use pace::Paces;
 
-/// When agents are to come back to a host that has no place for them.
+/// When agents should reconnect to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
 
-/// What agents are served with.
+/// What the control channel needs of the host.
 pub struct Control {
     pub service: Arc<Service>,
     pub agents: Arc<Gateway>,
-    /// The connections to the listener: one that has become an agent's counts there no longer.
+    /// The connections to the listener. A connection no longer counts there after an agent's handshake.
     pub connections: Arc<Connections>,
     pub refused: ConnectionRefusals,
-    /// Networks whose `X-Forwarded-For` is believed.
+    /// Networks of proxies whose `X-Forwarded-For` header is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// New with every start.
+    /// The id of this host process, new at every start.
     pub host_id: Uuid,
     pub clock: Clock,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
 }
 
-/// The agents' WebSocket.
+/// The route of the agents' WebSocket.
 pub fn router(control: &Arc<Control>) -> Router {
     Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(control.clone()))
 }
 
-/// Connections that have not proved which device they are of, and those of one client. Each has ten
-/// seconds for it; where there are more, the oldest has to go.
+/// Limits on connections that have not proved their device yet: of all clients, and of one client. Each has
+/// ten seconds for the handshake. Above a limit, the oldest one is closed.
 const UNPROVEN: usize = 1024;
 const UNPROVEN_PER_ADDRESS: usize = 64;
 
 /// The devices that are connected to this host.
 pub struct Gateway {
     connected: Mutex<HashMap<Uuid, ConnectionHandle>>,
-    /// When connections were last heard of, to be noted together.
+    /// When each device was last heard of. The ticker records these times together.
     seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
-    /// Places for agents, and for those who have not proved that they are one.
+    /// Places for agents, and for connections that have not proved their device yet.
     agents: Arc<Semaphore>,
     unproven: Arc<Unproven>,
-    /// One arrival of a device at a time.
+    /// Serializes the arrivals of one device.
     arriving: KeyedMutex<Uuid>,
     paces: Arc<Paces>,
 }
 
-/// One connection, as others see it.
+/// A connection, as the rest of the host sees it.
 #[derive(Clone)]
 struct ConnectionHandle {
     connection: Connection,
@@ -99,8 +100,8 @@ impl Gateway {
         }
     }
 
-    /// A device's turn to arrive: one after the other, and not too often. None, where too many of it
-    /// wait already.
+    /// Waits for a device's turn to connect: one arrival at a time, at a limited rate. `None` if too many
+    /// arrivals of the device wait already.
     async fn turn_to_connect(&self, device_id: Uuid, clock: &Clock) -> Option<KeyedMutexGuard> {
         let _waiting = self.paces.wait(device_id, clock.moment())?;
         let turn = self.arriving.lock(device_id).await;
@@ -116,7 +117,7 @@ impl Gateway {
         Some(turn)
     }
 
-    /// Enters a connection; an older one of the same device ends.
+    /// Registers a connection. An older connection of the same device is replaced and ends.
     fn enter(&self, connection: Connection) -> ConnectionHandle {
         let entry = ConnectionHandle { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
         let former = lock(&self.connected).insert(connection.device_id, entry.clone());
@@ -133,12 +134,12 @@ impl Gateway {
         }
     }
 
-    /// How many agents are here.
+    /// The number of connected agents.
     pub fn connected(&self) -> usize {
         lock(&self.connected).len()
     }
 
-    /// Has a device's connection look at what is new.
+    /// Has a device's connection compare the database with what it has sent to the agent.
     pub fn wake(&self, device_id: Uuid) {
         if let Some(entry) = lock(&self.connected).get(&device_id) {
             entry.woken.notify_one();
@@ -149,7 +150,7 @@ impl Gateway {
         lock(&self.seen).insert(connection.device_id, (connection, at));
     }
 
-    /// What was noted since the last time.
+    /// Takes the times that were recorded since the last call.
     pub fn take_seen(&self) -> Vec<(Connection, DateTime<Utc>)> {
         lock(&self.seen).drain().map(|(_, seen)| seen).collect()
     }
@@ -176,7 +177,7 @@ impl Handler for Connect {
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
                 let life = connection::serve_connection(control, socket, Stranger { peer, unproven });
-                // Shutdown waits for the farewell.
+                // The task is tracked, so that shutdown waits until the goodbye is sent.
                 let _ = tasks.spawn(life).await;
             })
             .await;
@@ -186,7 +187,7 @@ impl Handler for Connect {
     }
 }
 
-/// Somebody who has connected and not proved who they are.
+/// A connection that has not proved its device yet.
 struct Stranger {
     peer: Option<SocketAddr>,
     unproven: unproven::Entry,

@@ -1,4 +1,4 @@
-//! Taking turns, by a key: who comes first goes first, and different keys do not wait for each other.
+//! A mutex for each key: first come, first served; different keys do not wait for each other.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,7 +10,7 @@ pub struct KeyedMutex<K> {
     turns: Mutex<HashMap<K, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// One's turn, until it is dropped.
+/// The lock on one key, held until it is dropped.
 #[must_use]
 pub struct KeyedMutexGuard(#[expect(dead_code, reason = "held for its lock")] OwnedMutexGuard<()>);
 
@@ -22,7 +22,7 @@ impl<K: Eq + Hash> KeyedMutex<K> {
     pub async fn lock(&self, key: K) -> KeyedMutexGuard {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever takes a turn clears away those that nobody waits for any longer.
+            // Entries that nobody holds or waits for are removed, so that the map stays small.
             if turns.len() >= 1024 {
                 turns.retain(|_, turn| Arc::strong_count(turn) > 1);
             }

@@ -1,6 +1,6 @@
-//! What `/metrics` tells, in the text format of Prometheus.
+//! The metrics of `/metrics`, in the OpenMetrics text format.
 //!
-//! Counters count where something happens; gauges are read off the host when somebody asks.
+//! Counters are incremented where something happens; gauges are read from the host on request.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::node::bounds::Refusals;
 use culvert_domain::usage::Traffic;
 use culvert_domain::webhook::Outcome;
 
-/// Seconds of one request.
+/// Buckets for the duration of one request, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
-/// Everything that is counted, but for the policies' own figures.
+/// All metrics of the host, except the policies' own.
 pub struct Metrics {
     pub registry: Registry,
     pub http: HttpMetrics,
@@ -64,7 +64,7 @@ struct Direction {
     direction: &'static str,
 }
 
-/// Payload of tunnels.
+/// Counter of the payload bytes of tunnels, by direction.
 #[derive(Clone, Default)]
 pub struct TrafficCounter(Family<Direction, Counter>);
 
@@ -81,14 +81,14 @@ struct RefusedBy {
     bound: &'static str,
 }
 
-/// Connections to `listen` that were one too many.
+/// Counter of connections to `listen` that were refused, by limit.
 #[derive(Clone, Default)]
 pub struct ConnectionRefusals(Family<RefusedBy, Counter>);
 
 impl ConnectionRefusals {
-    /// `address` for `api.connections_per_address`, `agents` for `api.agents`, `unproven` for connections
-    /// of agents that had to go before they proved whose they are, `arrivals` and `starts` for devices
-    /// that connect or start tunnels too often, `codes` for addresses with too many wrong enrolment codes.
+    /// `address` is for `api.connections_per_address`, `agents` for `api.agents`, `unproven` for connections
+    /// of agents that were closed before they proved their device, `arrivals` and `starts` for devices that
+    /// connect or start tunnels too often, `codes` for addresses with too many wrong enrolment codes.
     pub const BOUNDS: [&str; 6] = ["address", "agents", "unproven", "arrivals", "starts", "codes"];
 
     pub fn count(&self, bound: &'static str) {
@@ -96,14 +96,14 @@ impl ConnectionRefusals {
     }
 }
 
-/// Requests of API clients.
+/// Metrics of the requests to the API.
 pub struct HttpMetrics {
     requests: Family<Request, Counter>,
     durations: Family<Route, Histogram, fn() -> Histogram>,
 }
 
 impl HttpMetrics {
-    /// Counts an answer. A method of a client's own invention is not a label of ours.
+    /// Counts an answer. Unknown methods count as `other`, so that clients cannot add labels.
     pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration) {
         let known = METHODS.into_iter().find(|known| *known == method);
         let method = known.unwrap_or("other");
@@ -150,7 +150,7 @@ impl Metrics {
         metrics
     }
 
-    /// What has not happened yet is zero, and no gap: otherwise a first failure is no increase.
+    /// Sets counters to zero at the start. Otherwise the first failure would not show as an increase.
     fn begin(&self) {
         for window in ["minute", "day", "address"] {
             self.refusals.get_or_create(&Refusal { window }).inc_by(0);
@@ -176,7 +176,7 @@ impl Metrics {
         self.deliveries.get_or_create(&Delivery { outcome }).inc();
     }
 
-    /// Everything, now.
+    /// All metrics as text, with the given gauges.
     pub fn text(&self, gauges: Gauges) -> String {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.agents.set(gauge(gauges.agents));
@@ -190,7 +190,7 @@ impl Metrics {
     }
 }
 
-/// What there is at this moment.
+/// The current values of the gauges.
 #[derive(Clone, Copy, Debug)]
 pub struct Gauges {
     pub agents: usize,

@@ -1,11 +1,11 @@
-//! Password hashes: Argon2id (RFC 9106), a few at a time.
+//! Password hashing: Argon2id (RFC 9106), a few hashes at a time.
 
 use argon2::{Argon2, PasswordHasher};
 use culvert_domain::error::{Error, Result};
 use culvert_wire::clock::Clock;
 use tokio::sync::Semaphore;
 
-/// Hashes that are made at the same time: each takes 19 MiB.
+/// Hashes that are computed at the same time, at most: each takes 19 MiB of memory.
 const AT_ONCE: usize = 2;
 
 pub struct Passwords {
@@ -18,11 +18,11 @@ impl Passwords {
         Self { hashers: Semaphore::new(AT_ONCE), clock }
     }
 
-    /// The hash of a password. Hashing is slow on purpose, so it has a thread of its own.
+    /// Hashes a password. Hashing is slow on purpose, so it runs on a blocking thread.
     ///
     /// # Errors
     ///
-    /// Where the hash cannot be made.
+    /// If the hash cannot be computed.
     pub async fn hash(&self, password: Option<String>) -> Result<Option<String>> {
         let Some(password) = password else { return Ok(None) };
         let salt: [u8; 16] = self.clock.random();

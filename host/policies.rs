@@ -1,4 +1,4 @@
-//! The policies of this host: from its configuration to the generations that decide.
+//! The policies of this host: loads them as configured, and reloads them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,22 +43,22 @@ pub fn open(
     Ok(Generations::open(loader, observer, &policies(config))?)
 }
 
-/// The set of a configuration, for commands that ask it something and end.
+/// Loads the configured policies once, for commands that query them and end.
 ///
 /// # Errors
 ///
 /// As [`open`].
 pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
-    // Who calls a command trusts their own files.
+    // The user who runs a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
     open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))
 }
 
-/// Reads the configuration file again and has its policies decide.
+/// Reads the configuration file again, and activates its policies.
 ///
 /// # Errors
 ///
-/// One line. The old set goes on.
+/// One line. The old policies stay active.
 pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u64, ReloadError> {
     let file = file.map(Path::to_owned);
     generations.reload(move || Config::load(file.as_deref()).map(|config| policies(&config))).await

@@ -1,9 +1,9 @@
-//! The host's own keys: what it seals, and what it vouches for.
+//! The host's secret keys: they encrypt stored values, and make message authentication codes (MACs).
 //!
-//! One file holds the master keys, a line each, `v1:<base64 of 32 bytes>`; the last one seals and
-//! vouches. The older ones still open what is stored, and vouch for nothing: whoever has got hold of
-//! one can forge no cursor, lease or compiled policy. Every use has a key of its own, derived from
-//! the master key and its purpose.
+//! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The last key is the current one:
+//! it encrypts and makes MACs. Older keys still decrypt stored values, but their MACs are not accepted
+//! (except those of fingerprints): whoever has stolen an older key can forge no cursor, lease or compiled
+//! policy. Every purpose has its own key, derived from the master key and the purpose.
 
 use std::fs;
 use std::io::{self, Write};
@@ -28,13 +28,13 @@ pub enum Purpose {
     Fingerprints,
     /// Page cursors.
     Cursors,
-    /// The tokens by which agents prove their leases to nodes.
+    /// The tokens with which agents prove their leases to nodes.
     Leases,
-    /// What webhook deliveries are signed with.
+    /// The secrets that webhook deliveries are signed with.
     Webhooks,
     /// Compiled policies.
     Artefacts,
-    /// The value by which a database knows its host's keys.
+    /// The value by which a database recognises its host's keys.
     KeyCheck,
 }
 
@@ -51,7 +51,7 @@ impl Purpose {
         }
     }
 
-    /// Whether what an older key has vouched for still holds. Fingerprints do, for a day at most: they
+    /// Whether a MAC of an older key is still accepted. Those of fingerprints are, for a day at most: they
     /// only say that a repeated request is the same.
     fn outlives_its_key(self) -> bool {
         matches!(self, Purpose::Fingerprints)
@@ -81,16 +81,16 @@ struct Key {
 #[derive(Clone)]
 pub struct Secrets {
     clock: Clock,
-    /// Never empty; the last one is in use.
+    /// Never empty; the last one is the current key.
     keys: Vec<Key>,
 }
 
 const NONCE_BYTES: usize = 24;
-/// What a database's check value says.
+/// The plaintext of a database's check value.
 const CHECK: &[u8] = b"culvert";
 
 impl Secrets {
-    /// Reads the key file, or makes one.
+    /// Reads the key file, or creates it.
     pub fn open(path: &Path, clock: &Clock) -> Result<Self, SecretError> {
         let file = |error| SecretError::File { path: path.into(), error };
         let text = match fs::read_to_string(path) {
@@ -100,7 +100,8 @@ impl Secrets {
         Self::parse(path, &text, clock)
     }
 
-    /// Reads the key file of a database that knows its keys by a sealed value.
+    /// Reads the key file of an existing database. The sealed value `check` shows whether the file belongs to
+    /// it.
     pub fn of_database(path: &Path, clock: &Clock, check: &[u8]) -> Result<Self, SecretError> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing(path.into())),
@@ -111,12 +112,12 @@ impl Secrets {
         if opened.as_deref() == Some(CHECK) { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
     }
 
-    /// A value by which a database knows these keys again.
+    /// A sealed value by which a database recognises these keys.
     pub fn check(&self) -> Vec<u8> {
         self.seal(Purpose::KeyCheck, CHECK, CHECK)
     }
 
-    /// Whether something was sealed with the key that is in use.
+    /// Whether a value was sealed with the current key.
     pub fn is_current(&self, sealed: &[u8]) -> bool {
         sealed.first() == Some(&self.current().version)
     }
@@ -132,7 +133,8 @@ impl Secrets {
         if keys.is_empty() { Err(SecretError::Empty(path.into())) } else { Ok(Self { clock: clock.clone(), keys }) }
     }
 
-    /// Encrypts for this purpose; it opens only with the same context, such as the row it is for.
+    /// Encrypts a value for a purpose. It can be decrypted only with the same context, such as the row that
+    /// it is for.
     pub fn seal(&self, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
         let key = self.current();
         let nonce: [u8; NONCE_BYTES] = self.clock.random();
@@ -142,7 +144,7 @@ impl Secrets {
         [&[key.version], &nonce[..], &sealed].concat()
     }
 
-    /// `None` for what was not sealed here, for this purpose and in this context.
+    /// Decrypts a value; `None` if it was not sealed here, for this purpose and in this context.
     pub fn open_sealed(&self, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let (version, rest) = sealed.split_first()?;
         let (nonce, sealed) = rest.split_first_chunk::<NONCE_BYTES>()?;
@@ -150,7 +152,7 @@ impl Secrets {
         cipher(key, purpose).decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: context }).ok()
     }
 
-    /// A tag that only this host can make (HMAC-SHA256, behind the key's version).
+    /// A MAC that only this host can make: the key's version, followed by the HMAC-SHA256.
     pub fn mac(&self, purpose: Purpose, data: &[u8]) -> Vec<u8> {
         mac_by(self.current(), purpose, data)
     }
@@ -192,8 +194,8 @@ fn parse(line: &str) -> Option<Key> {
     Some(Key { version, bytes: STANDARD.decode(key).ok()?.try_into().ok()? })
 }
 
-/// Makes the file with one key. It appears with all of its content, and only if nobody else made it
-/// meanwhile.
+/// Creates the file with one key. The file appears with all of its content, and only if no other process has
+/// created it meanwhile.
 fn create(path: &Path, clock: &Clock) -> io::Result<String> {
     let text = format!("v1:{}\n", STANDARD.encode(clock.random::<32>()));
     let aside = path.with_extension(hex::encode(clock.random::<8>()));

@@ -1,5 +1,5 @@
-//! What the host's use cases stand on. Whoever serves HTTP, agents or time gets it through a context of their
-//! own: `http::Api`, `gateway::Control`, `jobs::Jobs`.
+//! The parts that the host's use cases share. HTTP, agents and background jobs get it through their own
+//! contexts: `http::Api`, `gateway::Control`, `jobs::Jobs`.
 
 pub mod enrolment;
 
@@ -20,11 +20,11 @@ pub struct Service {
     pub store: Arc<Store>,
     pub policies: Arc<Generations>,
     pub gate: Gate,
-    /// Looks up names, and judges their addresses.
+    /// Looks up DNS names, and checks their addresses.
     pub guard: Arc<Guard>,
     pub nodes: Arc<Nodes>,
     pub passwords: Passwords,
-    /// Requests and agents that change the same scope, one after the other.
+    /// Serializes changes of the same scope, by requests and by agents.
     pub scope_locks: KeyedMutex<Uuid>,
     pub clock: Clock,
 }

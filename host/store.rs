@@ -1,10 +1,9 @@
-//! Everything that is kept: the only place that knows SQL.
+//! The database layer: the only module that contains SQL.
 //!
-//! Reads take the scope they are made for; what belongs to another scope is not there. Whatever is
-//! written on behalf of a caller goes through [`Store::commit`], with a permit. Every transaction
-//! that writes a scope's rows begins by locking the scope's own row ([`Store::write`]), so two of
-//! them never wait for each other crosswise, and runs in a task of its own, so a client that goes
-//! away leaves nothing half done.
+//! Every read takes the scope that it is made for and never returns rows of another scope. Writes on
+//! behalf of a caller go through [`Store::commit`], which needs a permit. Every transaction that writes
+//! rows of a scope first locks the scope's own row ([`Store::write`]), so two such transactions cannot
+//! deadlock. Each transaction runs in a task of its own, so it also ends when the client disconnects.
 
 pub mod access;
 pub mod catalog;
@@ -57,40 +56,41 @@ pub struct Store {
     tasks: TaskTracker,
     hints: mpsc::UnboundedSender<Hint>,
     commits: watch::Sender<u64>,
-    /// None in a process without nodes.
+    /// Not set in a process without nodes.
     runs: OnceLock<Arc<dyn Runs>>,
 }
 
-/// Who has something new to look at, once it is committed. Losing one costs a second, not the
-/// thing itself: everybody also looks by themselves.
+/// Post-commit notification: which part of the host has new work, sent after a commit.
+///
+/// A lost hint costs about a second and no work, because every receiver also looks for work by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// The connection of a device: an operation, a lease, its consent.
+    /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
-    /// The node that a tunnel is placed on.
+    /// The node on which this tunnel is placed.
     Tunnel(Uuid),
-    /// Whoever delivers to webhooks.
+    /// The worker that sends webhook deliveries.
     Deliveries,
-    /// Whoever looks at what a scope has used up.
+    /// The task that checks how much traffic this scope has used.
     Usage(Uuid),
 }
 
-/// A transaction at work.
+/// An open transaction that writes.
 pub struct Write {
     tx: Tx,
-    /// One time for all that the transaction writes.
+    /// The one timestamp for everything that the transaction writes.
     pub now: DateTime<Utc>,
     pub clock: Clock,
     hints: Vec<Hint>,
     runs: Option<Arc<dyn Runs>>,
-    /// The sessions that were ended.
+    /// The sessions that this transaction has ended.
     ended: Vec<RunId>,
-    /// What was taken of runs to be noted.
+    /// Traffic that was taken from runs and is recorded by this transaction.
     counted: Vec<(RunId, Traffic)>,
 }
 
 impl Write {
-    /// To be woken when this has been committed.
+    /// Adds a hint that is sent after the commit.
     pub fn notify(&mut self, wake: Hint) {
         if !self.hints.contains(&wake) {
             self.hints.push(wake);
@@ -118,7 +118,7 @@ impl Write {
     }
 }
 
-/// What was taken of runs was not noted, and what was ended was not.
+/// Returns the taken traffic to the runs and reopens the ended ones, after a transaction that failed.
 fn give_back(runs: &dyn Runs, ended: &[RunId], counted: Vec<(RunId, Traffic)>) {
     counted.into_iter().for_each(|(run, traffic)| runs.give_back(run, traffic));
     ended.iter().for_each(|run| runs.reopen(*run));
@@ -139,14 +139,14 @@ impl DerefMut for Write {
 }
 
 impl Store {
-    /// The store, and the end at which wake-ups come out.
+    /// Creates the store and returns it with the receiver of its hints.
     pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let (commits, runs) = (watch::Sender::new(0), OnceLock::new());
         (Self { db, clock, secrets, tasks, hints, commits, runs }, woken)
     }
 
-    /// Has the figures of sessions written with their end. Once, before anything is served.
+    /// Sets the runs whose traffic is recorded when their sessions end. Call it once, before serving starts.
     pub fn attach(&self, runs: Arc<dyn Runs>) {
         let _ = self.runs.set(runs);
     }
@@ -159,12 +159,12 @@ impl Store {
         &self.secrets
     }
 
-    /// How many transactions were committed: changes with each, for whoever waits for an effect.
+    /// A counter of committed transactions. It changes with each commit, so a task can wait for an effect.
     pub fn commits(&self) -> watch::Receiver<u64> {
         self.commits.subscribe()
     }
 
-    /// Whether the database answers at once.
+    /// Whether the database answers a query within one second.
     pub async fn answers(&self) -> bool {
         self.db.answers().await
     }
@@ -173,10 +173,10 @@ impl Store {
         self.db.close().await;
     }
 
-    /// Runs a transaction to its end, whoever waits for it. With a scope, that scope's rows are
-    /// this transaction's alone.
+    /// Runs a transaction to its end, even if the caller stops waiting. With a scope, it first takes the row
+    /// lock of that scope, so no other transaction changes the scope's rows meanwhile.
     ///
-    /// It is not for what a caller asks for: that takes a permit, and [`Store::commit`].
+    /// Do not use it for a caller's request: that needs a permit and goes through [`Store::commit`].
     pub async fn write<T, F>(&self, scope_id: Option<Uuid>, work: F) -> Result<T>
     where
         T: Send + 'static,
@@ -192,14 +192,14 @@ impl Store {
                 Ok(value) => {
                     let due = write.commit().await?;
                     commits.send_modify(|commits| *commits += 1);
-                    // Nobody listens while the host stops.
+                    // The receiver is gone while the host stops.
                     for hint in due {
                         let _ = hints.send(hint);
                     }
                     Ok(value)
                 }
                 Err(error) => {
-                    // What went wrong is what was done, not that it could not be undone.
+                    // The caller gets the error of the work; a failed rollback is only logged.
                     if let Err(error) = write.undo().await {
                         tracing::warn!(error = %Chain(&error), "a transaction could not be rolled back; its connection is closed");
                     }
@@ -212,7 +212,7 @@ impl Store {
     }
 }
 
-/// The work of a transaction, once its scope is its own.
+/// Locks the scope's row, if there is a scope, and then runs the work of a transaction.
 async fn in_turn<T, F>(write: &mut Write, scope_id: Option<Uuid>, work: F) -> Result<T>
 where
     F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>>,
@@ -220,15 +220,17 @@ where
     if let Some(scope_id) = scope_id {
         lock_scope(write, scope_id).await?;
     }
-    // The time is that of the turn, not of the wait for it.
+    // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
     write.now = write.clock.now();
     let value = work(write).await?;
     write.finish_runs().await?;
     Ok(value)
 }
 
-/// Against whoever locks it as well, and not against those who only refer to it: a transaction that
-/// holds an endpoint's row and changes it twice has its reference to the scope checked.
+/// Locks a scope's row against other transactions that lock it too.
+///
+/// `FOR NO KEY UPDATE` does not block transactions that only check a foreign key to the scope. One that
+/// holds an endpoint's row and changes that row twice makes PostgreSQL do such a check.
 async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
     Ok(write.lock("SELECT id FROM scopes WHERE id = $1 FOR NO KEY UPDATE", args![scope_id]).await?)
 }

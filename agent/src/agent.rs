@@ -1,7 +1,6 @@
-//! The agent: one task that takes what happens, one event after the other, and is alone in
-//! deciding what this device does about it.
+//! The agent: one task that handles all events, one after the other, and makes all decisions of this device.
 //!
-//! What the host asks for goes through `commands`; what runs, and for how long, is in `leases`.
+//! `commands` handles the host's commands; `leases` holds the running tunnels and their expiry.
 
 mod commands;
 mod leases;
@@ -30,12 +29,12 @@ use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
 use leases::Leases;
 
-/// How long the host is waited for when the agent ends.
+/// How long the agent waits at its end until the host has the goodbye.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// `linux/x86_64`, or the like.
+/// The platform, such as `linux/x86_64`.
 pub fn platform() -> String {
     format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)
 }
@@ -69,11 +68,12 @@ pub struct Agent {
     stopped: PendingStops,
     leases: Leases,
     host: Option<Host>,
-    /// When the last hello was signed: no lease that it brings is older.
+    /// When the last hello was signed. The leases in the welcome after it are not older, so their terms
+    /// count from here.
     greeted: Moment,
-    /// The decision about remote control that the host was last told of in a hello.
+    /// The consent decision in the last hello.
     told: Option<SignedConsent>,
-    /// The local stops that the host was last told of in a hello.
+    /// The local stops in the last hello.
     told_stopped: Vec<Uuid>,
     waiting: requests::Waiting,
     /// Set when the process is to be replaced.
@@ -85,7 +85,7 @@ struct Host {
     outbox: mpsc::Sender<ToHost>,
     heartbeat: Duration,
     next_beat: Moment,
-    /// It says when it knows that a tunnel runs.
+    /// Whether the host confirms that a tunnel runs.
     confirms_running: bool,
 }
 
@@ -94,7 +94,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Where another agent has the state folder, or the folder cannot be used.
+    /// If another agent uses the state folder, or the folder cannot be used.
     pub async fn run(setup: Setup, stop: CancellationToken) -> io::Result<Exit> {
         let Setup { state, device, clock, link_local } = setup;
         let _lock = state.lock()?;
@@ -141,13 +141,13 @@ impl Agent {
         Ok(Exit::Replace(agent.program))
     }
 
-    /// Says goodbye, and waits until it is on its way.
+    /// Sends a goodbye, and waits until it is sent.
     async fn leave(mut self, mut happened: mpsc::Receiver<HostEvent>) {
         if self.host.is_none() {
             return;
         }
         self.say(ToHost::Goodbye).await;
-        // The link ends when it has sent everything and nobody can say more.
+        // The connection ends when it has sent everything and its last sender is dropped.
         self.host = None;
         let ended = async { while happened.recv().await.is_some_and(|event| !matches!(event, HostEvent::Down)) {} };
         if self.clock.timeout(FAREWELL, ended).await.is_err() {
@@ -174,7 +174,7 @@ impl Agent {
         self.greeted = self.clock.moment();
         self.told = self.consent.pending();
         self.told_stopped = self.stopped.leases();
-        // The link may have given up meanwhile; it will ask again.
+        // The connection may have ended meanwhile. The next one sends a new challenge.
         let _ = hello.send(Hello {
             device_id,
             signature: self.device.key.sign(&connect_statement(device_id, nonce)),
@@ -198,7 +198,7 @@ impl Agent {
             ToAgent::Abandon { operation_id } => self.drop_command(operation_id),
             ToAgent::Cancel { operation_id } => self.on_cancel(operation_id).await,
             ToAgent::Settled { operation_id } => self.settle(operation_id),
-            // Nothing was asked for that it would answer.
+            // This grant answers no frame of the agent, so its term counts from now.
             ToAgent::Resume { grant } => self.resume(grant, self.clock.moment()).await,
             ToAgent::Renewed { sequence, lease_ids } => {
                 self.leases.renewed(sequence, &lease_ids);
@@ -219,7 +219,7 @@ impl Agent {
                 Ok(())
             }
             ToAgent::Answer { request_id, outcome } => self.on_answer(request_id, outcome).await,
-            // The link handles the handshake and the farewell by itself.
+            // `host_connection` handles the handshake and the goodbye.
             ToAgent::Challenge { .. } | ToAgent::Refused { .. } | ToAgent::Goodbye { .. } | ToAgent::Unknown => Ok(()),
         }
     }
@@ -231,7 +231,7 @@ impl Agent {
         self.host = Some(Host { outbox, heartbeat, next_beat, confirms_running: welcome.confirms_running });
         tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
         match self.consent.pending() {
-            // Decided since the hello: the host has yet to hear of it.
+            // The decision was made after the hello, so the host does not have it yet.
             Some(pending) if self.told.as_ref() != Some(&pending) => self.say(ToHost::Consent(pending)).await,
             _ => self.consent.settle(welcome.consent)?,
         }
@@ -252,7 +252,7 @@ impl Agent {
         self.report_finished().await
     }
 
-    /// When something is to be done even if nothing happens.
+    /// When the next heartbeat or the next expiry of a lease is due.
     fn next_deadline(&self) -> Option<Moment> {
         let beat = self.host.as_ref().map(|host| host.next_beat);
         [beat, self.leases.next_expiry()].into_iter().flatten().min()
@@ -271,7 +271,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks for another term for everything that runs; with nothing running, a sign of life.
+    /// Asks the host to renew all leases. Without leases, this is a plain heartbeat.
     async fn renew(&mut self) {
         let now = self.clock.moment();
         let Some(host) = &mut self.host else { return };
@@ -280,7 +280,7 @@ impl Agent {
         self.say(ToHost::Renew { sequence, lease_ids }).await;
     }
 
-    /// Tells the host, if it is there. What matters is told again after a reconnect.
+    /// Sends a frame to the host, if it is connected. Important frames are sent again after a reconnect.
     async fn say(&self, frame: ToHost) {
         if let Some(host) = &self.host {
             let _ = host.outbox.send(frame).await;
@@ -310,7 +310,7 @@ impl Agent {
         requests::take(self, request, reply).await
     }
 
-    /// What a former process left half done is reported as what can be proven of it.
+    /// Completes the commands that a former process left executing, with the outcome that can be proven.
     fn conclude_what_a_former_process_began(&mut self) -> io::Result<()> {
         let begun: Vec<_> = self.journal.unsettled().filter(|entry| entry.stage == Stage::Executing).cloned().collect();
         for entry in begun {
@@ -321,12 +321,12 @@ impl Agent {
     }
 }
 
-/// The device's list of allowed targets. An agent that consented before it knew of lists makes one,
-/// and signs it for the host.
+/// The device's list of allowed targets. For an agent that consented before lists existed, a list is created
+/// and signed for the host.
 fn targets_of(state: &StateDir, consent: &mut Consent, device: &Device, clock: &Clock) -> io::Result<Targets> {
     let targets = Targets::open(state, consent.enabled())?;
     if consent.enabled() && !Targets::is_stored(state) {
-        // The list comes last: where the process ends in between, the next one begins anew.
+        // The list is stored last: if the process ends before, the next one repeats both steps.
         consent.decide(true, &targets.list(), device, clock)?;
         targets.replace(targets.list())?;
     }

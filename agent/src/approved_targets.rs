@@ -1,7 +1,7 @@
-//! The local targets that this device has agreed to lead to, by tunnel.
+//! The local targets that this device has agreed to, by tunnel.
 //!
-//! A device without remote control resumes what it ran before, and nothing else: the host cannot
-//! turn a running tunnel to a target that nobody at the device has chosen.
+//! Without remote control, a device resumes only what it ran before: the host cannot lead a running tunnel to
+//! a target that nobody at the device has chosen.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,8 @@ pub struct ApprovedTargets {
 struct Agreement {
     #[serde(flatten)]
     target: Target,
-    /// Whether somebody at the device chose it. An agent that did not note it took any for chosen.
+    /// Whether somebody at the device chose the target. Older agents did not record it; then it counts as
+    /// chosen.
     #[serde(default = "yes")]
     chosen_here: bool,
 }
@@ -38,7 +39,7 @@ impl Agreement {
         if self.chosen_here { Chosen::Here } else { Chosen::FromAfar }
     }
 
-    /// Whether it is this host and has these ports.
+    /// Whether the agreement has the target's host and all of its ports.
     fn includes(&self, target: &Target) -> bool {
         self.target.host == target.host
             && self.target.port == target.port
@@ -49,17 +50,17 @@ impl Agreement {
 impl ApprovedTargets {
     /// # Errors
     ///
-    /// Where the record is there but broken.
+    /// If the record exists but cannot be read.
     pub fn load(state: &StateDir) -> io::Result<Self> {
         Ok(Self { state: state.clone(), targets: state.read(FILE)?.unwrap_or_default() })
     }
 
-    /// Who chose a target, if the tunnel was last run with this host and these ports.
+    /// Who chose a target, if the tunnel last ran with this host and these ports.
     pub fn chosen(&self, tunnel_id: Uuid, target: &Target) -> Option<Chosen> {
         self.targets.get(&tunnel_id).filter(|agreed| agreed.includes(target)).map(Agreement::chosen)
     }
 
-    /// What a tunnel was last run with.
+    /// The target that a tunnel last ran with, and who chose it.
     pub fn last(&self, tunnel_id: Uuid) -> Option<(Target, Chosen)> {
         self.targets.get(&tunnel_id).map(|agreed| (agreed.target.clone(), agreed.chosen()))
     }
@@ -70,7 +71,7 @@ impl ApprovedTargets {
 
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn agree(&mut self, tunnel_id: Uuid, target: &Target, chosen: Chosen) -> io::Result<()> {
         let agreement = Agreement { target: target.clone(), chosen_here: chosen == Chosen::Here };
         if self.targets.get(&tunnel_id) == Some(&agreement) {
@@ -82,7 +83,7 @@ impl ApprovedTargets {
 
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn forget(&mut self, tunnel_id: Uuid) -> io::Result<()> {
         match self.targets.remove(&tunnel_id) {
             Some(_) => self.state.write(FILE, &self.targets),

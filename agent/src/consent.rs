@@ -1,5 +1,5 @@
-//! Whether this device lets itself be controlled from afar. It is decided here and nowhere else:
-//! the host can turn it off, and what turns it on is signed with the device's key.
+//! The device's consent to remote control. Only the device can turn it on, with a signature by its key. The
+//! host can turn it off.
 
 use std::io;
 
@@ -23,14 +23,14 @@ pub struct Consent {
 struct Record {
     enabled: bool,
     revision: i64,
-    /// Decided here, and not yet heard of by the host.
+    /// A decision of the device that the host has not confirmed yet.
     pending: Option<SignedConsent>,
 }
 
 impl Consent {
     /// # Errors
     ///
-    /// Where the record is there but broken.
+    /// If the record exists but cannot be read.
     pub fn load(state: &StateDir) -> io::Result<Self> {
         let record = state.read(FILE)?.unwrap_or(Record { enabled: false, revision: 0, pending: None });
         Ok(Self { state: state.clone(), record })
@@ -48,12 +48,12 @@ impl Consent {
         self.record.pending.clone()
     }
 
-    /// Decides, and holds from here on, whether the host hears of it now or later. Whoever lets the
-    /// device be controlled says where to.
+    /// Records a decision. It holds at once, whether or not the host is connected. A consent includes the
+    /// list of allowed targets.
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it; then nothing has changed.
+    /// If the record cannot be written. Then nothing has changed.
     pub fn decide(
         &mut self,
         enabled: bool,
@@ -70,12 +70,12 @@ impl Consent {
         Ok(signed)
     }
 
-    /// Takes over what the host knows: it has heard of everything that was pending, and a decision
-    /// on an older revision is void. The host can turn remote control off; on, it cannot.
+    /// Takes over the host's state. The host has received every pending decision; one on an older revision is
+    /// void. The host can turn remote control off, but not on.
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn settle(&mut self, known: ConsentState) -> io::Result<()> {
         let enabled = self.record.enabled && known.enabled;
         let settled = Record { enabled, revision: known.revision, pending: None };

@@ -1,4 +1,4 @@
-//! Who this device is: its id, its key, and the host that it belongs to.
+//! The device's identity: its id, its key, and the host that it belongs to.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use culvert_wire::clock::Clock;
 
 const FILE: &str = "device.json";
 
-/// A key pair that is made on the device and of which the host knows the public half.
+/// A key pair that is created on the device. The host knows only its public key.
 pub struct DeviceKey {
     seed: Base64Bytes,
     pair: Ed25519KeyPair,
@@ -55,11 +55,11 @@ struct Record {
 }
 
 impl Device {
-    /// The device of a state folder; none, if it was never enrolled.
+    /// The device of a state folder; `None` if it was never enrolled.
     ///
     /// # Errors
     ///
-    /// Where the record is there but broken.
+    /// If the record exists but cannot be read.
     pub fn load(state: &StateDir) -> io::Result<Option<Self>> {
         let Some(Record { id, name, server, key }) = state.read(FILE)? else { return Ok(None) };
         Ok(Some(Self { id, name, server, key: DeviceKey::from_seed(key)? }))
@@ -67,7 +67,7 @@ impl Device {
 
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn save(&self, state: &StateDir) -> io::Result<()> {
         let Self { id, name, server, key } = self;
         let record = Record { id: *id, name: name.clone(), server: server.clone(), key: key.seed.clone() };

@@ -1,4 +1,4 @@
-//! The connection to the host: dialled again whenever it is lost, for as long as the agent lives.
+//! The control channel to the host. It is dialled again whenever it is lost, for as long as the agent runs.
 
 use std::time::Duration;
 
@@ -17,20 +17,20 @@ use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent,
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(60);
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// The host answers every renewal; silence for longer than this is a dead connection.
+/// How long the host may be silent. It answers every renewal, so the connection is dead after this time.
 const SILENCE: Duration = Duration::from_secs(25);
-/// What may wait to be sent: more than the agent says in the time that a dead connection lasts.
+/// Frames that may wait to be sent: more than the agent sends before it notices a dead connection.
 const OUTBOX: usize = 1024;
 
-/// What the connection brings.
+/// An event of the control channel.
 #[derive(Debug)]
 pub enum HostEvent {
-    /// The host asks who this is; answered with a signature over the nonce.
+    /// The host asks for the device's identity. The answer is a hello with a signature over the nonce.
     Challenged {
         nonce: Vec<u8>,
         hello: oneshot::Sender<Hello>,
     },
-    /// The host knows the device. What is sent from now on goes here.
+    /// The host has accepted the device. From now on, frames for the host go to this sender.
     Up(mpsc::Sender<ToHost>),
     Frame(Box<ToAgent>),
     Down,
@@ -57,7 +57,7 @@ enum Ended {
     Stopped,
 }
 
-/// Connects, and connects again, until nobody takes the events.
+/// Connects, and reconnects after a loss, until the receiver of the events is dropped.
 pub async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) {
     let mut retry = RETRY_FIRST;
     loop {
@@ -69,10 +69,10 @@ pub async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) 
         if matches!(ended, Ended::Stopped) || events.send(HostEvent::Down).await.is_err() {
             return;
         }
-        // Full jitter: a host that comes back is not met by all of its agents at once.
+        // Random wait (full jitter), so that not all agents reconnect to a restarted host at once.
         let wait = match ended {
             Ended::Goodbye { reconnect_after, .. } => reconnect_after + clock.jitter(reconnect_after.max(RETRY_FIRST)),
-            // Somebody has to change something before it is let in again.
+            // The host accepts the device only after somebody has changed something, so retry rarely.
             Ended::Refused(_) => RETRY_MOST / 2 + clock.jitter(RETRY_MOST / 2),
             _ => clock.jitter(retry),
         };
@@ -109,7 +109,7 @@ async fn shake_hands(server: &str, events: &mpsc::Sender<HostEvent>) -> Result<(
     match receive(&mut socket).await? {
         welcome @ ToAgent::Welcome(_) => Ok((socket, welcome)),
         ToAgent::Refused { code, detail } => Err(Ended::Refused(format!("{code}: {detail}"))),
-        // It is busy, and says when it is worth coming back.
+        // The host is busy, and says when to reconnect.
         ToAgent::Goodbye { reason, reconnect_after_ms } => {
             Err(Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) })
         }
@@ -158,7 +158,7 @@ async fn serve_connection(
                 }
             }
             frame = outgoing.recv() => {
-                // The agent drops its end when it is done with this connection.
+                // The agent drops its sender when it is done with this connection.
                 let Some(frame) = frame else {
                     let _ = socket.close(None).await;
                     return if events.is_closed() { Ended::Stopped } else { Ended::Closed };

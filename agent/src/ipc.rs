@@ -1,5 +1,5 @@
-//! The way from the command line to the running agent: a Unix socket in the state folder, one
-//! request and one answer a connection, a line of JSON each.
+//! The connection from the command line to the running agent: a Unix socket in the state folder. Each
+//! connection carries one request and one answer, each as a line of JSON.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ pub enum Request {
     Status,
     RemoteControl {
         enabled: bool,
-        /// Where it may lead, beside this machine itself and what the list has already.
+        /// Targets to allow, in addition to this machine and to those in the list.
         #[serde(default)]
         allow: Vec<AllowedTarget>,
     },
@@ -33,11 +33,10 @@ pub enum Request {
         #[serde(default)]
         revoke: Vec<AllowedTarget>,
     },
-    /// By id or name.
+    /// Starts a tunnel, given by id or name.
     Start {
         tunnel: String,
-        /// The targets outside of the list that somebody has seen and accepted, as a refusal named
-        /// them.
+        /// The targets outside of the list that the user has seen and accepted, as a refusal named them.
         #[serde(default)]
         accept: Option<String>,
     },
@@ -52,12 +51,12 @@ pub type Reply = Result<Answer, Failure>;
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     Status(Status),
-    /// Whether the host has confirmed it yet.
+    /// The decision, and whether the host has confirmed it yet.
     RemoteControl {
         state: ConsentState,
         confirmed: bool,
     },
-    /// The list as it is now; where remote control is on, whether the host has confirmed it yet.
+    /// The present list. If remote control is on, also whether the host has confirmed it yet.
     Targets {
         targets: Vec<AllowedTarget>,
         confirmed: Option<bool>,
@@ -76,7 +75,7 @@ pub struct Status {
     pub version: String,
     pub connected: bool,
     pub remote_control: ConsentState,
-    /// Where remote control may lead.
+    /// The targets that remote control may use.
     #[serde(default)]
     pub allowed_targets: Vec<AllowedTarget>,
     pub tunnels: Vec<TunnelStatus>,
@@ -87,23 +86,23 @@ pub struct TunnelStatus {
     pub tunnel_id: Uuid,
     pub name: String,
     pub public_address: String,
-    /// What it leads to on this device.
+    /// The tunnel's target on this device, as `host:port`.
     pub local_target: String,
-    /// Why the local target does not answer, if it does not.
+    /// What is wrong with the local target; `None` if nothing is.
     pub target_error: Option<String>,
 }
 
-/// A request from the command line, and where its answer goes.
+/// A request from the command line, and the sender for its answer.
 pub type IpcRequest = (Request, oneshot::Sender<Reply>);
 
-/// Takes requests from the socket until nobody takes them from here.
+/// Accepts requests on the socket until their receiver is dropped.
 ///
 /// # Errors
 ///
-/// Where the socket cannot be made.
+/// If the socket cannot be created.
 pub fn listen(state: &StateDir, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let path = state.path(SOCKET);
-    // The lock on the folder says that whoever made it is gone.
+    // The caller has the lock on the folder, so the process that created an existing socket is gone.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -136,11 +135,11 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<IpcRequest>) -> i
     stream.write_all(&text).await
 }
 
-/// Asks the running agent; `None`, where none runs, or it ended before it answered.
+/// Sends a request to the running agent; `None` if none runs, or if it ended before it answered.
 ///
 /// # Errors
 ///
-/// Where it runs but does not answer.
+/// If the agent runs but does not answer.
 pub async fn ask(state: &StateDir, request: &Request) -> io::Result<Option<Reply>> {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
     match exchange(state, request).await {

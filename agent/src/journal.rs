@@ -1,8 +1,9 @@
-//! The commands that this device was given, on disk before anything is done about them.
+//! The journal: the commands for this device, written to disk before they are carried out.
 //!
-//! A command goes from received to executing to completed, each written and synced before the next
-//! step. So one that is delivered again is not run again: its stored outcome is reported. One that
-//! is found executing by a new process is reported as what can be proven of it, else as unknown.
+//! A command goes from received to executing to completed. Each stage is written and synced before the next
+//! step. A command that is delivered again is not run again: its stored outcome is reported. If a new process
+//! finds a command in the stage executing, it reports the outcome that can be proven, or else that the
+//! outcome is unknown.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -38,7 +39,7 @@ pub enum Stage {
     Received,
     Executing,
     Completed(Result<Done, Failure>),
-    /// It ended before it began.
+    /// The command was dropped before it began.
     Dropped,
     /// The host has stored the outcome.
     Settled,
@@ -54,14 +55,14 @@ pub struct Journal {
 impl Journal {
     /// # Errors
     ///
-    /// Where the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn load(state: &StateDir, now: DateTime<Utc>) -> io::Result<Self> {
         let text = match std::fs::read_to_string(state.path(FILE)) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error),
         };
-        // A line that a crash cut short was never synced, so nothing was done about it.
+        // A line that a crash cut short was never synced, so its step was not taken.
         let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
         let entries = entries.map(|entry| (entry.operation_id, entry)).collect();
         let mut journal = Self { state: state.clone(), file: open(state)?, entries, lines: 0 };
@@ -73,7 +74,7 @@ impl Journal {
         self.entries.get(&operation_id)
     }
 
-    /// Everything that the host has not yet confirmed to have stored.
+    /// The entries of all commands that are neither settled nor dropped.
     pub fn unsettled(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| !matches!(entry.stage, Stage::Settled | Stage::Dropped))
     }
@@ -82,7 +83,7 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it; then the step must not be taken.
+    /// If the entry cannot be written. Then the step must not be taken.
     pub fn record(&mut self, entry: Entry) -> io::Result<()> {
         if self.lines >= 2 * MOST {
             self.compact(entry.at)?;
@@ -96,7 +97,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Keeps the newest entries of the last week, and writes them anew.
+    /// Rewrites the file with the newest entries of the last seven days.
     fn compact(&mut self, now: DateTime<Utc>) -> io::Result<()> {
         let mut kept: Vec<_> = self.entries.drain().map(|(_, entry)| entry).filter(|e| now - e.at < KEEP).collect();
         kept.sort_by_key(|entry| std::cmp::Reverse(entry.at));

@@ -1,9 +1,9 @@
 //! The agent of a Culvert device.
 //!
-//! [`agent`] is one task that listens to the host ([`host_connection`]), to people at the device ([`ipc`]) and to
-//! its tunnels ([`tunnel`]). What must survive a crash is on disk before anything is done about it ([`state_dir`],
-//! [`journal`], [`consent`], [`targets`], [`approved_targets`], [`pending_stops`]). What it shares with host and
-//! node is the crate `culvert-wire`.
+//! [`agent`] is one task that takes events from the host ([`host_connection`]), from people at the device
+//! ([`ipc`]) and from its tunnels ([`tunnel`]). What must survive a crash is written to disk before the agent
+//! acts on it ([`state_dir`], [`journal`], [`consent`], [`targets`], [`approved_targets`],
+//! [`pending_stops`]). The crate `culvert-wire` has the code that agent, host and node share.
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! Tunnels that people at the device stopped while the host could not hear of it.
+//! Local stops of tunnels that the host has not confirmed yet.
 //!
-//! Their word holds: until the host has heard it, nothing that it resumes of them is run.
+//! A local stop stays in force: what the host resumes before it has recorded the stop is not run.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,7 +19,7 @@ pub struct PendingStops {
 impl PendingStops {
     /// # Errors
     ///
-    /// Where the record is there but broken.
+    /// If the record exists but cannot be read.
     pub fn load(state: &StateDir) -> io::Result<Self> {
         Ok(Self { state: state.clone(), leases: state.read(FILE)?.unwrap_or_default() })
     }
@@ -30,17 +30,17 @@ impl PendingStops {
 
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn add(&mut self, lease_id: Uuid) -> io::Result<()> {
         self.leases.insert(lease_id);
         self.state.write(FILE, &self.leases)
     }
 
-    /// The host has heard of these.
+    /// The host has recorded these stops.
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the record cannot be written.
     pub fn confirm(&mut self, leases: &[Uuid]) -> io::Result<()> {
         let before = self.leases.len();
         self.leases.retain(|lease| !leases.contains(lease));

@@ -1,5 +1,5 @@
-//! The folder in which a device keeps what must survive its process: its key, the local consent,
-//! the targets it agreed to, the journal.
+//! The state folder of a device. It keeps what must survive the agent's process: the device's key, the
+//! consent, the agreed targets, the journal.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,17 +13,17 @@ use serde::de::DeserializeOwned;
 pub struct StateDir(PathBuf);
 
 impl StateDir {
-    /// Opens the folder, making it if it is missing. It is for this user alone.
+    /// Opens the folder, and creates it if it is missing. Only this user has access to it.
     ///
     /// # Errors
     ///
-    /// Where the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn open(path: &Path) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         Ok(Self(path.into()))
     }
 
-    /// Where it is, unless the command line says otherwise.
+    /// The default folder, for when the command line names none.
     pub fn default_path() -> PathBuf {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
@@ -36,7 +36,7 @@ impl StateDir {
 
     /// # Errors
     ///
-    /// Where the file is there but cannot be read as a `T`.
+    /// If the file exists but cannot be read as a `T`.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> io::Result<Option<T>> {
         let path = self.path(name);
         let text = match fs::read(&path) {
@@ -48,11 +48,11 @@ impl StateDir {
         value.map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {e}", path.display())))
     }
 
-    /// Replaces a file as a whole: after a crash there is the old one or the new one.
+    /// Replaces a whole file: after a crash, it has either its old or its new content.
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it.
+    /// If the file cannot be written.
     pub fn write<T: Serialize>(&self, name: &str, value: &T) -> io::Result<()> {
         self.replace(name, &serde_json::to_vec_pretty(value)?)
     }
@@ -66,11 +66,11 @@ impl StateDir {
         File::open(&self.0)?.sync_all()
     }
 
-    /// Makes this process the only agent on the folder, for as long as the lock is kept.
+    /// Makes this process the only agent on the folder, for as long as the returned file is open.
     ///
     /// # Errors
     ///
-    /// `WouldBlock`, where another process is.
+    /// `WouldBlock` if another process has the lock.
     pub fn lock(&self) -> io::Result<File> {
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.path("agent.lock"))?;

@@ -1,4 +1,4 @@
-//! The local service that a tunnel leads to: which addresses are allowed, and dialling them.
+//! The local target of a tunnel: which addresses are allowed, and connecting to them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,24 +14,24 @@ use culvert_wire::socket;
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whether tunnels may lead to link-local addresses, where clouds keep their instances' secrets.
-/// Only the device's own command line allows it, for what is chosen at the device.
+/// Whether tunnels may lead to link-local addresses, where clouds serve the secrets of their instances. Only
+/// the device's own command line can allow it, and only for targets chosen at the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLocal {
     Refused,
     Allowed,
 }
 
-/// Who chose what a tunnel leads to.
+/// Who chose a tunnel's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
-    /// Somebody at the device. It may be anywhere but at a link-local or metadata address.
+    /// Somebody at the device. Every address is allowed, except link-local and metadata addresses.
     Here,
-    /// Somebody by remote control, who is held to the list of the device's owner.
+    /// Somebody by remote control. Only the targets in the device's list are allowed.
     FromAfar,
 }
 
-/// What a target is held to when it is dialled.
+/// What decides which addresses may be dialled.
 pub struct Bounds<'a> {
     pub chosen: Chosen,
     pub link_local: LinkLocal,
@@ -44,7 +44,7 @@ impl Bounds<'_> {
         (self.chosen == Chosen::Here && ordinary) || self.targets.admits(host, address.ip(), address.port())
     }
 
-    /// Those of a host's addresses that may be dialled.
+    /// The addresses of a host that may be dialled.
     fn sift(&self, host: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Failure> {
         let (allowed, refused): (Vec<_>, Vec<_>) =
             addresses.into_iter().partition(|address| self.admit(host, *address));
@@ -62,7 +62,7 @@ impl Bounds<'_> {
             );
             return Failure::new("agent_rejected", detail);
         }
-        // A name allows no reserved address, so the address is what is to be allowed.
+        // An entry with a name never allows a reserved address, so the message names the address.
         let by_host = !is_reserved(ip) && exactly(host, port).is_some();
         let detail = if by_host { not_allowed(host, port) } else { not_allowed(&ip.to_string(), port) };
         Failure::new("target_not_allowed", detail)
@@ -73,8 +73,8 @@ impl Bounds<'_> {
 ///
 /// # Errors
 ///
-/// `target_not_allowed` or `agent_rejected` for an address that the device does not lead to,
-/// `local_target_unreachable` where nothing answers.
+/// `target_not_allowed` or `agent_rejected` for an address that is not allowed, `local_target_unreachable` if
+/// nothing answers.
 pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<TcpStream, Failure> {
     match clock.timeout(DIAL_WITHIN, connect(target, bounds)).await {
         Ok(connected) => connected,
@@ -82,11 +82,11 @@ pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result
     }
 }
 
-/// Looks a target up, without dialling it. One that cannot be looked up is judged when it is dialled.
+/// Looks up a target without dialling it. If the lookup fails, the target is checked when it is dialled.
 ///
 /// # Errors
 ///
-/// As [`dial`], where none of its addresses is allowed for one of its ports.
+/// As [`dial`], if none of its addresses is allowed for one of its ports.
 pub async fn look_up(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<(), Failure> {
     let Ok(Ok(found)) = clock.timeout(DIAL_WITHIN, resolve(target)).await else { return Ok(()) };
     for port in ports(target) {

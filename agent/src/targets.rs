@@ -1,4 +1,4 @@
-//! The device's own list of targets that remote control may lead to, in the state folder.
+//! The device's own list of targets that remote control may use, in the state folder.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::state_dir::StateDir;
 
 const FILE: &str = "allowed_targets.json";
 
-/// The device's own list: kept in its state folder, and shared with the tunnels that run.
+/// The list of allowed targets. It is kept in the state folder, and shared with the running tunnels.
 #[derive(Clone)]
 pub struct Targets {
     state: StateDir,
@@ -22,12 +22,12 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// The list of a state folder. Where there is none, an agent that consented before it knew of
-    /// lists goes on leading to what it leads to.
+    /// Opens the list of a state folder. If there is none and the device consents, the agent consented before
+    /// lists existed: the list then has the targets that its tunnels lead to already.
     ///
     /// # Errors
     ///
-    /// Where a record is there but broken.
+    /// If a record exists but cannot be read.
     pub fn open(state: &StateDir, consenting: bool) -> io::Result<Self> {
         let list = match state.read(FILE)? {
             Some(list) => list,
@@ -46,11 +46,11 @@ impl Targets {
         self.list.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Holds from the next dial on.
+    /// Replaces the list. The new one applies from the next dial on.
     ///
     /// # Errors
     ///
-    /// Where the disk does not take it; then nothing has changed.
+    /// If the list cannot be written. Then nothing has changed.
     pub fn replace(&self, list: Vec<AllowedTarget>) -> io::Result<()> {
         self.state.write(FILE, &list)?;
         *self.list.write().unwrap_or_else(PoisonError::into_inner) = list;
@@ -62,11 +62,11 @@ impl Targets {
     }
 }
 
-/// The list of an agent that knew none: this machine, and what its tunnels lead to already.
+/// The first list of an agent that had none: this machine, and the targets that its tunnels lead to already.
 fn of_agreed<'a>(agreed: impl Iterator<Item = &'a Target>) -> Vec<AllowedTarget> {
     let mut list = standard();
     for target in agreed {
-        // Such an address needs its owner's word of its own.
+        // Reserved addresses need an explicit entry by the device's owner.
         if literal(&target.host).is_some_and(is_reserved) {
             continue;
         }

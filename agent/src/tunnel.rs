@@ -1,7 +1,7 @@
-//! One running tunnel: data connections dialled ahead to the node, each for one visitor.
+//! One running tunnel: idle data connections to the node, each for one visitor.
 //!
-//! It runs for as long as its [`Running`] lives, which is as long as the lease does; then every
-//! connection ends at once.
+//! A tunnel runs until its [`Running`] is dropped, which happens when the lease ends. Then every connection
+//! ends at once.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,30 +27,30 @@ use culvert_wire::pipe;
 use culvert_wire::socket;
 use culvert_wire::tls;
 
-/// Connections that wait for visitors when nobody is coming.
+/// Idle connections that are kept when no visitors are waiting.
 const MIN_IDLE: usize = 4;
-/// Connections that wait or are being dialled, at most.
+/// Connections that are idle or being dialled, at most.
 const MAX_IDLE: usize = 64;
-/// How long a connection beyond [`MIN_IDLE`] waits before it is let go.
+/// How long a connection beyond [`MIN_IDLE`] stays idle before it is closed.
 const SURPLUS_FOR: Duration = Duration::from_secs(60);
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
-/// How long a tunnel has to stand ready for the first time.
+/// How long a new tunnel has to get its first connection.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MOST: Duration = Duration::from_secs(10);
 
-/// What a running tunnel reports, each with its lease.
+/// An event of a running tunnel; it is sent with the id of the lease.
 #[derive(Debug)]
 pub enum Report {
-    /// A connection stands ready, for the first time.
+    /// The first connection is attached.
     Serving,
-    /// It never came to stand ready.
+    /// The tunnel could not get its first connection.
     Failed(Failure),
-    /// Whether the local target answers, when that changes.
+    /// The error of the local target, when its state changes; `None` if it answers.
     Target(Option<String>),
-    /// A target that was to be looked up before the tunnel is led there, and why it may not be.
+    /// The result of looking up a new target: `refused` says why the tunnel may not lead there.
     LookedUp { target: Target, refused: Option<Failure> },
-    /// The node knows a newer run.
+    /// The node serves a newer epoch.
     Fenced,
 }
 
@@ -70,7 +70,7 @@ pub struct TunnelContext {
     pub reports: mpsc::Sender<(Uuid, Report)>,
 }
 
-/// A tunnel that runs; dropped, it stops.
+/// A running tunnel. Dropping it stops the tunnel.
 pub struct Running {
     pub grant: Grant,
     shared: Arc<Shared>,
@@ -81,32 +81,32 @@ struct Shared {
     grant: Grant,
     led: Mutex<Led>,
     trouble: Mutex<Trouble>,
-    /// How the node of the grant is known.
+    /// The TLS configuration that accepts only the node of the grant.
     tls: Arc<ClientConfig>,
     cx: TunnelContext,
-    /// Connections that wait or are being dialled.
+    /// Connections that are idle or being dialled.
     ahead: AtomicUsize,
-    /// Wakes the dialler: a connection was taken or lost.
+    /// Wakes the dialling task when a connection was taken or lost.
     taken: Notify,
-    /// Visitors that the node says are waiting.
+    /// Visitors that wait for a connection, as reported by the node.
     waiting: AtomicUsize,
-    /// Wakes those who wait before they dial again.
+    /// Ends the back-off of the dialling tasks.
     node_is_back: Notify,
 }
 
-/// What it leads to.
+/// The tunnel's target, and who chose it.
 #[derive(Clone)]
 struct Led {
     target: Target,
     chosen: Chosen,
 }
 
-/// What is wrong with what it leads to.
+/// What is wrong with the tunnel's target.
 #[derive(Default)]
 struct Trouble {
-    /// It does not answer.
+    /// Why the target does not answer.
     dial: Option<String>,
-    /// It was to lead elsewhere, and must not.
+    /// Why a new target was refused.
     refused: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl Trouble {
 impl Running {
     /// # Errors
     ///
-    /// Where TLS 1.3 is not to be had.
+    /// If TLS 1.3 is not available.
     pub fn start(grant: Grant, chosen: Chosen, probe: Probe, cx: TunnelContext) -> Result<Self, rustls::Error> {
         let tls = tls::client(grant.node.fingerprint.0.clone())?;
         let stop = CancellationToken::new();
@@ -139,28 +139,28 @@ impl Running {
         Ok(Self { grant, shared, _stop: stop.drop_guard() })
     }
 
-    /// Stops it.
+    /// Stops the tunnel, and returns its grant.
     pub fn into_grant(self) -> Grant {
         self.grant
     }
 
-    /// Dials at once where it waits before it dials again: the host is back, and so is the node.
+    /// Ends the back-off and dials at once: the host is reachable again, so the node should be, too.
     pub fn dial_now(&self) {
         self.shared.node_is_back.notify_waiters();
     }
 
-    /// Leads new connections to another target.
+    /// Sets another target for new connections.
     pub fn retarget(&self, target: Target, chosen: Chosen) {
         *lock(&self.shared.led) = Led { target, chosen };
         lock(&self.shared.trouble).refused = None;
     }
 
-    /// Says that it was to lead elsewhere and must not, until it is led elsewhere.
+    /// Records why a new target was refused. This lasts until the tunnel gets another target.
     pub fn refuse(&self, detail: String) {
         lock(&self.shared.trouble).refused = Some(detail);
     }
 
-    /// Looks up whether it may be led to another target by remote control; the answer is a report.
+    /// Looks up whether remote control may set another target. The result is sent as [`Report::LookedUp`].
     pub fn look_up(&self, target: Target) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
@@ -177,12 +177,12 @@ impl Running {
         lock(&self.shared.led).chosen
     }
 
-    /// What is wrong with its target.
+    /// What is wrong with the tunnel's target.
     pub fn target_error(&self) -> Option<String> {
         lock(&self.shared.trouble).said()
     }
 
-    /// Looks whether a target that did not answer does so now.
+    /// Probes the target again if it did not answer before.
     pub fn probe_again(&self) {
         let silent = lock(&self.shared.trouble).dial.is_some();
         if silent {
@@ -233,7 +233,7 @@ impl Shared {
         }
     }
 
-    /// Keeps connections dialled: [`MIN_IDLE`], and one more for every visitor that waits.
+    /// Keeps idle connections dialled: [`MIN_IDLE`], and one more for every visitor that waits.
     async fn dial_ahead(self: Arc<Self>, stop: &CancellationToken) {
         loop {
             let wanted = (MIN_IDLE + self.waiting.swap(0, Ordering::Relaxed)).min(MAX_IDLE);
@@ -246,7 +246,7 @@ impl Shared {
         }
     }
 
-    /// Dials until a connection waits; a node that is away is asked less and less often.
+    /// Dials until a connection is attached, with a growing back-off while the node does not answer.
     async fn dial_one(self: Arc<Self>, stop: CancellationToken) {
         let mut retry = RETRY_FIRST;
         loop {
@@ -284,7 +284,7 @@ impl Shared {
         self.cx.clock.timeout(DIAL_WITHIN, attach).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Waits for a visitor on a connection that counts as ahead already.
+    /// Waits for a visitor on a connection that is already counted in `ahead`.
     fn wait_on(self: Arc<Self>, mut connection: TlsStream<TcpStream>, stop: &CancellationToken) {
         let stop = stop.clone();
         tokio::spawn(async move {
@@ -303,7 +303,7 @@ impl Shared {
         });
     }
 
-    /// `None` where the connection ended, or was let go as one too many.
+    /// Waits for a visitor; `None` if the connection ended, or is one of too many idle ones.
     async fn next_visit(&self, connection: &mut TlsStream<TcpStream>) -> Option<Visit> {
         let visit = read_frame::<Visit>(connection);
         tokio::pin!(visit);
@@ -319,7 +319,7 @@ impl Shared {
     async fn serve(&self, mut connection: TlsStream<TcpStream>, visit: &Visit) {
         let dialled = self.dial_target(visit.port_id).await;
         if visit.port_id.is_none() {
-            // An extra port's service may come and go without the tunnel being called degraded.
+            // The service of an extra port may be unavailable without the tunnel being reported as degraded.
             self.note_target(dialled.as_ref().err().cloned()).await;
         }
         let Ok(target) = dialled else {
@@ -349,7 +349,7 @@ impl Shared {
         ended
     }
 
-    /// Connects to what the tunnel's own port leads to, or one of its extra ports.
+    /// Connects to the target of an extra port, or (`None`) of the tunnel's own port.
     async fn dial_target(&self, port_id: Option<Uuid>) -> Result<TcpStream, Failure> {
         let Led { mut target, chosen } = lock(&self.led).clone();
         if let Some(port_id) = port_id {
@@ -378,13 +378,13 @@ impl Shared {
     }
 
     async fn report(&self, report: Report) {
-        // Nobody listens when the agent ends, and then it does not matter.
+        // Sending fails only if the agent is ending, and then nobody needs the report.
         let _ = self.cx.reports.send((self.grant.lease_id, report)).await;
     }
 }
 
-/// A connection to the local target. Until it is complete, its end is a reset, also where the tunnel
-/// stops in the middle of it: what was cut short must not look complete.
+/// A connection to the local target. If it is dropped before the transfer is complete, also because the
+/// tunnel stops, it is reset: a transfer that was cut short must not look complete.
 struct Served {
     stream: TcpStream,
     complete: bool,

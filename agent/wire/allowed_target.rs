@@ -1,8 +1,9 @@
 //! The list of local targets that a device's owner allows for remote control.
 //!
-//! An entry is an address, a network or a host name, with a port or with none for all of them. The
-//! agent holds what comes by remote control to the list at each dial, after the lookup; the host
-//! knows the list by the signed consent, and refuses what the list alone shows to be outside of it.
+//! An entry is an address, a network or a host name. It allows one port, or all ports if it names none.
+//! The agent checks every connection of a tunnel started by remote control against the list, after the
+//! DNS lookup. The host receives the list with the signed consent, and refuses a target if the list
+//! alone shows that it is not allowed.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,24 +14,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Failure, Target};
 
-/// Entries of a list, at most.
+/// Most entries of a list.
 pub const MAX_ENTRIES: usize = 100;
-/// Characters of an entry, at most.
+/// Most characters of an entry.
 pub const MAX_LENGTH: usize = 300;
 
 const LOCALHOST: &str = "localhost";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Where clouds serve their machines' secrets, beside the link-local addresses: Alibaba, Azure,
-/// Oracle.
+/// Addresses of cloud metadata services, which give machines their credentials, outside the link-local
+/// range: Alibaba, Azure, Oracle.
 const METADATA_V4: [Ipv4Addr; 3] =
     [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
-/// AWS, Google.
+/// The same for IPv6: AWS, Google.
 const METADATA_V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)];
 
-/// Whether an address is link-local or a cloud's metadata service. No network and no name allows
-/// one, only an entry that is the address itself.
+/// Whether an address is link-local or a cloud's metadata service. Entries with a network or a name
+/// never allow such an address; only an entry with exactly this address does.
 pub fn is_reserved(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(v4) => v4.is_link_local() || METADATA_V4.contains(&v4),
@@ -38,24 +39,24 @@ pub fn is_reserved(ip: IpAddr) -> bool {
     }
 }
 
-/// One entry: `10.0.0.5:5432`, `10.0.0.0/24`, `[fd00::5]:443`, `db.internal`.
+/// One entry, for example `10.0.0.5:5432`, `10.0.0.0/24`, `[fd00::5]:443` or `db.internal`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AllowedTarget {
     pub place: Place,
-    /// None allows every port.
+    /// `None` allows every port.
     pub port: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// An address is a network of one.
+    /// An address is a network with one address.
     Network(IpNet),
-    /// In lower case, without a dot at its end. It allows what that very name resolves to.
+    /// In lower case, without a trailing dot. Allows the addresses that this exact name resolves to.
     Name(String),
 }
 
-/// A text that is no entry.
+/// A text that is not a valid entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{}` is no target; allowed are an address, a network or a host name, alone or with a port, of at most {} \
@@ -116,7 +117,7 @@ fn read(text: &str) -> Option<AllowedTarget> {
         return Some(AllowedTarget { place: Place::Network(network), port: None });
     }
     match text.rsplit_once(':') {
-        // An IPv6 address with a port stands in brackets.
+        // An IPv6 address with a port must be in brackets.
         Some((place, _)) if place.contains(':') => None,
         Some((place, port)) => Some(AllowedTarget { place: read_place(place)?, port: Some(read_port(port)?) }),
         None => Some(AllowedTarget { place: read_place(text)?, port: None }),
@@ -138,7 +139,7 @@ fn read_network(text: &str) -> Option<IpNet> {
     Some(canonical(network.trunc()))
 }
 
-/// An IPv4 network that is written as IPv6 (`::ffff:10.0.0.0/104`) is the IPv4 network.
+/// Converts an IPv4-mapped IPv6 network (`::ffff:10.0.0.0/104`) to the IPv4 network.
 fn canonical(network: IpNet) -> IpNet {
     let IpNet::V6(v6) = network else { return network };
     let mapped = v6.network().to_ipv4_mapped().filter(|_| v6.prefix_len() >= 96);
@@ -158,14 +159,14 @@ fn read_name(text: &str) -> Option<String> {
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
             && !label.starts_with('-')
     };
-    // `127.1` and `0x7f000001` are other spellings of addresses.
+    // `127.1` and `0x7f000001` are other notations of IPv4 addresses, not names.
     let last = name.rsplit('.').next().unwrap_or_default();
     let number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
     let holds = name.len() <= 253 && !number && name.split('.').all(label);
     holds.then(|| name.to_ascii_lowercase())
 }
 
-/// The address that a host is, where it is none by name.
+/// The IP address if `host` is one; `None` if it is a name.
 pub fn literal(host: &str) -> Option<IpAddr> {
     host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
@@ -183,7 +184,7 @@ impl AllowedTarget {
         self.port.is_none_or(|own| own == port)
     }
 
-    /// For an address in its canonical form.
+    /// Whether the entry allows a host at an address, which must be in canonical form.
     fn admits(&self, host: &str, ip: IpAddr, port: u16) -> bool {
         let place = match &self.place {
             Place::Network(network) => network.contains(&ip) && (is_one(network) || !is_reserved(ip)),
@@ -192,7 +193,7 @@ impl AllowedTarget {
         place && self.allows_port(port)
     }
 
-    /// Whether it allows all that another one allows.
+    /// Whether the entry allows everything that another entry allows.
     pub fn covers(&self, other: &Self) -> bool {
         let place = match (&self.place, &other.place) {
             (Place::Network(own), Place::Network(other)) => own.contains(other),
@@ -203,13 +204,13 @@ impl AllowedTarget {
     }
 }
 
-/// Whether a list lets a host be dialled at one of its addresses.
+/// Whether a list allows a connection to a host at this address.
 pub fn admits(list: &[AllowedTarget], host: &str, ip: IpAddr, port: u16) -> bool {
     let ip = ip.to_canonical();
     list.iter().any(|entry| entry.admits(host, ip, port))
 }
 
-/// Whether a list allows a host by what is written in it: no lookup can change that it does.
+/// Whether a list allows a host without a DNS lookup: it contains the address or the name itself.
 pub fn includes(list: &[AllowedTarget], host: &str, port: u16) -> bool {
     match literal(host) {
         Some(ip) => admits(list, host, ip, port),
@@ -219,7 +220,7 @@ pub fn includes(list: &[AllowedTarget], host: &str, port: u16) -> bool {
     }
 }
 
-/// Whether a list alone shows that it does not allow a host, whatever a lookup would bring.
+/// Whether a list alone shows that a host is not allowed, whatever address a DNS lookup returns.
 pub fn forbids(list: &[AllowedTarget], host: &str, port: u16) -> bool {
     if let Some(ip) = literal(host) {
         return !admits(list, host, ip, port);
@@ -234,12 +235,12 @@ pub fn forbids(list: &[AllowedTarget], host: &str, port: u16) -> bool {
     !list.iter().any(|entry| entry.allows_port(port) && may(entry))
 }
 
-/// The ports of a target's host that a tunnel leads to.
+/// The ports of a target's host that a tunnel forwards to.
 pub fn ports(target: &Target) -> impl Iterator<Item = u16> {
     std::iter::once(target.port).chain(target.extra.iter().map(|extra| extra.port))
 }
 
-/// The entry that allows one port of a host, and nothing else.
+/// The entry that allows exactly one port of a host.
 pub fn exactly(host: &str, port: u16) -> Option<AllowedTarget> {
     let place = match literal(host) {
         Some(ip) => Place::Network(IpNet::from(ip)),
@@ -248,7 +249,7 @@ pub fn exactly(host: &str, port: u16) -> Option<AllowedTarget> {
     Some(AllowedTarget { place, port: Some(port) })
 }
 
-/// A host and port as people read them, and as an entry is written.
+/// A host and port in the form of an entry, for messages.
 pub fn spelled(host: &str, port: u16) -> String {
     match exactly(host, port) {
         Some(entry) => entry.to_string(),
@@ -256,7 +257,7 @@ pub fn spelled(host: &str, port: u16) -> String {
     }
 }
 
-/// What is said of a target that the list does not allow.
+/// The message about a target that the list does not allow.
 pub fn not_allowed(host: &str, port: u16) -> String {
     let target = spelled(host, port);
     format!(
@@ -265,12 +266,12 @@ pub fn not_allowed(host: &str, port: u16) -> String {
     )
 }
 
-/// What every list begins with: this machine itself.
+/// The entries that every list starts with: the device's own loopback addresses.
 pub fn standard() -> Vec<AllowedTarget> {
     ["127.0.0.0/8", "::1", LOCALHOST].iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Why a list is not changed.
+/// Why a list was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     #[error("At most {} targets can be allowed; `culvert-agent targets revoke` makes room.", MAX_ENTRIES)]
@@ -289,11 +290,11 @@ impl From<ListError> for Failure {
     }
 }
 
-/// A list with more entries, each once.
+/// Adds entries to a list, without duplicates.
 ///
 /// # Errors
 ///
-/// Where there would be too many.
+/// Where the list would have more than [`MAX_ENTRIES`] entries.
 pub fn with(
     mut list: Vec<AllowedTarget>,
     more: impl IntoIterator<Item = AllowedTarget>,
@@ -306,11 +307,11 @@ pub fn with(
     if list.len() > MAX_ENTRIES { Err(ListError::TooMany) } else { Ok(list) }
 }
 
-/// A list without some of its entries.
+/// Removes entries from a list.
 ///
 /// # Errors
 ///
-/// Where one is not in it.
+/// Where an entry is not in the list.
 pub fn without(mut list: Vec<AllowedTarget>, less: &[AllowedTarget]) -> Result<Vec<AllowedTarget>, ListError> {
     if let Some(stranger) = less.iter().find(|entry| !list.contains(entry)) {
         return Err(ListError::NotListed(stranger.clone()));
@@ -422,7 +423,7 @@ mod tests {
         assert!(!forbids(&standard(), "LOCALHOST", 80) && !forbids(&standard(), "127.9.9.9", 80));
         assert!(forbids(&list(&["10.0.0.0/8"]), "localhost", 80));
         assert!(!forbids(&list(&["127.0.0.1"]), "localhost", 80));
-        // Where a name leads is known to its lookup alone.
+        // What addresses a name has is not known without a DNS lookup.
         assert!(!forbids(&standard(), "db.internal", 80));
         assert!(forbids(&list(&["10.0.0.0/8:5432"]), "db.internal", 80), "no entry allows the port");
         assert!(forbids(&list(&["other.internal"]), "db.internal", 80), "it has another name");

@@ -1,10 +1,10 @@
-//! Bytes that JSON carries as text.
+//! Bytes encoded as base64 text in JSON.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Bytes, in base64 on the wire.
+/// Bytes that are serialized as base64 (RFC 4648, section 4).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Base64Bytes(pub Vec<u8>);
 
@@ -21,7 +21,7 @@ impl<'de> Deserialize<'de> for Base64Bytes {
     }
 }
 
-/// May hold a secret, so only its length is shown.
+/// Shows only the length, because the bytes may be a secret.
 impl std::fmt::Debug for Base64Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes", self.0.len())

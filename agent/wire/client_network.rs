@@ -1,15 +1,15 @@
-//! Whom an address stands for, where clients, visitors and agents are counted by address.
+//! The client behind an address, for limits that count clients, visitors or agents by address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The address itself for IPv4; for IPv6 its /64, which one client has to itself.
+/// The network that counts as one client: an IPv4 address itself, or the /64 of an IPv6 address.
 pub fn prefix(address: IpAddr) -> IpAddr {
     network(address, 32, 64)
 }
 
-/// The first address of its network, by the lengths of networks of either kind.
+/// The first address of an address's network, with the prefix length `v4` or `v6` of its family.
 pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => {
@@ -21,15 +21,15 @@ pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
     }
 }
 
-/// The client's address: the peer's, or what trusted proxies say it is, by the values of the `X-Forwarded-For`
-/// headers in their order.
+/// The client's address: the peer's own, or the one that trusted proxies report. `forwarded` are the
+/// values of the `X-Forwarded-For` headers, in their order.
 pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a str>, trusted: &[IpNet]) -> IpAddr {
     let peer = peer.to_canonical();
     let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
     if !is_trusted(&peer) {
         return peer;
     }
-    // Each proxy adds, at the end, the address it was asked from.
+    // Each proxy appends the address from which it received the request.
     let hops: Vec<&str> = forwarded.flat_map(|list| list.split(',')).map(str::trim).collect();
     let mut client = peer;
     for hop in hops.iter().rev() {

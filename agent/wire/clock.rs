@@ -1,7 +1,8 @@
-//! Time and chance, as a parameter.
+//! Time and random numbers, passed as a parameter.
 //!
-//! Everything that waits, stamps or draws does so through a [`Clock`], and this file alone asks the
-//! operating system. A test holds a clock that stands still until it is moved by hand.
+//! All code that waits, reads the time or needs random numbers uses a [`Clock`]. Only this file calls
+//! the operating system for them. A test uses a manual clock, whose time changes only when the test
+//! advances it.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,7 @@ pub struct Clock(Arc<Inner>);
 
 struct Inner {
     source: Source,
-    /// Keeps the ids of one millisecond in the order in which they were made.
+    /// Keeps ids sorted in the order of creation, even within one millisecond.
     ids: Mutex<ContextV7>,
 }
 
@@ -26,7 +27,7 @@ enum Source {
     Manual { start: DateTime<Utc>, elapsed: watch::Sender<Duration> },
 }
 
-/// A point of a clock's own, which no change of the wall clock moves.
+/// A point in time on a clock's own scale, which does not change when the wall clock is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(Duration);
 
@@ -36,13 +37,13 @@ impl Moment {
         Self(self.0 + duration)
     }
 
-    /// How long ago `earlier` was; nothing, if it is later.
+    /// The time since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// A wait that ended without its event.
+/// The timeout elapsed before the future was ready.
 #[derive(Debug, thiserror::Error)]
 #[error("it took too long")]
 pub struct Elapsed;
@@ -53,7 +54,7 @@ impl Clock {
         Self::new(Source::System { start: Instant::now() })
     }
 
-    /// A clock that stands at `start` until [`Clock::advance`] moves it.
+    /// A clock that shows `start` until [`Clock::advance`] moves it.
     pub fn manual(start: DateTime<Utc>) -> Self {
         Self::new(Source::Manual { start, elapsed: watch::Sender::new(Duration::ZERO) })
     }
@@ -62,7 +63,7 @@ impl Clock {
         Self(Arc::new(Inner { source, ids: Mutex::new(ContextV7::new()) }))
     }
 
-    /// The wall clock, in UTC, to the microsecond: what the store can keep.
+    /// The wall-clock time in UTC, to the microsecond, which is the precision of the database.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0.source {
@@ -80,12 +81,13 @@ impl Clock {
         }
     }
 
-    /// Waits until the clock has come to a moment.
+    /// Waits until the clock reaches a moment.
     pub async fn until(&self, moment: Moment) {
         match &self.0.source {
             Source::System { start } => tokio::time::sleep_until((*start + moment.0).into()).await,
             Source::Manual { elapsed, .. } => {
-                // The sender lives as long as `self`.
+                // `wait_for` fails only if the sender is dropped, and the sender lives as long as
+                // `self`.
                 let _ = elapsed.subscribe().wait_for(|elapsed| *elapsed >= moment.0).await;
             }
         }
@@ -106,14 +108,14 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock. The system's moves by itself.
+    /// Advances a manual clock; has no effect on the system clock.
     pub fn advance(&self, by: Duration) {
         if let Source::Manual { elapsed, .. } = &self.0.source {
             elapsed.send_modify(|elapsed| *elapsed += by);
         }
     }
 
-    /// A new UUID, version 7: later ones sort behind earlier ones.
+    /// Creates a UUID version 7 (RFC 9562, section 5.7). Ids created later sort after earlier ones.
     pub fn id(&self) -> Uuid {
         let now = self.now();
         let context = self.0.ids.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +123,7 @@ impl Clock {
         Uuid::new_v7(Timestamp::from_unix(&*context, seconds, now.timestamp_subsec_nanos()))
     }
 
-    /// Random bytes, fit for secrets.
+    /// Random bytes, suitable for secrets.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that draws")]
     pub fn random<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
@@ -129,7 +131,7 @@ impl Clock {
         bytes
     }
 
-    /// A duration, a tenth shorter or longer as chance has it; with a manual clock the duration itself.
+    /// The duration, randomly changed by up to 10 percent; unchanged with a manual clock.
     pub fn about(&self, duration: Duration) -> Duration {
         if matches!(self.0.source, Source::Manual { .. }) {
             return duration;
@@ -137,8 +139,8 @@ impl Clock {
         duration.mul_f64(0.9) + self.jitter(duration.mul_f64(0.2))
     }
 
-    /// A random duration below a bound; with a manual clock none at all, for chance stands still as
-    /// well.
+    /// A random duration from zero to `bound`; always zero with a manual clock, so that tests are
+    /// repeatable.
     pub fn jitter(&self, bound: Duration) -> Duration {
         if matches!(self.0.source, Source::Manual { .. }) {
             return Duration::ZERO;

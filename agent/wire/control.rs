@@ -1,67 +1,67 @@
-//! The control channel between a host and a device's agent: one WebSocket, JSON text frames.
+//! The control channel between a host and a device's agent: one WebSocket with JSON text frames.
 //!
-//! The agent connects, the host sends a [`ToAgent::Challenge`], the agent proves by its signature
-//! over it that it holds the device's key, and the host answers [`ToAgent::Welcome`]. From there
-//! on either side sends what it has to say. Unknown fields are ignored and unknown frames are
-//! skipped, so that either side may be the newer one; what may not be skipped comes with a new
-//! [`PROTOCOL`]. The connections that carry visitors are apart, in [`data`](crate::data).
+//! The agent connects and the host sends a [`ToAgent::Challenge`]. The agent signs it to prove that it
+//! holds the device's key, and the host answers with [`ToAgent::Welcome`]. After this handshake, either
+//! side may send frames at any time. Unknown fields and unknown frames are ignored, so either side may
+//! be the newer one. A change that must not be ignored needs a new [`PROTOCOL`]. Visitors' data uses
+//! separate connections, see [`data`](crate::data).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
 
-/// The WebSocket subprotocol (RFC 6455, section 1.9), versioned.
+/// The WebSocket subprotocol (RFC 6455, section 1.9), with its version.
 pub const PROTOCOL: &str = "culvert.agent.v1";
 
-/// Bytes of one frame, at most.
+/// Most bytes of one frame.
 pub const FRAME_LIMIT: usize = 256 * 1024;
 
 /// The path of the WebSocket on the host.
 pub const CONNECT_PATH: &str = "/agent/connect";
 
-/// What an agent can do, by the names that the API shows.
+/// The capabilities of an agent, by the names that the API shows.
 pub struct Capability;
 
 impl Capability {
-    /// Speaks the command channel and enforces the local consent itself.
+    /// Supports remote commands, and enforces the local consent itself.
     pub const REMOTE_CONTROL: &str = "remote_control_v1";
-    /// Runs a tunnel only under a lease, and stops by itself when it cannot renew it.
+    /// Runs a tunnel only under a lease, and stops it when the lease cannot be renewed.
     pub const RUNTIME_LEASE: &str = "runtime_lease_v1";
-    /// Journals commands, and executes none twice.
+    /// Records commands in a journal, and executes none twice.
     pub const COMMAND_DEDUP: &str = "command_dedup_v1";
-    /// Can replace its own process.
+    /// Can restart itself by replacing its own process.
     pub const RESTART_AGENT: &str = "restart_agent_v1";
 
     pub const ALL: [&str; 4] = [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT];
 }
 
-/// What the host says.
+/// Frames from the host to the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// The first frame: to be signed with [`connect_statement`].
+    /// The first frame. The agent signs the nonce with [`connect_statement`].
     Challenge {
         nonce: Base64Bytes,
     },
     Welcome(Welcome),
-    /// Instead of a welcome; the connection ends.
+    /// Sent instead of a welcome; the connection then ends.
     Refused {
         code: String,
         detail: String,
     },
-    /// Asks for a remote action. Nothing begins before [`ToAgent::Proceed`].
+    /// Requests a remote action. The agent must not start it before [`ToAgent::Proceed`].
     Command(Command),
-    /// The effect may begin, with a lease where the action runs a tunnel.
+    /// The agent may start the action. The grant is present if the action runs a tunnel.
     Proceed {
         operation_id: Uuid,
         grant: Option<Grant>,
     },
-    /// The effect must not begin: the operation has ended otherwise.
+    /// The agent must not start the action, because the operation has already ended.
     Abandon {
         operation_id: Uuid,
     },
-    /// The operation is to end if its effect has not begun.
+    /// Ends the operation, unless its action has started.
     Cancel {
         operation_id: Uuid,
     },
@@ -69,31 +69,31 @@ pub enum ToAgent {
     Settled {
         operation_id: Uuid,
     },
-    /// A lease for a tunnel that the device ran before, while the connection lasts.
+    /// A new lease for a tunnel that the device ran before, sent during a connection.
     Resume {
         grant: Grant,
     },
-    /// These leases hold for another [`Welcome::lease_ms`], from when the renewal was sent.
+    /// Extends these leases by [`Welcome::lease_ms`], counted from when the renewal was sent.
     Renewed {
         sequence: u64,
         lease_ids: Vec<Uuid>,
     },
-    /// The lease is over.
+    /// The lease has ended.
     Revoke {
         lease_id: Uuid,
         reason: String,
     },
-    /// The tunnel was changed while it runs.
+    /// The tunnel's target changed while the tunnel runs.
     Retarget {
         lease_id: Uuid,
         target: Target,
     },
-    /// The tunnel under this lease runs, as far as everybody else is concerned: the answer to a
+    /// The host's confirmation that the tunnel under this lease is running: the answer to a
     /// [`ToHost::Serving`].
     Running {
         lease_id: Uuid,
     },
-    /// Remote control as the host knows it.
+    /// The state of remote control as the host knows it.
     Consent(ConsentState),
     /// The answer to a [`ToHost::Start`] or [`ToHost::Stop`].
     Answer {
@@ -108,16 +108,16 @@ pub enum ToAgent {
     Unknown,
 }
 
-/// What the agent says.
+/// Frames from the agent to the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToHost {
     Hello(Box<Hello>),
-    /// The command is in the journal.
+    /// The agent has recorded the command in its journal.
     Claimed {
         operation_id: Uuid,
     },
-    /// The agent is about to begin, and waits for [`ToAgent::Proceed`].
+    /// The agent is ready to start the action, and waits for [`ToAgent::Proceed`].
     Ready {
         operation_id: Uuid,
     },
@@ -125,7 +125,7 @@ pub enum ToHost {
         operation_id: Uuid,
         outcome: Result<Done, Failure>,
     },
-    /// The command was canceled before it began.
+    /// The command was canceled before its action started.
     Canceled {
         operation_id: Uuid,
     },
@@ -133,32 +133,32 @@ pub enum ToHost {
         sequence: u64,
         lease_ids: Vec<Uuid>,
     },
-    /// A tunnel under this lease stands ready for visitors.
+    /// The tunnel under this lease is ready for visitors.
     Serving {
         lease_id: Uuid,
     },
-    /// Whether the local target answers.
+    /// Whether the local target can be reached; `error` says why not.
     TargetState {
         lease_id: Uuid,
         error: Option<String>,
     },
-    /// Somebody at the device wants to start a tunnel, by id or name.
+    /// A person at the device wants to start a tunnel, given by id or name.
     Start {
         request_id: Uuid,
         tunnel: String,
     },
-    /// Somebody at the device stopped a tunnel.
+    /// A person at the device stopped a tunnel.
     Stop {
         request_id: Uuid,
         lease_id: Uuid,
     },
-    /// A tunnel that was to be resumed never came to stand ready. It may be resumed again.
+    /// A tunnel that was to be resumed did not become ready. It may be resumed again.
     NotResumed {
         lease_id: Uuid,
         detail: String,
     },
     Consent(SignedConsent),
-    /// The agent ends, and its tunnels with it.
+    /// The agent stops, and so do its tunnels.
     Goodbye,
     #[serde(other)]
     Unknown,
@@ -167,9 +167,9 @@ pub enum ToHost {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     pub device_id: Uuid,
-    /// Over [`connect_statement`] of the challenge's nonce.
+    /// Signature over [`connect_statement`] with the challenge's nonce.
     pub signature: Base64Bytes,
-    /// New with every start of the agent's process.
+    /// A new id for every start of the agent's process.
     pub boot_id: Uuid,
     pub version: String,
     pub platform: String,
@@ -179,35 +179,36 @@ pub struct Hello {
     pub signed_consent: Option<SignedConsent>,
     /// The leases that this process still holds.
     pub lease_ids: Vec<Uuid>,
-    /// The commands that this device has in its journal and that are not settled.
+    /// The commands in this device's journal that are not settled.
     pub operation_ids: Vec<Uuid>,
-    /// The leases of tunnels that people at the device stopped while it was not connected.
+    /// The leases of tunnels that were stopped at the device while it was not connected.
     #[serde(default)]
     pub stopped: Vec<Uuid>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Higher with every connection of the device.
+    /// Increases with every connection of the device.
     pub connection_epoch: i64,
-    /// How often the agent renews, whether it holds leases or not.
+    /// Interval at which the agent sends renewals, even without leases, in milliseconds.
     pub heartbeat_ms: u64,
     pub lease_ms: u64,
     pub consent: ConsentState,
-    /// What the device is to run on: leases that it still holds, and new ones for what it ran
-    /// before. Others that it holds are over.
+    /// The leases that the device should have: those that it still holds, and new ones for tunnels that
+    /// it ran before. Any other lease that it holds has ended.
     pub grants: Vec<Grant>,
     /// Whether the host answers [`ToHost::Serving`].
     #[serde(default)]
     pub confirms_running: bool,
 }
 
-/// Where the agent's data connections go, and the certificate that must answer there.
+/// Address of the node for the agent's data connections, and the certificate that the node must
+/// present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAddress {
     pub host: String,
     pub port: u16,
-    /// SHA-256 of the certificate (DER).
+    /// SHA-256 of the DER-encoded certificate.
     pub fingerprint: Base64Bytes,
 }
 
@@ -226,41 +227,41 @@ pub struct Command {
     pub operation_id: Uuid,
     pub action: Action,
     pub tunnel_id: Option<Uuid>,
-    /// What is left to claim it.
+    /// Time left to claim the command, in milliseconds.
     pub expires_in_ms: u64,
 }
 
-/// The right to run a tunnel.
+/// A lease: the right to run a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub lease_id: Uuid,
     pub tunnel_id: Uuid,
     pub name: String,
-    /// The number of this run. A node serves no lower one.
+    /// The number of this run of the tunnel. A node accepts no lower number than the last one.
     pub epoch: i64,
-    /// Proves the lease to the node.
+    /// Proves to the node that the agent holds the lease.
     pub token: Base64Bytes,
     pub public_address: String,
-    /// Where its visitors come from: the node that it is placed on.
+    /// The node that the tunnel is placed on, from which its visitors come.
     pub node: NodeAddress,
     pub target: Target,
 }
 
-/// What a tunnel leads to on the device, and how.
+/// The local target of a tunnel, and how connections to it are handled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     pub host: String,
     pub port: u16,
-    /// Seconds.
+    /// In seconds.
     pub idle_timeout: u32,
-    /// Bytes.
+    /// In bytes.
     pub buffer_size: u32,
-    /// What its extra ports lead to, on the same host.
+    /// The targets of the tunnel's extra ports, on the same host.
     #[serde(default)]
     pub extra: Vec<ExtraTarget>,
 }
 
-/// What one extra port of a tunnel leads to.
+/// The target of one extra port of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtraTarget {
     pub port_id: Uuid,
@@ -270,33 +271,33 @@ pub struct ExtraTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsentState {
     pub enabled: bool,
-    /// Raised by everything that turns remote control off.
+    /// Increased whenever remote control is turned off.
     pub revision: i64,
 }
 
-/// What somebody at the device decided about remote control.
+/// A decision about remote control, made by a person at the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedConsent {
     pub enabled: bool,
-    /// The revision that the decision was made on; void, if there is a higher one.
+    /// The revision at the time of the decision. The decision is void if there is a higher revision.
     pub revision: i64,
     pub nonce: Base64Bytes,
-    /// Over [`consent_statement`].
+    /// Signature over [`consent_statement`].
     pub signature: Base64Bytes,
-    /// Where remote control may lead. An agent that knew of no list signs none.
+    /// The targets that remote control may use. Absent from agents that do not support the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<SignedTargets>,
 }
 
-/// The local targets that the device's owner has allowed, as they stand with a consent.
+/// The local targets that the device's owner allows, at the time of the consent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedTargets {
     pub targets: Vec<String>,
-    /// Over [`targets_statement`], with the consent's revision and nonce.
+    /// Signature over [`targets_statement`] with the consent's revision and nonce.
     pub signature: Base64Bytes,
 }
 
-/// What a successful action leaves to say.
+/// The result of a successful action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub enum Done {
@@ -307,13 +308,13 @@ pub enum Done {
     RestartAgent { previous_version: String, version: String, boot_id: Uuid },
 }
 
-/// Why something was not done; `code` as in the API's operation errors or problem codes.
+/// Why something was not done. `code` is one of the API's operation errors or problem codes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: String,
     pub detail: String,
-    /// What is to be repeated to whoever refused, where that is all that it takes: for
-    /// `target_not_accepted`, the local targets that somebody has to accept.
+    /// What the client must repeat for its request to be accepted, if nothing else is missing. For
+    /// `target_not_accepted`, these are the local targets that a person has to accept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept: Option<String>,
 }
@@ -324,17 +325,18 @@ impl Failure {
     }
 }
 
-/// What a device signs to connect.
+/// The bytes that a device signs to connect.
 pub fn connect_statement(device_id: Uuid, nonce: &[u8]) -> Vec<u8> {
     statement("culvert connect v1", device_id, &[nonce])
 }
 
-/// What a device signs to turn remote control on or off.
+/// The bytes that a device signs to turn remote control on or off.
 pub fn consent_statement(device_id: Uuid, enabled: bool, revision: i64, nonce: &[u8]) -> Vec<u8> {
     statement("culvert consent v1", device_id, &[&[u8::from(enabled)], &revision.to_be_bytes(), nonce])
 }
 
-/// What a device signs to say where remote control may lead: every part with its length before it.
+/// The bytes that a device signs to limit the targets of remote control. The nonce and each target are
+/// preceded by their length, so that different lists never give the same bytes.
 pub fn targets_statement(device_id: Uuid, revision: i64, nonce: &[u8], targets: &[String]) -> Vec<u8> {
     let mut statement = statement("culvert targets v1", device_id, &[&revision.to_be_bytes()]);
     for part in std::iter::once(nonce).chain(targets.iter().map(String::as_bytes)) {
@@ -344,7 +346,8 @@ pub fn targets_statement(device_id: Uuid, revision: i64, nonce: &[u8], targets: 
     statement
 }
 
-/// The parts have fixed lengths but for the last, so no two statements read the same.
+/// Joins the parts of a signed statement. All parts but the last must have a fixed length, so that
+/// different statements never give the same bytes.
 fn statement(purpose: &str, device_id: Uuid, parts: &[&[u8]]) -> Vec<u8> {
     let mut statement = Vec::from(purpose);
     statement.push(0);

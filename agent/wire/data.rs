@@ -1,10 +1,10 @@
-//! The connections that carry visitors, from the agent to the node: TLS over TCP, one a visitor.
+//! Data connections from the agent to the node: TLS over TCP, one connection per visitor.
 //!
-//! The agent dials ahead, says under which lease it stands ready ([`Attach`]) and waits. When a
-//! visitor comes, the node sends a [`Visit`]; from there on the node's bytes are the visitor's.
-//! The agent's first byte back says whether the local target answered ([`ACCEPTED`]), and what
-//! follows is the target's. Either side ends its direction with TLS' close_notify; anything else
-//! that ends the connection is a reset.
+//! The agent connects in advance, names its lease ([`Attach`]) and waits. When a visitor arrives, the
+//! node sends a [`Visit`] and then the visitor's bytes. The first byte from the agent says whether it
+//! reached the local target ([`ACCEPTED`]); the target's bytes follow. Either side ends its direction
+//! with a close_notify alert of TLS (RFC 8446, section 6.1). Any other end of the connection counts as
+//! a reset.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,20 +16,20 @@ use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
 
-/// The protocol's name in TLS (ALPN, RFC 7301).
+/// The protocol's name in the TLS handshake (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-data/1";
 
-/// The node's answer to an [`Attach`] that holds.
+/// The node's answer to an [`Attach`] with a valid lease.
 pub const ATTACHED: u8 = 0;
-/// The node's answer to an [`Attach`] whose lease does not hold, or no longer.
+/// The node's answer to an [`Attach`] whose lease is not valid, or no longer.
 pub const FENCED: u8 = 1;
 
-/// The agent has reached the local target.
+/// The agent has connected to the local target.
 pub const ACCEPTED: u8 = 0;
-/// The agent has not reached the local target.
+/// The agent could not connect to the local target.
 pub const REFUSED: u8 = 1;
 
-/// Bytes of one frame, at most.
+/// Most bytes of one frame.
 const FRAME_LIMIT: usize = 4096;
 
 /// The agent's first frame.
@@ -40,11 +40,11 @@ pub struct Attach {
     pub token: Base64Bytes,
 }
 
-/// A visitor for this connection.
+/// Announces the visitor whose bytes follow on this connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Visit {
     pub visitor: SocketAddr,
-    /// The extra port that the visitor came to; none for the tunnel's own.
+    /// The extra port that the visitor connected to; `None` for the tunnel's main port.
     #[serde(default)]
     pub port_id: Option<Uuid>,
     /// How many more visitors wait for a connection.
@@ -62,7 +62,7 @@ pub async fn write_frame<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), f
     stream.flush().await
 }
 
-/// Reads one frame, and not a byte more.
+/// Reads exactly one frame, and no bytes after it.
 pub async fn read_frame<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
     let length = usize::from(stream.read_u16().await?);
     if length > FRAME_LIMIT {

@@ -1,4 +1,4 @@
-//! How a device enrols: one HTTP request with a one-time code, answered with the device's id.
+//! Enrolment of a device: one HTTP request with a one-time code, answered with the device's id.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -16,7 +16,7 @@ pub struct Enrol {
     pub platform: String,
     pub version: String,
     pub capabilities: Vec<String>,
-    /// Ed25519.
+    /// An Ed25519 public key (RFC 8032).
     pub public_key: Base64Bytes,
 }
 

@@ -1,7 +1,9 @@
-//! What agent, host and node share: the frames between them, and what both ends of a connection need.
+//! What agent, host and node share: the frames between them, and the code that both ends of a
+//! connection need.
 //!
-//! [`enrolment`] is how a device becomes known, [`control`] the channel between agent and host, [`data`] the
-//! connections between agent and node. [`clock`] gives time and randomness to all three programs.
+//! [`enrolment`] registers a device, [`control`] is the channel between agent and host, and [`data`]
+//! the connections between agent and node. [`clock`] provides time and random numbers to all three
+//! programs.
 
 pub mod allowed_target;
 pub mod base64_bytes;

@@ -1,9 +1,9 @@
-//! Bytes both ways between two streams, until both directions have ended.
+//! Copies bytes in both directions between two streams, until both directions have ended.
 //!
-//! What one side ends with a clean end of its direction, the other side gets as one, while the
-//! opposite direction goes on. A slow reader holds up only its writer: there is one buffer a
-//! direction and nothing is read while it is full. An error, or silence both ways for too long,
-//! ends the whole.
+//! When one side ends its direction cleanly, the other side sees a clean end, and the opposite
+//! direction goes on. A slow reader delays only the writer that sends to it: each direction has one
+//! buffer, and nothing is read while it is full. An error ends the pipe, and so does an idle timeout,
+//! when no bytes move in either direction.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,16 +16,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::{Clock, Moment};
 
-/// What one pipe is bounded by.
+/// The limits of one pipe.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of each direction's buffer.
+    /// Largest size of each direction's buffer, in bytes.
     pub buffer_size: usize,
-    /// Silence in both directions after which the pipe ends.
+    /// The pipe ends after this time without bytes in either direction.
     pub idle_timeout: Duration,
 }
 
-/// Bytes that have been read on either side, counted while they flow.
+/// Bytes read from each stream, counted while the pipe runs.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Read from the first stream.
@@ -34,10 +34,11 @@ pub struct Counters {
     pub back: AtomicU64,
 }
 
-/// The bytes that the buffers of many pipes may take together.
+/// The bytes that the buffers of many pipes may take in total.
 ///
-/// Every pipe has the buffers that it begins with; what goes beyond them is taken from here, and
-/// given back when the pipe ends. Where nothing is left, a pipe goes on with what it has.
+/// Every pipe gets its initial buffers, even beyond the limit. Larger buffers are taken from the budget
+/// only if enough is left; otherwise the pipe keeps the buffers it has. All bytes are given back when
+/// the pipe ends.
 #[derive(Debug)]
 pub struct Budget {
     most: usize,
@@ -49,12 +50,12 @@ impl Budget {
         Self { most, taken: AtomicUsize::new(0) }
     }
 
-    /// For one whose pipes are all its own.
+    /// A budget without a limit, for callers that need none across their pipes.
     pub fn unlimited() -> Self {
         Self::new(usize::MAX)
     }
 
-    /// Bytes of all buffers now.
+    /// The current size of all buffers, in bytes.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -63,7 +64,7 @@ impl Budget {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether there were so many left.
+    /// Takes bytes if so many are left, and returns whether it did.
     fn try_take(&self, bytes: usize) -> bool {
         let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -74,18 +75,18 @@ impl Budget {
     }
 }
 
-/// What pipes take and count while they run.
+/// The counters and the budget that a pipe uses.
 #[derive(Clone, Copy)]
 pub struct Account<'a> {
     pub counters: &'a Counters,
     pub budget: &'a Budget,
 }
 
-/// Carries bytes between two streams.
+/// Copies bytes between two streams.
 ///
 /// # Errors
 ///
-/// Whatever ends the pipe before both directions have ended; `TimedOut` where it was silent.
+/// Whatever ends the pipe before both directions have ended; `TimedOut` after the idle timeout.
 pub async fn run<A, B>(a: &mut A, b: &mut B, limits: Limits, account: Account<'_>, clock: &Clock) -> io::Result<()>
 where
     A: AsyncRead + AsyncWrite + Unpin,
@@ -111,11 +112,11 @@ where
     }
 }
 
-/// When something last moved, in either direction.
+/// The time at which bytes last moved, in either direction.
 struct Activity<'a> {
     clock: &'a Clock,
     start: Moment,
-    /// Microseconds after the start.
+    /// In microseconds after `start`.
     last: AtomicU64,
 }
 
@@ -129,7 +130,7 @@ impl<'a> Activity<'a> {
         self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Ends when nothing has moved for a whole timeout.
+    /// Waits until no bytes have moved for a whole timeout.
     async fn silence(&self, timeout: Duration) {
         loop {
             let end = self.start.plus(Duration::from_micros(self.last.load(Ordering::Relaxed)) + timeout);
@@ -141,10 +142,10 @@ impl<'a> Activity<'a> {
     }
 }
 
-/// Bytes that a direction's buffer begins with: most connections say little at a time.
+/// Initial bytes of a direction's buffer. It is small, because most connections send little at a time.
 const FIRST_BUFFER: usize = 8 * 1024;
 
-/// One direction: what was read and is not yet written.
+/// One direction of a pipe, with the bytes that were read and not yet written.
 struct Direction<'a> {
     budget: &'a Budget,
     buffer: Vec<u8>,
@@ -156,7 +157,7 @@ struct Direction<'a> {
 
 enum State {
     Open,
-    /// The reader has ended; what is left is written, then the writer is shut down.
+    /// The reader has ended. The remaining bytes are written, then the writer is shut down.
     Ending,
     Ended,
 }
@@ -174,7 +175,8 @@ impl<'a> Direction<'a> {
         Self { budget, buffer, largest: size, start: 0, end: 0, state: State::Open }
     }
 
-    /// The last read filled the buffer, so there is more to come.
+    /// Enlarges the buffer. Called when a read has filled it, which means that more bytes are probably
+    /// waiting.
     fn grow(&mut self) {
         let larger = (self.buffer.len() * 4).min(self.largest);
         if self.budget.try_take(larger - self.buffer.len()) {
@@ -217,7 +219,7 @@ impl<'a> Direction<'a> {
             }
             let mut space = ReadBuf::new(&mut self.buffer);
             if Pin::new(&mut *reader).poll_read(context, &mut space)?.is_pending() {
-                // Nothing more to come for now: let go of what the writer holds back.
+                // Nothing more can be read for now, so the writer must send what it has buffered.
                 ready!(Pin::new(&mut *writer).poll_flush(context))?;
                 return Poll::Pending;
             }

@@ -1,4 +1,4 @@
-//! The folders and files that the host keeps for itself: for its own user and nobody else.
+//! Private folders and files of the host: accessible to its own user only.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,13 +11,13 @@ use rustix::fs::Mode;
 const OTHERS: u32 = 0o077;
 const OTHERS_WRITE: u32 = 0o022;
 
-/// From now on, what this process makes is for its own user alone: the database's files as well.
+/// Sets the umask, so that all files that this process creates are private, including the database's.
 pub fn keep_private() {
     rustix::process::umask(Mode::from_raw_mode(OTHERS));
 }
 
-/// Makes a folder, if it is missing, for this user alone. One that is there and open to others stays
-/// as it is, for the operator may have reasons, and is warned of.
+/// Creates a private folder if it is missing. A folder that exists and is accessible to others is not
+/// changed, because the operator may have reasons; a warning is logged.
 pub fn open(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mode = fs::metadata(folder)?.mode() & 0o777;
@@ -28,8 +28,8 @@ pub fn open(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a folder as [`open`] does, and refuses one that somebody else could write into: what is in
-/// it is run.
+/// Creates a private folder like [`open`], but fails if another user could write into it, because its
+/// content is executed.
 pub fn open_trusted(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let about = fs::metadata(folder)?;
@@ -45,7 +45,7 @@ pub fn open_trusted(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file that is not there yet, for this user alone.
+/// Creates a private file; fails if it exists.
 pub fn create_file(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text.as_bytes())?;

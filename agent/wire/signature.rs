@@ -2,7 +2,7 @@
 
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 
-/// Whether a signature over a statement is by the holder of a public key.
+/// Whether the signature over a statement was made with the private key of this public key.
 pub fn verify(public_key: &[u8], statement: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(&ED25519, public_key).verify(statement, signature).is_ok()
 }

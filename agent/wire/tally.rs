@@ -1,4 +1,4 @@
-//! Counts by a key. A key whose count comes to nothing is forgotten.
+//! Counters by key. A key whose count reaches zero is removed.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,7 +1,7 @@
-//! TLS between an agent and a node, with the one certificate that the control channel named.
+//! TLS between an agent and a node, with the one certificate named on the control channel.
 //!
-//! The node's certificate is its own; no authority vouches for it. The agent knows its fingerprint
-//! from the host, over a connection that is authenticated, and takes no other.
+//! The node's certificate is self-signed. The agent receives its fingerprint from the host, over an
+//! authenticated connection, and accepts no other certificate.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use sha2::{Digest, Sha256};
 
 use crate::data::ALPN;
 
-/// SHA-256 of a certificate (DER).
+/// SHA-256 of a DER-encoded certificate.
 pub fn fingerprint(certificate: &[u8]) -> [u8; 32] {
     Sha256::digest(certificate).into()
 }
 
-/// The ciphers that data connections use: AES-128 first, which the hardware does fastest.
+/// The cipher suites of data connections: AES-128 first, because it is the fastest in hardware.
 fn provider() -> Arc<CryptoProvider> {
     use aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
     Arc::new(CryptoProvider {
@@ -27,11 +27,11 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// The agent's side: trusts the certificate with this fingerprint, and no other.
+/// The agent's configuration: accepts only the certificate with this fingerprint.
 ///
 /// # Errors
 ///
-/// Where TLS 1.3 is not to be had.
+/// Where TLS 1.3 is not available.
 pub fn client(fingerprint: Vec<u8>) -> Result<Arc<ClientConfig>, Error> {
     let provider = provider();
     let verifier = Pinned { fingerprint, algorithms: provider.signature_verification_algorithms };
@@ -44,11 +44,11 @@ pub fn client(fingerprint: Vec<u8>) -> Result<Arc<ClientConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// The node's side.
+/// The node's configuration.
 ///
 /// # Errors
 ///
-/// Where certificate and key do not belong together.
+/// Where the certificate and the key do not match.
 pub fn server(certificate: CertificateDer<'static>, key: PrivateKeyDer<'static>) -> Result<Arc<ServerConfig>, Error> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?

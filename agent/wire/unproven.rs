@@ -1,7 +1,8 @@
-//! Connections that have not proved yet whose they are: at the node a lease, at the API a device's key.
+//! Limits connections that are not authenticated yet: at the node by a lease, at the API by a device's
+//! key.
 //!
-//! An honest agent needs some milliseconds, so where there are too many, the oldest has to go: it
-//! is the one that has been silent for the longest.
+//! An honest agent authenticates within milliseconds. So if there are too many connections, the oldest
+//! is closed, because it has waited the longest without authenticating.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -14,7 +15,7 @@ use crate::client_network::prefix;
 pub struct Unproven {
     most: usize,
     per_address: usize,
-    /// Called for each that has to go.
+    /// Called for each connection that is evicted.
     count: Box<dyn Fn() + Send + Sync>,
     table: Mutex<Table>,
 }
@@ -22,17 +23,17 @@ pub struct Unproven {
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By the order in which they came.
+    /// By number, in the order of arrival.
     connections: BTreeMap<u64, (IpAddr, CancellationToken)>,
-    /// The numbers of each address's connections, the oldest first.
+    /// The numbers of each address's connections, oldest first.
     by_address: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
-/// One connection's entry, until it is dropped.
+/// The entry of one connection; dropping it removes the connection from the limits.
 pub struct Entry {
     unproven: Arc<Unproven>,
     number: u64,
-    /// Cancelled when others need its place.
+    /// Cancelled when the connection must close to make room for another one.
     pub evicted: CancellationToken,
 }
 
@@ -41,7 +42,7 @@ impl Unproven {
         Arc::new(Self { most, per_address, count: Box::new(count), table: Mutex::default() })
     }
 
-    /// Enters a connection; an older one goes, where there is no place left.
+    /// Adds a connection. If there is no room, for its address or in total, the oldest one is evicted.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> Entry {
         let address = prefix(address);
         let mut table = self.table();

@@ -1,4 +1,4 @@
-//! What rules about visitors must be to be admitted, and what they are then.
+//! Admission of access rules for visitors: request bodies and their validated forms.
 
 use super::RequestDraft;
 use crate::store::Store;
@@ -29,7 +29,7 @@ impl RequestDraft for ReplaceFirewall {
     }
 }
 
-/// The fault's field is a path in the rule, empty for the rule itself.
+/// Validates a firewall rule. A fault's field is a path in the rule, empty for the rule itself.
 fn firewall_rule(rule: input::NewFirewallRule) -> Result<NewFirewallRule, (&'static str, &'static str)> {
     let rule_type = rule.rule_type.ok_or((".rule_type", "is required"))?;
     let range = match (&rule.ip_address, &rule.ip_cidr) {
@@ -77,7 +77,7 @@ fn listed<T>(rules: Option<Vec<T>>, most: usize) -> Result<Vec<T>, Vec<Fault>> {
     Ok(rules)
 }
 
-/// All rules, or what is wrong with each that is.
+/// All rules, or the faults of those that are invalid.
 fn collect<T>(rules: impl Iterator<Item = Result<T, (&'static str, &'static str)>>) -> Result<Vec<T>, Vec<Fault>> {
     let (mut valid, mut faults) = (Vec::new(), Vec::new());
     for (index, rule) in rules.enumerate() {

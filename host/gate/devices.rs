@@ -1,4 +1,4 @@
-//! What requests about devices must be to be admitted.
+//! Admission of requests about devices.
 
 use super::{RequestDraft, check_text};
 use crate::store::Store;

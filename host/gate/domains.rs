@@ -1,4 +1,4 @@
-//! What a custom domain must be to be admitted.
+//! Admission of requests about custom domains.
 
 use super::tunnels::is_label;
 use super::{RequestDraft, UsageRequest};
@@ -12,7 +12,7 @@ use culvert_domain::plan::Entitlement;
 use culvert_domain::tunnel::Protocol;
 
 impl RequestDraft for VerifyDomain {
-    /// In lower case, and without the dot at its end.
+    /// The domain in lower case, without the trailing dot.
     type Valid = String;
 
     async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -52,7 +52,7 @@ impl RequestDraft for AssignDomain {
     }
 }
 
-/// The platform's own names are nobody's.
+/// Faults a domain that is a platform domain or a subdomain of one: no tunnel can have it.
 async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault>> {
     let Some(domain) = domain.map(normalized) else { return Ok(Vec::new()) };
     for platform in store.platform_domains().await? {
@@ -70,7 +70,7 @@ fn check(domain: Option<String>, facts: &ResourceFacts) -> Result<String, Vec<Fa
     if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.protocol != Protocol::Http) {
         return fault("is for http tunnels only");
     }
-    // What ends in a number is an address in one of its spellings: `1.2` is 1.0.0.2.
+    // A name whose last label is a number can be read as an IPv4 address: `1.2` is 1.0.0.2.
     let is_address = domain.rsplit('.').next().is_some_and(|last| last.bytes().all(|b| b.is_ascii_digit()));
     if domain.len() > 253 || !domain.contains('.') || !domain.split('.').all(is_label) || is_address {
         return fault("must be a host name of at least two labels, and no IP address");

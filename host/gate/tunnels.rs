@@ -1,4 +1,4 @@
-//! What requests about tunnels must be to be admitted, and what they are then.
+//! Admission of requests about tunnels: request bodies and their validated forms.
 
 use std::ops::RangeInclusive;
 
@@ -16,12 +16,12 @@ use culvert_domain::plan::Entitlement;
 use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
 use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
 
-/// Seconds: the API's limit.
+/// Limits of the idle timeout in seconds, as the API defines them.
 const IDLE_TIMEOUT: RangeInclusive<u32> = 30..=3600;
-/// Bytes: the API's limit.
+/// Limits of the buffer size in bytes, as the API defines them.
 const BUFFER_SIZE: RangeInclusive<u32> = 1024..=1_048_576;
 
-/// A tunnel that may be created.
+/// A validated request to create a tunnel.
 #[derive(Clone, Debug)]
 pub struct TunnelDefinition {
     pub name: String,
@@ -46,7 +46,7 @@ pub struct TunnelDefinition {
 impl RequestDraft for NewTunnel {
     type Valid = TunnelDefinition;
 
-    /// What the request says wins; the preset fills in what it leaves out.
+    /// Values of the request take precedence; the preset supplies those that it leaves out.
     async fn resolve(&mut self, store: &Store, caller: &Caller) -> Result<Vec<Fault>> {
         let mut faults = unknown_devices(store, caller, self.device_ids.as_deref().unwrap_or_default()).await?;
         let Some(preset_id) = self.game_preset_id else { return Ok(faults) };
@@ -152,7 +152,7 @@ impl RequestDraft for NewExtraPort {
         UsageRequest { extra_ports: 1, ..UsageRequest::default() }
     }
 
-    /// It leads to a port of theirs.
+    /// The devices that would forward visitors to the new local port.
     fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         led(facts)
     }
@@ -166,7 +166,7 @@ impl RequestDraft for NewExtraPort {
 }
 
 impl RequestDraft for MoveTunnel {
-    /// The node's id.
+    /// The id of the new node.
     type Valid = Uuid;
 
     async fn resolve(&mut self, store: &Store, _: &Caller) -> Result<Vec<Fault>> {
@@ -184,7 +184,7 @@ impl RequestDraft for MoveTunnel {
     }
 }
 
-/// What is to change of a tunnel: absent fields stay.
+/// A validated change of a tunnel. Absent fields keep their value.
 #[derive(Clone, Debug)]
 pub struct TunnelChange {
     pub name: Option<String>,
@@ -214,7 +214,7 @@ impl RequestDraft for TunnelPatch {
         UsageRequest { premium_network: self.pro_network == Some(true), ..UsageRequest::default() }
     }
 
-    /// A change of the target leads them there. A record that is put back as it was read changes none.
+    /// The devices that a change of the target redirects. None if the request repeats the current target.
     fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let Some(tunnel) = &facts.tunnel else { return Vec::new() };
         let leads = self.local_host.as_ref().is_some_and(|host| *host != tunnel.local_host)
@@ -266,7 +266,7 @@ impl RequestDraft for BindDevices {
     }
 }
 
-/// Where a tunnel is to be started.
+/// The device on which a tunnel is to be started, and whether it may be handed off from another one.
 #[derive(Clone, Copy, Debug)]
 pub struct StartChoice {
     pub device_id: Uuid,
@@ -303,10 +303,11 @@ impl RequestDraft for StartTunnel {
     }
 }
 
-/// An unknown device and one of another scope get the same answer.
+/// Faults the ids of devices that the scope does not have. A device of another scope gets the same fault
+/// as an unknown one.
 async fn unknown_devices(store: &Store, caller: &Caller, ids: &[Uuid]) -> Result<Vec<Fault>> {
     let mut faults = Vec::new();
-    // More than an allowlist may hold is refused anyway.
+    // The limit bounds the lookups: a list of more than 100 devices is refused anyway.
     for (index, id) in ids.iter().enumerate().take(100) {
         if store.device(caller.scope.id, *id).await?.is_none() {
             faults.push(Fault::new(format!("device_ids[{index}]"), "is no device of this scope"));
@@ -341,7 +342,8 @@ fn bounded(value: Option<i64>, range: RangeInclusive<u32>, field: &str, faults: 
     fits
 }
 
-/// What can stand in a host name, whatever a policy thinks of it.
+/// Whether a text is a host name label of 1 to 63 characters (RFC 1123, section 2.1), in lower case. It is
+/// checked whatever the policy says.
 pub(super) fn is_label(label: &str) -> bool {
     (1..=63).contains(&label.len())
         && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -1,4 +1,4 @@
-//! What requests about webhook endpoints must be to be admitted, and what they are then.
+//! Admission of requests about webhook endpoints: request bodies and their validated forms.
 
 use super::{RequestDraft, check_text};
 use crate::store::Store;
@@ -12,7 +12,7 @@ use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::WebhookStatus;
 use culvert_webhook::guard::Guard;
 
-/// A webhook endpoint that may be created.
+/// A validated request to create a webhook endpoint.
 #[derive(Clone, Debug)]
 pub struct WebhookDefinition {
     pub url: String,
@@ -46,7 +46,7 @@ impl RequestDraft for NewWebhook {
     }
 }
 
-/// What is to change of a webhook endpoint: absent fields stay.
+/// A validated change of a webhook endpoint. Absent fields keep their value.
 #[derive(Clone, Debug)]
 pub struct WebhookChange {
     pub url: Option<String>,
@@ -110,10 +110,10 @@ fn events(words: Vec<String>, faults: &mut Vec<Fault>) -> Vec<EventKind> {
     events
 }
 
-/// Whether a webhook's host is there, and whether it is public.
+/// Faults a webhook URL whose host does not resolve or is not public.
 async fn leads_outside(url: Option<&str>, guard: &Guard) -> Vec<Fault> {
     let Some(url) = url.and_then(|url| reqwest::Url::parse(url).ok()).filter(|url| url.scheme() == "https") else {
-        // That it is no URL is said elsewhere.
+        // Another check reports a text that is no URL.
         return Vec::new();
     };
     match guard.addresses_of(&url).await {

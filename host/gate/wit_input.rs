@@ -1,4 +1,4 @@
-//! From the host's values to the records of the contract, and back.
+//! Converts the host's values to the records of the policy contract, and back.
 
 use crate::gate::{DeviceRole, UsageRequest};
 use crate::store::facts::ResourceFacts;
@@ -220,7 +220,7 @@ fn tunnel_update(patch: &TunnelPatch) -> inputs::TunnelUpdate {
         http_basic_auth_enabled: patch.http_basic_auth_enabled,
         http_basic_auth_username: nullable(&patch.http_basic_auth_username),
         http_basic_auth_password: nullable(&patch.http_basic_auth_password),
-        // The contract has no null for these: what it stands for is the default.
+        // The contract has no null for these fields, where null means the default value.
         idle_timeout: patch.idle_timeout.map(|seconds| seconds.unwrap_or(DEFAULT_IDLE_TIMEOUT.into())),
         buffer_size: patch.buffer_size.map(|bytes| bytes.unwrap_or(DEFAULT_BUFFER_SIZE.into())),
         pro_network: patch.pro_network,

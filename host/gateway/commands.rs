@@ -1,4 +1,4 @@
-//! The states of an operation, as the agent's reports bring them about; see
+//! State changes of an operation that the agent's reports cause; see
 //! `docs/develop/decisions/0003-operations.md`.
 
 use culvert_wire::control::{Done, Failure};
@@ -17,23 +17,23 @@ use culvert_domain::session::EndReason;
 use culvert_domain::text;
 use culvert_domain::tunnel::{Protocol, Tunnel};
 
-/// What an agent that is ready to begin is told.
+/// The answer to an agent that is ready to begin an operation.
 #[derive(Debug)]
 pub enum BeginDecision {
-    /// Begin, under this session where the action runs a tunnel.
+    /// Begin. If the action runs a tunnel, it runs under this session.
     Proceed { session_id: Option<Uuid> },
-    /// The operation has ended otherwise.
+    /// Do not begin: the operation has ended otherwise.
     Abandon,
 }
 
-/// The operation, if it is this device's.
+/// The operation, if it belongs to this device.
 async fn own(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<Option<Operation>> {
     let operation = write.operation(operation_id).await?;
     Ok(operation.filter(|operation| operation.device_id == device.id))
 }
 
-/// The command is in the agent's journal. Whether the operation goes on: consent and capabilities
-/// are looked at once more.
+/// The agent has written the command to its journal. Checks consent and capabilities again, and returns
+/// whether the operation goes on.
 pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<bool> {
     let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(false) };
     if operation.status != OperationStatus::Queued {
@@ -51,7 +51,7 @@ pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Re
     write.advance_operation(&mut operation, OperationStatus::Claimed).await
 }
 
-/// Whether the device consents, and is able to.
+/// Checks that the device consents to the action and supports it.
 fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError> {
     device.check_consent(operation.action).map_err(|refused| {
         let code = match refused.code {
@@ -62,16 +62,16 @@ fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError>
     })
 }
 
-/// The agent is about to begin. From here on the operation runs; a start gets its lease.
+/// The agent is about to begin. The operation is running from here on; a start gets its lease.
 pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_id: Uuid) -> Result<BeginDecision> {
     let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(BeginDecision::Abandon) };
     match operation.status {
         OperationStatus::Queued | OperationStatus::Claimed => {}
-        // An agent that has begun does not ask again: it never got the answer.
+        // The agent did not get the first answer: an agent that has begun does not ask again.
         OperationStatus::Running => return Ok(BeginDecision::Proceed { session_id: operation.session_id }),
         _ => return Ok(BeginDecision::Abandon),
     }
-    // It may have been withdrawn since the claim.
+    // Consent may have been withdrawn since the claim.
     if let Err(error) = consent(device, &operation) {
         write.fail_operation(&mut operation, error).await?;
         return Ok(BeginDecision::Abandon);
@@ -98,7 +98,7 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
     Ok(BeginDecision::Proceed { session_id: Some(session_id) })
 }
 
-/// What may have changed since the operation was queued.
+/// Checks again what may have changed since the operation was queued.
 fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<(), OperationError> {
     let refuse = |code, detail: &str| Err(OperationError::new(code, detail));
     if tunnel.protocol != Protocol::Tcp {
@@ -138,7 +138,7 @@ pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> R
     Ok(())
 }
 
-/// The agent reports an outcome. One of an operation that has ended otherwise changes nothing.
+/// The agent reports an outcome. If the operation has ended already, the report changes nothing.
 pub async fn finish(
     write: &mut Write,
     device: &Device,
@@ -191,7 +191,7 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
     Ok(())
 }
 
-/// A start has succeeded when its session stands; it may have ended again meanwhile.
+/// Ends a start: it succeeds if its session is still open, and fails if the session has ended meanwhile.
 async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()> {
     let session_id = operation.session_id.unwrap_or_default();
     let (Some(tunnel), Some(lease)) = (tunnel(write, operation).await?, write.lease(session_id).await?) else {

@@ -1,4 +1,4 @@
-//! What an agent is told of a lease.
+//! The grant of a lease: what an agent needs to serve it.
 
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ExtraTarget, Grant, NodeAddress, Target};
@@ -7,7 +7,7 @@ use crate::secret::{Purpose, Secrets};
 use crate::store::sessions::Lease;
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 
-/// What a lease's token vouches for.
+/// The bytes that a lease's token authenticates: session id and epoch.
 pub fn lease_statement(lease: &Lease) -> Vec<u8> {
     [lease.session_id.as_bytes(), &lease.epoch.to_be_bytes()[..]].concat()
 }

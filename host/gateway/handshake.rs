@@ -1,4 +1,4 @@
-//! A device connects: it proves who it is, and host and device bring each other up to date.
+//! The handshake of a device: it proves its identity, and host and device exchange their state.
 
 use culvert_wire::allowed_target::{MAX_ENTRIES, MAX_LENGTH};
 use culvert_wire::control::{
@@ -18,17 +18,17 @@ use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::session::{EndReason, Target};
 use culvert_domain::tunnel::{Protocol, Tunnel};
 
-/// A device that has proved who it is.
+/// A device that has completed the handshake.
 pub struct AcceptedConnection {
     pub connection: Connection,
     pub scope_id: Uuid,
     pub boot_id: Uuid,
     pub consent: ConsentState,
-    /// The leases that this process of the agent holds.
+    /// The leases that this agent process holds.
     pub held: Vec<Uuid>,
 }
 
-/// The device of a hello, if its signature over the nonce is by the device's key.
+/// The device that a hello names, if the signature over the nonce is by the device's key.
 pub async fn identify(control: &Control, hello: &Hello, nonce: &[u8]) -> Result<EnrolledDevice> {
     let unknown = || Error::new(Code::NotFound, "This device is not enrolled here, or was removed.");
     let enrolled = control.service.store.enrolled_device(hello.device_id).await?.ok_or_else(unknown)?;
@@ -42,7 +42,7 @@ pub async fn identify(control: &Control, hello: &Hello, nonce: &[u8]) -> Result<
     Ok(enrolled)
 }
 
-/// Lets a device in: from here on this connection is the one that counts.
+/// Accepts a device. From here on, this connection is the device's current one.
 pub async fn accept(control: &Control, enrolled: EnrolledDevice, hello: Hello) -> Result<AcceptedConnection> {
     let host_id = control.host_id;
     let scope_id = enrolled.device.scope_id;
@@ -61,7 +61,7 @@ pub async fn accept(control: &Control, enrolled: EnrolledDevice, hello: Hello) -
                 if let Some(signed) = &hello.signed_consent {
                     apply_consent(write, &device, &public_key, signed).await?;
                 }
-                // It is told of as it is now.
+                // This comes after the updates above, so that the device is reported in its present state.
                 let connection = write.connect_device(device.id, host_id, boot_id).await?;
                 local::stop(write, &device, &hello.stopped).await?;
                 end_lost_leases(write, device.id, &hello).await?;
@@ -75,7 +75,8 @@ pub async fn accept(control: &Control, enrolled: EnrolledDevice, hello: Hello) -
     Ok(AcceptedConnection { connection, scope_id, boot_id, consent, held })
 }
 
-/// An agent holds as many leases as it runs tunnels, and has few commands that are not settled.
+/// Checks the length of a hello's lists. An agent holds one lease for each tunnel that it runs, and has few
+/// commands that are not settled.
 async fn check_lists(write: &mut Write, device: &Device, hello: &Hello) -> Result<()> {
     let longest = [&hello.lease_ids, &hello.stopped, &hello.operation_ids].map(Vec::len).into_iter().max();
     let longest = longest.unwrap_or_default();
@@ -85,8 +86,8 @@ async fn check_lists(write: &mut Write, device: &Device, hello: &Hello) -> Resul
     Err(Error::new(Code::ValidationFailed, "A hello must not list more ids than the device has sessions, and 256."))
 }
 
-/// Takes a decision about remote control that the device has signed. Where it was made on an older
-/// state than the host's, it is void.
+/// Applies a consent decision that the device has signed. A decision on another revision than the host's has
+/// no effect.
 pub async fn apply_consent(
     write: &mut Write,
     device: &Device,
@@ -105,7 +106,7 @@ pub async fn apply_consent(
     }
     let holds = |signed: &SignedTargets| {
         let statement = targets_statement(device.id, *revision, &nonce.0, &signed.targets);
-        // Characters of four bytes at most; a newer agent may have entries that this host cannot read.
+        // A character has at most four bytes. The host may not be able to parse entries of a newer agent.
         let fits = |target: &String| target.len() <= 4 * MAX_LENGTH;
         signed.targets.len() <= MAX_ENTRIES
             && signed.targets.iter().all(fits)
@@ -113,9 +114,9 @@ pub async fn apply_consent(
     };
     match targets {
         Some(signed) if holds(signed) => write.set_allowed_targets(device.id, Some(&signed.targets)).await?,
-        // What somebody else has put there changes nothing.
+        // The list is too long, or its signature does not match: the stored list is kept.
         Some(_) => {}
-        // An agent without a list leads to anything.
+        // An agent that sends no list allows every target.
         None => write.set_allowed_targets(device.id, None).await?,
     }
     write.turn_remote_control_on(device.id).await
@@ -126,8 +127,8 @@ pub async fn consent_of(write: &mut Write, device: &Device) -> Result<ConsentSta
     Ok(ConsentState { enabled: device.remote_control, revision: device.consent_revision })
 }
 
-/// Ends the leases that nobody holds any longer: those of another process of the agent, and those
-/// that this process has given up.
+/// Ends the leases that nobody holds any longer: those of a former agent process, and those that this process
+/// has given up.
 async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> Result<()> {
     for lease in write.leases_of_device(device_id).await? {
         if lease.boot_id != hello.boot_id {
@@ -139,8 +140,8 @@ async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> R
     Ok(())
 }
 
-/// Gives a device back what it is to run and what nobody runs: after a restart, after a long
-/// absence, or when a suspension is over.
+/// Opens sessions for the tunnels that the device should run and that nobody runs: after a restart, after a
+/// long absence, or at the end of a suspension.
 pub async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
         if tunnel.suspended || !tunnel.allows(device.id) || tunnel.protocol != Protocol::Tcp {
@@ -152,7 +153,8 @@ pub async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -
     Ok(())
 }
 
-/// Without remote control, a tunnel leads where somebody at the device last agreed to.
+/// The target of a resumed tunnel. Without remote control, it is the one that somebody at the device last
+/// agreed to.
 async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<Target> {
     let now = write.current_target(tunnel).await?;
     let device = write.device(device.scope_id, device.id).await?;

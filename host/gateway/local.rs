@@ -1,5 +1,5 @@
-//! Tunnels that people at the device start and stop: the same leases, and no consent, for that is
-//! about remote control.
+//! Tunnels that people at the device start and stop. They use the same leases as remote starts, but need no
+//! consent, because consent is only about remote control.
 
 use culvert_wire::control::Failure;
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use culvert_domain::error::Result;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Protocol, Tunnel};
 
-/// What came of a wish: a session, or why there is none.
+/// The result of a local start: a session, or why there is none.
 pub type LocalStart = std::result::Result<Uuid, Failure>;
 
 /// Starts a tunnel, by id or name, on the device that asks.
@@ -45,7 +45,7 @@ pub async fn start(control: &Control, device: Device, boot_id: Uuid, tunnel: &st
         .await
 }
 
-/// Whether some policy says what a scope's plan includes. Otherwise nothing runs for it.
+/// Whether some policy defines what the scope's plan includes. If none does, no tunnel of the scope runs.
 pub async fn plan_is_known(control: &Control, scope_id: Uuid) -> Result<bool> {
     let plan = scope_plan(control, scope_id).await?;
     Ok(gate::known_entitlement(&control.service.policies.pin(None), &plan)?.is_some())
@@ -81,8 +81,8 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
     }
 }
 
-/// A tunnel that was to be resumed did not come to stand ready; with the device's next sign of life
-/// it is tried again.
+/// Ends the session of a resumed tunnel that did not become ready. The next heartbeat of the device tries
+/// again.
 pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, detail: &str) -> Result<()> {
     if let Some(lease) = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id) {
         write.end_session(session_id, EndReason::Error).await?;
@@ -91,12 +91,12 @@ pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, d
     Ok(())
 }
 
-/// Ends what somebody at the device stopped.
+/// Ends the sessions that somebody at the device stopped.
 pub async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> Result<()> {
     if session_ids.is_empty() {
         return Ok(());
     }
-    // A lease may have ended meanwhile; what was wanted of it ends as well.
+    // A lease may have ended meanwhile. In that case, too, its tunnel must not be resumed.
     write.clear_desired_devices(session_ids, device.id).await?;
     for lease in write.leases_of_device(device.id).await? {
         if session_ids.contains(&lease.session_id) {

@@ -1,4 +1,4 @@
-//! How often one device may do what, over all of its connections.
+//! Rate limits of one device, over all of its connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,20 +9,20 @@ use uuid::Uuid;
 use super::lock;
 use crate::bucket::Bucket;
 
-/// Arrivals: so many at once, and then so many a second.
+/// Arrivals (new connections): the burst, and the rate after it.
 const ARRIVALS: u32 = 10;
 const ARRIVALS_PER_SECOND: u32 = 1;
-/// Arrivals that wait for their turn. An honest agent has one, and one more when it starts again.
+/// Arrivals that may wait for their turn. A correct agent has one, and a second one after a restart.
 const MOST_WAITING: usize = 4;
-/// Frames: so many at once, and then so many a second. An agent that says more is read later.
+/// Frames: the burst, and the rate after it. Frames above the rate are read later.
 const FRAMES: u32 = 100;
 const FRAMES_PER_SECOND: u32 = 20;
-/// Frames that an agent may say of each of its leases when it is welcomed.
+/// Additional frames for each lease in a welcome.
 const FRAMES_PER_LEASE: u32 = 4;
-/// Starts of tunnels at the device, each of which writes a session and events. More are refused.
+/// Local starts of tunnels, each of which writes a session and events. Starts above the rate are refused.
 const STARTS: u32 = 60;
 const STARTS_PER_SECOND: u32 = 2;
-/// Devices that are remembered before those that have done nothing for a while are let go.
+/// Devices that are remembered before idle ones are removed.
 const MOST_REMEMBERED: usize = 1024;
 
 pub struct Pace {
@@ -42,12 +42,12 @@ impl Pace {
         }
     }
 
-    /// Whether it is as that of a device that was never here.
+    /// Whether this equals the state of a device that has never connected.
     fn is_idle(&mut self, now: Moment) -> bool {
         self.waiting == 0 && self.arrivals.is_full(now) && self.frames.is_full(now) && self.starts.is_full(now)
     }
 
-    /// The agent has been told of so many leases, and has something to say of each.
+    /// Allows additional frames after a welcome, because the agent reports on each of its leases.
     pub fn welcome(&mut self, leases: usize, now: Moment) {
         self.frames.give(FRAMES_PER_LEASE.saturating_mul(leases.try_into().unwrap_or(u32::MAX)), now);
     }
@@ -59,18 +59,18 @@ pub struct Paces(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     by_device: HashMap<Uuid, Pace>,
-    /// How many there may be before those that are idle are looked for.
+    /// The number of devices above which idle ones are removed.
     room: usize,
 }
 
-/// An arrival that waits for its turn, until it is dropped.
+/// An arrival that waits for its turn. Dropping it ends the wait.
 pub struct Waiting {
     paces: Arc<Paces>,
     device_id: Uuid,
 }
 
 impl Paces {
-    /// Looks at one device's pace.
+    /// Gives access to the rate limits of one device.
     pub fn of<T>(&self, device_id: Uuid, now: Moment, look: impl FnOnce(&mut Pace) -> T) -> T {
         let mut table = lock(&self.0);
         if table.by_device.len() >= table.room.max(MOST_REMEMBERED) && !table.by_device.contains_key(&device_id) {
@@ -80,7 +80,7 @@ impl Paces {
         look(table.by_device.entry(device_id).or_insert_with(|| Pace::new(now)))
     }
 
-    /// One more arrival of a device waits; none, where too many do.
+    /// Registers a waiting arrival of a device; `None` if too many wait already.
     pub fn wait(self: &Arc<Self>, device_id: Uuid, now: Moment) -> Option<Waiting> {
         let admitted = self.of(device_id, now, |pace| {
             let admitted = pace.waiting < MOST_WAITING;

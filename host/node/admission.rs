@@ -1,4 +1,4 @@
-//! Who is let in to one tunnel, and who has to go when its rules change.
+//! Admission of visitors to one tunnel, and eviction of visitors that changed rules deny.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,32 +19,32 @@ pub struct Admission {
     door: Mutex<AdmissionState>,
 }
 
-/// Rules and visitors under one lock: whoever comes in while the rules change is judged by the new
-/// ones, if not at the door then right behind it.
+/// Rules and admitted visitors. They are under one lock, so that a change of the rules applies to every
+/// visitor: those admitted before it are checked again, those after it are checked by the new rules.
 #[derive(Default)]
 struct AdmissionState {
     version: i64,
     rules: AccessRules,
     inside: HashMap<u64, (IpAddr, CancellationToken)>,
-    /// How many of them came from one address.
+    /// The number of admitted visitors from each client network.
     by_address: Tally<IpAddr>,
     next: u64,
 }
 
-/// Why a visitor was turned away.
+/// Why a visitor was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionRefusal {
     Rules,
-    /// There are too many.
+    /// A limit on the number of visitors is reached.
     Bound(Bound),
 }
 
-/// A visitor who was let in. Dropped, they are gone.
+/// An admitted visitor. Dropping it ends the admission.
 pub struct AdmittedVisitor {
     access: Arc<Admission>,
     number: u64,
     _place: Place,
-    /// Cancelled when the rules turn against them, or their port is taken away.
+    /// Cancelled when changed rules deny the visitor, or when the visitor's port is closed.
     pub out: CancellationToken,
 }
 
@@ -61,7 +61,7 @@ impl Admission {
         lock(&self.door).version
     }
 
-    /// Lets a visitor in at a port, for as long as that is open; or not.
+    /// Admits or refuses a visitor. The admission ends at the latest when `port` is cancelled.
     pub fn enter(
         self: &Arc<Self>,
         visitor: IpAddr,
@@ -89,14 +89,14 @@ impl Admission {
         self.bounds.take_place().ok_or(Bound::Node)
     }
 
-    /// From now on other rules hold, for those who are inside as well.
+    /// Replaces the rules, and evicts the visitors that the new rules deny.
     pub fn replace(&self, version: i64, rules: AccessRules) {
         let mut door = lock(&self.door);
         (door.version, door.rules) = (version, rules);
         self.evict_denied(&door);
     }
 
-    /// The countries are known anew.
+    /// Applies the rules again to the admitted visitors, after the country database has changed.
     pub fn reevaluate(&self) {
         self.evict_denied(&lock(&self.door));
     }

@@ -1,5 +1,5 @@
-//! Where the agents bring their connections: TLS, the proof of a lease, and then the wait for a
-//! visitor.
+//! The listener for the agents' data connections: TLS handshake, proof of a lease (attach), and then the wait
+//! for a visitor as an idle connection.
 
 use std::io;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use super::session::SessionRelay;
 use super::{Shared, lock};
 use culvert_wire::unproven::Unproven;
 
-/// How long a connection may take to begin: an agent sends its ClientHello at once.
+/// How long a connection may take to send its ClientHello. An agent sends it at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(3);
-/// How long it may take to prove its lease.
+/// How long a connection may take to prove its lease, counted from its acceptance.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
-/// How long to wait when the machine has no more sockets to give.
+/// How long to wait after a failed accept, for example when no file descriptor is free.
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
@@ -60,7 +60,8 @@ pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) 
     });
 }
 
-/// The run that a connection is for; none, where its lease does not hold.
+/// Performs TLS handshake and attach. Returns the session relay for the connection; `None` if its lease does
+/// not hold.
 async fn admit(
     shared: &Shared,
     tls: Arc<ServerConfig>,

@@ -1,4 +1,4 @@
-//! What visitors and agents may hold of one node at a time, and how often somebody was refused.
+//! Limits on what visitors and agents may hold of one node at a time, and counters of refused connections.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 use crate::config::NodeConfig;
 
-/// Which bound refused a connection.
+/// The limit that refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// `node.visitors`
@@ -44,7 +44,7 @@ struct RefusedBy {
     bound: &'static str,
 }
 
-/// Connections that were refused, by the bound. All nodes of a process count together.
+/// Counter of refused connections, by limit. All nodes of a process share it.
 #[derive(Clone, Default)]
 pub struct Refusals(Family<RefusedBy, Counter>);
 
@@ -73,7 +73,7 @@ pub struct Bounds {
     descriptors: Descriptors,
 }
 
-/// A visitor's place at a node, until it is dropped.
+/// A visitor's place on a node. Dropping it frees the place.
 pub struct Place(Arc<Bounds>);
 
 impl Drop for Place {
@@ -97,27 +97,27 @@ impl Bounds {
         })
     }
 
-    /// A place for one more visitor, if there is one.
+    /// Takes a place for one more visitor; `None` if the node is full.
     pub fn take_place(self: &Arc<Self>) -> Option<Place> {
         let more = |inside: usize| (inside < self.visitors).then_some(inside + 1);
         let taken = self.inside.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         taken.is_ok().then(|| Place(self.clone()))
     }
 
-    /// Whether a visitor who was just accepted took a descriptor that is kept for others.
+    /// Whether the socket of a visitor that was just accepted took a descriptor of the reserve.
     pub fn is_in_reserve(&self, visitor: &impl AsRawFd) -> bool {
         self.descriptors.reserve_from.is_some_and(|from| visitor.as_raw_fd() >= from)
     }
 
-    /// Whether so few descriptors are left that visitors have to wait.
+    /// Whether only the reserve of descriptors is left, so that visitors have to wait.
     pub fn is_short_of_descriptors(&self, any: &impl AsFd) -> bool {
         self.descriptors.are_short(any)
     }
 }
 
-/// File descriptors of this process, a share of which is kept for the API and the agents.
+/// The limit on file descriptors of this process. A share of them is reserved for the API and the agents.
 struct Descriptors {
-    /// The first number of the reserve; none where there is no limit.
+    /// The lowest descriptor number of the reserve; `None` if the process has no limit.
     reserve_from: Option<RawFd>,
 }
 
@@ -127,8 +127,8 @@ impl Descriptors {
         Self { reserve_from: from.and_then(|from| RawFd::try_from(from).ok()) }
     }
 
-    /// A new descriptor has the lowest number that is free (POSIX, "File Descriptor Allocation"), so
-    /// one beyond the limit says that all below are taken.
+    /// Whether a new descriptor comes from the reserve. It has the lowest free number (POSIX.1-2017, System
+    /// Interfaces, section 2.14), so a number in the reserve means that all lower ones are taken.
     fn are_short(&self, any: &impl AsFd) -> bool {
         let Some(reserve_from) = self.reserve_from else { return false };
         any.as_fd().try_clone_to_owned().map_or(true, |probe| probe.as_raw_fd() >= reserve_from)

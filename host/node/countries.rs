@@ -1,4 +1,4 @@
-//! Which country an address belongs to, by the operator's database (MaxMind DB, version 2.0).
+//! Countries of IP addresses, from the operator's database (MaxMind DB, version 2.0).
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use maxminddb::{Reader, path};
 
 use culvert_domain::access::Country;
 
-/// The database, or none. The file is read again when it has changed.
+/// The country database, if one is configured. The file is read again when it has changed.
 pub struct Countries {
     file: Option<PathBuf>,
     loaded: ArcSwapOption<Loaded>,
@@ -23,7 +23,7 @@ struct Loaded {
     stamp: Stamp,
 }
 
-/// By which a changed file is known.
+/// Modification time and length of a file, by which a change is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     modified: Option<SystemTime>,
@@ -33,7 +33,7 @@ struct Stamp {
 impl Countries {
     /// # Errors
     ///
-    /// Where the file cannot be read, or is no such database.
+    /// If the file cannot be read, or is not a MaxMind database.
     pub fn open(file: Option<&Path>) -> Result<Self, String> {
         let loaded = file.map(load).transpose()?;
         Ok(Self { file: file.map(Path::to_path_buf), loaded: ArcSwapOption::from(loaded.map(Arc::new)) })
@@ -43,7 +43,7 @@ impl Countries {
         self.loaded.load().is_some()
     }
 
-    /// Where an address is: by where it is used, else by whom it is registered to.
+    /// The country of an address: where the address is used, or else where it is registered.
     pub fn of(&self, address: IpAddr) -> Option<Country> {
         let loaded = self.loaded.load();
         let found = loaded.as_ref()?.reader.lookup(address).ok()?;
@@ -52,14 +52,15 @@ impl Countries {
         Country::parse(code?)
     }
 
-    /// When the database was made.
+    /// When the database was built.
     pub fn built_at(&self) -> Option<DateTime<Utc>> {
         let loaded = self.loaded.load();
         let seconds = loaded.as_ref()?.reader.metadata().build_epoch;
         DateTime::from_timestamp(i64::try_from(seconds).ok()?, 0)
     }
 
-    /// Reads the file again, if it has changed. Whether it has; a broken one is not taken.
+    /// Reads the file again if it has changed. Returns whether a new database was loaded. If the new file
+    /// cannot be loaded, the old database stays in use.
     pub fn refresh(&self) -> bool {
         let (Some(file), Some(loaded)) = (&self.file, self.loaded.load_full()) else { return false };
         if stamp(file).is_none_or(|stamp| stamp == loaded.stamp) {

@@ -1,4 +1,4 @@
-//! The nodes that run in this process. Which of them serves a tunnel is the tunnel's placement.
+//! The nodes that run in this process. A tunnel's placement says which node serves it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,11 +23,12 @@ pub struct Nodes {
     carried: TrafficCounter,
 }
 
-/// The identities of so many nodes: the first is `node` in the data folder, the next `node-2`.
+/// Opens the identities of `count` nodes. The first is in the folder `node` of the data folder, the second in
+/// `node-2`, and so on.
 ///
 /// # Errors
 ///
-/// Where one is there and cannot be read, or none can be made.
+/// If an identity exists but cannot be read, or a new one cannot be created.
 pub fn identities(data_dir: &Path, count: usize, clock: &Clock) -> Result<Vec<Identity>, IdentityError> {
     let folder = |number: usize| if number == 1 { "node".to_owned() } else { format!("node-{number}") };
     (1..=count).map(|number| Identity::open(&data_dir.join(folder(number)), clock)).collect()
@@ -42,17 +43,17 @@ impl Nodes {
         self.nodes.iter().map(Node::id)
     }
 
-    /// Tunnels that are served here.
+    /// The number of tunnels that these nodes serve.
     pub fn tunnels(&self) -> usize {
         self.nodes.iter().map(|node| node.load().0).sum()
     }
 
-    /// Visitors that are being served here.
+    /// The number of visitors that these nodes serve.
     pub fn visitors(&self) -> usize {
         self.nodes.iter().map(|node| node.load().1).sum()
     }
 
-    /// Bytes of the buffers that visitors' bytes are in.
+    /// Bytes that the buffers for visitors' data take.
     pub fn buffer_bytes(&self) -> usize {
         self.nodes.iter().map(Node::buffer_bytes).sum()
     }
@@ -61,23 +62,23 @@ impl Nodes {
         self.nodes.iter().find(|node| node.id() == lease.node_id)
     }
 
-    /// Has a lease served by its node, from now on; where agents bring their connections for it. The
-    /// error is for the client who asked for the tunnel.
+    /// Has the lease's node serve it from now on, and returns the address for the agent's data connections.
+    /// The error text is for the client who asked for the tunnel.
     pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, String> {
         let node = self.of(lease).ok_or("The tunnel's node is not there.")?;
         node.serve(lease).await?;
         Ok(node.address())
     }
 
-    /// Has a lease served no longer: its ports are closed when this returns.
+    /// Has the lease's node stop serving it. When this returns, its ports are closed.
     pub async fn end(&self, lease: &Lease) {
         if let Some(node) = self.of(lease) {
             node.end(lease).await;
         }
     }
 
-    /// Whoever has the answer to a change of a tunnel can count on it: the nodes know of it before.
-    /// What goes wrong here is made up for by the next tick.
+    /// Applies a change of a tunnel to the nodes. A caller who waits for it before answering a client can
+    /// promise that the change is in effect. Errors are only logged: the next tick reconciles the nodes.
     pub async fn apply(&self, tunnel_id: Uuid) {
         for node in &self.nodes {
             if let Err(error) = node.reconcile_tunnel(tunnel_id).await {
@@ -86,14 +87,15 @@ impl Nodes {
         }
     }
 
-    /// Lets the agents in, who find there what they left.
+    /// Brings the nodes in line with the store and then accepts agents, so that agents find their leases
+    /// served.
     pub async fn accept_agents(&self) -> Result<()> {
         self.reconcile().await?;
         self.nodes.iter().for_each(Node::accept_agents);
         Ok(())
     }
 
-    /// Every node serves what the store says, and nothing else.
+    /// Brings every node in line with the store.
     pub async fn reconcile(&self) -> Result<()> {
         for node in &self.nodes {
             node.reconcile().await?;
@@ -101,7 +103,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Reads the country database again, if it has changed.
+    /// Reads the country database again if it has changed.
     pub async fn refresh_countries(&self) {
         let countries = self.countries.clone();
         let changed = tokio::task::spawn_blocking(move || countries.refresh()).await;
@@ -110,18 +112,17 @@ impl Nodes {
         }
     }
 
-    /// The scopes that something is served of, with their plans, as of the last reconciliation.
+    /// The plan of each scope that has a tunnel on these nodes, as of the last reconciliation.
     pub fn plans(&self) -> HashMap<Uuid, String> {
         self.nodes.iter().flat_map(Node::plans).collect()
     }
 
-    /// The runs that have carried something which is not noted yet; with `over`, only those that
-    /// have ended.
+    /// The runs with traffic that is not recorded yet. With `over`, only runs that have ended.
     pub fn uncounted(&self, over: bool) -> Vec<RunId> {
         self.nodes.iter().flat_map(|node| node.uncounted(over)).collect()
     }
 
-    /// Ends everything that is served.
+    /// Ends all tunnels.
     pub async fn close(&self) {
         for node in &self.nodes {
             node.close().await;
@@ -146,7 +147,7 @@ impl Runs for Nodes {
         self.nodes.iter().fold(Traffic::default(), |sum, node| sum + node.take_traffic(run))
     }
 
-    /// The node that has the run; at most one has, for a session is placed on one node.
+    /// Only the node that has the run takes the traffic. At most one has it: a session is placed on one node.
     fn give_back(&self, run: RunId, traffic: Traffic) {
         self.nodes.iter().for_each(|node| node.give_back(run, traffic));
     }

@@ -1,4 +1,4 @@
-//! Who a node is: its id, and the certificate by which agents know it. Made on a first start.
+//! A node's identity: its id, and the certificate by which agents recognise it. Created at the first start.
 
 use std::fs;
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity kept in a folder, made if there is none.
+    /// Opens the identity in a folder, and creates one if there is none.
     pub fn open(folder: &Path, clock: &Clock) -> Result<Self, IdentityError> {
         let fail =
             |path: PathBuf| move |problem: &dyn std::fmt::Display| IdentityError { path, problem: problem.to_string() };
@@ -56,7 +56,7 @@ impl Identity {
     }
 }
 
-/// The id is written last: where it is, everything is.
+/// Creates an identity. The id is written last: if its file exists, the other files are complete.
 fn create(folder: &Path, clock: &Clock) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let rcgen::CertifiedKey { cert, signing_key } =

@@ -1,4 +1,4 @@
-//! The public side of one tunnel: its ports, whose visitors go to whichever run is the newest.
+//! The public ports of one tunnel. New visitors go to the newest run.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -21,28 +21,28 @@ use crate::store::sessions::Lease;
 pub struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
     pub access: Arc<Admission>,
-    /// By public port.
+    /// The open ports, by public port number.
     ports: HashMap<u16, Port>,
 }
 
-/// A port that is open.
+/// An open port.
 struct Port {
-    /// None for the tunnel's own.
+    /// `None` for the tunnel's own port.
     id: Option<Uuid>,
     listening: JoinHandle<()>,
     stop: CancellationToken,
 }
 
-/// What came of turning to a lease.
+/// The result of [`Tunnel::switch_to`].
 pub enum EpochChange {
-    /// A newer one is served.
+    /// A newer epoch is served already.
     Outdated,
     Serving {
         former: Option<Arc<SessionRelay>>,
     },
 }
 
-/// A port that is to be open.
+/// A port that should be open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSpec {
     pub port: u16,
@@ -66,8 +66,8 @@ impl Tunnel {
         lock(&self.run).clone()
     }
 
-    /// Serves a lease of this tunnel. The former run, if it was another one, ends at once: what is
-    /// older than the newest run is fenced off.
+    /// Serves a lease of this tunnel. If the lease has a newer epoch, the former run ends at once: everything
+    /// older than the newest epoch is fenced off.
     pub fn switch_to(&self, lease: &Lease, shared: &Arc<Shared>) -> EpochChange {
         let mut run = lock(&self.run);
         match lease.epoch.cmp(&run.lease().epoch) {
@@ -76,7 +76,7 @@ impl Tunnel {
                 run.follow(lease);
                 EpochChange::Serving { former: None }
             }
-            // Newer; or it was ended by a transaction that was rolled back.
+            // A newer epoch; or the same epoch, ended by a transaction that was rolled back.
             Ordering::Equal | Ordering::Greater => {
                 let former = std::mem::replace(&mut *run, SessionRelay::new(lease.clone(), shared));
                 former.end();
@@ -85,13 +85,13 @@ impl Tunnel {
         }
     }
 
-    /// What of the wanted ports is not open yet.
+    /// The wanted ports that are not open yet.
     pub fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
         let open = |wanted: &&PortSpec| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
         wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
     }
 
-    /// Takes visitors on a port from now on.
+    /// Starts to accept visitors on a port.
     pub fn listen(&mut self, wanted: PortSpec, listener: TcpListener, shared: Arc<Shared>) {
         let stop = CancellationToken::new();
         let door = PublicListener {
@@ -107,7 +107,7 @@ impl Tunnel {
         self.ports.insert(wanted.port, Port { id: wanted.id, listening, stop });
     }
 
-    /// Takes out the ports that are no longer wanted, for [`close`].
+    /// Removes the ports that are no longer wanted. [`ClosingPorts::close`] closes them.
     pub fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
         let still = |number: u16, port: &Port| wanted.contains(&PortSpec { port: number, id: port.id });
         let over: Vec<u16> =
@@ -115,7 +115,7 @@ impl Tunnel {
         ClosingPorts(over.into_iter().filter_map(|number| self.ports.remove(&number)).collect())
     }
 
-    /// Ends the run and closes the ports: when this returns, others can have them.
+    /// Ends the run and closes the ports. When this returns, other tunnels can bind them.
     pub async fn close(mut self) -> Arc<SessionRelay> {
         let run = self.run();
         run.end();
@@ -124,12 +124,12 @@ impl Tunnel {
     }
 }
 
-/// Ports that are no longer wanted, with those who came in by them.
+/// Ports that are no longer wanted, with their visitors.
 #[must_use]
 pub struct ClosingPorts(Vec<Port>);
 
 impl ClosingPorts {
-    /// When this returns, others can have them.
+    /// Closes the ports and disconnects their visitors. When this returns, other tunnels can bind the ports.
     pub async fn close(self) {
         for Port { listening, stop, .. } in self.0 {
             stop.cancel();
@@ -140,30 +140,30 @@ impl ClosingPorts {
     }
 }
 
-/// Opens a public port.
+/// Binds a public port.
 pub async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
 }
 
-/// Where the visitors of one port come in.
+/// The listener for the visitors of one port.
 struct PublicListener {
-    /// None for the tunnel's own.
+    /// `None` for the tunnel's own port.
     port_id: Option<Uuid>,
     run: Arc<Mutex<Arc<SessionRelay>>>,
     access: Arc<Admission>,
-    /// Cancelled when the port is taken away, and its visitors with it.
+    /// Cancelled when the port closes. Its visitors are then disconnected.
     stop: CancellationToken,
 }
 
 impl PublicListener {
     async fn listen(&self, listener: TcpListener, shared: &Shared) {
         loop {
-            // Whoever comes meanwhile waits in the listener's backlog.
+            // Meanwhile, new visitors wait in the listener's backlog.
             while shared.bounds.is_short_of_descriptors(&listener) {
                 shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
             }
             match listener.accept().await {
-                // It may have waited long for this one.
+                // `accept` may have waited long, and free descriptors may have run short meanwhile.
                 Ok((visitor, _)) if shared.bounds.is_in_reserve(&visitor) => {
                     culvert_wire::socket::reset(&visitor);
                     shared.bounds.refusals.count(Bound::Node);

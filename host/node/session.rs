@@ -1,4 +1,4 @@
-//! One run of one tunnel: the agent's waiting connections, the visitors who get them, and the bytes.
+//! The session relay: carries the bytes of one run between visitors and the agent's idle connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,12 +29,12 @@ use crate::store::sessions::Lease;
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_domain::usage::Traffic;
 
-/// How long a visitor waits for one of the agent's connections.
+/// How long a visitor waits for an idle connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
-/// How long the agent has to reach its local target.
+/// How long the agent may take to say whether it reached its local target.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
 
-/// Connections that wait for visitors, at most: twice what an agent dials ahead when many come.
+/// Idle connections that are kept, at most: twice as many as an agent dials ahead at most.
 const MOST_WAITING: usize = 128;
 
 type Connection = TlsStream<TcpStream>;
@@ -44,16 +44,16 @@ pub struct SessionRelay {
     clock: Clock,
     bounds: Arc<Bounds>,
     limits: Mutex<pipe::Limits>,
-    /// The store says that the tunnel runs: before, no visitor is served.
+    /// Whether the store says that the tunnel runs. Before that, no visitor is served.
     ready: watch::Sender<bool>,
     waiting: Mutex<Vec<Connection>>,
     parked: Notify,
-    /// Visitors without a connection.
+    /// Visitors that wait for an idle connection.
     visitors: AtomicUsize,
-    /// Visitors that are being served.
+    /// Visitors that are connected, including those that wait.
     active: watch::Sender<usize>,
     counters: Counters,
-    /// Of the counters, what was taken already.
+    /// The bytes of the counters that were taken already.
     taken_in: AtomicU64,
     taken_out: AtomicU64,
     ended: CancellationToken,
@@ -82,13 +82,12 @@ impl SessionRelay {
         &self.lease
     }
 
-    /// Visitors that are being served.
+    /// The number of connected visitors, including those that wait.
     pub fn visitors(&self) -> usize {
         *self.active.borrow()
     }
 
-    /// Takes over what has changed of its lease. Limits are for new connections; the others keep
-    /// theirs.
+    /// Takes over changes of the lease. New limits apply to new connections only.
     pub fn follow(&self, lease: &Lease) {
         *lock(&self.limits) = limits(lease);
         self.ready.send_if_modified(|ready| {
@@ -98,14 +97,15 @@ impl SessionRelay {
         });
     }
 
-    /// Whether a connection is under this run's lease.
+    /// Whether an attach frame proves this run's lease.
     pub fn admits(&self, attach: &Attach, secrets: &Secrets) -> bool {
         attach.epoch == self.lease.epoch
             && !self.ended.is_cancelled()
             && secrets.verify_mac(Purpose::Leases, &lease_statement(&self.lease), &attach.token.0)
     }
 
-    /// Keeps a connection until a visitor comes.
+    /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
+    /// dropped.
     pub fn add_idle_connection(&self, connection: Connection) {
         let mut waiting = lock(&self.waiting);
         waiting.retain_mut(|connection| !is_stale(connection));
@@ -116,16 +116,16 @@ impl SessionRelay {
         self.parked.notify_one();
     }
 
-    /// Cuts everything off.
+    /// Ends the run: disconnects all visitors, and drops all idle connections.
     pub fn end(&self) {
         self.ended.cancel();
         lock(&self.waiting).clear();
     }
 
-    /// Ends it, and waits until no more bytes can come.
+    /// Ends the run, and waits until no more bytes of its visitors can arrive.
     pub async fn finish(&self) {
         self.end();
-        // The sender lives as long as `self`.
+        // This cannot fail: the sender lives as long as `self`.
         let _ = self.active.subscribe().wait_for(|active| *active == 0).await;
     }
 
@@ -133,19 +133,19 @@ impl SessionRelay {
         self.ended.is_cancelled()
     }
 
-    /// Whether no more bytes can come.
+    /// Whether the run has ended and no more bytes can arrive.
     pub fn is_over(&self) -> bool {
         self.is_ended() && *self.active.borrow() == 0
     }
 
-    /// Whether there is something to take.
+    /// Whether there is traffic that was not taken yet.
     pub fn has_traffic(&self) -> bool {
         let left =
             |counter: &AtomicU64, taken: &AtomicU64| counter.load(Ordering::Acquire) != taken.load(Ordering::Acquire);
         left(&self.counters.forth, &self.taken_in) || left(&self.counters.back, &self.taken_out)
     }
 
-    /// What was counted since the last time.
+    /// Takes the traffic since the last call.
     pub fn take_traffic(&self) -> Traffic {
         let take = |counter: &AtomicU64, taken: &AtomicU64| {
             let now = counter.load(Ordering::Acquire);
@@ -162,7 +162,7 @@ impl SessionRelay {
         self.taken_out.fetch_sub(traffic.bytes_out, Ordering::AcqRel);
     }
 
-    /// Serves one visitor, of the tunnel's own port or an extra one.
+    /// Serves one visitor, of an extra port or (`None`) of the tunnel's own port.
     pub async fn relay_visitor(
         self: Arc<Self>,
         mut visitor: TcpStream,
@@ -174,7 +174,7 @@ impl SessionRelay {
         let serve = inside.out.run_until_cancelled(self.serve(&mut visitor, address, port_id));
         let served = self.ended.run_until_cancelled(serve).await.flatten();
         if !matches!(served, Some(Ok(()))) {
-            // What was cut short must not look complete.
+            // A transfer that was cut short must not look complete, so the connection is reset.
             socket::reset(&visitor);
         }
         drop(visitor);
@@ -208,8 +208,8 @@ impl SessionRelay {
         carried
     }
 
-    /// One of the agent's waiting connections, the newest: the older ones are let go by the agent
-    /// where they are too many.
+    /// Takes the newest idle connection, or waits for one. The older ones stay idle, so that the agent can
+    /// close them if there are too many.
     async fn connection(&self) -> io::Result<Connection> {
         if *self.ready.borrow()
             && let Some(connection) = self.take_idle_connection()
@@ -218,7 +218,7 @@ impl SessionRelay {
         }
         self.visitors.fetch_add(1, Ordering::Relaxed);
         let found = self.clock.timeout(VISITOR_WAIT, async {
-            // The sender lives as long as `self`.
+            // This cannot fail: the sender lives as long as `self`.
             let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
             loop {
                 let parked = self.parked.notified();
@@ -243,7 +243,7 @@ impl SessionRelay {
         None
     }
 
-    /// Ends when the agent has not said in time whether it reached its target.
+    /// Returns if the agent has not said in time whether it reached its target. Otherwise it never returns.
     async fn unanswered(&self, accepted: &AtomicBool) {
         self.clock.sleep(ACCEPT_WITHIN).await;
         if accepted.load(Ordering::Relaxed) {
@@ -259,7 +259,7 @@ fn limits(lease: &Lease) -> pipe::Limits {
     }
 }
 
-/// Whether the agent has ended a connection on which it has nothing to say.
+/// Whether the agent has ended an idle connection. The agent sends nothing on it, so any event means the end.
 fn is_stale(connection: &mut Connection) -> bool {
     let socket = connection.get_ref().0;
     let mut byte = [0; 1];
@@ -267,7 +267,7 @@ fn is_stale(connection: &mut Connection) -> bool {
     std::future::poll_fn(|context| socket.poll_peek(context, &mut space)).now_or_never().is_some()
 }
 
-/// An agent's connection whose first byte says whether the local target answered.
+/// An agent's connection whose first byte says whether the agent reached the local target.
 struct AwaitingAcceptByte {
     connection: Connection,
     accepted: Arc<AtomicBool>,

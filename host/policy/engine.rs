@@ -1,4 +1,4 @@
-//! Questions and answers: a module's world, its sandbox, and one decision.
+//! Evaluation: the interface of the modules, their sandbox, and a single decision.
 
 pub mod bindings;
 pub mod call;

@@ -1,11 +1,12 @@
-//! The policy engine: WebAssembly components decide, and nothing else about them is trusted.
+//! The policy engine: runs policy modules, which are WebAssembly components, in a sandbox.
 //!
-//! A module comes from a file ([`load::chain`], [`load::component`]), takes its settings once
-//! ([`load::snapshot`]), and is asked in a fresh sandbox for every decision ([`engine::call`]).
-//! [`serve::generations`] swaps one set of modules ([`serve::live`]) for another; a request holds on to one of
-//! them ([`serve::pinned`]), and [`serve::observer`] sees what it answers. What the crate hands out are the
-//! records of `wit/`, in [`engine::bindings`]. Where a module gives no valid answer, the request is answered with an
-//! error, never with a yes.
+//! A module is read from a file ([`load::chain`], [`load::component`]) and configured once; its state
+//! after that is kept as a snapshot ([`load::snapshot`]). Every decision starts from the snapshot in a
+//! fresh sandbox ([`engine::call`]). [`serve::generations`] replaces one set of modules
+//! ([`serve::live`]) with another. A request uses one set from start to end ([`serve::pinned`]), and
+//! [`serve::observer`] receives every response. The crate's public records are those of `wit/`, in
+//! [`engine::bindings`]. Modules are not trusted: where a module gives no valid response, the request
+//! fails with an error and is never allowed.
 
 #![deny(unsafe_code)]
 

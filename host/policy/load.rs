@@ -1,4 +1,5 @@
-//! From a configuration to loaded modules: files, digests, settings, bundled cases, compiled artefacts.
+//! Loading of modules from the configuration: files, digests, settings, bundled cases, compiled
+//! artefacts.
 
 pub mod artefact;
 pub mod bundle;

@@ -1,4 +1,4 @@
-//! What decides while the host runs: generations, shadows, decision records, metrics.
+//! What runs while the host serves: generations, shadow modules, decision records, metrics.
 
 pub mod generations;
 pub mod live;

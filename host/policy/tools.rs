@@ -1,4 +1,4 @@
-//! What authors of policies build, test, measure and replay modules with.
+//! Tools for policy authors: build, test, measure and replay modules.
 
 pub mod bench;
 pub mod compile;

@@ -1,4 +1,4 @@
-//! A machine becomes a device, by a one-time code.
+//! Enrolment: a machine becomes a device, with a one-time code.
 
 use culvert_domain::error::Result;
 use uuid::Uuid;
@@ -6,13 +6,13 @@ use uuid::Uuid;
 use super::Service;
 use crate::store::devices::NewDevice;
 
-/// Makes a device of whoever has a good code; none, where the code is used up, too old or wrong.
+/// Creates a device for a valid enrolment code; `None` if the code is used up, too old or wrong.
 ///
 /// # Errors
 ///
-/// Where the database fails.
+/// If the database fails.
 pub async fn redeem(service: &Service, code_hash: [u8; 32], new: NewDevice) -> Result<Option<Uuid>> {
-    // A wrong code costs a read, and no turn of those who write.
+    // Check first without a write transaction, so that wrong codes do not delay other writers.
     if !service.store.has_device_code(&code_hash).await? {
         return Ok(None);
     }

@@ -17,7 +17,7 @@ impl Store {
         country_rules(&mut &self.db, tunnel_id).await
     }
 
-    /// All rules of a tunnel, as its node needs them.
+    /// All access rules of a tunnel, as its node needs them.
     pub async fn access_rules(&self, tunnel_id: Uuid) -> Result<AccessRules> {
         let firewall = self.firewall(tunnel_id).await?;
         let firewall = firewall.into_iter().map(|rule| (rule.rule_type, rule.range)).collect();
@@ -26,7 +26,7 @@ impl Store {
 }
 
 impl Write {
-    /// Replaces every firewall rule of a tunnel; the new ones, as they are stored.
+    /// Replaces all firewall rules of a tunnel, and returns the new ones as stored.
     pub async fn replace_firewall(&mut self, tunnel_id: Uuid, rules: &[NewFirewallRule]) -> Result<Vec<FirewallRule>> {
         self.execute("DELETE FROM firewall_rules WHERE tunnel_id = $1", args![tunnel_id]).await?;
         for (position, rule) in (0_i64..).zip(rules) {
@@ -54,7 +54,7 @@ impl Write {
         firewall(&mut **self, tunnel_id).await
     }
 
-    /// Replaces every GeoIP rule of a tunnel; the new ones, as they are stored.
+    /// Replaces all GeoIP rules of a tunnel, and returns the new ones as stored.
     pub async fn replace_country_rules(&mut self, tunnel_id: Uuid, rules: &[CountryRule]) -> Result<Vec<CountryRule>> {
         self.execute("DELETE FROM geoip_rules WHERE tunnel_id = $1", args![tunnel_id]).await?;
         for (position, CountryRule { country, action }) in (0_i64..).zip(rules) {

@@ -11,7 +11,7 @@ use culvert_domain::preset::{Preset, PresetPort};
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::Protocol;
 
-/// The columns of a node `n`, by names that no other table's columns have.
+/// The columns of a node `n`, under names that are unique among all tables.
 macro_rules! node_columns {
     () => {
         "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
@@ -21,7 +21,7 @@ macro_rules! node_columns {
 }
 pub(super) use node_columns;
 
-/// What a host knows of a node in it.
+/// What a host registers about one of its nodes.
 #[derive(Clone, Debug)]
 pub struct NodeRegistration {
     pub id: Uuid,
@@ -66,7 +66,7 @@ impl Write {
         Ok(row.as_ref().map(node).transpose()?)
     }
 
-    /// Enters a node, or brings up to date what its host knows of it; what the operator set stays.
+    /// Registers a node, or updates what its host reports about it. Values set by the operator stay.
     pub async fn register_node(&mut self, new: &NodeRegistration) -> Result<()> {
         let now = self.now;
         let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
@@ -80,7 +80,7 @@ impl Write {
         Ok(())
     }
 
-    /// Enters a platform domain; the first one is the default.
+    /// Registers a platform domain. The first one becomes the default.
     pub async fn register_domain(&mut self, domain: &str) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
         let sql = "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
@@ -105,7 +105,7 @@ impl Write {
         Ok(())
     }
 
-    /// Every node, with how many tunnels are placed on it. Where there is one only, nobody counts.
+    /// All nodes, with the number of tunnels placed on each. A single node gets 0 without counting.
     pub async fn nodes_with_load(&mut self) -> Result<Vec<(Node, u64)>> {
         let sql = concat!(
             "SELECT ",
@@ -124,7 +124,7 @@ impl Write {
     }
 }
 
-/// A node, by the names of [`node_columns`].
+/// Reads a node from the columns of [`node_columns`].
 pub(super) fn node(row: &Row) -> DbResult<Node> {
     Ok(Node {
         id: row.id("node_id")?,
@@ -164,7 +164,7 @@ fn preset(row: &Row) -> DbResult<Preset> {
     })
 }
 
-/// An extra port of a preset, as the migrations write it.
+/// An extra port of a preset, as the migrations store it.
 #[derive(serde::Deserialize)]
 struct StoredPort {
     local_port: i64,

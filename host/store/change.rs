@@ -1,4 +1,4 @@
-//! What callers can do to the store, one type each. All of them run in [`super::commit`].
+//! The changes that callers can make in the store, one type each. All of them run in [`super::commit`].
 
 pub mod access;
 pub mod actions;

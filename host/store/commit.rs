@@ -1,4 +1,4 @@
-//! The one way to write on behalf of a caller: a permit, a change, one transaction.
+//! The only way to write on behalf of a caller: a permit, a change and one transaction.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use super::{Store, Write};
 use crate::gate::Permit;
 use culvert_domain::error::Result;
 
-/// What a request does to the store, once it is permitted.
+/// What a permitted request changes in the store.
 pub trait Change: Send + Sync + 'static {
-    /// What there is to tell of it.
+    /// The result, from which the response is made.
     type Done: Send;
 
-    /// Runs inside the transaction, with the scope locked. It may run again in another transaction,
-    /// when the decision that permitted it had to be made again.
+    /// Applies the change inside the transaction, under the scope's row lock. It may run again in another
+    /// transaction if the decision that permitted it had to be repeated.
     fn apply(&self, write: &mut Write, permit: &Permit) -> impl Future<Output = Result<Self::Done>> + Send;
 }
 
@@ -21,15 +21,15 @@ pub trait Change: Send + Sync + 'static {
 #[derive(Debug)]
 pub enum Committed {
     Fresh(StoredResponse),
-    /// The key stood for this answer already; nothing was done.
+    /// A response was already stored under the idempotency key. Nothing was changed.
     Replayed(StoredResponse),
-    /// What the permit was decided on has changed; nothing was done.
+    /// The decision inputs of the permit have changed. Nothing was written.
     Stale,
 }
 
 impl Store {
-    /// Carries out a permitted change. The answer is made inside the transaction, and stored in it
-    /// where the request is to have one effect only.
+    /// Applies a permitted change. The response is made inside the transaction. With an idempotency key, it
+    /// is also stored in that transaction.
     pub async fn commit<C: Change>(
         &self,
         permit: Arc<Permit>,

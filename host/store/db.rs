@@ -1,7 +1,8 @@
-//! The two engines behind one SQL text. Nothing outside of this file knows which one is there.
+//! The two database engines, SQLite and PostgreSQL, behind one SQL text. No code outside of this file
+//! depends on which engine is in use.
 //!
-//! A statement is compiled once, binds `$1`, `$2`, … and reads rows by their columns' names. What
-//! differs is how a transaction begins and how a row is locked.
+//! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
+//! transaction begins and how a row is locked.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -24,19 +25,19 @@ use crate::store::migrations;
 use culvert_domain::error::Chain;
 use culvert_domain::string_enum::StringEnum;
 
-/// How long a writer waits for another one.
+/// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How long a request waits for a connection of the pool.
 const POOL_WAIT: Duration = Duration::from_secs(5);
-/// How long a statement may take: by PostgreSQL's own clock, and a second later by this program's, for
-/// a server that does not answer at all.
+/// How long PostgreSQL lets a statement run (`statement_timeout`). This program itself waits one second
+/// longer ([`ANSWER_WAIT`]), for a server that does not answer at all.
 const STATEMENT_WAIT: Duration = Duration::from_secs(7);
 const ANSWER_WAIT: Duration = Duration::from_secs(8);
-/// How long PostgreSQL keeps a transaction in which nothing is asked.
+/// How long PostgreSQL keeps a transaction open without receiving a statement.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(5);
-/// How long a connection may take to show that it is alive.
+/// How long a connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);
-/// Bytes that SQLite's write-ahead log is cut back to.
+/// Size in bytes to which SQLite truncates its write-ahead log (64 MiB).
 const JOURNAL_BYTES: &str = "67108864";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
@@ -45,16 +46,16 @@ pub type DbResult<T, E = StoreError> = Result<T, E>;
 
 #[derive(Clone)]
 pub enum Db {
-    /// SQLite takes one writer at a time, so one connection writes and others only read.
+    /// SQLite allows one writer at a time, so one connection writes and the others are read-only.
     Sqlite { write: SqlitePool, read: SqlitePool },
     Postgres {
         pool: PgPool,
-        /// Without the bounds on statements: for migrations, which may take their time.
+        /// Options without the statement timeouts: migrations may take longer.
         unbounded: Box<PgConnectOptions>,
     },
 }
 
-/// What a database holds, as seen from this program.
+/// How the schema of a database compares with the schema of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     Empty,
@@ -69,7 +70,7 @@ pub enum Tx {
     Postgres(PostgresTx),
 }
 
-/// One value of a statement.
+/// One bound value of a statement.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {
     Id(Option<Uuid>),
@@ -77,7 +78,7 @@ pub enum Arg<'a> {
     Flag(bool),
     Text(Option<&'a str>),
     Bytes(&'a [u8]),
-    /// For `by_ids`.
+    /// A list of ids, for `by_ids`.
     Ids(&'a [Uuid]),
 }
 
@@ -86,19 +87,20 @@ pub enum Row {
     Postgres(PgRow),
 }
 
-/// The values of a statement, in the order of their numbers.
+/// Builds the bound values of a statement, in the order of its placeholders.
 macro_rules! args {
     ($($value:expr),* $(,)?) => { &[$($crate::store::db::Arg::from($value)),*] };
 }
 pub(super) use args;
 
-/// A statement about a list of ids, which is one value of it: `id` and then `$2`.
+/// A statement with a condition on a list of ids, in the SQL of each engine. The list is bound as one value.
 pub struct ByIds {
     pub sqlite: &'static str,
     pub postgres: &'static str,
 }
 
-/// With `locked`, what it ends with where an engine locks rows.
+/// Builds a `ByIds` from the SQL before the list, the list's placeholder and the SQL after it. `locked` is a
+/// row-lock clause that ends the statement on PostgreSQL; SQLite has no row locks.
 macro_rules! by_ids {
     ($before:literal, $list:literal, $after:literal) => {
         by_ids!($before, $list, $after, locked: "")
@@ -112,7 +114,7 @@ macro_rules! by_ids {
 }
 pub(super) use by_ids;
 
-/// A query of either engine with its values bound.
+/// Builds a query of either engine and binds its values.
 macro_rules! query {
     ($sql:expr, $args:expr, $ids:ident) => {{
         let mut query = sqlx::query($sql);
@@ -131,7 +133,7 @@ macro_rules! query {
 }
 
 impl Db {
-    /// Opens a database, `sqlite:<path>` or `postgres://…`, without touching what is in it.
+    /// Opens a database, `sqlite:<path>` or `postgres://…`, without changing its contents.
     pub async fn open(url: &str) -> DbResult<Self, sqlx::Error> {
         match url.strip_prefix("sqlite:") {
             Some(path) => open_sqlite(path).await,
@@ -152,7 +154,7 @@ impl Db {
         }
     }
 
-    /// How the schema stands to that of this program.
+    /// Compares the schema of the database with that of this program.
     pub async fn schema(&self) -> Schema {
         let (migrator, applied) = match self {
             Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.acquire().await.ok()).await),
@@ -169,7 +171,7 @@ impl Db {
         })
     }
 
-    /// Whether it answers at once.
+    /// Whether the database answers a query within one second.
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
     pub async fn answers(&self) -> bool {
         let mut db = self;
@@ -177,7 +179,7 @@ impl Db {
         asked.await.is_ok_and(|answered| answered.is_ok())
     }
 
-    /// As [`Read::all`].
+    /// As [`Read::all`], for a statement about a list of ids.
     pub async fn all_by_ids(&self, sql: ByIds, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         let sql = if matches!(self, Self::Sqlite { .. }) { sql.sqlite } else { sql.postgres };
         Read::all(&mut &*self, sql, args).await
@@ -194,7 +196,7 @@ impl Db {
     }
 }
 
-/// The migrations that a database has; none, where it has no schema or gives no answer.
+/// The migrations that were applied to a database. Empty if it has no schema or does not answer.
 async fn applied<D: sqlx::Database>(connection: Option<PoolConnection<D>>) -> Vec<AppliedMigration>
 where
     D::Connection: Migrate,
@@ -205,8 +207,8 @@ where
     }
 }
 
-/// How what a database has stands to what this program has: same numbers with other texts are a schema that
-/// this program does not know.
+/// Compares the applied migrations with those of this program. A migration with a known number and another
+/// checksum belongs to a schema that this program does not know.
 fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Schema {
     let own = |one: &AppliedMigration| migrator.iter().any(|m| m.version == one.version && m.checksum == one.checksum);
     match applied.len() {
@@ -217,7 +219,7 @@ fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Schema {
     }
 }
 
-/// A transaction on a connection that goes back to the pool only if it ended well.
+/// A PostgreSQL transaction. Its connection returns to the pool only after a successful commit or rollback.
 pub struct PostgresTx {
     connection: PoolConnection<Postgres>,
     ended: bool,
@@ -245,21 +247,22 @@ impl PostgresTx {
     }
 }
 
-/// A statement, as long as an answer is waited for.
+/// Runs a statement and fails with a timeout if there is no answer within [`ANSWER_WAIT`].
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx::Error>>) -> DbResult<T, sqlx::Error> {
     let answered = tokio::time::timeout(ANSWER_WAIT, statement).await;
     answered.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
 }
 
-/// Whether a connection shows that it is alive.
+/// Whether a connection answers a ping within [`PING_WAIT`].
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn is_alive(connection: &mut PgConnection) -> bool {
     tokio::time::timeout(PING_WAIT, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok())
 }
 
-/// Whether another statement on the same connection would fail as well: it is broken, or its server
-/// has become a standby (25006), is going away (57P01 to 57P05), or has ended the session.
+/// Whether any further statement on the same connection would fail too. That is so if the connection is
+/// broken (SQLSTATE class 08), or its server has become a standby (25006), is shutting down or has ended
+/// the database session (57P01 to 57P05).
 fn is_unfit(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => {
@@ -271,7 +274,7 @@ fn is_unfit(error: &sqlx::Error) -> bool {
     }
 }
 
-/// A query outside of a transaction, on a connection that is closed where it is unfit for another.
+/// Runs a query outside of a transaction and closes the connection if it is unfit for another query.
 macro_rules! on_pool {
     ($pool:expr, $query:expr, $fetch:ident) => {{
         let mut connection = $pool.acquire().await?;
@@ -283,8 +286,8 @@ macro_rules! on_pool {
     }};
 }
 
-/// The options of a connection by its URL. A server elsewhere has to show a certificate for its name,
-/// unless the URL says otherwise.
+/// Parses the connection options of a URL. A server on another machine must present a valid certificate
+/// for its host name, unless the URL sets `sslmode`.
 fn postgres_options(url: &str) -> DbResult<PgConnectOptions, sqlx::Error> {
     let options = PgConnectOptions::from_str(url)?.application_name("culvert");
     let host = options.get_host();
@@ -299,7 +302,7 @@ fn postgres_options(url: &str) -> DbResult<PgConnectOptions, sqlx::Error> {
 
 async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
     let unbounded = postgres_options(url)?;
-    // A pool that cannot connect says only that it took too long.
+    // Connects once without the pool, because a pool that cannot connect reports only a timeout.
     bounded(PgConnection::connect_with(&unbounded)).await?.close().await?;
     let millis = |wait: Duration| format!("{}ms", wait.as_millis());
     let bounds = [
@@ -312,7 +315,7 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
         .acquire_timeout(POOL_WAIT)
         .test_before_acquire(false)
         .before_acquire(|connection, about| {
-            // One that was used a moment ago is not asked again.
+            // A connection that was idle for less than a second is not pinged again.
             let is_fresh = about.idle_for < PING_WAIT;
             Box::pin(async move { Ok(is_fresh || is_alive(connection).await) })
         })
@@ -332,7 +335,7 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
         .foreign_keys(true)
         .busy_timeout(LOCK_WAIT)
         .optimize_on_close(true, None);
-    // A file does not go away: a connection to it is not asked whether it is alive.
+    // A connection to a file needs no ping: it cannot be lost.
     let pool =
         |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT).test_before_acquire(false);
     let write = pool(1).connect_with(options.clone()).await?;
@@ -340,7 +343,7 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
     Ok(Db::Sqlite { write, read })
 }
 
-/// Reading, inside of a transaction or outside.
+/// Reads rows, inside or outside of a transaction.
 pub trait Read {
     fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Vec<Row>>> + Send;
 
@@ -396,7 +399,7 @@ impl Read for Tx {
 }
 
 impl Tx {
-    /// How many rows were changed.
+    /// Executes a statement and returns the number of changed rows.
     pub async fn execute(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<u64> {
         check(sql, args);
         Ok(match self {
@@ -407,7 +410,8 @@ impl Tx {
         })
     }
 
-    /// Runs a statement that only locks, where a transaction does not lock everything as it is.
+    /// Runs a statement that only locks rows. SQLite skips it: there a writing transaction locks the whole
+    /// database.
     pub async fn lock(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<()> {
         match self {
             Tx::Sqlite(_) => Ok(()),
@@ -435,7 +439,7 @@ impl Tx {
     }
 }
 
-/// A JSON list of hexadecimal texts, which `json_each` and `unhex` make ids again.
+/// Encodes ids as a JSON array of hexadecimal strings, which `json_each` and `unhex` decode in SQL.
 fn sqlite_ids(ids: &[Uuid]) -> String {
     let texts: Vec<String> = ids.iter().map(|id| id.simple().to_string()).collect();
     format!("[{}]", texts.iter().map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(","))
@@ -453,7 +457,8 @@ fn postgres_rows(rows: Vec<PgRow>) -> Vec<Row> {
     rows.into_iter().map(Row::Postgres).collect()
 }
 
-/// SQLite takes a missing value for NULL, without a word.
+/// Checks in debug builds that a statement gets as many values as it has placeholders. SQLite silently
+/// reads a missing value as NULL.
 fn check(sql: &str, args: &[Arg<'_>]) {
     if cfg!(debug_assertions) {
         let numbers = sql.split('$').skip(1).filter_map(|rest| {
@@ -488,7 +493,7 @@ impl Row {
         self.get(column)
     }
 
-    /// A number in a narrower type.
+    /// An integer, converted to a narrower type.
     pub fn number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<T> {
         self.int(column).and_then(|number| narrow(column, number))
     }
@@ -536,20 +541,20 @@ impl Row {
         word.map(|word| W::parse(&word).ok_or_else(|| unreadable(column, &word))).transpose()
     }
 
-    /// The database holds what this program never wrote.
+    /// The error for a column with a value that this program never writes.
     pub fn unreadable(&self, column: &'static str) -> StoreError {
         unreadable(column, &"what it is")
     }
 
-    /// JSON that was stored as text.
+    /// JSON that is stored as text.
     pub fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str) -> DbResult<Option<T>> {
         let text = self.optional_text(column)?;
         text.map(|text| serde_json::from_str(&text).map_err(|e| unreadable(column, &e))).transpose()
     }
 }
 
-/// The rows that can be read: for those who look after all of a kind, whom one that is broken must not
-/// keep from the others.
+/// Decodes rows and skips those that cannot be decoded, with a log entry. It is for jobs that process all
+/// rows of a kind: one broken row must not stop the others.
 pub fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
     let read = |row: &Row| {
         read(row).inspect_err(|error| tracing::error!(error = %Chain(error), what, "a row cannot be read")).ok()
@@ -561,7 +566,7 @@ fn narrow<T: TryFrom<i64>>(column: &'static str, number: i64) -> DbResult<T> {
     T::try_from(number).map_err(|_| unreadable(column, &number))
 }
 
-/// The database holds what this program never wrote.
+/// The error for a column with a value that this program never writes.
 fn unreadable(column: &'static str, value: &dyn std::fmt::Display) -> StoreError {
     StoreError::Unreadable { column, value: value.to_string() }
 }
@@ -602,7 +607,7 @@ impl From<Option<u32>> for Arg<'_> {
     }
 }
 
-/// A count of bytes. More than 2^63 of them do not come together.
+/// A count of bytes. Counts of 2^63 and more do not occur; they would be stored as `i64::MAX`.
 impl From<u64> for Arg<'_> {
     fn from(number: u64) -> Self {
         Arg::Int(Some(i64::try_from(number).unwrap_or(i64::MAX)))
@@ -657,13 +662,13 @@ impl From<Option<DateTime<Utc>>> for Arg<'_> {
     }
 }
 
-/// A word of a closed set.
+/// The text of an enum value.
 impl<W: StringEnum> From<StringArg<W>> for Arg<'_> {
     fn from(StringArg(word): StringArg<W>) -> Self {
         Arg::Text(Some(word.as_str()))
     }
 }
 
-/// Binds a word.
+/// Binds an enum value as its text.
 #[derive(Clone, Copy)]
 pub struct StringArg<W>(pub W);

@@ -25,7 +25,7 @@ macro_rules! select_device {
     };
 }
 
-/// What a new device says of itself.
+/// What a new device reports about itself.
 #[derive(Clone, Debug)]
 pub struct NewDevice {
     pub name: Option<String>,
@@ -33,7 +33,7 @@ pub struct NewDevice {
     pub public_key: Vec<u8>,
 }
 
-/// A device and the key that it proves itself with.
+/// A device and the public key that authenticates it.
 #[derive(Clone, Debug)]
 pub struct EnrolledDevice {
     pub device: Device,
@@ -66,7 +66,7 @@ impl Store {
         Ok(rows.iter().map(device).collect::<DbResult<_>>()?)
     }
 
-    /// Whoever it belongs to: for the operator, and for a device that is about to prove who it is.
+    /// Finds a device in any scope: for the operator, and for a device that is about to authenticate.
     pub async fn enrolled_device(&self, id: Uuid) -> Result<Option<EnrolledDevice>> {
         let row = (&self.db).optional(select_device!("WHERE d.id = $1"), args![id]).await?;
         let enrolled = |row: &Row| {
@@ -75,7 +75,7 @@ impl Store {
         Ok(row.as_ref().map(enrolled).transpose()?)
     }
 
-    /// All of them, for the operator.
+    /// All devices of all scopes, for the operator.
     pub async fn all_devices(&self) -> Result<Vec<Device>> {
         let rows = (&self.db).all(select_device!("ORDER BY d.created_at, d.id"), args![]).await?;
         Ok(rows.iter().map(device).collect::<DbResult<_>>()?)
@@ -92,13 +92,13 @@ impl Write {
         find(&mut **self, scope_id, id).await
     }
 
-    /// Whoever it belongs to.
+    /// Finds a device in any scope.
     pub(super) async fn device_in_any_scope(&mut self, id: Uuid) -> Result<Option<Device>> {
         let row = self.optional(select_device!("WHERE d.id = $1"), args![id]).await?;
         Ok(row.as_ref().map(device).transpose()?)
     }
 
-    /// The devices that an account enrolled in a scope.
+    /// The ids of the devices that an account has enrolled in a scope.
     pub async fn devices_of_owner(&mut self, scope_id: Uuid, owner_id: Uuid) -> Result<Vec<Uuid>> {
         let sql = "SELECT id FROM devices WHERE scope_id = $1 AND owner_id = $2";
         let rows = self.all(sql, args![scope_id, owner_id]).await?;
@@ -118,7 +118,7 @@ impl Write {
         Ok(id)
     }
 
-    /// What the agent says of itself when it connects.
+    /// Records what the agent reports about itself when it connects.
     pub async fn describe_device(&mut self, id: Uuid, description: &Description) -> Result<()> {
         let sql = "UPDATE devices SET platform = $2, version = $3, capabilities = $4 WHERE id = $1";
         let Description { platform, version, capabilities } = description;
@@ -132,7 +132,7 @@ impl Write {
         Ok(())
     }
 
-    /// Turns remote control off, whoever decided it. What was consented to before is void.
+    /// Turns remote control off, for the device or for a caller. Every earlier consent becomes void.
     pub async fn turn_remote_control_off(&mut self, id: Uuid) -> Result<()> {
         let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
         self.execute(sql, args![id]).await?;
@@ -142,20 +142,20 @@ impl Write {
         Ok(())
     }
 
-    /// Turns remote control on: for the device alone to ask, with its signature.
+    /// Turns remote control on. Only the device itself may request this, with its signature.
     pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
         self.execute("UPDATE devices SET remote_control = TRUE WHERE id = $1", args![id]).await?;
         Ok(())
     }
 
-    /// Where the device's owner lets remote control lead, as the device has signed it.
+    /// Sets the local targets that the device's owner allows to remote control. The device has signed them.
     pub async fn set_allowed_targets(&mut self, id: Uuid, targets: Option<&[String]>) -> Result<()> {
         let targets = targets.map(serde_json::to_string).transpose().map_err(Error::internal)?;
         self.execute("UPDATE devices SET allowed_targets = $2 WHERE id = $1", args![id, targets.as_deref()]).await?;
         Ok(())
     }
 
-    /// The tunnels, by name, that nobody may run but this device.
+    /// The names of the tunnels whose allowlist contains only this device.
     pub async fn tunnels_bound_only_to(&mut self, id: Uuid) -> Result<Vec<String>> {
         let sql = "SELECT t.name FROM tunnels t JOIN tunnel_devices b ON b.tunnel_id = t.id AND b.device_id = $1 \
                    WHERE NOT EXISTS (SELECT 1 FROM tunnel_devices o WHERE o.tunnel_id = t.id AND o.device_id <> $1) \
@@ -164,8 +164,8 @@ impl Write {
         Ok(rows.iter().map(|row| row.text("name")).collect::<DbResult<_>>()?)
     }
 
-    /// A device whose owner has left the Team goes along with them: into their personal scope, and
-    /// without consent. The allowlists that it stood in stay allowlists.
+    /// Moves a device to the personal scope of its owner, who has left the Team. Its consent becomes void.
+    /// Allowlists that contained it stay in force, even if they are empty now.
     pub async fn take_device_along(&mut self, id: Uuid, owner_id: Uuid) -> Result<()> {
         let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
         self.revoke_device_work(id, &error).await?;
@@ -178,7 +178,7 @@ impl Write {
         Ok(())
     }
 
-    /// Removes a device, and what it ran or was to run.
+    /// Removes a device, ends its sessions and cancels its operations.
     pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
         let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
         self.revoke_device_work(id, &error).await?;
@@ -204,7 +204,7 @@ pub(super) fn device(row: &Row) -> DbResult<Device> {
         online: row.flag("online")?,
         remote_control: row.flag("remote_control")?,
         consent_revision: row.int("consent_revision")?,
-        // A newer agent may have entries that this host cannot read.
+        // A newer agent may store entries that this host cannot parse; they are skipped.
         allowed_targets: targets.map(|targets| targets.iter().filter_map(|text| text.parse().ok()).collect()),
         last_seen_at: row.optional_time("last_seen_at")?,
         created_at: row.time("created_at")?,

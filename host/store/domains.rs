@@ -29,7 +29,7 @@ macro_rules! insert_domain {
     };
 }
 
-/// What [`insert_domain`] takes.
+/// The values of [`insert_domain`].
 macro_rules! columns {
     ($tunnel_id:expr, $domain:expr, $now:expr) => {
         args![
@@ -47,7 +47,7 @@ macro_rules! columns {
     };
 }
 
-/// A name that is to be looked up again.
+/// A custom domain whose DNS check is due.
 #[derive(Clone, Debug)]
 pub struct DueDomain {
     pub scope_id: Uuid,
@@ -56,12 +56,12 @@ pub struct DueDomain {
 }
 
 impl Store {
-    /// The name of a tunnel that was verified or assigned last.
+    /// The custom domain of a tunnel that was verified or assigned last.
     pub async fn custom_domain(&self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
         latest(&mut &self.db, tunnel_id).await
     }
 
-    /// Names that were verified once, and not looked up for a day.
+    /// Custom domains that were verified before and were last checked a day ago or earlier.
     pub async fn due_domains(&self) -> Result<Vec<DueDomain>> {
         let sql = "SELECT t.scope_id, c.tunnel_id, c.domain FROM custom_domains c JOIN tunnels t ON t.id = c.tunnel_id \
                    WHERE c.status <> 'pending' AND c.last_checked_at <= $1 ORDER BY c.last_checked_at LIMIT 64";
@@ -85,7 +85,7 @@ async fn latest(db: &mut impl Read, tunnel_id: Uuid) -> Result<Option<CustomDoma
 }
 
 impl Write {
-    /// The name that is assigned to a tunnel, else the one that was looked up last.
+    /// The custom domain that is assigned to a tunnel, or else the one that was looked up last.
     pub async fn custom_domain_of_tunnel(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
         let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY assigned DESC, updated_at DESC LIMIT 1");
         let row = self.optional(sql, args![tunnel_id]).await?;
@@ -98,7 +98,7 @@ impl Write {
         Ok(row.as_ref().map(custom_domain).transpose()?)
     }
 
-    /// Makes a name a tunnel's, and the only one that it has. Whether it is: another tunnel may have it.
+    /// Assigns a custom domain to a tunnel and removes its others. Returns false if another tunnel has it.
     pub async fn assign_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<bool> {
         self.forget_domains(tunnel_id).await?;
         let sql = insert_domain!("ON CONFLICT DO NOTHING");
@@ -106,8 +106,8 @@ impl Write {
         Ok(self.execute(sql, columns!(tunnel_id, domain, now)).await? == 1)
     }
 
-    /// Writes a name as the one that was verified or assigned last. Others that were only looked up
-    /// are forgotten.
+    /// Stores a custom domain as the one that was verified or assigned last. The tunnel's other domains are
+    /// deleted unless they are assigned.
     pub async fn upsert_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
         let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE";
         self.execute(sql, args![tunnel_id, &domain.domain]).await?;
@@ -122,7 +122,7 @@ impl Write {
         Ok(())
     }
 
-    /// Notes what a daily check found.
+    /// Records the result of a daily check.
     pub async fn record_check(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
         let sql = "UPDATE custom_domains SET status = $3, verified_at = $4, last_checked_at = $5, missed = $6, \
                        error_code = $7, error_detail = $8 \
@@ -141,7 +141,7 @@ impl Write {
         Ok(())
     }
 
-    /// Whatever names a tunnel has, it has them no longer.
+    /// Deletes all custom domains of a tunnel.
     pub async fn forget_domains(&mut self, tunnel_id: Uuid) -> Result<()> {
         self.execute("DELETE FROM custom_domains WHERE tunnel_id = $1", args![tunnel_id]).await?;
         Ok(())

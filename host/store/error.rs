@@ -1,14 +1,14 @@
-//! What can go wrong with the database.
+//! Errors of the database.
 
 use culvert_domain::error::Error;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It passes by itself, or with another connection.
+    /// A transient failure: a retry, or another connection, may succeed.
     #[error("the database cannot answer now")]
     Unavailable(#[source] sqlx::Error),
-    /// The database holds what this program never wrote.
+    /// A column holds a value that this program never writes.
     #[error("the column {column} cannot be `{value}`")]
     Unreadable { column: &'static str, value: String },
     #[error("the database refused a statement")]
@@ -26,7 +26,7 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
-/// What a client is told of the database's failure: nothing of it, but whether to try again.
+/// Converts to the error for the client: it hides the cause and says only whether a retry may help.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
@@ -36,14 +36,15 @@ impl From<StoreError> for Error {
     }
 }
 
-/// Whether a database's error passes by itself, or with another connection.
+/// Whether a database error is transient: a retry, or another connection, may succeed.
 fn is_transient(code: &str) -> bool {
-    // PostgreSQL: a server that is a standby, a statement or transaction that took too long, a lock that
-    // was not had, a deadlock, a serialization failure, too few resources (53: a full disk, too many
-    // connections), a server that goes away (57P), a connection that broke (08), an error of its disk.
+    // PostgreSQL: a standby server (25006), a transaction that took too long (25P03, 25P04), a serialization
+    // failure (40001), a deadlock (40P01), a lock that was not available (55P03), a statement that took too
+    // long (57014), a disk error (58030), too few resources such as disk space or connections (class 53),
+    // a server that shuts down (57P), a broken connection (class 08).
     let postgres = matches!(code, "25006" | "25P03" | "25P04" | "40001" | "40P01" | "55P03" | "57014" | "58030")
         || ["08", "53", "57P"].iter().any(|class| code.len() == 5 && code.starts_with(class));
-    // SQLite: busy, locked, an error of the disk, a full disk; with their extended codes.
+    // SQLite: busy (5), locked (6), a disk error (10), a full disk (13), each with its extended codes.
     let sqlite = code.parse::<u32>().is_ok_and(|code| code < 10_000 && matches!(code & 0xff, 5 | 6 | 10 | 13));
     postgres || sqlite
 }

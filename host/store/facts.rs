@@ -1,4 +1,4 @@
-//! What a decision is made from: read before it, and read again when it is carried out.
+//! Decision inputs: read before the decision, and again in the transaction that applies its change.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -30,7 +30,7 @@ pub struct ResourceFacts {
     pub webhook: Option<Webhook>,
 }
 
-/// The part of the facts that a decision depends on and that others can change.
+/// The facts that a decision depends on and that other requests can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionInputs {
     plan: String,
@@ -40,9 +40,9 @@ pub struct DecisionInputs {
     webhook_endpoints: u32,
     /// The open session of the tunnel.
     session_id: Option<Uuid>,
-    /// The tunnel's last change.
+    /// The time of the tunnel's last change.
     updated_at: Option<DateTime<Utc>>,
-    /// The device that is to run the tunnel, and the operation that is on its way.
+    /// The device that is to run the tunnel, and the tunnel's unfinished operation.
     desired_device_id: Option<Uuid>,
     operation_id: Option<Uuid>,
 }
@@ -73,19 +73,19 @@ impl DecisionInputs {
 }
 
 impl ResourceFacts {
-    /// The subject's tunnel, for actions that have one.
+    /// The tunnel of the subject. Not found if there is none.
     pub fn tunnel(&self) -> Result<&Tunnel> {
         self.tunnel.as_ref().ok_or_else(Error::not_found)
     }
 
-    /// The subject's device, for actions that have one.
+    /// The device of the subject. Not found if there is none.
     pub fn device(&self) -> Result<&Device> {
         self.device.as_ref().ok_or_else(Error::not_found)
     }
 }
 
 impl Store {
-    /// The facts about a subject; not found, where the scope has no such resource.
+    /// Reads the facts about a subject. Not found if the scope has no such resource.
     pub async fn facts(&self, caller: &Caller, subject: Resource) -> Result<ResourceFacts> {
         let db = &mut &self.db;
         let scope_id = caller.scope.id;
@@ -112,8 +112,7 @@ impl Store {
 }
 
 impl Write {
-    /// What a decision was made on, as it is now. A key that has been revoked meanwhile, or is over,
-    /// decides nothing.
+    /// Reads the current decision inputs. Fails if the caller's API key has been revoked or has expired.
     pub async fn decision_inputs(&mut self, caller: &Caller, subject: Resource) -> Result<DecisionInputs> {
         let (scope_id, now) = (caller.scope.id, self.now);
         let sql = "SELECT s.plan, m.role FROM scopes s \

@@ -8,19 +8,19 @@ use super::{Store, Write};
 use crate::secret::{Purpose, Secrets};
 use culvert_domain::error::{Code, Error, Result};
 
-/// How long an answer is repeated.
+/// How long a stored response is kept and replayed.
 const RESPONSE_RETENTION: chrono::TimeDelta = chrono::TimeDelta::hours(24);
 
-/// A request that is to have one effect, however often it is sent.
+/// The idempotency key of a request, which takes effect once, however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyKey {
     pub api_key_id: Uuid,
     pub key: String,
-    /// What the request is: method, path, query and body in one form.
+    /// The request in a canonical form: method, path, query and body.
     pub request: Vec<u8>,
 }
 
-/// A stored answer.
+/// A stored response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredResponse {
     pub status: u16,
@@ -28,12 +28,12 @@ pub struct StoredResponse {
 }
 
 impl IdempotencyKey {
-    /// The row that the answer is sealed for.
+    /// Identifies the row for which the response is sealed.
     fn context(&self) -> Vec<u8> {
         [self.api_key_id.as_bytes(), self.key.as_bytes()].concat()
     }
 
-    /// The answer of a stored row, if it is this request's.
+    /// Decrypts the stored response of a row. Fails if the key was used for a different request.
     fn answer(&self, row: &Row, secrets: &Secrets) -> Result<StoredResponse> {
         if !secrets.verify_mac(Purpose::Fingerprints, &self.request, &row.bytes("fingerprint")?) {
             return Err(Error::of(Code::IdempotencyConflict));
@@ -49,7 +49,7 @@ const FIND: &str =
     "SELECT fingerprint, status, answer FROM idempotency WHERE api_key_id = $1 AND key = $2 AND expires_at > $3";
 
 impl Store {
-    /// The answer that was given to this request before, if it was.
+    /// The stored response of an earlier request with this key, if there is one.
     pub async fn find_response(&self, claim: &IdempotencyKey) -> Result<Option<StoredResponse>> {
         let args = args![claim.api_key_id, &claim.key, self.clock.now()];
         let row = (&self.db).optional(FIND, args).await?;
@@ -58,15 +58,15 @@ impl Store {
 }
 
 impl Write {
-    /// As [`Store::find_response`]. A key belongs to one scope, and that is locked: whatever another
-    /// request with the same key does, it has done or will do after this transaction.
+    /// As [`Store::find_response`]. A key belongs to one scope, whose row is locked. So another request with
+    /// the same key has either finished before this transaction or runs after it.
     pub async fn find_response(&mut self, claim: &IdempotencyKey, secrets: &Secrets) -> Result<Option<StoredResponse>> {
         let now = self.now;
         let row = self.optional(FIND, args![claim.api_key_id, &claim.key, now]).await?;
         row.map(|row| claim.answer(&row, secrets)).transpose()
     }
 
-    /// Stores the answer that the key stands for from now on.
+    /// Stores the response that is replayed for this key from now on.
     pub async fn store_response(
         &mut self,
         claim: &IdempotencyKey,

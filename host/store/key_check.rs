@@ -1,4 +1,4 @@
-//! The host's keys, as the database knows them, and what is sealed with them.
+//! The check of the host's keys against the database, and resealing of what was sealed with them.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::secret::{Purpose, SecretError, Secrets};
 use culvert_domain::error::Result;
 use culvert_domain::session::EndReason;
 
-/// Rows that are sealed anew in one transaction.
+/// Maximum number of rows that are resealed in one transaction.
 const BATCH: u32 = 200;
 
-/// Why a host's keys cannot be had.
+/// Why the host's keys cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error(transparent)]
@@ -24,8 +24,8 @@ pub enum KeyError {
     Database(#[from] StoreError),
 }
 
-/// The keys of a database that is up to date: those that it knows, or, where it knows none, those of
-/// the file, which is made if there is none.
+/// Loads the keys for a database with the current schema. The file must have the key that the database
+/// has recorded. If the database has recorded none, the file's keys are used, and a missing file is created.
 pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Secrets, KeyError> {
     match known(&mut &*db).await? {
         Some(check) => Ok(Secrets::of_database(path, clock, &check)?),
@@ -33,12 +33,12 @@ pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Se
     }
 }
 
-/// The database's check value.
+/// The check value of the keys that the database has recorded.
 async fn known(read: &mut impl Read) -> DbResult<Option<Vec<u8>>> {
     read.optional("SELECT sealed FROM key_checks", args![]).await?.map(|row| row.bytes("sealed")).transpose()
 }
 
-/// What was sealed anew.
+/// How many rows were resealed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resealed {
     pub webhooks: u64,
@@ -52,8 +52,8 @@ impl Store {
         Ok(known.is_some_and(|known| self.secrets.is_current(&known)))
     }
 
-    /// Has the database know the host's keys. Whether they have changed since: tokens of leases that
-    /// were given before hold no longer.
+    /// Records the host's keys in the database. Returns whether they replace other keys. In that case the
+    /// tokens of earlier leases are no longer valid.
     pub async fn enter_keys(&self) -> Result<bool> {
         let secrets = self.secrets.clone();
         self.write(None, move |write| {
@@ -71,7 +71,7 @@ impl Store {
         .await
     }
 
-    /// Ends what a node serves: what was to run is resumed, under new leases.
+    /// Ends all sessions on a node. Tunnels with a desired device are resumed under new leases.
     pub async fn end_sessions_of_node(&self, node_id: Uuid, reason: EndReason) -> Result<()> {
         for lease in self.leases_on_node(node_id).await? {
             self.end_sessions(lease.scope_id, vec![lease.session_id], reason).await?;
@@ -79,7 +79,7 @@ impl Store {
         Ok(())
     }
 
-    /// Seals everything with the key that is in use, so that the older ones can be taken out.
+    /// Reseals all data with the current key, so that older keys can be removed.
     pub async fn reseal(&self) -> Result<Resealed> {
         let mut resealed = Resealed::default();
         let mut after = Uuid::nil();
@@ -110,7 +110,7 @@ impl Store {
 }
 
 impl Write {
-    /// How many were sealed anew, and where the next batch begins.
+    /// Reseals one batch. Returns the number of resealed rows and the cursor of the next batch.
     async fn reseal_webhooks(&mut self, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
         let sql = "SELECT id, secret FROM webhooks WHERE id > $1 ORDER BY id LIMIT $2";
         let (mut count, mut last) = (0, None);
@@ -145,7 +145,7 @@ impl Write {
     }
 }
 
-/// What was sealed with an older key, under the one that is in use.
+/// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.
 fn anew(secrets: &Secrets, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
     if secrets.is_current(sealed) {
         return None;

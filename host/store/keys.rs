@@ -12,7 +12,7 @@ use culvert_domain::error::Result;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 
-/// A key as the operator sees it.
+/// An API key as the operator sees it.
 #[derive(Clone, Debug)]
 pub struct KeyRecord {
     pub id: Uuid,
@@ -26,7 +26,7 @@ pub struct KeyRecord {
     pub last_used_at: Option<DateTime<Utc>>,
 }
 
-/// Whom a key belongs to, as far as the key itself is known to be good.
+/// The owner of an API key, found by its public id. The secret part is checked by [`KeyOwner::admit`].
 #[derive(Clone, Debug)]
 pub struct KeyOwner {
     pub caller: Caller,
@@ -35,7 +35,7 @@ pub struct KeyOwner {
 }
 
 impl KeyOwner {
-    /// The caller, if this is their key and it is good at this time.
+    /// The caller, if the key's secret matches and the key has not expired at this time.
     pub fn admit(&self, key: &ApiKey, now: DateTime<Utc>) -> Option<&Caller> {
         let same: bool = self.secret_hash.ct_eq(&key.secret_hash()).into();
         (same && self.expires_at.is_none_or(|expires_at| now < expires_at)).then_some(&self.caller)
@@ -57,26 +57,26 @@ macro_rules! select_key_owner {
 }
 
 impl Store {
-    /// Key, account, scope, role and plan at once. A revoked key is not there, nor is one of a Team
+    /// Reads a key with its account, scope, role and plan. `None` for a revoked key, and for a key of a Team
     /// that its account has left.
     pub async fn key_owner(&self, public_id: &str) -> Result<Option<KeyOwner>> {
         let row = (&self.db).optional(select_key_owner!("k.public_id = $1"), args![public_id]).await?;
         admissible(row)
     }
 
-    /// The caller behind a key that was good a moment ago, as they are now.
+    /// The current caller of a key that was valid a moment ago.
     pub async fn caller_of_key(&self, key_id: Uuid) -> Result<Option<Caller>> {
         let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![key_id]).await?;
         Ok(admissible(row)?.map(|owner| owner.caller))
     }
 
-    /// Whether there is such an enrolment code.
+    /// Whether an unexpired enrolment code with this hash exists.
     pub async fn has_device_code(&self, hash: &[u8]) -> Result<bool> {
         let sql = "SELECT 1 AS one FROM device_codes WHERE hash = $1 AND expires_at > $2";
         Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
     }
 
-    /// The public ids of keys that were used since, those that were used last, so many at most.
+    /// The public ids of at most `most` keys that were used since this time, the last used first.
     pub async fn keys_used_since(&self, since: DateTime<Utc>, most: usize) -> Result<Vec<String>> {
         let sql = "SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL \
                    ORDER BY last_used_at DESC LIMIT $2";
@@ -112,7 +112,8 @@ impl Write {
         Ok(id)
     }
 
-    /// By id or public id. Whether there was one to revoke; revoking again changes nothing.
+    /// Revokes a key, found by its id or public id. Returns the id if there is such a key. Revoking it again
+    /// changes nothing.
     pub async fn revoke_key(&mut self, key: &str) -> Result<Option<Uuid>> {
         let id = Uuid::parse_str(key).unwrap_or_default();
         let public_id = key.strip_prefix("ctk_").unwrap_or(key);
@@ -142,7 +143,7 @@ impl Write {
         Ok(())
     }
 
-    /// Takes a code, so that nobody else can. The account and scope it was made for, if it was good.
+    /// Redeems an enrolment code, which can be used once. Returns its account and scope ids if it was valid.
     pub async fn take_device_code(&mut self, hash: &[u8]) -> Result<Option<(Uuid, Uuid)>> {
         let now = self.now;
         let sql = "DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id";
@@ -151,7 +152,7 @@ impl Write {
     }
 }
 
-/// In a Team, only members have keys that count.
+/// Drops keys of a Team whose account is no member: they are not valid.
 fn admissible(row: Option<Row>) -> Result<Option<KeyOwner>> {
     let owner = row.as_ref().map(key_owner).transpose()?;
     Ok(owner.filter(|owner| owner.caller.scope.kind == ScopeKind::Personal || owner.caller.role.is_some()))

@@ -1,4 +1,4 @@
-//! Operations: each change of state is a compare-and-set on the state before.
+//! Operations. Each change of state is a compare-and-set on the previous state.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -22,7 +22,7 @@ macro_rules! select_operation {
     };
 }
 
-/// An operation as it is asked for.
+/// The fields of an operation that a request sets.
 #[derive(Clone, Copy, Debug)]
 pub struct NewOperation {
     pub scope_id: Uuid,
@@ -50,7 +50,7 @@ impl Store {
         Ok(page.truncate(operations, |operation| CursorPosition { at: operation.created_at, id: operation.id }))
     }
 
-    /// What a device is to do or is doing, in the order in which it was asked for.
+    /// The unfinished operations of a device, in the order in which they were requested.
     pub async fn active_operations(&self, device_id: Uuid) -> Result<Vec<Operation>> {
         let sql = select_operation!(
             "WHERE device_id = $1 AND status IN ('queued', 'claimed', 'running') ORDER BY created_at, id"
@@ -59,7 +59,7 @@ impl Store {
         Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
     }
 
-    /// The devices that something is queued for.
+    /// The devices with a queued operation.
     pub async fn devices_with_queued(&self) -> Result<Vec<Uuid>> {
         let sql = "SELECT DISTINCT device_id FROM operations WHERE status = 'queued'";
         let rows = (&self.db).all(sql, args![]).await?;
@@ -89,7 +89,7 @@ impl Write {
         Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
     }
 
-    /// Queues an operation, unless another one is in its way.
+    /// Queues an operation, unless an unfinished one conflicts with it.
     pub async fn queue_operation(&mut self, new: NewOperation) -> Result<Operation> {
         self.check_no_active_operation(new).await?;
         let (id, now) = (self.clock.id(), self.now);
@@ -117,8 +117,9 @@ impl Write {
         Ok(operation)
     }
 
-    /// An operation on a tunnel is in the way of others on it; one on a whole device, of all that
-    /// involve the device. The scope is locked, so nobody queues another one meanwhile.
+    /// Fails if an unfinished operation conflicts with a new one. An operation on a tunnel conflicts with
+    /// others on that tunnel; one on a whole device conflicts with all that involve the device. The scope's
+    /// row lock keeps other transactions from queueing one meanwhile.
     pub async fn check_no_active_operation(&mut self, new: NewOperation) -> Result<()> {
         let sql = if new.action.is_of_device() {
             "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
@@ -141,7 +142,7 @@ impl Write {
         }
     }
 
-    /// Writes an operation, as it is, for the first time.
+    /// Inserts an operation in its current state.
     pub async fn insert_operation(&mut self, new: &Operation) -> Result<()> {
         let sql = "INSERT INTO operations (id, scope_id, account_id, action, status, device_id, tunnel_id, yields_id, \
                        session_id, result, error, created_at, claimed_at, started_at, finished_at, expires_at) \
@@ -169,8 +170,8 @@ impl Write {
         Ok(())
     }
 
-    /// Takes an operation to another state. Whether it went there: an operation that somebody else
-    /// has taken elsewhere meanwhile stays as it is.
+    /// Moves an operation to another state and writes the events. Returns false, and changes nothing in the
+    /// database, if its state has changed there meanwhile or the change is not allowed.
     pub async fn advance_operation(&mut self, operation: &mut Operation, to: OperationStatus) -> Result<bool> {
         let before = operation.status;
         let now = self.now;
@@ -207,13 +208,13 @@ impl Write {
         self.advance_operation(operation, OperationStatus::Failed).await
     }
 
-    /// Cancels what a device has not claimed yet; the error says why.
+    /// Cancels the queued operations of a device; the error gives the reason.
     pub async fn cancel_queued(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
         let rows = self.all(select_operation!("WHERE device_id = $1 AND status = 'queued'"), args![device_id]).await?;
         self.cancel(&rows, why).await
     }
 
-    /// Cancels what somebody who has lost access has asked for, and what no device has claimed yet.
+    /// Cancels the queued operations that an account requested in a scope to which it has lost access.
     pub async fn cancel_queued_by(&mut self, scope_id: Uuid, account_id: Uuid) -> Result<()> {
         let sql = select_operation!("WHERE scope_id = $1 AND account_id = $2 AND status = 'queued'");
         let rows = self.all(sql, args![scope_id, account_id]).await?;
@@ -229,7 +230,7 @@ impl Write {
         Ok(())
     }
 
-    /// Ends what is on its way for a tunnel that goes away.
+    /// Ends the unfinished operations of a tunnel that is being deleted.
     pub async fn end_operations_of_tunnel(&mut self, tunnel_id: Uuid) -> Result<()> {
         let sql = select_operation!("WHERE tunnel_id = $1 AND status IN ('queued', 'claimed', 'running')");
         let rows = self.all(sql, args![tunnel_id]).await?;
@@ -246,8 +247,7 @@ impl Write {
         Ok(())
     }
 
-    /// Takes everything off a device that may no longer act for its scope: its leases end, what was
-    /// queued for it is canceled.
+    /// Ends all leases of a device that may no longer act for its scope, and cancels its queued operations.
     pub async fn revoke_device_work(&mut self, device_id: Uuid, why: &OperationError) -> Result<()> {
         self.cancel_queued(device_id, why).await?;
         for lease in self.leases_of_device(device_id).await? {
@@ -286,7 +286,7 @@ fn operation(row: &Row) -> DbResult<Operation> {
     })
 }
 
-/// Whether an operation has run out of time, and what becomes of it then.
+/// The final state of an operation that has timed out. `None` if it has not.
 pub fn timeout_status(operation: &Operation, now: DateTime<Utc>) -> Option<OperationStatus> {
     match operation.status {
         OperationStatus::Queued if operation.expires_at <= now => Some(OperationStatus::Expired),

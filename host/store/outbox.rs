@@ -1,8 +1,8 @@
-//! Events on their way to webhook endpoints: written in the transaction that brings them about,
-//! claimed by a delivery worker, settled by how the attempt came out.
+//! Outbox of webhook events. An event is written in the transaction that causes it. A delivery worker then
+//! claims its deliveries and settles each of them with the outcome of the attempt.
 //!
-//! An event that no endpoint asks for is not written at all. The rows of one endpoint's deliveries
-//! change under the endpoint's own row's lock; a worker skips an endpoint that somebody else holds.
+//! An event without a subscribed endpoint is not written. Deliveries of an endpoint are changed under the
+//! row lock of that endpoint; a worker skips an endpoint that another transaction has locked.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
@@ -24,20 +24,22 @@ use culvert_domain::session::EndReason;
 use culvert_domain::webhook::{AttemptError, AttemptStatus, Delivery, Outcome, RETRIES};
 use culvert_wire::tally::Tally;
 
-/// Attempts under way to one endpoint, at most: one that hangs holds up nobody else.
+/// Maximum number of concurrent delivery attempts to one endpoint, so that one that hangs delays no other.
 pub const IN_FLIGHT_PER_ENDPOINT: i64 = 2;
-/// The same, where the attempt that ended last was not answered in time.
+/// The same limit while the last attempt to the endpoint timed out.
 const IN_FLIGHT_PER_SLOW_ENDPOINT: i64 = 1;
-/// Attempts under way for one scope, at most: a quarter of a worker's, for a scope has up to 20 endpoints.
+/// Maximum number of concurrent delivery attempts for one scope: a quarter of a worker's limit, because a
+/// scope can have up to 20 endpoints.
 pub const IN_FLIGHT_PER_SCOPE: usize = 16;
-/// Deliveries that wait for one endpoint, at most. More are canceled as soon as they are made.
+/// Maximum number of deliveries that wait for one endpoint. Further ones are canceled when they are created.
 pub const WAITING_PER_ENDPOINT: u32 = 10_000;
-/// After so long an attempt that nobody settled is made again. An attempt takes 15 seconds at most.
+/// How long a worker's claim on a delivery lasts. An unsettled attempt is repeated after this time. An
+/// attempt takes 15 seconds at most.
 const DELIVERY_LEASE: TimeDelta = TimeDelta::seconds(60);
-/// Endpoints that are looked at in one go.
+/// Maximum number of due endpoints that one claiming transaction looks at.
 const ENDPOINTS_AT_ONCE: i64 = 64;
 
-/// Who is to hear of an event.
+/// The endpoints to which an event is sent.
 #[derive(Debug)]
 pub struct Subscribers {
     scope_id: Uuid,
@@ -45,7 +47,7 @@ pub struct Subscribers {
     webhook_ids: Vec<Uuid>,
 }
 
-/// A run of a tunnel, as an event tells of it.
+/// The ids of a session that an event reports.
 #[derive(Clone, Copy, Debug)]
 pub struct RunRef {
     pub session_id: Uuid,
@@ -56,7 +58,7 @@ pub struct RunRef {
 }
 
 impl Write {
-    /// The endpoints that listen to a kind; none is the rule, and then nothing more is to be done.
+    /// The enabled endpoints that subscribe to a kind of event. `None` is the usual case: nothing is written.
     pub async fn subscribers(&mut self, scope_id: Uuid, kind: EventKind) -> Result<Option<Subscribers>> {
         let sql = "SELECT w.id, s.kind FROM webhooks w JOIN scopes s ON s.id = w.scope_id \
                    WHERE w.scope_id = $1 AND w.status = 'enabled' AND ' ' || w.events || ' ' LIKE '% ' || $2 || ' %' \
@@ -68,7 +70,7 @@ impl Write {
         Ok(Some(Subscribers { scope_id, scope, webhook_ids }))
     }
 
-    /// An operation has come to a state.
+    /// Writes the event that an operation has reached its current state.
     pub async fn tell_of_operation(&mut self, operation: Operation) -> Result<()> {
         let kind = EventKind::of_operation(operation.status);
         match self.subscribers(operation.scope_id, kind).await? {
@@ -79,7 +81,7 @@ impl Write {
         }
     }
 
-    /// An operation has succeeded as soon as it was asked for: it went through every state at once.
+    /// Writes the events of all states for an operation that succeeded at the moment of its request.
     pub async fn tell_of_success(&mut self, operation: &Operation) -> Result<()> {
         let asked = Operation {
             status: OperationStatus::Queued,
@@ -97,7 +99,7 @@ impl Write {
         Ok(())
     }
 
-    /// A tunnel stands ready for visitors; or, with a reason, it does so no longer.
+    /// Writes the event that a tunnel has started to serve visitors or, with a reason, that it has stopped.
     pub async fn tell_of_run(&mut self, run: RunRef, reason: Option<EndReason>) -> Result<()> {
         let kind = if reason.is_some() { EventKind::TunnelStopped } else { EventKind::TunnelStarted };
         let Some(subscribers) = self.subscribers(run.scope_id, kind).await? else { return Ok(()) };
@@ -114,7 +116,7 @@ impl Write {
         self.publish(&subscribers, kind, data).await
     }
 
-    /// The operation that began or ended a run.
+    /// The operation that started or ended a session, if there is one.
     async fn operation_behind(&mut self, run: RunRef, reason: Option<EndReason>) -> Result<Option<Uuid>> {
         use EndReason::{Error, Handoff, Restarted, StopAll, StoppedApi};
         if reason.is_some_and(|reason| !matches!(reason, StoppedApi | StopAll | Restarted | Handoff | Error)) {
@@ -127,7 +129,7 @@ impl Write {
         Ok(row.map(|row| row.id("id")).transpose()?)
     }
 
-    /// A device is there; or, with a reason, it is gone.
+    /// Writes the event that a device is online or, with a reason, that it is offline.
     pub async fn tell_of_device(&mut self, device: Device, reason: Option<OfflineReason>) -> Result<()> {
         let kind = if reason.is_some() { EventKind::DeviceOffline } else { EventKind::DeviceOnline };
         match self.subscribers(device.scope_id, kind).await? {
@@ -138,7 +140,7 @@ impl Write {
         }
     }
 
-    /// An event for one endpoint alone, whatever it listens to.
+    /// Writes a test event for one endpoint, whatever events it subscribes to. Returns the event's id.
     pub async fn test_event(&mut self, scope_id: Uuid, webhook_id: Uuid) -> Result<Uuid> {
         let row = self.one("SELECT kind FROM scopes WHERE id = $1", args![scope_id]).await?;
         let subscribers = Subscribers { scope_id, scope: row.string_enum("kind")?, webhook_ids: vec![webhook_id] };
@@ -174,13 +176,13 @@ impl Write {
         Ok(id)
     }
 
-    /// Counts one more delivery that waits for an endpoint; not, where too many do.
+    /// Counts one more waiting delivery of an endpoint. Returns false, and counts nothing, at the limit.
     async fn make_room(&mut self, webhook_id: Uuid) -> Result<bool> {
         let sql = "UPDATE webhooks SET waiting = waiting + 1 WHERE id = $1 AND waiting < $2";
         Ok(self.execute(sql, args![webhook_id, WAITING_PER_ENDPOINT]).await? == 1)
     }
 
-    /// A delivery that finds too many before it is not made, and its list says so.
+    /// Stores a delivery as canceled because too many are waiting, so that the list of attempts shows it.
     async fn cancel_at_once(&mut self, webhook_id: Uuid, event_id: Uuid) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
         let sql = "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, error, \
@@ -199,22 +201,24 @@ impl Write {
         Ok(())
     }
 
-    /// Nothing that waits for an endpoint is sent any more.
+    /// Cancels all waiting deliveries of an endpoint.
     pub async fn cancel_deliveries(&mut self, webhook_id: Uuid) -> Result<()> {
         let now = self.now;
         let sql = "UPDATE deliveries SET status = 'canceled', in_flight = FALSE, next_attempt_at = NULL, finished_at = $2 \
                    WHERE webhook_id = $1 AND status = 'pending'";
         self.execute(sql, args![webhook_id, now]).await?;
-        // What has failed is not tried again.
+        // Failed attempts are not retried either.
         let sql = "UPDATE deliveries SET next_attempt_at = NULL WHERE webhook_id = $1 AND next_attempt_at > $2";
         self.execute(sql, args![webhook_id, now]).await?;
         self.execute("UPDATE webhooks SET due_at = NULL, waiting = 0 WHERE id = $1", args![webhook_id]).await?;
         Ok(())
     }
 
-    /// When a worker is to look at an endpoint next: as soon as something is due, or, while as much
-    /// as may be is under way, when it must have ended. An endpoint with a backlog is due from now on,
-    /// and not since its backlog began: it waits its turn behind those that were due before.
+    /// Sets the time at which a worker next looks at an endpoint.
+    ///
+    /// That is when the next pending delivery is due. While the limit of concurrent attempts is reached, it
+    /// is when the first of their claims expires. For a backlog it is the current time, not the time since
+    /// which the backlog is due, so that endpoints that were due earlier come first.
     async fn set_due(&mut self, webhook_id: Uuid) -> Result<()> {
         let now = self.now;
         let sql = "UPDATE webhooks SET due_at = CASE \
@@ -228,14 +232,14 @@ impl Write {
         Ok(())
     }
 
-    /// Notes how an attempt came out, and when the next one is due. Somebody who was given up for
-    /// lost settles nothing.
+    /// Records the outcome of an attempt and schedules the retry, if there is one. Does nothing if the
+    /// worker's claim has expired and the delivery was claimed again, or if the delivery was canceled.
     async fn settle(&mut self, delivery: &Delivery, outcome: Outcome) -> Result<()> {
         let now = self.now;
         self.lock("SELECT id FROM webhooks WHERE id = $1 FOR UPDATE", args![delivery.webhook_id]).await?;
         let status = if outcome.error.is_none() { AttemptStatus::Succeeded } else { AttemptStatus::Failed };
         let wait = RETRIES.get(delivery.attempt as usize - 1).filter(|_| status == AttemptStatus::Failed);
-        // Not on the second, so that what failed together does not come back together.
+        // With jitter, so that attempts that failed together are not retried together.
         let next = wait.map(|wait| now + self.clock.about(*wait));
         let sql = "UPDATE deliveries SET status = $3, in_flight = FALSE, status_code = $4, error = $5, duration_ms = $6, \
                        next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
@@ -249,7 +253,7 @@ impl Write {
         if self.execute(sql, args).await? == 0 {
             return Ok(());
         }
-        // A retry waits in the place of the attempt that has ended.
+        // A retry keeps the place of the ended attempt in the count of waiting deliveries.
         let sql = "UPDATE webhooks SET last_status = $2, last_at = $3, \
                        timeouts = CASE WHEN $4 = TRUE THEN timeouts % 1000 + 1 ELSE 0 END, \
                        waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
@@ -266,7 +270,7 @@ impl Write {
 }
 
 impl Store {
-    /// When the next delivery is due, of scopes that may have more of them under way.
+    /// When the next delivery is due, except for scopes that have reached their limit of concurrent attempts.
     pub async fn next_delivery(&self, under_way: &UnderWay) -> Result<Option<DateTime<Utc>>> {
         let sql = by_ids!(
             "SELECT due_at FROM webhooks WHERE due_at IS NOT NULL AND NOT scope_id",
@@ -277,8 +281,8 @@ impl Store {
         Ok(rows.first().map(|row| row.time("due_at")).transpose()?)
     }
 
-    /// Takes up deliveries that are due, so many at most, beside those that are under way. Whatever is
-    /// taken up and never settled comes due again.
+    /// Claims at most `most` due deliveries, in addition to those in flight. A claimed delivery that is never
+    /// settled becomes due again.
     pub async fn claim_deliveries(&self, most: usize, under_way: UnderWay) -> Result<Vec<Delivery>> {
         let secrets = self.secrets.clone();
         self.write(None, move |write| Box::pin(async move { write.claim_deliveries(&secrets, most, under_way).await }))
@@ -324,7 +328,7 @@ impl Write {
         Ok(claimed)
     }
 
-    /// Takes up what is due for one endpoint, as much as may be under way at once.
+    /// Claims the due deliveries of one endpoint, up to its limit of concurrent attempts.
     async fn take_up(&mut self, endpoint: &Endpoint, most: usize) -> Result<Vec<Delivery>> {
         let (now, webhook_id) = (self.now, endpoint.webhook_id);
         let sql = "SELECT COUNT(*) AS under_way FROM deliveries \
@@ -345,7 +349,8 @@ impl Write {
                 webhook_id,
                 scope_id: endpoint.scope_id,
                 url: endpoint.url.clone(),
-                // Every other time: who is slow, and answers, is heard.
+                // Only every other attempt gets the shorter timeout, so that a slow endpoint can
+                // still answer in time.
                 has_less_time: endpoint.timeouts % 2 == 1,
                 secret: endpoint.secret.clone().unwrap_or_default(),
                 event_id: row.id("event_id")?,
@@ -355,8 +360,8 @@ impl Write {
         Ok(rows.iter().map(delivery).collect::<DbResult<_>>()?)
     }
 
-    /// Nothing can be signed for an endpoint until the operator has brought back the key that its
-    /// secret was sealed with.
+    /// Postpones the deliveries of an endpoint whose secret cannot be decrypted. They cannot be signed until
+    /// the operator restores the key with which the secret was sealed.
     async fn put_off(&mut self, webhook_id: Uuid) -> Result<()> {
         tracing::error!(%webhook_id, "a webhook's secret cannot be opened with the keys in secret_key_file");
         let until = self.now + DELIVERY_LEASE;
@@ -365,14 +370,14 @@ impl Write {
     }
 }
 
-/// An endpoint that something is due for.
+/// An endpoint with due deliveries.
 struct Endpoint {
     webhook_id: Uuid,
     scope_id: Uuid,
     url: String,
-    /// How many attempts in a row were not answered in time.
+    /// How many consecutive attempts timed out.
     timeouts: i64,
-    /// None, where it cannot be opened.
+    /// `None` if the secret cannot be decrypted.
     secret: Option<String>,
 }
 
@@ -389,7 +394,7 @@ impl Endpoint {
     }
 }
 
-/// How many deliveries are under way, by scope.
+/// How many deliveries are in flight, by scope.
 #[derive(Clone, Debug, Default)]
 pub struct UnderWay(Tally<Uuid>);
 
@@ -406,13 +411,13 @@ impl UnderWay {
         IN_FLIGHT_PER_SCOPE.saturating_sub(self.0.of(&scope_id))
     }
 
-    /// The scopes that may have no more of them.
+    /// The scopes that have reached their limit.
     fn full(&self) -> Vec<Uuid> {
         self.0.keys().filter(|scope_id| self.left(**scope_id) == 0).copied().collect()
     }
 }
 
-/// What an endpoint's signatures are keyed with, as it was sealed for its row.
+/// Decrypts the secret that signs an endpoint's deliveries. It was sealed for the endpoint's row.
 fn opened(secrets: &Secrets, webhook_id: Uuid, sealed: &[u8]) -> Option<String> {
     String::from_utf8(secrets.open_sealed(Purpose::Webhooks, webhook_id.as_bytes(), sealed)?).ok()
 }

@@ -1,16 +1,16 @@
-//! Pages of a list: newest first, from a place that stays where it is while rows are added.
+//! Pages of a list, newest first. The cursor is a position that stays valid while rows are added.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-/// Rows older than a place, so many of them.
+/// A request for at most `limit` rows that are older than a cursor position.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     pub limit: u32,
     pub after: CursorPosition,
 }
 
-/// Where a page ends: a row's time and id.
+/// A cursor position: the time and id of the last row of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CursorPosition {
     pub at: DateTime<Utc>,
@@ -18,16 +18,16 @@ pub struct CursorPosition {
 }
 
 impl CursorPosition {
-    /// Before the newest row there can be.
+    /// The position before the newest possible row.
     pub const START: CursorPosition = CursorPosition { at: DateTime::<Utc>::MAX_UTC, id: Uuid::max() };
 
-    /// As the store sorts it.
+    /// The time in microseconds since the Unix epoch, as the store sorts it.
     pub fn micros(self) -> i64 {
         self.at.timestamp_micros()
     }
 }
 
-/// The rows of a page, and where the next one begins.
+/// The rows of a page, and the cursor of the next one, if there is one.
 #[derive(Debug)]
 pub struct PageRows<T> {
     pub rows: Vec<T>,
@@ -35,12 +35,12 @@ pub struct PageRows<T> {
 }
 
 impl Page {
-    /// One more than is shown, to know whether there is another page.
+    /// The limit plus one row, which shows whether there is another page.
     pub fn limit_plus_one(self) -> i64 {
         i64::from(self.limit) + 1
     }
 
-    /// Cuts what was fetched down to the page.
+    /// Truncates the fetched rows to the page and sets the cursor of the next one.
     pub fn truncate<T>(self, mut rows: Vec<T>, place: impl Fn(&T) -> CursorPosition) -> PageRows<T> {
         let more = rows.len() > self.limit as usize;
         rows.truncate(self.limit as usize);

@@ -1,4 +1,4 @@
-//! Public ports: each is given to one tunnel at a time.
+//! Public ports. On each node and transport, a port belongs to one tunnel at a time.
 
 use std::collections::HashSet;
 
@@ -12,20 +12,21 @@ use culvert_domain::node::Node;
 use culvert_domain::port::{ExtraPort, NewExtraPort, Transport};
 use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
 
-/// Ports that are tried by chance before the free ones are looked up.
+/// How many random ports are tried before the free ones are looked up.
 const GUESSES: usize = 8;
-/// How long a port that was given up is not given to another scope while others are free: whoever
-/// still dials it would reach somebody else.
+/// How long a released port is reserved for its former scope while other ports are free. Without this,
+/// clients that still connect to it would reach a tunnel of another scope.
 const REST: TimeDelta = TimeDelta::days(1);
 
-/// Whether a port may be taken while it rests for another scope.
+/// Whether a port may be taken that is still reserved for another scope: `Only` allows ports without
+/// such a reservation, `OrNot` allows all free ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rested {
     Only,
     OrNot,
 }
 
-/// Has the ports of the tunnel `$1` rest until `$2`.
+/// Builds a statement that reserves the ports of the tunnel `$1` for its scope until the time `$2`.
 macro_rules! rest {
     () => {
         "INSERT INTO resting_ports (node_id, port, transport, scope_id, until) \
@@ -41,7 +42,7 @@ macro_rules! rest_again {
 }
 
 impl Write {
-    /// A public port of a node for a tunnel. An http tunnel gets the shared one.
+    /// Allocates a public port of a node for a tunnel. An http tunnel gets the node's shared port.
     pub async fn allocate_port(
         &mut self,
         node: &Node,
@@ -68,8 +69,8 @@ impl Write {
         }
     }
 
-    /// A port that is free on all of these transports, the next one from a random place; one that
-    /// rests only where there is no other.
+    /// Finds a port that is free on all of these transports, by a search that starts at a random port. A port
+    /// that is reserved for another scope is chosen only if there is no other.
     async fn free_port(&mut self, node: &Node, transports: &[Transport], tunnel_id: Uuid) -> Result<Option<u16>> {
         let (mut taken, mut resting, now) = (HashSet::new(), HashSet::new(), self.now);
         for transport in transports {
@@ -92,7 +93,7 @@ impl Write {
         node.ports.first + u16::try_from(offset).unwrap_or_default()
     }
 
-    /// Takes one number on all of these transports, or on none.
+    /// Takes one port number on all of these transports, or on none. Returns whether it was taken.
     async fn take_port(
         &mut self,
         node_id: Uuid,
@@ -111,7 +112,7 @@ impl Write {
             let only_rested = rested == Rested::Only;
             let args = args![node_id, port, StringArg(*transport), tunnel_id, only_rested, now];
             if self.execute(sql, args).await? == 0 {
-                // What was taken just now, and not what the tunnel has had before.
+                // Releases only what this call has taken, not what the tunnel held before.
                 for taken in &transports[..index] {
                     let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3";
                     self.execute(sql, args![node_id, port, StringArg(*taken)]).await?;
@@ -139,7 +140,7 @@ impl Write {
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
     }
 
-    /// Removes an extra port; its number can be given away again.
+    /// Removes an extra port. Its number is reserved for a while and can then be allocated again.
     pub async fn delete_extra_port(&mut self, node: &Node, tunnel_id: Uuid, port: &ExtraPort) -> Result<()> {
         self.execute("DELETE FROM extra_ports WHERE id = $1", args![port.id]).await?;
         for transport in port.protocol.transports() {
@@ -153,15 +154,14 @@ impl Write {
         Ok(())
     }
 
-    /// The public ports of a tunnel that gives them up.
+    /// Reserves the public ports of a tunnel that is about to release them.
     pub(super) async fn rest_ports(&mut self, tunnel_id: Uuid) -> Result<()> {
         let until = self.now + REST;
         self.execute(concat!(rest!(), rest_again!()), args![tunnel_id, until]).await?;
         Ok(())
     }
 
-    /// Places a tunnel on another node. Its public ports stay what they are where they are free
-    /// there.
+    /// Places a tunnel on another node. It keeps those public port numbers that are free there.
     pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, moving: bool) -> Result<()> {
         self.rest_ports(tunnel.id).await?;
         self.execute("DELETE FROM node_ports WHERE tunnel_id = $1", args![tunnel.id]).await?;
@@ -191,7 +191,7 @@ impl Write {
         if kept { Ok(port) } else { self.allocate_port(node, protocol, https, tunnel_id).await }
     }
 
-    /// All http ports of a tunnel are the node's shared one.
+    /// Sets the public port of all http extra ports of a tunnel: they use the node's shared http port.
     pub async fn set_http_port_of_extra_ports(&mut self, tunnel_id: Uuid, port: u16) -> Result<()> {
         let sql = "UPDATE extra_ports SET remote_port = $2 WHERE tunnel_id = $1 AND protocol = 'http'";
         self.execute(sql, args![tunnel_id, port]).await?;

@@ -1,4 +1,4 @@
-//! Which devices are there, and by which connection.
+//! Device presence: which devices are online, and on which connection.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
@@ -9,8 +9,8 @@ use culvert_domain::device::OFFLINE_AFTER;
 use culvert_domain::error::Result;
 use culvert_domain::event::OfflineReason;
 
-/// Changes of a device's presence that its endpoints are told of within this time, at most: one that
-/// comes and goes all the time is not told of every time.
+/// Maximum number of presence events of a device within [`TOLD_WITHIN`]. It limits the events of a device
+/// that goes online and offline all the time.
 const TOLD_TIMES: u32 = 10;
 const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
@@ -18,12 +18,13 @@ const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     pub device_id: Uuid,
-    /// Higher with every connection. What an older one still says does not count.
+    /// Increases with every connection of the device. Messages of a connection with an older epoch are
+    /// ignored.
     pub epoch: i64,
 }
 
 impl Store {
-    /// Devices that count as online and were not heard of for too long, with their scopes.
+    /// Devices that are recorded as online but were not seen for too long, with the ids of their scopes.
     pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
                    WHERE p.online = TRUE AND p.last_seen_at <= $1";
@@ -31,8 +32,8 @@ impl Store {
         Ok(readable(&rows, "device", ids))
     }
 
-    /// Devices whose endpoints were last told something else than where they are now, because they had
-    /// been told too often; with their scopes.
+    /// Devices whose last presence event differs from their current presence because the event limit was
+    /// reached, and whose limit has ended; with the ids of their scopes.
     pub async fn untold_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
                    WHERE p.told <> p.online AND p.told_since <= $1";
@@ -40,8 +41,8 @@ impl Store {
         Ok(readable(&rows, "device", ids))
     }
 
-    /// Notes when connections were last heard of. Older connections, and those that have ended since,
-    /// no longer count.
+    /// Records when connections were last seen. Connections that are not current, or that have ended, are
+    /// ignored.
     pub async fn record_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
         if seen.is_empty() {
             return Ok(());
@@ -61,7 +62,7 @@ impl Store {
 }
 
 impl Store {
-    /// Whether this is the device's newest connection, and has not been given up.
+    /// Whether this is the device's newest connection and has not ended.
     pub async fn is_current(&self, connection: Connection) -> Result<bool> {
         Ok((&self.db).optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
     }
@@ -71,7 +72,7 @@ const IS_CURRENT: &str =
     "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
 
 impl Write {
-    /// A device has connected: its former connection counts no longer.
+    /// Records a new connection of a device. Its former connection is no longer current.
     pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
         let now = self.now;
         let was_online = self.online_boot_id(device_id).await?.is_some();
@@ -87,7 +88,7 @@ impl Write {
         Ok(Connection { device_id, epoch })
     }
 
-    /// A connection has ended; the device may be back before it counts as offline.
+    /// Records that a connection has ended. The device stays online for a while, so that it can reconnect.
     pub async fn disconnect_device(&mut self, connection: Connection) -> Result<()> {
         let sql = "UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2";
         self.execute(sql, args![connection.device_id, connection.epoch]).await?;
@@ -99,7 +100,7 @@ impl Write {
         Ok(self.optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
     }
 
-    /// The agent's process at the other end of the device's connection, if it is online.
+    /// The boot id of the agent's process, if the device is online.
     pub async fn online_boot_id(&mut self, device_id: Uuid) -> Result<Option<Uuid>> {
         let sql = "SELECT boot_id FROM device_presence WHERE device_id = $1 AND online = TRUE";
         let row = self.optional(sql, args![device_id]).await?;
@@ -112,7 +113,7 @@ impl Write {
         Ok(self.optional(sql, args![device_id]).await?.is_none())
     }
 
-    /// The device counts as offline from now on.
+    /// Records that a device is offline, and writes the event.
     pub async fn set_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<()> {
         let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
                    WHERE device_id = $1 AND online = TRUE";
@@ -120,15 +121,15 @@ impl Write {
             return Ok(());
         }
         if matches!(reason, OfflineReason::Removed | OfflineReason::NotAllowed) {
-            // It goes from the scope, so there is no later.
+            // The device leaves the scope, so the event cannot be postponed.
             let sql = "UPDATE device_presence SET told_times = 0 WHERE device_id = $1";
             self.execute(sql, args![device_id]).await?;
         }
         self.tell_where_device_is(device_id).await
     }
 
-    /// Tells of a device's presence, unless its endpoints have been told of changes so often that they
-    /// have to wait: then they are told where it is when the time has passed.
+    /// Writes the event of a device's current presence, unless the device has reached its event limit. Then
+    /// the event is written when the limit ends.
     pub(super) async fn tell_where_device_is(&mut self, device_id: Uuid) -> Result<()> {
         let now = self.now;
         let sql = "UPDATE device_presence SET told = online, \

@@ -1,4 +1,4 @@
-//! How often keys were used, as it survives a restart and is shared by hosts.
+//! Request counts of API keys, stored so that they survive a restart and are shared by hosts.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
@@ -7,14 +7,14 @@ use super::db::{DbResult, Read, Row, args};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 
-/// Requests in a window, from its first request on.
+/// The number of requests in a time window, which starts with its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub start: DateTime<Utc>,
     pub count: u32,
 }
 
-/// The minute and the day of one key.
+/// The one-minute and one-day windows of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub minute: Window,
@@ -33,8 +33,8 @@ impl Store {
 }
 
 impl Write {
-    /// Adds what this host has counted to what is stored, and returns the sum. A stored window that
-    /// is over gives way; one that still runs keeps its start.
+    /// Adds the requests that this host has counted to the stored counts, and returns the sums. A stored
+    /// window that has ended is replaced; one that is still running keeps its start.
     pub async fn add_requests(&mut self, key_id: Uuid, counted: Windows) -> Result<Windows> {
         let sql = "INSERT INTO rate_windows (api_key_id, minute_start, minute_count, day_start, day_count) \
                    VALUES ($1, $2, $3, $4, $5) \

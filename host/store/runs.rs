@@ -1,5 +1,5 @@
-//! The runs behind open sessions, as far as the store needs them: what a run has carried is written in
-//! the transaction that ends its session, so that the figures of an ended session are exact.
+//! Runs: the node's side of open sessions, as far as the store needs them. The traffic of a run is written
+//! in the transaction that ends its session, so the figures of an ended session are exact.
 
 use futures_util::future::BoxFuture;
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use super::Write;
 use culvert_domain::error::Result;
 use culvert_domain::usage::Traffic;
 
-/// One session's run.
+/// Identifies the run of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunId {
     pub scope_id: Uuid,
@@ -16,26 +16,26 @@ pub struct RunId {
     pub session_id: Uuid,
 }
 
-/// The nodes of this process.
+/// The runs on the nodes of this process.
 pub trait Runs: Send + Sync {
-    /// Ends a run, wherever it is served. When this returns, it carries nothing more.
+    /// Ends a run on whichever node serves it. After the return the run transfers no more traffic.
     fn end(&self, run: RunId) -> BoxFuture<'_, ()>;
 
-    /// The transaction that was to end a session was rolled back: the run may be served again.
+    /// Allows a run to be served again, because the transaction that ended its session was rolled back.
     fn reopen(&self, run: RunId);
 
-    /// What a run has carried since the last time.
+    /// Takes the traffic of a run since the last call.
     fn take(&self, run: RunId) -> Traffic;
 
-    /// Takes back what could not be noted.
+    /// Returns taken traffic that could not be recorded.
     fn give_back(&self, run: RunId, traffic: Traffic);
 
-    /// It is noted.
+    /// Confirms that taken traffic was recorded.
     fn noted(&self, traffic: Traffic);
 }
 
 impl Write {
-    /// Notes what runs have carried so far.
+    /// Records the traffic of runs since it was last taken.
     pub async fn count_runs(&mut self, runs: &[RunId]) -> Result<()> {
         for run in runs {
             let Some(nodes) = &self.runs else { return Ok(()) };
@@ -48,7 +48,7 @@ impl Write {
         Ok(())
     }
 
-    /// Ends the runs whose sessions this transaction has ended, and notes what they carried.
+    /// Ends the runs whose sessions this transaction has ended, and records their traffic.
     pub(super) async fn finish_runs(&mut self) -> Result<()> {
         let ended = self.ended.clone();
         if let Some(nodes) = self.runs.clone() {

@@ -1,4 +1,4 @@
-//! Accounts, Teams and who is in them.
+//! Accounts, Teams and their members.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -40,14 +40,14 @@ impl Store {
         Ok(row.as_ref().map(account).transpose()?)
     }
 
-    /// By e-mail address, in any case.
+    /// Finds an account by its e-mail address, in upper or lower case.
     pub async fn account_by_email(&self, email: &str) -> Result<Option<Account>> {
         let email = email.to_lowercase();
         let row = (&self.db).optional(select_account!("WHERE a.email = $1"), args![&email]).await?;
         Ok(row.as_ref().map(account).transpose()?)
     }
 
-    /// By id or name; more than one where a name is not enough.
+    /// Finds Teams by id or name. Several Teams can have the same name.
     pub async fn teams_by_name(&self, team: &str) -> Result<Vec<Scope>> {
         let id = Uuid::parse_str(team).unwrap_or_default();
         let sql = "SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id";
@@ -69,7 +69,7 @@ impl Store {
 }
 
 impl Write {
-    /// `None`, where the e-mail address has an account.
+    /// Creates an account and its personal scope. `None` if the e-mail address already has an account.
     pub async fn create_account(&mut self, email: &str, name: &str, plan: &str) -> Result<Option<Account>> {
         let id = self.clock.id();
         let email = email.to_lowercase();
@@ -94,7 +94,7 @@ impl Write {
         Ok(())
     }
 
-    /// Adds a member, or changes what one is.
+    /// Adds a member, or changes the role of one.
     pub async fn set_role(&mut self, team_id: Uuid, account_id: Uuid, role: Role) -> Result<()> {
         let sql = "INSERT INTO team_members (team_id, account_id, role, created_at) VALUES ($1, $2, $3, $4) \
                    ON CONFLICT (team_id, account_id) DO UPDATE SET role = excluded.role";
@@ -109,7 +109,7 @@ impl Write {
         Ok(row.map(|row| row.string_enum("role")).transpose()?)
     }
 
-    /// Whether a Team would be left without an owner.
+    /// Whether this account is the only owner of the Team.
     pub async fn is_last_owner(&mut self, team_id: Uuid, account_id: Uuid) -> Result<bool> {
         let sql =
             "SELECT COUNT(*) AS others FROM team_members WHERE team_id = $1 AND role = 'owner' AND account_id <> $2";
@@ -117,8 +117,8 @@ impl Write {
         Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
     }
 
-    /// A member leaves: whatever the Team runs or has queued on their devices goes, and the devices go
-    /// along with them.
+    /// Removes a member from a Team. Operations that they requested are canceled while still queued. Their
+    /// devices stop all work for the Team and move to their personal scope.
     pub async fn remove_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
         let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
         self.execute(sql, args![team_id, account_id]).await?;
@@ -129,7 +129,7 @@ impl Write {
         Ok(())
     }
 
-    /// With another plan, what the former one used up is counted anew.
+    /// Sets the plan of a scope and lifts its suspension, because that belonged to the former plan's limit.
     pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
         let sql = "UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1";
         self.execute(sql, args![scope_id, plan]).await?;

@@ -1,4 +1,4 @@
-//! Sessions, and the leases that the open ones are.
+//! Sessions. An open session is also called a lease.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -13,13 +13,13 @@ use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
 use culvert_domain::tunnel::{Protocol, Tunnel};
 use culvert_domain::usage::Traffic;
 
-/// An open session, with all that a node and an agent need to serve it.
+/// An open session, with everything that a node and an agent need to serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub session_id: Uuid,
     pub tunnel_id: Uuid,
     pub scope_id: Uuid,
-    /// The scope's.
+    /// The plan of the scope.
     pub plan: String,
     pub device_id: Uuid,
     pub node_id: Uuid,
@@ -36,9 +36,9 @@ pub struct Lease {
     pub buffer_size: u32,
     pub ready: bool,
     pub lease_until: DateTime<Utc>,
-    /// Changed with every replacement of the tunnel's rules.
+    /// Changes with every replacement of the tunnel's access rules.
     pub rules_version: i64,
-    /// The extra ports that its device agreed to.
+    /// The extra ports that the session's device has agreed to serve.
     pub ports: Vec<LeasePort>,
 }
 
@@ -77,7 +77,7 @@ macro_rules! select_ports {
     };
 }
 
-/// Leases by a condition on their sessions, with their extra ports.
+/// Selects leases by a condition on their sessions, with their extra ports.
 macro_rules! leases {
     ($db:expr, $which:literal, $args:expr) => {{
         let rows = $db.all(concat!(select_lease!($which), " ORDER BY s.started_at, s.id"), $args).await?;
@@ -90,7 +90,7 @@ macro_rules! leases {
 }
 
 impl Store {
-    /// Newest first.
+    /// A page of a tunnel's sessions, newest first.
     pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<PageRows<Session>> {
         let sql = "SELECT id, tunnel_id, device_id, node_id, started_at, ended_at, end_reason, bytes_in, bytes_out \
                    FROM sessions WHERE scope_id = $1 AND tunnel_id = $2 AND (started_at, id) < ($3, $4) \
@@ -101,7 +101,7 @@ impl Store {
         Ok(page.truncate(sessions, |session| CursorPosition { at: session.started_at, id: session.id }))
     }
 
-    /// What a node is to serve.
+    /// The leases of the tunnels that a node has to serve.
     pub async fn leases_on_node(&self, node_id: Uuid) -> Result<Vec<Lease>> {
         Ok(leases!((&self.db), "AND s.node_id = $1", args![node_id]))
     }
@@ -110,7 +110,7 @@ impl Store {
         Ok(leases!((&self.db), "AND s.id = $1", args![session_id]).pop())
     }
 
-    /// Why a session ended, if it did.
+    /// Why a session ended. `None` while it is open.
     pub async fn end_reason(&self, session_id: Uuid) -> Result<Option<EndReason>> {
         let row = (&self.db).optional("SELECT end_reason FROM sessions WHERE id = $1", args![session_id]).await?;
         Ok(row.map(|row| row.optional_string_enum("end_reason")).transpose()?.flatten())
@@ -120,7 +120,7 @@ impl Store {
         Ok(leases!((&self.db), "AND s.tunnel_id = $1", args![tunnel_id]).pop())
     }
 
-    /// What a device holds.
+    /// The leases that a device holds.
     pub async fn leases_of_device(&self, device_id: Uuid) -> Result<Vec<Lease>> {
         Ok(leases!((&self.db), "AND s.device_id = $1", args![device_id]))
     }
@@ -138,7 +138,7 @@ impl Store {
         .await
     }
 
-    /// Leases that were not renewed in time, with their scopes.
+    /// The session and scope ids of leases that were not renewed in time.
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
         let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
@@ -155,8 +155,8 @@ impl Write {
         Ok(leases!(self, "AND s.id = $1", args![session_id]).pop())
     }
 
-    /// Gives a tunnel to a device's agent. The tunnel's former session, if one is open, is over
-    /// before: from here on the node serves this one.
+    /// Opens a session: gives the lease of a tunnel to a device's agent, with a new epoch. The caller ends
+    /// the tunnel's former session before. From the commit on, the node serves the new session.
     pub async fn open_session(
         &mut self,
         tunnel: &Tunnel,
@@ -195,7 +195,7 @@ impl Write {
         Ok(id)
     }
 
-    /// The device of a session leads to an extra port from now on.
+    /// Adds an extra port to the session: its device serves the port from now on.
     pub async fn approve_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
         let sql =
             "INSERT INTO session_ports (session_id, port_id, local_port) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
@@ -203,7 +203,7 @@ impl Write {
         Ok(())
     }
 
-    /// Ends a session. Whether it was open.
+    /// Ends a session. Returns whether it was open.
     pub async fn end_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
         let now = self.now;
         let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
@@ -221,7 +221,7 @@ impl Write {
         Ok(true)
     }
 
-    /// Ends a session that its owner wanted to end: nobody is to resume it.
+    /// Ends a session that its owner wanted to end, and clears the desired device so that none resumes it.
     pub async fn stop_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
         let sql = "UPDATE tunnels SET wanted_on = NULL \
                    WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)";
@@ -229,7 +229,7 @@ impl Write {
         self.end_session(session_id, reason).await
     }
 
-    /// Whatever became of a device's sessions, their tunnels are not to be resumed there.
+    /// Clears the desired device of the tunnels of these sessions, so that this device does not resume them.
     pub async fn clear_desired_devices(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<()> {
         let sql = by_ids!(
             "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
@@ -241,7 +241,7 @@ impl Write {
         Ok(())
     }
 
-    /// Ends everything that runs in a scope; what was to run is resumed when it can be.
+    /// Ends all open sessions of a scope. Desired devices stay, so the tunnels are resumed when possible.
     pub async fn end_sessions_of_scope(&mut self, scope_id: Uuid, reason: EndReason) -> Result<()> {
         let rows =
             self.all("SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL", args![scope_id]).await?;
@@ -251,7 +251,7 @@ impl Write {
         Ok(())
     }
 
-    /// The agent stands ready for visitors under this lease.
+    /// Records that the agent of this session is ready to serve visitors.
     pub async fn set_ready(&mut self, session_id: Uuid) -> Result<()> {
         let now = self.now;
         let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
@@ -259,7 +259,7 @@ impl Write {
         match self.optional(sql, args![session_id, now]).await? {
             Some(row) => {
                 let run = run(&row)?;
-                // Visitors are let in from here on.
+                // From here on the node accepts visitors.
                 self.notify(Hint::Tunnel(run.tunnel_id));
                 self.has_moved(run.tunnel_id).await?;
                 self.tell_of_run(run, None).await
@@ -268,7 +268,7 @@ impl Write {
         }
     }
 
-    /// A tunnel stands ready at its new node, or will not.
+    /// Clears the mark that a tunnel is moving to another node: its session is ready there, or has ended.
     async fn has_moved(&mut self, tunnel_id: Uuid) -> Result<()> {
         self.execute("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE", args![tunnel_id]).await?;
         Ok(())
@@ -280,14 +280,14 @@ impl Write {
         Ok(())
     }
 
-    /// Leads an open session to another local target.
+    /// Changes the local target of a session.
     pub async fn set_local_target(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
         let sql = "UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1";
         self.execute(sql, args![session_id, host, port]).await?;
         Ok(())
     }
 
-    /// Another term for the leases that are still held by this agent; those that are.
+    /// Renews those of the leases that this device still holds, and returns their ids.
     pub async fn renew_leases(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<Vec<Uuid>> {
         let until = self.now + SESSION_LEASE;
         let sql = by_ids!(
@@ -305,8 +305,8 @@ impl Write {
         Ok(self.one(sql, args![device_id]).await?.number("open")?)
     }
 
-    /// Another term for everything that a node serves: for a host that was away and could not be
-    /// asked. An agent that is still there renews within it.
+    /// Renews all leases on a node, after a time in which the host was down and agents could not renew. An
+    /// agent that is still connected renews its leases before they expire again.
     pub async fn extend_leases(&mut self, node_id: Uuid) -> Result<()> {
         let until = self.now + SESSION_LEASE;
         let sql = "UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2";
@@ -314,14 +314,14 @@ impl Write {
         Ok(())
     }
 
-    /// What a tunnel leads to as its owner has it now.
+    /// The target that the tunnel's current settings define.
     pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
         let extra = ports.iter().filter(|port| port.carries_tcp()).map(|port| (port.id, port.local_port)).collect();
         Ok(Target { host: tunnel.local_host.clone(), port: tunnel.local_port, extra })
     }
 
-    /// What a device last agreed to lead a tunnel to.
+    /// The target that a device last agreed to for a tunnel.
     pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<Target>> {
         let sql = "SELECT id FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
                    ORDER BY started_at DESC, id DESC LIMIT 1";
@@ -331,7 +331,7 @@ impl Write {
         }
     }
 
-    /// What the device of a session agreed to, whether the session is open or not.
+    /// The target that the device of a session agreed to, whether the session is open or not.
     pub async fn target_of(&mut self, session_id: Uuid) -> Result<Option<Target>> {
         let sql = "SELECT local_host, local_port FROM sessions WHERE id = $1";
         let Some(row) = self.optional(sql, args![session_id]).await? else { return Ok(None) };

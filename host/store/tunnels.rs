@@ -14,8 +14,8 @@ use culvert_domain::node::Node;
 use culvert_domain::port::ExtraPort;
 use culvert_domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
 
-/// A tunnel with what it is doing: its open session, the presence of the device that holds it, and
-/// the operation that is on its way.
+/// Selects a tunnel with its open session, the presence of the device that holds the session, and the
+/// unfinished operation.
 macro_rules! select_tunnel {
     ($rest:literal) => {
         concat!(
@@ -41,7 +41,7 @@ macro_rules! select_tunnel {
     };
 }
 
-/// What a tunnel is made of, before it has a place.
+/// The values of a new tunnel's row.
 #[derive(Clone, Debug)]
 pub struct NewTunnelRow {
     pub id: Uuid,
@@ -115,7 +115,7 @@ impl Store {
         ports::extra_ports(&mut &self.db, tunnel_id).await
     }
 
-    /// Whether a device is to run a tunnel that nobody runs and that could run.
+    /// Whether a device is to resume a tunnel that has no open session and could run now.
     pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
         let sql = "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
                    WHERE t.scope_id = $1 AND t.wanted_on = $2 AND t.protocol = 'tcp' \
@@ -128,7 +128,7 @@ impl Store {
         Ok(row.is_some())
     }
 
-    /// The tunnels of a scope that go by this id or name.
+    /// The tunnels of a scope with this id or name.
     pub async fn tunnels_by_name(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
         let id = Uuid::parse_str(tunnel).unwrap_or_default();
         let sql = "SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)";
@@ -164,7 +164,7 @@ impl Write {
         ports::extra_ports(&mut **self, tunnel_id).await
     }
 
-    /// Whether there was a row to insert: none, where the subdomain is taken.
+    /// Inserts a tunnel. Returns false if the subdomain is taken.
     pub async fn insert_tunnel(&mut self, new: &NewTunnelRow) -> Result<bool> {
         let sql = "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                        node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
@@ -199,13 +199,13 @@ impl Write {
         Ok(self.execute(sql, args).await? == 1)
     }
 
-    /// Sets the public port that was allocated for a tunnel once it was there to hold it.
+    /// Sets the public port of a tunnel. It is allocated after the tunnel's row exists, which has to hold it.
     pub async fn set_remote_port(&mut self, id: Uuid, port: u16) -> Result<()> {
         self.execute("UPDATE tunnels SET remote_port = $2 WHERE id = $1", args![id, port]).await?;
         Ok(())
     }
 
-    /// Writes everything of a tunnel that a client can change.
+    /// Writes all fields of a tunnel that a client can change.
     pub async fn update_tunnel(&mut self, tunnel: &Tunnel) -> Result<()> {
         let sql = "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
                        basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
@@ -230,7 +230,7 @@ impl Write {
         Ok(())
     }
 
-    /// Sets or clears the basic-auth password, which is only known as its hash.
+    /// Sets or clears the basic-auth password, of which only the hash is stored.
     pub async fn set_basic_auth_hash(&mut self, id: Uuid, hash: Option<&str>) -> Result<()> {
         self.execute("UPDATE tunnels SET basic_auth_hash = $2 WHERE id = $1", args![id, hash]).await?;
         Ok(())
@@ -242,7 +242,7 @@ impl Write {
         Ok(())
     }
 
-    /// Replaces the allowlist. The devices that are not of the scope, of which there must be none.
+    /// Replaces the allowlist. Returns the ids that are not devices of the scope; there must be none.
     pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
         let sql = "UPDATE tunnels SET restricted = $2 WHERE id = $1";
         self.execute(sql, args![tunnel_id, !device_ids.is_empty()]).await?;
@@ -258,7 +258,7 @@ impl Write {
         Ok(unknown)
     }
 
-    /// The device that is to run the tunnel whenever it can.
+    /// Sets the desired device: the one that resumes the tunnel whenever it can.
     pub async fn set_desired_device(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
         self.execute("UPDATE tunnels SET wanted_on = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
         Ok(())
@@ -269,7 +269,7 @@ impl Write {
         Ok(())
     }
 
-    /// The tunnels that a device is to run and that nobody runs.
+    /// The tunnels that a device is to resume: they have no open session and no unfinished operation.
     pub async fn pending_resumes(&mut self, scope_id: Uuid, device_id: Uuid) -> Result<Vec<Tunnel>> {
         let sql = select_tunnel!(
             "WHERE t.scope_id = $1 AND t.wanted_on = $2 AND s.id IS NULL AND o.id IS NULL ORDER BY t.id"

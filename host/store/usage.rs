@@ -1,4 +1,4 @@
-//! How much went through, by tunnel and day.
+//! Traffic in bytes, by tunnel and day.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -9,7 +9,7 @@ use culvert_domain::error::Result;
 use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
 
 impl Store {
-    /// Tunnels in a scope, and those that run now.
+    /// The number of tunnels in a scope, and the number of those that run now.
     pub async fn tunnel_counts(&self, scope_id: Uuid) -> Result<(u64, u64)> {
         let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS total, \
                           (SELECT COUNT(*) FROM sessions WHERE scope_id = $1 AND ended_at IS NULL AND ready_at IS NOT NULL) \
@@ -40,7 +40,7 @@ impl Write {
         scope_bandwidth(&mut **self, scope_id, now).await
     }
 
-    /// Adds what went through a session, while it is open or after.
+    /// Adds the traffic of a session, which may be open or ended.
     pub async fn add_traffic(
         &mut self,
         scope_id: Uuid,
@@ -58,7 +58,7 @@ impl Write {
         Ok(())
     }
 
-    /// Nothing of the scope runs before this time.
+    /// Suspends all tunnels of a scope until this time.
     pub async fn suspend_scope(&mut self, scope_id: Uuid, until: DateTime<Utc>) -> Result<()> {
         self.execute("UPDATE scopes SET suspended_until = $2 WHERE id = $1", args![scope_id, until]).await?;
         Ok(())

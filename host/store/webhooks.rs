@@ -1,4 +1,4 @@
-//! Webhook endpoints, and the attempts that their lists show.
+//! Webhook endpoints, and the lists of their delivery attempts.
 
 use uuid::Uuid;
 
@@ -35,7 +35,7 @@ impl Store {
         Ok(page.truncate(webhooks, |webhook| CursorPosition { at: webhook.created_at, id: webhook.id }))
     }
 
-    /// The newest attempts, as many as are shown at all.
+    /// A page of the newest attempts. Older ones beyond a fixed number are not shown.
     pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<PageRows<Attempt>> {
         let sql = "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
                        d.created_at, d.attempted_at, d.next_attempt_at \
@@ -60,7 +60,7 @@ impl Write {
         find(&mut **self, scope_id, id).await
     }
 
-    /// With the secret sealed for the row.
+    /// Inserts an endpoint. The secret is sealed for its row.
     pub async fn insert_webhook(&mut self, new: &Webhook, secret: &[u8]) -> Result<()> {
         let sql = "INSERT INTO webhooks (id, scope_id, url, events, description, status, secret, created_at, updated_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)";

@@ -1,4 +1,4 @@
-//! One delivery: a POST to an address that was judged, with 15 seconds for all of it.
+//! Sends one delivery: a POST request to an address that the guard allows, within 15 seconds in total.
 
 use std::error::Error as StdError;
 use std::io;
@@ -19,12 +19,12 @@ use culvert_domain::webhook::Delivery;
 use culvert_domain::webhook::{AttemptError, Outcome};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// From the name to the answer's last byte.
+/// From the DNS lookup to the last byte of the response.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-/// Until an answer begins, at every other attempt after one that was not answered in time: what hangs
-/// again holds its place for less long.
+/// Longest wait for the response's headers at every other attempt after one that timed out, so that an
+/// endpoint that hangs again occupies a delivery slot for less time.
 const SLOW_ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Of an answer's body.
+/// Most bytes of a response's body.
 const MOST_READ: usize = 16 * 1024;
 
 pub struct Client {
@@ -34,11 +34,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Certificates are checked always; the operator can add authorities, from a PEM file.
+    /// Creates a client. It always verifies certificates; the operator can add root certificates from a
+    /// PEM file.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be read, or holds no certificate.
+    /// Where the file cannot be read or contains no certificate.
     pub fn new(guard: Arc<Guard>, clock: Clock, extra_roots: Option<&Path>) -> Result<Self, String> {
         let http = reqwest::Client::builder()
             .redirect(Policy::none())
@@ -94,7 +95,7 @@ impl Client {
     }
 }
 
-/// An answer counts when all of it has come, and it is short.
+/// Reads the response's body. A delivery succeeds only if the body is complete and within its limit.
 async fn read(mut response: Response) -> Result<(), AttemptError> {
     let mut read = 0;
     while let Some(chunk) = response.chunk().await.map_err(|error| classify(&error))? {
@@ -114,7 +115,7 @@ fn read_roots(file: &Path) -> Result<Vec<Certificate>, String> {
     }
 }
 
-/// What went wrong, by what is found among its causes.
+/// Classifies an error by the first known error among its causes.
 fn classify(error: &reqwest::Error) -> AttemptError {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(found) = cause {
@@ -132,8 +133,8 @@ fn classify(error: &reqwest::Error) -> AttemptError {
     if error.is_timeout() { AttemptError::Timeout } else { AttemptError::ConnectFailed }
 }
 
-/// What an error came of. An I/O error that wraps another one, be it an I/O error again, does not
-/// name that as its source.
+/// The cause of an error. An `io::Error` that wraps another error does not return that one as its
+/// source, so the wrapped error is taken instead.
 fn behind<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)> {
     match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         Some(inner) => Some(inner),
@@ -141,7 +142,8 @@ fn behind<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError +
     }
 }
 
-/// The client dials what it says, and nothing else.
+/// Resolves names through the guard, so that the client connects only to addresses that the guard
+/// allows.
 struct Resolver(Arc<Guard>);
 
 impl Resolve for Resolver {
@@ -149,7 +151,7 @@ impl Resolve for Resolver {
         let guard = self.0.clone();
         Box::pin(async move {
             let addresses = guard.resolve(name.as_str()).await?;
-            // Port 0 stands for the URL's.
+            // Port 0 stands for the URL's port.
             let addresses: Addrs = Box::new(addresses.into_iter().map(|address| SocketAddr::new(address, 0)));
             Ok(addresses)
         })

@@ -1,4 +1,4 @@
-//! Names: the addresses of webhook endpoints, and the CNAMEs of custom domains.
+//! DNS lookups: the addresses of webhook endpoints, and the CNAME records of custom domains.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,19 +9,19 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use hickory_resolver::{Resolver, TokioResolver};
 
-/// How long one question waits for its answer; it is asked twice.
+/// How long a query waits for its response. A query is sent twice.
 const ANSWER_WITHIN: Duration = Duration::from_millis(1200);
-/// An address is looked up anew after this time, whatever the name's owner says.
+/// Longest time that an address is cached, even if the record's TTL is longer.
 const KEEP: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub struct Dns {
     addresses: TokioResolver,
-    /// It keeps no answer: who looks at what they have just changed in the DNS must see it.
+    /// Caches nothing, so that a change in the DNS is visible at once.
     aliases: TokioResolver,
 }
 
-/// Why a name led nowhere.
+/// Why a lookup failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DnsError {
     #[error("there is no such name")]
@@ -31,32 +31,32 @@ pub enum DnsError {
 }
 
 impl Dns {
-    /// Asks this resolver, or those of the operating system.
+    /// Uses this resolver, or those of the operating system if it is none.
     ///
     /// # Errors
     ///
-    /// Where the operating system's configuration cannot be read.
+    /// Where the operating system's resolver configuration cannot be read.
     pub fn new(resolver: Option<SocketAddr>) -> Result<Self, String> {
         let aliases = |options: &mut ResolverOpts| options.cache_size = 0;
         Ok(Self { addresses: open(resolver, |_| {})?, aliases: open(resolver, aliases)? })
     }
 
-    /// Every address of a name, of both families.
+    /// All IPv4 and IPv6 addresses of a name.
     ///
     /// # Errors
     ///
-    /// [`DnsError`], also where the name has no address.
+    /// [`DnsError`], also if the name has no address.
     pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
         let found = self.addresses.lookup_ip(absolute(name)?).await.map_err(|e| failure(&e))?;
         let addresses: Vec<IpAddr> = found.iter().collect();
         if addresses.is_empty() { Err(DnsError::NoSuchName) } else { Ok(addresses) }
     }
 
-    /// The name that a name is an alias for, in lower case and without the dot at its end.
+    /// The target of a name's CNAME record, in lower case and without the trailing dot.
     ///
     /// # Errors
     ///
-    /// [`DnsError`], also where the name is no alias.
+    /// [`DnsError`], also if the name has no CNAME record.
     pub async fn cname(&self, name: &str) -> Result<String, DnsError> {
         let found = self.aliases.lookup(absolute(name)?, RecordType::CNAME).await.map_err(|e| failure(&e))?;
         let alias = found.answers().iter().find_map(|record| match &record.data {
@@ -89,14 +89,14 @@ fn open(resolver: Option<SocketAddr>, change: impl FnOnce(&mut ResolverOpts)) ->
 fn set_up(options: &mut ResolverOpts) {
     options.timeout = ANSWER_WITHIN;
     options.attempts = 1;
-    // Who looks at what they have just changed in the DNS must see it.
+    // Failed lookups are not cached, so that a name added to the DNS is visible at once.
     options.negative_max_ttl = Some(Duration::ZERO);
     options.positive_max_ttl = Some(KEEP);
-    // All addresses of a name are judged, not the first family that answers.
+    // The guard checks all addresses of a name, so both families are looked up.
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
 }
 
-/// No search domain is to be appended.
+/// Makes the name fully qualified, so that no search domain is appended.
 fn absolute(name: &str) -> Result<Name, DnsError> {
     let mut name = Name::from_ascii(name).map_err(|_| DnsError::NoSuchName)?;
     name.set_fqdn(true);

@@ -1,7 +1,8 @@
-//! Which addresses webhooks may lead to: public ones, and those that the operator allows.
+//! The address policy of webhooks: public addresses are allowed, and those that the operator adds.
 //!
-//! What was judged is what is dialled: the HTTP client asks the [`Guard`] for its addresses, so a
-//! name that leads somewhere else a moment later gains nothing.
+//! The HTTP client resolves names through the [`Guard`] and connects only to the addresses that the
+//! guard has checked. A name whose records change after the check therefore cannot bypass it (DNS
+//! rebinding).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -20,8 +21,8 @@ const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
     Ipv4Net::new_assert(std::net::Ipv4Addr::new(a, b, c, d), prefix)
 }
 
-/// Not public (IANA IPv4 Special-Purpose Address Registry, RFC 6890), and the address at which a
-/// large cloud serves its machines.
+/// IPv4 networks that are not public (IANA IPv4 Special-Purpose Address Registry, RFC 6890), and the
+/// address at which Azure serves its virtual machines, 168.63.129.16.
 const NOT_PUBLIC_V4: [Ipv4Net; 19] = [
     v4(0, 0, 0, 0, 8),
     v4(10, 0, 0, 0, 8),
@@ -48,10 +49,10 @@ const fn v6(a: u16, b: u16, c: u16, prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), prefix)
 }
 
-/// What of IPv6 is global unicast at all (RFC 4291, section 2.4).
+/// Global unicast addresses of IPv6 (RFC 4291, section 2.4). No others are public.
 const GLOBAL_V6: Ipv6Net = v6(0x2000, 0, 0, 3);
 
-/// And of that, what is not public (IANA IPv6 Special-Purpose Address Registry).
+/// Networks within `GLOBAL_V6` that are not public (IANA IPv6 Special-Purpose Address Registry).
 const NOT_PUBLIC_V6: [Ipv6Net; 5] = [
     v6(0x2001, 0, 0, 23),
     v6(0x2001, 0xdb8, 0, 32),
@@ -60,7 +61,7 @@ const NOT_PUBLIC_V6: [Ipv6Net; 5] = [
     v6(0x3fff, 0, 0, 20),
 ];
 
-/// Whether an address can be reached by everybody, and belongs to nobody's inside.
+/// Whether an address is public: globally reachable, and not reserved for a special purpose.
 pub fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => !NOT_PUBLIC_V4.iter().any(|net| net.contains(&address)),
@@ -68,12 +69,12 @@ pub fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Which addresses may be dialled.
+/// The address policy: which addresses deliveries may connect to.
 #[derive(Clone, Debug, Default)]
 pub struct AddressPolicy {
-    /// Not public, and allowed all the same.
+    /// Networks that are allowed although they are not public.
     pub allow: Vec<IpNet>,
-    /// Public, and refused all the same.
+    /// Networks that are refused although they are public. They take precedence over `allow`.
     pub deny: Vec<IpNet>,
 }
 
@@ -85,19 +86,19 @@ impl AddressPolicy {
     }
 }
 
-/// Why nothing is sent to a host.
+/// Why deliveries to a host are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressBlocked {
-    /// A name that does not resolve, or resolves to what may not be dialled: the two look the same, for
-    /// the names of the operator's own network are nobody's business.
+    /// A name that does not resolve, or that resolves to an address that is not allowed. The two are
+    /// not distinguished, so that nobody can find out the names of the operator's own network.
     #[error("must have a host name with a public address")]
     NoPublicAddress,
-    /// An address that is spelled out.
+    /// An IP address in the URL itself.
     #[error("must lead to public addresses only")]
     NotPublic,
 }
 
-/// Looks up names, and lets through what may be dialled.
+/// Resolves names, and returns only addresses that the address policy allows.
 pub struct Guard {
     dns: Dns,
     networks: AddressPolicy,
@@ -109,7 +110,7 @@ impl Guard {
         Self { dns, networks, clock }
     }
 
-    /// The addresses of a name. One that may not be dialled refuses them all.
+    /// The addresses of a name. If one of them is not allowed, all are refused.
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, AddressBlocked> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.addresses(name)).await;
         let addresses = found.ok().and_then(|found| found.map_err(|_: DnsError| ()).ok());
@@ -117,7 +118,7 @@ impl Guard {
         addresses.filter(admitted).ok_or(AddressBlocked::NoPublicAddress)
     }
 
-    /// The addresses that a URL leads to: those of its name, or the one that it spells out.
+    /// The addresses of a URL: those of its host name, or the IP address in it.
     pub async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, AddressBlocked> {
         match literal(url) {
             Some(address) => self.judge(address).map(|()| vec![address]),
@@ -125,8 +126,8 @@ impl Guard {
         }
     }
 
-    /// Whether a name is an alias for another one, directly. Which other one it is instead is only said
-    /// of names below the platform's own domains.
+    /// Checks that a name's CNAME record directly names `target`. Where it names another target, the
+    /// error shows that only if it is below the platform's own domains.
     pub async fn check_cname(&self, name: &str, target: &str) -> Result<(), LookupError> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
         let error = |code: &str, detail: String| Err(LookupError { code: code.into(), detail });
@@ -141,7 +142,8 @@ impl Guard {
         }
     }
 
-    /// A URL that spells out its address is dialled without anybody being asked for one.
+    /// Checks the IP address in a URL, because the client connects to it without a DNS lookup. A URL
+    /// with a host name passes.
     pub fn check_literal(&self, url: &Url) -> Result<(), AddressBlocked> {
         literal(url).map_or(Ok(()), |address| self.judge(address))
     }
@@ -151,13 +153,14 @@ impl Guard {
     }
 }
 
-/// Whether a name lies where a target does: below the same platform domain.
+/// Whether a name is in the same platform domain as the target.
 fn is_sibling(alias: &str, target: &str) -> bool {
     let parent = target.split_once(".cname.").map_or(target, |(_, parent)| parent);
     alias == parent || alias.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// The address in a URL, which has been brought to its canonical spelling when the URL was parsed.
+/// The IP address in a URL, if there is one. The URL parser has already converted it to its canonical
+/// form.
 fn literal(url: &Url) -> Option<IpAddr> {
     url.host_str()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
 }

@@ -1,5 +1,5 @@
-//! Sending webhook deliveries: the HTTP client, the signature, and the guard that judges each address that is
-//! dialled. Names are looked up in [`dns`], for custom domains as well.
+//! Sends webhook deliveries: the HTTP client, the signature, and the guard that checks each address
+//! before the client connects to it. DNS lookups are in [`dns`], for custom domains as well.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Remote commands: journaled, agreed with the host, carried out, reported.
+//! Remote commands: written to the journal, agreed with the host, carried out, reported.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use culvert_wire::clock::Moment;
 use culvert_wire::control::{Action, Command, Done, Failure, Grant, ToHost};
 
 impl Agent {
-    /// A command is taken once. If it is delivered again, it is answered from the journal.
+    /// Takes a command. If it is delivered again, it is answered from the journal.
     pub(super) async fn on_command(&mut self, command: Command) -> io::Result<()> {
         let Command { operation_id, action, tunnel_id, expires_in_ms: _ } = command;
         match self.journal.get(operation_id).map(|entry| entry.stage.clone()) {
@@ -21,7 +21,7 @@ impl Agent {
                 self.claim(operation_id).await
             }
             Some(Stage::Received) => self.claim(operation_id).await,
-            // A restart is reported when what ran before runs again.
+            // A restart is reported only when the former tunnels run again.
             Some(Stage::Completed(_)) if action == Action::RestartAgent => self.report_restarted().await,
             Some(Stage::Completed(outcome)) => {
                 self.say(ToHost::Finished { operation_id, outcome }).await;
@@ -31,14 +31,14 @@ impl Agent {
                 self.say(ToHost::Canceled { operation_id }).await;
                 Ok(())
             }
-            // It is being carried out, and will be reported when it is done.
+            // It is in progress and is reported when it is done, or the host has its outcome already.
             Some(Stage::Executing | Stage::Settled) => Ok(()),
         }
     }
 
     async fn claim(&mut self, operation_id: Uuid) -> io::Result<()> {
         self.say(ToHost::Claimed { operation_id }).await;
-        // The host has looked at the consent that it knows of; this one is the one that counts.
+        // The host has checked the consent that it knows of, but the device's own record decides.
         if !self.consent.enabled() {
             return self.refuse_remote_control(operation_id).await;
         }
@@ -52,13 +52,13 @@ impl Agent {
         self.finish(operation_id, Err(failure)).await
     }
 
-    /// The host agrees that it begins. From here on the journal says so, whatever happens.
+    /// The host agrees that the command begins. From here on, the journal has it as executing.
     pub(super) async fn on_proceed(&mut self, operation_id: Uuid, grant: Option<Grant>) -> io::Result<()> {
         let Some(entry) = self.journal.get(operation_id).filter(|entry| entry.stage == Stage::Received).cloned() else {
             return Ok(());
         };
         let since = self.waiting.ready.remove(&operation_id).unwrap_or(self.greeted);
-        // It may have been turned off since the command was claimed.
+        // Consent may have been withdrawn since the command was claimed.
         if !self.consent.enabled() {
             return self.refuse_remote_control(operation_id).await;
         }
@@ -103,7 +103,7 @@ impl Agent {
         }
         self.waiting.operations.insert(grant.lease_id, operation_id);
         tracing::info!(tunnel = %grant.name, target = %grant.target.host, port = grant.target.port, "starting, by remote control");
-        // Where somebody at the device has led it, it may be led again.
+        // If somebody at the device has chosen this target before, it still counts as chosen there.
         let chosen = self.agreed.chosen(grant.tunnel_id, &grant.target).unwrap_or(Chosen::FromAfar);
         self.leases.begin(grant, chosen, Probe::Required, since)
     }
@@ -118,7 +118,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Forgets a command that must not begin.
+    /// Drops a command that must not begin.
     pub(super) fn drop_command(&mut self, operation_id: Uuid) -> io::Result<()> {
         self.waiting.ready.remove(&operation_id);
         match self.journal.get(operation_id).cloned() {
@@ -145,13 +145,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports again what is done, as long as the host has not settled it.
+    /// Reports again the completed commands that the host has not settled.
     pub(super) async fn report_finished(&mut self) -> io::Result<()> {
         self.report(|action| action != Action::RestartAgent).await;
         self.report_restarted().await
     }
 
-    /// Reports a restart of the agent, which is done when what ran before runs again.
+    /// Reports a restart of the agent, once all former tunnels run again.
     pub(super) async fn report_restarted(&mut self) -> io::Result<()> {
         if self.leases.all_serving() {
             self.report(|action| action == Action::RestartAgent).await;
@@ -170,8 +170,8 @@ impl Agent {
         }
     }
 
-    /// Writes a step of a command and waits until it is on disk. A moment's pause of this task is
-    /// the price; visitors' bytes do not pass through it.
+    /// Writes a stage of a command to the journal, and waits until it is on disk. This blocks the agent's
+    /// task for a moment, but not the visitors' data, which other tasks carry.
     pub(super) fn record(
         &mut self,
         operation_id: Uuid,
@@ -185,8 +185,8 @@ impl Agent {
     }
 }
 
-/// What can be said of a command that another process of this agent had begun: a tunnel that ran in
-/// it runs no longer, and if it was to be replaced, it was.
+/// The outcome that can be proven of a command that a former agent process had begun: its tunnels run no
+/// longer, and if it was to be replaced, it was.
 pub(super) fn provable_outcome(entry: &Entry, boot_id: Uuid) -> Result<Done, Failure> {
     match entry.action {
         Action::Stop => Ok(Done::Stop),

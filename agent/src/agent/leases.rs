@@ -1,4 +1,4 @@
-//! What runs on this device, and until when it may.
+//! The leases that this device holds, and when they expire.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -14,10 +14,10 @@ use culvert_wire::control::{Grant, Target};
 
 pub struct Leases {
     cx: TunnelContext,
-    /// How long a lease holds, from when its renewal was sent.
+    /// How long a lease holds, counted from when its renewal was sent.
     term: Duration,
     held: HashMap<Uuid, Held>,
-    /// The renewals that were sent and not answered yet, and when.
+    /// Renewals without an answer so far, with the time when they were sent.
     renewals: VecDeque<(u64, Moment)>,
     sequence: u64,
 }
@@ -28,7 +28,7 @@ struct Held {
     serving: bool,
     /// The target that is being looked up, before the tunnel is led there.
     looking_up: Option<Target>,
-    /// The target that the tunnel must not be led to.
+    /// The target that was refused for the tunnel.
     refused: Option<Target>,
 }
 
@@ -45,12 +45,12 @@ impl Leases {
         self.held.keys().copied().collect()
     }
 
-    /// Runs a tunnel under a new lease. Its first term counts from before the host wrote the lease: from
-    /// when the frame was sent that it answers.
+    /// Runs a tunnel under a new lease. Its first term counts from `since`: when the agent sent the frame
+    /// that the host answered with the grant, and so before the host wrote the lease.
     ///
     /// # Errors
     ///
-    /// Where TLS 1.3 is not to be had.
+    /// If TLS 1.3 is not available.
     pub fn begin(&mut self, grant: Grant, chosen: Chosen, probe: Probe, since: Moment) -> io::Result<()> {
         let until = since.plus(self.term);
         let lease_id = grant.lease_id;
@@ -59,7 +59,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Stops what runs under a lease.
+    /// Stops the tunnel that runs under a lease.
     pub fn end(&mut self, lease_id: Uuid) -> Option<Grant> {
         self.held.remove(&lease_id).map(|held| held.running.into_grant())
     }
@@ -69,7 +69,7 @@ impl Leases {
         self.held.get(&lease_id).map(|held| held.running.grant.tunnel_id)
     }
 
-    /// What a lease's tunnel leads to, and who chose it.
+    /// The target of a lease's tunnel, and who chose it.
     pub fn led(&self, lease_id: Uuid) -> Option<(Target, Chosen)> {
         self.held.get(&lease_id).map(|held| (held.running.target(), held.running.chosen()))
     }
@@ -84,12 +84,12 @@ impl Leases {
         held.map(|held| held.running.grant.lease_id)
     }
 
-    /// The tunnels that run under their leases, with them.
+    /// All running tunnels, as pairs of lease id and tunnel id.
     pub fn tunnels(&self) -> Vec<(Uuid, Uuid)> {
         self.held.values().map(|held| (held.running.grant.lease_id, held.running.grant.tunnel_id)).collect()
     }
 
-    /// By id, or by name where only one has it.
+    /// The lease of a tunnel, by the tunnel's id, or by its name if only one has it.
     pub fn find(&self, tunnel: &str) -> Option<Uuid> {
         let by_id = self.held.values().find(|held| held.running.grant.tunnel_id.to_string() == tunnel);
         let mut by_name = self.held.values().filter(|held| held.running.grant.name == tunnel);
@@ -116,7 +116,7 @@ impl Leases {
         }
     }
 
-    /// The tunnel goes on to where it leads, and says why it does not lead to another target.
+    /// Refuses a new target. The tunnel keeps its target and reports why.
     pub fn refuse(&mut self, lease_id: Uuid, target: Target, detail: String) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             (held.looking_up, held.refused) = (None, Some(target));
@@ -124,7 +124,7 @@ impl Leases {
         }
     }
 
-    /// Has a target looked up; the last one that is asked for counts.
+    /// Looks up a target. Only the result of the latest lookup counts.
     pub fn look_up(&mut self, lease_id: Uuid, target: Target) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             held.looking_up = Some(target.clone());
@@ -132,13 +132,13 @@ impl Leases {
         }
     }
 
-    /// Whether this is the target that was looked up last; if so, it no longer is.
+    /// Whether this target is that of the latest lookup. If so, the lookup is completed.
     pub fn has_looked_up(&mut self, lease_id: Uuid, target: &Target) -> bool {
         let held = self.held.get_mut(&lease_id);
         held.is_some_and(|held| held.looking_up.take_if(|waited| *waited == *target).is_some())
     }
 
-    /// The targets that tunnels must not be led to, by lease.
+    /// The refused targets, by lease.
     pub fn refused(&self) -> Vec<(Uuid, Target)> {
         self.held.iter().filter_map(|(id, held)| held.refused.clone().map(|target| (*id, target))).collect()
     }
@@ -158,12 +158,12 @@ impl Leases {
         self.held.get(&lease_id).is_some_and(|held| held.serving)
     }
 
-    /// Whether everything that runs has come to stand ready.
+    /// Whether all tunnels are ready.
     pub fn all_serving(&self) -> bool {
         self.held.values().all(|held| held.serving)
     }
 
-    /// A renewal to be sent now.
+    /// The sequence number and the leases of a renewal that is sent now.
     pub fn renewal(&mut self, now: Moment) -> (u64, Vec<Uuid>) {
         self.sequence += 1;
         self.renewals.retain(|(_, sent)| now.since(*sent) < self.term);
@@ -171,9 +171,9 @@ impl Leases {
         (self.sequence, self.ids())
     }
 
-    /// The host has renewed leases. Their term counts from when they were asked for: the host's own
-    /// count began later, so this device stops before the host gives a tunnel to another. An answer
-    /// that took longer than a heartbeat is good for what is left of its term.
+    /// The host has renewed leases. Their new term counts from when the renewal was sent. The host counts
+    /// from a later time, so this device stops a tunnel before the host gives it to another device. An answer
+    /// that took longer than a heartbeat still extends the lease to the end of that term.
     pub fn renewed(&mut self, sequence: u64, lease_ids: &[Uuid]) {
         let sent = self.renewals.iter().find(|(sent, _)| *sent == sequence).map(|(_, at)| *at);
         self.renewals.retain(|(sent, _)| *sent > sequence);
@@ -194,7 +194,7 @@ impl Leases {
         self.held.iter().filter(|(_, held)| held.until <= now).map(|(id, _)| *id).collect()
     }
 
-    /// The host is back: nobody waits any longer before they dial.
+    /// Ends the back-off of all tunnels, because the host is reachable again.
     pub fn dial_now(&self) {
         self.held.values().for_each(|held| held.running.dial_now());
     }
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// A connection slower than the heartbeat is slow, and not a reason to stop.
+    /// An answer that takes longer than a heartbeat must not stop the tunnel.
     #[tokio::test]
     async fn delayed_renewal_answer_extends_lease_from_request_time() {
         let clock = Clock::manual(DateTime::UNIX_EPOCH);

@@ -1,4 +1,4 @@
-//! What people at the device ask for, and how tunnels begin and end.
+//! Requests from people at the device, and how tunnels start and end.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,31 +14,31 @@ use culvert_wire::allowed_target::{self, AllowedTarget};
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{ConsentState, Done, Failure, Grant, Target, ToHost};
 
-/// Who waits for what.
+/// What is waiting for an answer or an event.
 #[derive(Default)]
 pub struct Waiting {
-    /// The connection's outbox, between its coming up and the host's welcome.
+    /// The sender for a new connection, until the host's welcome arrives.
     pub outbox: Option<mpsc::Sender<ToHost>>,
     /// Operations whose tunnel is starting, by lease.
     pub operations: HashMap<Uuid, Uuid>,
-    /// When the host was told that an operation is about to begin.
+    /// When the agent reported to the host that it is ready to begin an operation.
     pub ready: HashMap<Uuid, Moment>,
-    /// People who wait for the host's answer, by request.
+    /// Local starts that wait for the host's answer, by request.
     answers: HashMap<Uuid, LocalStart>,
-    /// People who wait for a tunnel to stand ready, by lease.
+    /// Local starts that wait for their tunnel to run, by lease.
     starts: HashMap<Uuid, oneshot::Sender<Reply>>,
-    /// People who wait until the host has heard of a consent.
+    /// Requests that wait until the host has confirmed a consent.
     consents: Vec<(oneshot::Sender<Reply>, Decided)>,
-    /// Leases that were stopped here and that the host has yet to confirm, by request.
+    /// Leases that were stopped at the device and whose stop the host has not confirmed yet, by request.
     stops: HashMap<Uuid, Uuid>,
 }
 
-/// Somebody who wants a tunnel to run here.
+/// A local start of a tunnel.
 struct LocalStart {
     reply: oneshot::Sender<Reply>,
-    /// The targets outside of the list that they accept.
+    /// The targets outside of the list that the user accepts.
     accept: Option<String>,
-    /// When the host was asked.
+    /// When the request was sent to the host.
     since: Moment,
 }
 
@@ -50,7 +50,7 @@ enum Decided {
 
 impl Waiting {
     pub fn fail_all(&mut self, detail: &str) {
-        // What was not confirmed is in the next hello.
+        // Stops that were not confirmed are in the next hello.
         self.stops.clear();
         self.ready.clear();
         let wishes = self.answers.drain().map(|(_, wish)| wish.reply);
@@ -70,21 +70,21 @@ impl Waiting {
     }
 }
 
-/// Whether a tunnel may be led to a target by somebody who is not at the device.
+/// Whether a tunnel may be led to a target by remote control or by a resume.
 enum Way {
-    /// It leads there already, or did before.
+    /// The tunnel leads there already, or did before.
     Agreed(Chosen),
-    /// The list says so.
+    /// The list of allowed targets includes it.
     Allowed,
-    /// Only its lookup can tell.
+    /// Only a lookup of its name can tell.
     Open,
-    /// The list says that it may not.
+    /// The list of allowed targets does not permit it.
     Forbidden(String),
-    /// Without remote control, nobody leads it there.
+    /// Remote control is off, and the tunnel did not lead there before.
     Closed,
 }
 
-/// Whoever asked may have gone; then nobody needs the answer.
+/// The caller may have gone. Then nobody needs the answer.
 fn answer(to: oneshot::Sender<Reply>, reply: Reply) {
     let _ = to.send(reply);
 }
@@ -153,7 +153,7 @@ impl Agent {
         self.try_refused_again().await
     }
 
-    /// Changes the list of allowed targets. While remote control is on, the host hears of it.
+    /// Changes the list of allowed targets. While remote control is on, the new list is sent to the host.
     async fn change_targets(
         &mut self,
         allow: Vec<AllowedTarget>,
@@ -194,7 +194,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What was refused before may be allowed by the list as it is now.
+    /// Tries refused targets again, because the changed list may allow them.
     async fn try_refused_again(&mut self) -> io::Result<()> {
         for (lease_id, target) in self.leases.refused() {
             self.retarget(lease_id, target).await?;
@@ -202,7 +202,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks the host for a lease.
+    /// Asks the host for a lease, for a local start.
     async fn wish(&mut self, tunnel: String, accept: Option<String>, reply: oneshot::Sender<Reply>) {
         if self.host.is_none() {
             return answer(reply, Err(Failure::new("not_connected", "The agent is not connected to its host.")));
@@ -220,7 +220,7 @@ impl Agent {
         self.say(ToHost::Stop { request_id, lease_id }).await;
     }
 
-    /// Says of a lease that was kept through a reconnect what the host may have missed.
+    /// Reports the state of a lease that was kept through a reconnect: the host may have missed it.
     pub(super) async fn report_lease_state(&mut self, lease_id: Uuid) {
         if !self.leases.is_serving(lease_id) {
             return;
@@ -229,7 +229,7 @@ impl Agent {
         self.say_target_state(lease_id).await;
     }
 
-    /// Says what is wrong with a tunnel's target, as it is now.
+    /// Reports what is wrong with a tunnel's target at present.
     pub(super) async fn say_target_state(&mut self, lease_id: Uuid) {
         let error = self.leases.target_error(lease_id);
         self.say(ToHost::TargetState { lease_id, error }).await;
@@ -264,7 +264,7 @@ impl Agent {
         if !self.leases.holds(lease_id)
             && let Some(failure) = self.not_accepted(&grant, accept.as_deref())
         {
-            // The host has given a lease that nobody is going to use.
+            // The host has opened a lease that is not going to be used.
             self.stopped.add(lease_id)?;
             self.tell_stopped(lease_id).await;
             answer(reply, Err(failure));
@@ -272,15 +272,15 @@ impl Agent {
         }
         self.waiting.starts.insert(lease_id, reply);
         if !self.leases.holds(lease_id) && self.host.is_some() {
-            // Somebody here chose the target, whether it answers yet or not.
+            // Somebody at the device chose the target, so it need not answer yet.
             self.agreed.agree(grant.tunnel_id, &grant.target, Chosen::Here)?;
             self.leases.begin(grant, Chosen::Here, Probe::Skipped, since)?;
         }
         Ok(())
     }
 
-    /// What somebody at the device has yet to see before a tunnel leads there: neither this machine
-    /// itself, nor in the list, nor where somebody here has led it before.
+    /// The refusal of a grant with targets that the user has yet to accept: those that are not on this
+    /// machine, not in the list, and not chosen at this device for the tunnel before.
     fn not_accepted(&self, grant: &Grant, accept: Option<&str>) -> Option<Failure> {
         let Grant { tunnel_id, name, target, .. } = grant;
         if self.agreed.chosen(*tunnel_id, target) == Some(Chosen::Here) {
@@ -299,8 +299,8 @@ impl Agent {
         Some(Failure { accept: Some(wanted), ..Failure::new("target_not_accepted", detail) })
     }
 
-    /// Runs again what ran before, where it leads where it led before. What it must not lead to, or
-    /// not before it is looked up, does not keep it from going on to where it led.
+    /// Resumes a tunnel. If its target is forbidden or has to be looked up first, the tunnel goes on with its
+    /// former target.
     pub(super) async fn resume(&mut self, mut grant: Grant, since: Moment) -> io::Result<()> {
         if self.leases.holds(grant.lease_id) {
             return self.retarget(grant.lease_id, grant.target).await;
@@ -329,7 +329,7 @@ impl Agent {
         }
     }
 
-    /// Leads a tunnel elsewhere by remote control, where that may be.
+    /// Sets another target for a tunnel by remote control, if that is allowed.
     pub(super) async fn retarget(&mut self, lease_id: Uuid, target: Target) -> io::Result<()> {
         let Some(tunnel_id) = self.leases.tunnel(lease_id) else { return Ok(()) };
         match self.way_to(tunnel_id, &target) {
@@ -347,7 +347,8 @@ impl Agent {
         }
     }
 
-    /// With remote control, where the device's owner allows; without, only where it has led before.
+    /// Whether a tunnel may be led to a target. With remote control, the device's list decides; without it,
+    /// only the former target is allowed.
     fn way_to(&self, tunnel_id: Uuid, target: &Target) -> Way {
         if let Some(chosen) = self.agreed.chosen(tunnel_id, target) {
             return Way::Agreed(chosen);
@@ -363,14 +364,14 @@ impl Agent {
         if shown { Way::Allowed } else { Way::Open }
     }
 
-    /// A target that was looked up may be led to, or not.
+    /// Takes the result of a lookup: sets the target, or refuses it.
     pub(super) async fn on_looked_up(
         &mut self,
         lease_id: Uuid,
         target: Target,
         refused: Option<Failure>,
     ) -> io::Result<()> {
-        // Another target may have been wanted since, or remote control turned off.
+        // Another target may have been requested since, or remote control turned off.
         if !self.leases.has_looked_up(lease_id, &target) || !self.consent.enabled() {
             return Ok(());
         }
@@ -411,21 +412,23 @@ impl Agent {
             self.agree_to_running(lease_id)?;
             self.finish(operation_id, Ok(Done::Start)).await?;
         }
-        // Whoever started it is told when the host knows: until then no visitor is let in.
+        // A local start is answered when the host has recorded that the tunnel runs, because no visitor is
+        // served before. A host that sends no such confirmation is not waited for.
         if !self.host.as_ref().is_some_and(|host| host.confirms_running) {
             self.answer_started(lease_id);
         }
         self.report_restarted().await
     }
 
-    /// Tells whoever waits for a tunnel to run that it does.
+    /// Answers the local start that waits for a tunnel to run.
     pub(super) fn answer_started(&mut self, lease_id: Uuid) {
         let Some(reply) = self.waiting.starts.remove(&lease_id) else { return };
         let status = self.leases.status(lease_id);
         answer(reply, status.map(Answer::Started).ok_or_else(not_running));
     }
 
-    /// What runs by remote control was consented to, and may be resumed when that is turned off.
+    /// Records the target of a tunnel started by remote control as agreed to, so that the tunnel may be
+    /// resumed after remote control is turned off.
     fn agree_to_running(&mut self, lease_id: Uuid) -> io::Result<()> {
         match (self.leases.tunnel(lease_id), self.leases.led(lease_id)) {
             (Some(tunnel_id), Some((target, chosen))) => self.agreed.agree(tunnel_id, &target, chosen),
@@ -447,7 +450,7 @@ impl Agent {
         self.report_restarted().await
     }
 
-    /// Ends what runs under a lease, and says which tunnel that was.
+    /// Ends the tunnel that runs under a lease, and returns the tunnel's id.
     pub(super) async fn end_lease(&mut self, lease_id: Uuid, reason: &str) -> io::Result<Option<Uuid>> {
         let Some(grant) = self.leases.end(lease_id) else { return Ok(None) };
         tracing::info!(tunnel = %grant.name, reason, "stopped");

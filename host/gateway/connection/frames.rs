@@ -1,4 +1,4 @@
-//! Frames over a WebSocket.
+//! Frames of the control channel, over a WebSocket.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use salvo::websocket::{Message, WebSocket};
 
 use super::End;
 
-/// How long an agent may take to take a frame: one that reads nothing is gone.
+/// How long sending a frame may take. An agent that reads nothing in this time counts as gone.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) struct AgentSocket {

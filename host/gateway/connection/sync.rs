@@ -1,4 +1,4 @@
-//! What an agent has been told on its connection, held against what is true.
+//! Synchronisation of an agent: compares what was sent to it with the database.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::gateway::grant;
 use crate::store::sessions::Lease;
 use culvert_domain::operation::{Operation, RemoteAction};
 
-/// What the agent has been told on this connection.
+/// What was sent to the agent on this connection.
 #[derive(Default)]
 pub(super) struct SentState {
     pub leases: HashMap<Uuid, Target>,
@@ -19,14 +19,14 @@ pub(super) struct SentState {
 }
 
 impl SentState {
-    /// A welcome tells of the consent; the rest follows.
+    /// The state after a welcome: the consent has been sent, and no commands yet.
     pub fn of(consent: ConsentState) -> Self {
         Self { consent: Some(consent), ..Self::default() }
     }
 }
 
 impl AgentConnection {
-    /// Holds what is true against what the agent was told, and tells it the difference.
+    /// Compares the database with what was sent to the agent, and sends the difference.
     pub(super) async fn sync_agent(&mut self) -> Result<(), End> {
         let device = self.device().await?;
         let consent = ConsentState { enabled: device.remote_control, revision: device.consent_revision };
@@ -98,8 +98,8 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// The leases that this process of the agent holds or is to hold, but for those that an operation
-    /// is about to give it.
+    /// The leases that this agent process holds or should hold, except those that an operation is about to
+    /// give it.
     pub(super) async fn leases_of_this_boot(&mut self) -> Result<Vec<Lease>, End> {
         let device_id = self.connection.device_id;
         let operations = self.control.service.store.active_operations(device_id).await?;
@@ -110,7 +110,7 @@ impl AgentConnection {
         Ok(leases.into_iter().filter(own).collect())
     }
 
-    /// Has the node serve a lease, and only then makes the agent's grant of it.
+    /// Has the node serve a lease, and only then makes the agent's grant for it.
     pub(super) async fn serve_and_grant(&mut self, lease: &Lease) -> Result<Grant, String> {
         let served = self.control.service.nodes.serve(lease).await;
         if let Err(problem) = &served {

@@ -1,4 +1,4 @@
-//! The contract in `wit/`, as Rust types: one module a world, over one set of shared types.
+//! Rust types of the contract in `wit/`: one Rust module per WIT world, with shared types.
 
 pub mod plan_access {
     wasmtime::component::bindgen!({

@@ -1,4 +1,4 @@
-//! One decision: a fresh sandbox from the configured snapshot, one call, and a look at the answer.
+//! A single decision: a fresh sandbox from the snapshot, one call, and the check of the response.
 
 use crate::engine::bindings::types::{Denial, Verdict, Violation};
 use crate::engine::contract;
@@ -7,7 +7,7 @@ use crate::engine::sandbox::{self, Failure, SandboxStore};
 use crate::load::component::Configured;
 use crate::serve::live::{Instances, ModuleInstance};
 
-/// A module that gave no answer that counts.
+/// A decision that failed: the module returned no valid response.
 #[derive(Debug, thiserror::Error)]
 #[error("policy {module} failed: {failure}")]
 pub struct Failed {
@@ -16,8 +16,8 @@ pub struct Failed {
 }
 
 impl ModuleInstance {
-    /// Asks the module. A pure question may be asked again: where the machine was too busy for the
-    /// first one, another fresh sandbox gets the whole deadline once more.
+    /// Evaluates a request. A decision has no side effects, so after a timeout, which may only mean
+    /// that the machine was busy, it is repeated once in another fresh sandbox with the full deadline.
     pub fn ask(&self, question: &PolicyRequest) -> Result<PolicyResponse, Failed> {
         let answer = match self.once(question) {
             Err(Failure::Timeout) => self.once(question),

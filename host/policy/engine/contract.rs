@@ -1,17 +1,17 @@
-//! What an answer must be beside its types: rules and codes that were declared, texts of a size.
+//! Checks of a response beyond its types: rules and codes must be declared, texts are limited in size.
 
 use serde_json::Value;
 
 use crate::engine::bindings::types::Description;
 
-/// Bytes of a detail or a message.
+/// Most bytes in a detail or a message.
 const TEXT_LIMIT: usize = 2_000;
-/// Bytes of a field's path.
+/// Most bytes in a field's path.
 const FIELD_LIMIT: usize = 200;
-/// Violations of one input.
+/// Most violations in one response.
 const VIOLATION_LIMIT: usize = 1_000;
 
-/// What is wrong with an answer, in one line.
+/// Description of what is wrong with a response, in one line.
 pub type ContractViolation = String;
 
 pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> Result<(), ContractViolation> {
@@ -37,7 +37,7 @@ pub fn violation(declared: &Description, field: &str, message: &str, rule: &str)
     check_text("message", message)
 }
 
-/// The same, for an answer in the contract's own names.
+/// Checks a response given as JSON in the contract's own names.
 pub fn plain(declared: &Description, answer: &Value) -> Result<(), ContractViolation> {
     let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_owned();
     if let Some(found) = answer.as_array() {

@@ -1,10 +1,10 @@
-//! The wasmtime engines that policies run on, and the one thread that keeps their time.
+//! The wasmtime engines that run policies, and the thread that enforces their deadlines.
 //!
-//! Decisions run on *lanes*: an engine for each processor, each with a pool of instances of its
-//! own, for one engine shared by two threads decides hardly more than one thread does. A module is
-//! compiled once and brought to every lane as compiled code. Loading runs on an engine apart,
-//! which allocates on demand and so is not bound by the pool's sizes; so do large modules, such as
-//! those that bring an interpreter along.
+//! Decisions run on *shards*: one engine a core, each with its own pool of instances, because two
+//! threads that share one engine decide hardly more than one thread does. A module is compiled once and
+//! loaded into every shard as compiled code. Modules are loaded on a separate engine, which allocates
+//! on demand and so is not limited by the sizes of the pool. Large modules, such as those that contain
+//! an interpreter, also run on an engine that allocates on demand.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,22 +12,24 @@ use std::time::Duration;
 
 use wasmtime::{Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
-/// The unit of every deadline.
+/// The unit of every deadline: the interval at which the engines' epochs are incremented.
 pub const TICK: Duration = Duration::from_millis(1);
 
-/// Instances that a lane holds at most. Calls are synchronous, so a thread uses one at a time.
+/// Most instances in a shard's pool. Calls are synchronous, so a thread uses one at a time.
 const INSTANCES: u32 = 64;
-/// Core modules, memories and tables of one component. Rust's guests are one module with one of each.
+/// Most core modules and most tables of one component. A Rust guest is one module with one table.
 const PER_COMPONENT: u32 = 8;
-/// What a fresh instance finds in memory already: a copy is cheaper than a page fault.
+/// Bytes of memory that the pool keeps resident between instances: to copy the initial content into
+/// them is cheaper than a page fault.
 const KEEP_RESIDENT: usize = 1024 * 1024;
-/// Address space for one memory. Compiled code depends on it, so it is the same on every engine.
+/// Bytes of address space reserved for one memory. Compiled code depends on it, so it is the same on
+/// every engine.
 const MEMORY_RESERVATION: u64 = 64 << 20;
 const MEMORY_GUARD: u64 = 64 << 10;
 
-/// The most memory that a module can be given.
+/// Most bytes of memory that a module can be given.
 pub const MEMORY_LIMIT: usize = MEMORY_RESERVATION as usize;
-/// Elements of one table. A Rust guest has some hundreds, an interpreter some thousands.
+/// Most elements of one table. A Rust guest has some hundreds, an interpreter some thousands.
 pub const TABLE_ELEMENTS: usize = 20_000;
 
 pub struct Engines {
@@ -35,18 +37,18 @@ pub struct Engines {
     shards: Vec<ShardEngines>,
 }
 
-/// The engines of one lane. Compiled code runs on either.
+/// The engines of one shard. Compiled code runs on either.
 pub struct ShardEngines {
     pooled: Engine,
     on_demand: Engine,
 }
 
-/// Where instances of a module come from.
+/// How the instances of a module are allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// A pool, in a microsecond.
+    /// From a pool, in about a microsecond.
     Small,
-    /// Fresh memory, in some tens.
+    /// From fresh memory, in some tens of microseconds.
     Large,
 }
 
@@ -60,7 +62,8 @@ impl ShardEngines {
 }
 
 impl Engines {
-    /// Engines with so many lanes, at least one, and a thread that ticks for as long as they live.
+    /// Creates engines with `shards` shards, at least one, and a thread that increments their epochs
+    /// until the engines are dropped.
     pub fn new(shards: usize) -> wasmtime::Result<Self> {
         let loader = loader()?;
         let shards = (0..shards.max(1)).map(|_| shard()).collect::<wasmtime::Result<Vec<_>>>()?;
@@ -78,7 +81,8 @@ impl Engines {
     }
 }
 
-/// The calling thread's lane, of so many: threads take them in turn and keep theirs.
+/// The index of the calling thread's shard, below `shards`. Threads are assigned to shards in turn and
+/// keep theirs.
 pub fn shard_of_this_thread(shards: usize) -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static THREAD: Cell<Option<usize>> = const { Cell::new(None) });
@@ -89,14 +93,15 @@ pub fn shard_of_this_thread(shards: usize) -> usize {
     })
 }
 
-/// An engine that counts what its guests do, for the authors' tools. Nobody watches its clock.
+/// Creates an engine that counts instructions as fuel, for the authors' tools. It has no deadline.
 pub fn counting() -> wasmtime::Result<Engine> {
     let mut config = base();
     config.consume_fuel(true).epoch_interruption(false);
     Engine::new(&config)
 }
 
-/// What all engines have in common. Compiled code moves between engines that agree on it.
+/// The configuration that all engines share. Compiled code can be moved only between engines that agree
+/// on it.
 fn base() -> Config {
     let mut config = Config::new();
     config
@@ -112,7 +117,8 @@ fn base() -> Config {
     config
 }
 
-/// What is compiled here runs once or twice: the sooner it is compiled, the better.
+/// Creates the engine for loading. Its code runs only once or twice, so compiling fast matters more
+/// than fast code.
 fn loader() -> wasmtime::Result<Engine> {
     let mut config = base();
     config.cranelift_opt_level(OptLevel::None);
@@ -144,8 +150,9 @@ fn pooled() -> wasmtime::Result<Engine> {
     })
 }
 
-/// An operating-system thread, for a deadline must pass while every async worker is inside a
-/// policy. It ends when the engines are gone.
+/// Starts the thread that increments the epochs. It is a thread of the operating system, because a
+/// deadline must be enforced even while every async worker is inside a policy. It ends when the engines
+/// are dropped.
 fn tick(engines: Vec<EngineWeak>) {
     let ticking = move || {
         loop {

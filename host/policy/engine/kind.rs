@@ -1,4 +1,4 @@
-//! What a policy decides, and how the contract in `wit/` calls it.
+//! The kinds of policies, and the interfaces and functions of `wit/` by which they are called.
 
 use std::fmt;
 
@@ -38,12 +38,12 @@ impl Kind {
         }
     }
 
-    /// That interface, as a component exports it.
+    /// The interface's name as a component exports it.
     pub fn export(self) -> String {
         format!("culvert:policy/{}@{INTERFACE_VERSION}", self.interface())
     }
 
-    /// The function that decides.
+    /// The name of the function that decides.
     pub fn decision(self) -> &'static str {
         match self {
             Kind::PlanAccess | Kind::TeamRole => "check",

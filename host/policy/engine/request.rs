@@ -1,4 +1,4 @@
-//! What a module is asked, and what it answers, whatever its kind.
+//! Requests to modules and their responses, for all kinds.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
@@ -9,12 +9,12 @@ use crate::engine::bindings::{plans, roles};
 use crate::engine::kind::Kind;
 use crate::engine::wit_json::{self, WitJson};
 
-/// What stands for a secret where a question is written down.
+/// Replaces a secret in a recorded request.
 const MASK: &str = "********";
 
 #[derive(Clone, Debug)]
 pub enum PolicyRequest {
-    /// What a plan, by name, includes.
+    /// What the plan of this name includes.
     Entitlements(String),
     PlanAccess(plans::Ask),
     TeamRole(roles::Ask),
@@ -29,7 +29,7 @@ pub enum PolicyResponse {
 }
 
 impl PolicyRequest {
-    /// The chain that answers it.
+    /// The kind of the modules that evaluate the request.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Entitlements(_) | Self::PlanAccess(_) => Kind::PlanAccess,
@@ -38,7 +38,7 @@ impl PolicyRequest {
         }
     }
 
-    /// The function of the contract that answers it.
+    /// The function of the contract that evaluates the request.
     pub fn call(&self) -> &'static str {
         match self {
             Self::Entitlements(_) => "entitlements",
@@ -47,7 +47,7 @@ impl PolicyRequest {
         }
     }
 
-    /// The question with its secrets masked, and what they were.
+    /// The request with its secrets redacted, and the secrets.
     pub fn redacted(mut self) -> (Self, Vec<Secret>) {
         let mut secrets = Vec::new();
         let mut mask = |field, text: Option<&mut String>| {
@@ -63,7 +63,7 @@ impl PolicyRequest {
                         mask("http_basic_auth_password", Some(password));
                     }
                 }
-                // What authenticates the host to a receiver is often in the URL.
+                // The URL often contains what authenticates the host to the receiver.
                 Input::WebhookCreate(new) => mask("url", new.url.as_mut()),
                 Input::WebhookUpdate(patch) => mask("url", patch.url.as_mut()),
                 _ => {}
@@ -76,16 +76,16 @@ impl PolicyRequest {
     }
 }
 
-/// A text that was masked.
+/// A secret that was redacted in a request.
 #[derive(Clone, Debug)]
 pub struct Secret {
-    /// The request's field.
+    /// The name of the field that held the secret.
     pub field: &'static str,
     text: String,
 }
 
 impl Secret {
-    /// Masks it in what was said about it.
+    /// Redacts the secret wherever it occurs in a response or an error.
     pub fn redact(&self, said: &mut Value) {
         match said {
             Value::String(text) if !self.text.is_empty() => *text = text.replace(&self.text, MASK),
@@ -96,7 +96,7 @@ impl Secret {
     }
 }
 
-/// In the contract's own names, as cases have it.
+/// Serializes the request in the contract's own names, as the test cases have it.
 impl Serialize for PolicyRequest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -118,7 +118,7 @@ impl Serialize for PolicyRequest {
 }
 
 impl PolicyResponse {
-    /// The answer in the contract's own names, as cases expect it.
+    /// The response in the contract's own names, as the test cases have it.
     pub fn to_wit_json(&self) -> Value {
         match self {
             Self::Entitlement(entitlement) => wit_json::to_wit_json(entitlement),
@@ -127,7 +127,7 @@ impl PolicyResponse {
         }
     }
 
-    /// In one word, for logs and metrics.
+    /// A one-word summary of the response, for logs and metrics.
     pub fn outcome_label(&self) -> OutcomeLabel {
         match self {
             Self::Entitlement(Some(_)) => OutcomeLabel::Known,
@@ -139,7 +139,7 @@ impl PolicyResponse {
         }
     }
 
-    /// The rules that decided.
+    /// The rules that led to the denial or to the violations.
     pub fn rules(&self) -> Vec<&str> {
         match self {
             Self::Entitlement(_) | Self::Verdict(Verdict::Allow) => Vec::new(),
@@ -148,7 +148,7 @@ impl PolicyResponse {
         }
     }
 
-    /// Whether a client would be told the same: the same code, or the same wrong fields.
+    /// Whether a client would get the same outcome: the same code, or violations of the same fields.
     pub fn same_outcome(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Verdict(Verdict::Deny(one)), Self::Verdict(Verdict::Deny(other))) => one.code == other.code,
@@ -162,14 +162,14 @@ fn fields(violations: &[Violation]) -> std::collections::BTreeSet<&str> {
     violations.iter().map(|violation| violation.field.as_str()).collect()
 }
 
-/// What an answer comes down to.
+/// A one-word summary of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutcomeLabel {
     Allow,
     Deny,
     Valid,
     Invalid,
-    /// A plan that the module knows.
+    /// The module knows the plan.
     Known,
     Unknown,
 }

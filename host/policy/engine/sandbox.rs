@@ -1,4 +1,4 @@
-//! One sandbox: a store with limits, for one call, thrown away after it.
+//! The sandbox of a call: a wasmtime store with limits, used once and then dropped.
 
 use std::time::Duration;
 
@@ -7,31 +7,32 @@ use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
 
 use crate::engine::engines::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
 
-/// What one call may use.
+/// The limits of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// By the wall clock.
+    /// In wall-clock time.
     pub deadline: Duration,
     pub memory_bytes: usize,
 }
 
-/// How long `describe` or `configure` may take.
+/// Deadline of one call of `describe` or `configure`.
 const LOADING: Duration = Duration::from_secs(1);
 
 impl Limits {
-    /// The same, for what happens once.
+    /// The same limits with the deadline for loading, which happens only once.
     pub fn for_loading(self) -> Self {
         Self { deadline: LOADING, ..self }
     }
 
-    /// What the authors' tools allow: there a module is held to its answers. Whether it does with
-    /// what a host gives it is seen by `culvert policy check`, and by the host before it loads it.
+    /// The limits in the authors' tools, which test a module's responses. Whether a module also keeps
+    /// to the limits of a host is tested by `culvert policy check`, and by the host before it loads the
+    /// module.
     pub fn generous() -> Self {
         Self { deadline: Duration::from_secs(1), memory_bytes: MEMORY_LIMIT - 1024 * 1024 }
     }
 }
 
-/// Why a module gave no answer. None of these lets anything through.
+/// Why a module gave no valid response. Every failure makes the request fail; none allows it.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("it took longer than its deadline")]
@@ -47,7 +48,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Every cause there is.
+    /// All causes.
     pub const CAUSES: [&str; 5] = ["timeout", "memory", "trap", "contract", "sandbox"];
 
     /// The cause in one word, for logs and metrics.
@@ -62,11 +63,11 @@ impl Failure {
     }
 }
 
-/// Bytes of one answer, at most: more than any that the contract allows.
+/// Most bytes of one response: more than any response that the contract allows.
 const ANSWER_BYTES: usize = 4 * 1024 * 1024;
 
 pub struct Sandbox {
-    /// What its memories may have together, and what they have.
+    /// Most bytes that all its memories may have together. `used_bytes` is what they have now.
     memory_bytes: usize,
     used_bytes: usize,
     refused_memory: bool,
@@ -74,7 +75,7 @@ pub struct Sandbox {
 
 pub type SandboxStore = Store<Sandbox>;
 
-/// A linker that offers nothing: a policy imports no function.
+/// Creates a linker that offers no functions, because a policy may import none.
 pub fn linker(engine: &Engine) -> Linker<Sandbox> {
     Linker::new(engine)
 }
@@ -88,23 +89,23 @@ pub fn store(engine: &Engine, limits: Limits) -> SandboxStore {
     store
 }
 
-/// Gives the store its whole deadline, from now.
+/// Restarts the store's deadline from now.
 pub fn extend_deadline(store: &mut SandboxStore, limits: Limits) {
-    // One more, for the first tick may come at once.
+    // One tick more, because the first one may come at once.
     store.set_epoch_deadline(limits.deadline.div_duration_f64(TICK) as u64 + 1);
 }
 
-/// Lets the store count instructions, on an engine that does.
+/// Starts counting the instructions of a store. The engine must be one that counts them as fuel.
 pub fn count_instructions(store: &mut SandboxStore) -> wasmtime::Result<()> {
     store.set_fuel(u64::MAX)
 }
 
-/// How many were counted.
+/// The number of instructions counted so far.
 pub fn instructions(store: &SandboxStore) -> wasmtime::Result<u64> {
     Ok(u64::MAX - store.get_fuel()?)
 }
 
-/// What an error of wasmtime's was about.
+/// Classifies an error of wasmtime.
 pub fn failure(store: &SandboxStore, error: &wasmtime::Error) -> Failure {
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => Failure::Timeout,

@@ -1,13 +1,13 @@
-//! The records of the contract in the contract's own names: fields, cases and words in kebab-case, a
-//! case with a payload as an object of one field, nothing as null.
+//! The contract's records as JSON with the names of WIT.
 //!
-//! serde knows the Rust names of what `bindings` generates; this puts WIT's in their place, on the
-//! way into whatever serializer.
+//! Names of fields, cases and enum values are in kebab-case. A case with a payload is an object with
+//! one field, and an absent option is null. serde knows only the Rust names of the types generated in
+//! `bindings`; this module replaces them with WIT's names, for any serializer.
 
 use serde::ser::{Error, Impossible, Serialize, SerializeMap, SerializeSeq, SerializeStruct, Serializer};
 use serde_json::Value;
 
-/// A value of the contract, to be written in its own names.
+/// Serializes a value of the contract with the names of WIT.
 pub struct WitJson<'a, T: ?Sized>(pub &'a T);
 
 impl<T: Serialize + ?Sized> Serialize for WitJson<'_, T> {
@@ -16,12 +16,12 @@ impl<T: Serialize + ?Sized> Serialize for WitJson<'_, T> {
     }
 }
 
-/// A value of the contract as JSON.
+/// Converts a value of the contract to JSON.
 pub fn to_wit_json(value: &impl Serialize) -> Value {
     serde_json::to_value(WitJson(value)).unwrap_or_else(|error| Value::String(error.to_string()))
 }
 
-/// `TunnelCreate` and `tunnel_create` are `tunnel-create`.
+/// Converts a Rust name to kebab-case: both `TunnelCreate` and `tunnel_create` become `tunnel-create`.
 fn kebab(name: &str) -> String {
     let mut kebab = String::with_capacity(name.len() + 4);
     for (at, letter) in name.trim_end_matches('_').char_indices() {
@@ -39,17 +39,17 @@ fn kebab(name: &str) -> String {
     kebab
 }
 
-/// The contract has none of the type.
+/// Fails for a type that the contract does not use.
 fn none<T, E: Error>(what: &str) -> Result<T, E> {
     Err(E::custom(format_args!("{what} is no type of the contract")))
 }
 
 struct Renaming<S>(S);
 
-/// A list on its way.
+/// Serializes a list.
 struct Items<S>(S);
 
-/// A record on its way.
+/// Serializes a record.
 struct Fields<S>(S);
 
 macro_rules! as_they_are {

@@ -1,9 +1,9 @@
-//! Compiled modules, kept between starts so that a restart compiles nothing.
+//! A cache of compiled modules on disk, so that a restart compiles nothing.
 //!
-//! The folder is the host's own: what is in it is machine code that will run. A file is named by
-//! the digest of all that it was made from and carries a tag of name and content that only the
-//! host's key makes; one that does not fit is not there. Keeping is best effort: a full disk costs
-//! time, not the start.
+//! The folder must belong to the host alone, because the machine code in it will run. A file's name is
+//! the digest of all its inputs. The file begins with a tag (a message authentication code, MAC) over
+//! its name and content, which only the host's key can create. A file whose tag does not match is
+//! treated as missing. Writing is best effort: on a full disk the host still starts, only more slowly.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,10 +18,10 @@ use wasmtime::Engine;
 
 use culvert_wire::private_dir;
 
-/// The key's version, and HMAC-SHA256.
+/// Bytes of a tag: one for the key's version, 32 for HMAC-SHA256.
 const TAG_BYTES: usize = 33;
 
-/// Tags what only this host has made: HMAC-SHA256 behind the key's version.
+/// Authenticates artefacts with the host's key: the key's version, followed by HMAC-SHA256.
 pub trait ArtefactKey: Send + Sync {
     fn mac(&self, data: &[u8]) -> Vec<u8>;
 
@@ -33,18 +33,18 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
-    /// Artefacts in a folder that only this user can write into, made if it is missing.
+    /// Keeps artefacts in a folder that only this user can write into. It is created if it is missing.
     pub fn in_folder(folder: &Path, key: Arc<dyn ArtefactKey>) -> io::Result<Self> {
         private_dir::open_trusted(folder)?;
         Ok(Self { place: Some((folder.into(), key)) })
     }
 
-    /// Keeps nothing.
+    /// A cache that keeps nothing.
     pub fn none() -> Self {
         Self { place: None }
     }
 
-    /// A name for what these inputs make on this engine, with this build of the host.
+    /// The name of the artefact made from these inputs for this engine by this version of the host.
     pub fn key(&self, engine: &Engine, inputs: &[&[u8]]) -> String {
         let mut compatibility = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut compatibility);
@@ -68,7 +68,7 @@ impl Artefacts {
     pub fn keep(&self, key: &str, artefact: &[u8]) {
         let Some((folder, own_key)) = &self.place else { return };
         let tag = own_key.mac(&tagged(key, artefact));
-        // Written aside and renamed, for another process may look for the same.
+        // Written to a temporary file and renamed, because another process may read the same artefact.
         static KEPT: AtomicUsize = AtomicUsize::new(0);
         let number = KEPT.fetch_add(1, Ordering::Relaxed);
         let aside = folder.join(format!("{key}.{}.{number}", std::process::id()));
@@ -80,14 +80,15 @@ impl Artefacts {
     }
 }
 
-/// What a tag is made of: the name and the content.
+/// The data that a tag authenticates: the name, and the digest of the content.
 fn tagged(key: &str, artefact: &[u8]) -> Vec<u8> {
     [key.as_bytes(), &Sha256::digest(artefact)[..]].concat()
 }
 
 fn write(path: &Path, tag: &[u8], artefact: &[u8]) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    // Not synced: what a power cut leaves half written does not fit its tag, and is made again.
+    // Not synced: a file that a power failure leaves incomplete does not match its tag and is made
+    // again.
     file.write_all(tag)?;
     file.write_all(artefact)
 }

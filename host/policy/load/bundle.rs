@@ -1,8 +1,8 @@
-//! The modules that are shipped with the host, built in.
+//! The modules that are built into the host.
 
 use crate::engine::kind::Kind;
 
-/// How a configuration names one: `builtin:plan-access`.
+/// Prefix by which a configuration names a built-in module: `builtin:plan-access`.
 pub const PREFIX: &str = "builtin:";
 
 const SHIPPED: [(Kind, &[u8]); 3] = [
@@ -11,7 +11,7 @@ const SHIPPED: [(Kind, &[u8]); 3] = [
     (Kind::Validation, include_bytes!("../../../policies/dist/validation.wasm")),
 ];
 
-/// The shipped module of this name.
+/// The bytes of the built-in module of this name.
 pub fn find(name: &str) -> Option<&'static [u8]> {
     SHIPPED.iter().find(|(kind, _)| kind.name() == name).map(|(_, wasm)| *wasm)
 }

@@ -1,9 +1,9 @@
-//! Cases: what a module must answer to what it is asked, as data, in the contract's own names.
+//! Test cases of a module: requests and the expected responses, as data in the contract's own names.
 //!
 //! ```toml
 //! settings = { plans = { free = { api_access = true, tunnel_limit = 1 } } }
 //!
-//! # What every case's question begins with, but for those that name another function to `call`.
+//! # The part that the requests of all cases share, except of those that name a function in `call`.
 //! [ask]
 //! action = "tunnels.create"
 //!
@@ -17,9 +17,9 @@
 //! expect = { deny = { code = "plan_limit_reached", rule = "tunnel-limit" } }
 //! ```
 //!
-//! A case runs in the engine that the host runs on, against the real component. What a question
-//! leaves out is absent, zero or empty; what an expectation leaves out may be anything. A built
-//! component carries its cases along, and a host runs them before it trusts the module.
+//! A case runs on the host's engine against the real component. What a request leaves out is absent,
+//! zero or empty; what an expectation leaves out may have any value. A built component contains its
+//! cases, and a host runs them before it accepts the module.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ use culvert_domain::field_path;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Its name, without the folder.
+    /// The file's name, without the folder.
     #[serde(default)]
     pub file: String,
     #[serde(default)]
@@ -55,7 +55,7 @@ pub struct File {
 #[serde(deny_unknown_fields)]
 pub struct Case {
     pub name: String,
-    /// The decision's function; a world's own one where none is named.
+    /// The function to call; the one of the module's kind if it is absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<String>,
     #[serde(default)]
@@ -73,21 +73,21 @@ pub enum CasesError {
     Bundle(String),
 }
 
-/// How one case came out.
+/// The result of one case.
 #[derive(Debug)]
 pub struct Outcome {
     pub file: String,
     pub name: String,
-    /// The rules that the answer names.
+    /// The rules named in the response.
     pub rules: Vec<String>,
-    /// What is not as expected, field by field.
+    /// What differs from the expectation, by field.
     pub differences: Vec<Difference>,
 }
 
-/// One field that is not as expected.
+/// One field that differs from the expectation.
 #[derive(Debug, Serialize)]
 pub struct Difference {
-    /// A path into the answer; empty for the whole.
+    /// A path into the response; empty for the whole response.
     pub field: String,
     pub expected: Value,
     pub got: Value,
@@ -121,7 +121,7 @@ impl File {
         paths.iter().map(|path| Self::read(path)).collect()
     }
 
-    /// The cases that a component carries along.
+    /// Reads the cases that a component contains.
     pub fn bundled(wasm: &[u8]) -> Result<Vec<Self>, CasesError> {
         match sections::find(wasm, sections::CASES) {
             Some(section) => serde_json::from_slice(section).map_err(|e| CasesError::Bundle(e.to_string())),
@@ -129,12 +129,12 @@ impl File {
         }
     }
 
-    /// Keeps the cases whose name holds a text.
+    /// Keeps only the cases whose name contains `filter`.
     pub fn keep(&mut self, filter: &str) {
         self.cases.retain(|case| case.name.contains(filter));
     }
 
-    /// Runs the cases against a module as a host would have it decide.
+    /// Runs the cases against the configured module, as a host would run it.
     pub fn run(&self, engines: &Engines, module: &Module) -> Result<Vec<Outcome>, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
@@ -142,20 +142,20 @@ impl File {
         Ok(self.outcomes(&dynamic).collect())
     }
 
-    /// The module within what a host gives it, for this file's cases. Each of them configures an
-    /// instance of its own, for compiling a snapshot takes longer than all of them.
+    /// Prepares the module for this file's cases, with a host's limits. Each case configures its own
+    /// instance, because compiling a snapshot would take longer than running all the cases.
     pub fn configuring(&self, engines: &Engines, module: &Module, limits: Limits) -> Result<UntypedModule, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         UntypedModule::configuring(engines, module, &self.settings, limits).map_err(load)
     }
 
-    /// Runs one case after the other.
+    /// Runs the cases one after the other.
     pub fn outcomes<'a>(&'a self, module: &'a UntypedModule) -> impl Iterator<Item = Outcome> + 'a {
         self.cases.iter().map(|case| self.outcome(case, module))
     }
 
-    /// What a case asks, with what every case of the file begins with. A case that calls another
-    /// function asks something else, and begins with nothing.
+    /// The request of a case, merged with the part that the file's cases share. A case that names a
+    /// function in `call` has a request of another type, so nothing is merged.
     pub fn question(&self, case: &Case) -> Value {
         let mut question = Value::Object(if case.call.is_none() { self.ask.clone() } else { Map::new() });
         merge(&mut question, Value::Object(case.ask.clone()));
@@ -180,12 +180,12 @@ impl File {
     }
 }
 
-/// The section in which a component carries its cases.
+/// Content of the section that holds a component's cases.
 pub fn bundle(files: &[File]) -> Vec<u8> {
     serde_json::to_vec(files).unwrap_or_default()
 }
 
-/// Lays one object over another.
+/// Merges `over` into `under`; values of `over` win.
 fn merge(under: &mut Value, over: Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
@@ -197,8 +197,8 @@ fn merge(under: &mut Value, over: Value) {
     }
 }
 
-/// Notes where an answer is not as expected. An object may have more fields than are expected; a
-/// list has exactly so many items, in any order.
+/// Collects the differences between a response and the expectation. An object may have more fields than
+/// expected. A list must have exactly the expected items, in any order.
 pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<Difference>) {
     let mut differ = |expected: &Value| {
         differences.push(Difference { field: path.into(), expected: expected.clone(), got: got.clone() });
@@ -218,7 +218,7 @@ pub fn compare(path: &str, expected: &Value, got: &Value, differences: &mut Vec<
                 }
             }
         }
-        // TOML has no null: `none` stands for what is absent.
+        // TOML has no null, so the text `none` stands for an absent value.
         (Value::String(none), Value::Null) if none == "none" => {}
         _ if expected == got => {}
         _ => differ(expected),

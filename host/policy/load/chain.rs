@@ -1,6 +1,6 @@
 //! The `[[policy]]` entries of the configuration, and how they become the modules of a set.
 //!
-//! Everything that an operator can get wrong ends here, in one line that names the entry.
+//! Every mistake that an operator can make is reported here, in one line that names the entry.
 
 use std::fs::{self, Metadata};
 use std::io::Read;
@@ -29,11 +29,11 @@ pub struct PolicyConfig {
     pub kind: Kind,
     /// `builtin:<kind>`, or the path of a component.
     pub module: String,
-    /// The file's SHA-256 in hexadecimal; required for a path.
+    /// SHA-256 of the file, in hexadecimal; required for a path.
     pub sha256: Option<String>,
     #[serde(default)]
     pub mode: Mode,
-    /// Milliseconds for one decision.
+    /// Deadline of one decision, in milliseconds.
     #[serde(default = "default_deadline")]
     pub deadline_ms: u32,
     #[serde(default = "default_memory")]
@@ -42,14 +42,14 @@ pub struct PolicyConfig {
     pub settings: Map<String, Value>,
 }
 
-/// What an answer is for.
+/// How a module's responses are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// It decides.
+    /// The responses decide.
     #[default]
     Enforce,
-    /// It is compared with what the chain decided, and counts for nothing.
+    /// The responses are only compared with what the chain decided.
     Shadow,
 }
 
@@ -62,7 +62,7 @@ fn default_memory() -> u32 {
 }
 
 impl PolicyConfig {
-    /// The three shipped modules with their own settings.
+    /// The three built-in modules with their default settings.
     pub fn shipped() -> Vec<Self> {
         Kind::ALL.map(Self::builtin).into()
     }
@@ -87,12 +87,12 @@ impl PolicyConfig {
     }
 }
 
-/// Milliseconds. A decision holds one of the host's threads for as long as it takes.
+/// Largest deadline, in milliseconds. A decision blocks one of the host's threads while it runs.
 const DEADLINE_LIMIT: u32 = 1_000;
-/// How long the cases may take that a module carries along.
+/// Longest time for the cases that a module contains.
 const CASES_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why a chain of policies was not loaded. One line, naming the entry and what to do.
+/// Why a chain of policies was not loaded: one line that names the entry and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     #[error("policy[{index}].{field}: {problem}")]
@@ -115,38 +115,39 @@ fn settings_path(path: &str) -> String {
     if path.is_empty() || path.starts_with('[') { path.to_owned() } else { format!(".{path}") }
 }
 
-/// One entry, loaded.
+/// A configured module and its entry.
 pub struct Loaded {
     pub entry: PolicyConfig,
     pub module: Arc<Configured>,
 }
 
-/// What a chain is loaded with.
+/// What loading a chain needs.
 pub struct Loader {
     pub engines: Engines,
     pub artefacts: Artefacts,
-    /// From where relative paths are seen.
+    /// The folder that relative paths start from.
     pub folder: PathBuf,
     pub trust: Trust,
 }
 
-/// Whether a module's file must be the one that the configuration names by its digest.
+/// Whether a module's file must match a digest in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
     #[default]
     Digest,
-    /// For development: whatever is in the file.
+    /// For development: without a digest, any file is accepted.
     Path,
 }
 
 impl Loader {
-    /// Loads every entry, or none.
+    /// Loads every entry, or fails.
     pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
         let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
         if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
             return Err(ChainError::Missing(missing));
         }
-        // Side by side: each is compiled by several threads now and then, and by one mostly.
+        // In parallel, because a module is compiled by one thread most of the time, and by several only
+        // at times.
         std::thread::scope(|scope| {
             let load = |(index, entry)| scope.spawn(move || self.entry(index, entry));
             let loading: Vec<_> = chain.iter().enumerate().map(load).collect();
@@ -177,8 +178,8 @@ impl Loader {
         Ok(Loaded { entry: entry.clone(), module: Arc::new(configured) })
     }
 
-    /// Runs the cases that a module carries along, within what it is given. Those that it has passed
-    /// on this engine before are not run again.
+    /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with
+    /// these limits on this engine before are not run again.
     fn self_test(&self, module: &Module, limits: Limits) -> Result<(), LoadError> {
         let Limits { deadline, memory_bytes } = limits;
         let given = [deadline.as_millis().to_le_bytes(), (memory_bytes as u128).to_le_bytes()].concat();
@@ -204,7 +205,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The bytes of an entry's module, or the field that is wrong.
+    /// The bytes of an entry's module. An error names the field that is wrong.
     fn wasm(&self, entry: &PolicyConfig) -> Result<Vec<u8>, (&'static str, String)> {
         if entry.deadline_ms == 0 || entry.deadline_ms > DEADLINE_LIMIT {
             return Err(("deadline_ms", format!("must be between 1 and {DEADLINE_LIMIT}")));
@@ -237,10 +238,10 @@ impl Loader {
     }
 }
 
-/// Reads a file that nobody writes meanwhile.
+/// Reads a file, and fails if it changes while it is read.
 fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
     let text = |error: std::io::Error| error.to_string();
-    // Looked at before it is opened: a pipe would wait for somebody to write.
+    // Checked before the file is opened, because opening a pipe would wait for a writer.
     if !fs::metadata(path).map_err(text)?.is_file() {
         return Err("it is no file".into());
     }
@@ -248,8 +249,8 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
     let before = file.metadata().map_err(text)?;
     let mut wasm = Vec::new();
     (&file).take(SIZE_LIMIT as u64 + 1).read_to_end(&mut wasm).map_err(text)?;
-    // The name may lead elsewhere by now, and that is as it should be: the file that was opened is
-    // whole. One that was written to is not.
+    // The path may name another file by now. That is allowed, because the file that was opened is
+    // complete. It is not complete if it was written to while it was read.
     let after = file.metadata().map_err(text)?;
     let version = |metadata: &Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
     if version(&before) == version(&after) {

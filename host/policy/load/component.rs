@@ -1,8 +1,8 @@
-//! One policy module, from its bytes to something that decides.
+//! One policy module, from its bytes to compiled code that can decide.
 //!
-//! A file from outside is trusted with nothing: it must be a component of the world that its place
-//! in the configuration asks for, import no function, describe itself, and take its settings, all
-//! within limits. What comes out is compiled code of a configured snapshot.
+//! A module's file is not trusted. It must be a component of the kind that its entry in the
+//! configuration names, import no function, describe itself, and accept its settings, all within
+//! limits. The result is the compiled code of a configured snapshot.
 
 use std::fmt;
 
@@ -23,12 +23,12 @@ use crate::load::snapshot;
 
 const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
-/// Bytes of a module.
+/// Most bytes of a module.
 pub const SIZE_LIMIT: usize = 64 << 20;
-/// A module with more memory than this has no place in a pool.
+/// Most bytes of initial memory for a module to run in a pool.
 const SMALL_BYTES: usize = 1024 * 1024;
 
-/// Why a module was not loaded. Each says what its author or operator can do.
+/// Why a module was not loaded. Each message says what the author or operator can do.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("it is larger than {} MiB", SIZE_LIMIT >> 20)]
@@ -93,7 +93,7 @@ impl LoadError {
         LoadError::Snapshot(error.root_cause().to_string())
     }
 
-    /// What reads a configured module traps in one case only: where there is no memory to read into.
+    /// Reading a configured module traps in one case only: its memory cannot grow to hold the copy.
     pub(crate) fn unreadable(error: wasmtime::Error) -> Self {
         if error.is::<Trap>() { LoadError::FullMemory } else { Self::snapshot(error) }
     }
@@ -115,14 +115,15 @@ pub struct Module {
     pub digest: String,
     pub description: Description,
     pub initial_memory_bytes: usize,
-    /// On the loader's engine, with what it takes to read its memory.
+    /// The instrumented component, compiled for the loader's engine. The instrumentation reads its
+    /// memory.
     pub compiled: Component,
-    /// What its settings must be.
+    /// The schema of its settings.
     schema: Validator,
     size: Size,
 }
 
-/// A configured module, compiled: what lanes instantiate from.
+/// A configured and compiled module, from which shards create instances.
 pub struct Configured {
     pub kind: Kind,
     pub digest: String,
@@ -133,12 +134,12 @@ pub struct Configured {
 }
 
 impl Module {
-    /// Reads a module and asks it to describe itself.
+    /// Reads a module and calls its `describe`.
     pub fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Self, LoadError> {
         guarded(|| read(engines, artefacts, wasm))
     }
 
-    /// Takes the settings in and compiles the result.
+    /// Configures the module with these settings and compiles the result.
     pub fn configure(
         &self,
         engines: &Engines,
@@ -149,7 +150,7 @@ impl Module {
         guarded(|| configure(self, engines, artefacts, settings, limits))
     }
 
-    /// The component with the settings taken in, not yet compiled.
+    /// The component with the settings applied, not yet compiled.
     pub fn snapshot(
         &self,
         engines: &Engines,
@@ -162,18 +163,18 @@ impl Module {
 }
 
 impl Configured {
-    /// The module on one lane's engine.
+    /// Loads the module into one of a shard's engines.
     pub fn on(&self, engine: &Engine) -> Result<Component, LoadError> {
         deserialize(engine, &self.artefact).map_err(|e| LoadError::NotAComponent(e.to_string()))
     }
 }
 
-/// A component from machine code that this host compiled.
+/// Loads a component from machine code that this host compiled.
 #[expect(unsafe_code, reason = "wasmtime runs the machine code as it is")]
 fn deserialize(engine: &Engine, artefact: &[u8]) -> wasmtime::Result<Component> {
     // SAFETY: `artefact` was made by `Component::serialize` or `Engine::precompile_component` on an
-    // engine of the same configuration: in this process, or in one before it that had the same key to
-    // authenticate what it kept.
+    // engine of the same configuration: in this process, or in an earlier one that had the same key to
+    // authenticate its artefacts.
     unsafe { Component::deserialize(engine, artefact) }
 }
 
@@ -205,7 +206,7 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
 fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
     let not = |error: wasmtime::Error| LoadError::NotAComponent(chain(&error));
     snapshot::instrumented(wasm).and_then(|wasm| Component::from_binary(engine, &wasm).map_err(not)).or_else(|error| {
-        // What cannot be instrumented is mostly no policy at all: that is said first.
+        // What cannot be instrumented is mostly no policy at all, so the errors about that come first.
         let component = Component::from_binary(engine, wasm).map_err(not)?;
         kind_of(engine, &component)?;
         refuse_imports(engine, &component)?;
@@ -214,7 +215,7 @@ fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
     })
 }
 
-/// The memory that an instance begins with, and where it is to come from.
+/// The bytes of memory that an instance starts with, and how it is allocated.
 fn needs(component: &Component) -> (usize, Size) {
     let Some(needs) = component.resources_required() else { return (0, Size::Large) };
     let bytes = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(64 * 1024);
@@ -263,7 +264,7 @@ fn snapshot(module: &Module, engines: &Engines, settings: &str, limits: Limits) 
     snapshot::configured(engines, &module.wasm, &module.compiled, settings, limits.for_loading())
 }
 
-/// The world of a component, by the interfaces that it exports.
+/// The kind of a component, by the interfaces that it exports.
 fn kind_of(engine: &Engine, component: &Component) -> Result<Kind, LoadError> {
     let ty = component.component_type();
     let mut exported = None;
@@ -284,7 +285,8 @@ fn offers(version: &str) -> bool {
     version == INTERFACE_VERSION
 }
 
-/// Types may be imported, for they do nothing; functions and resources may not.
+/// Fails if the component imports functions or resources. Types may be imported, because they run no
+/// code.
 fn refuse_imports(engine: &Engine, component: &Component) -> Result<(), LoadError> {
     for (name, import) in component.component_type().imports(engine) {
         let ComponentItem::ComponentInstance(instance) = import.ty else {
@@ -320,7 +322,7 @@ fn describe(engine: &Engine, component: &Component) -> Result<(Description, Vali
     Ok((description, schema))
 }
 
-/// A function of the `module` interface, which is the same in every world.
+/// Finds a function of the `module` interface, which is the same in every world.
 pub(crate) fn module_function<P, R>(
     store: &mut SandboxStore,
     instance: &Instance,
@@ -336,7 +338,8 @@ where
     instance.get_typed_func(&mut *store, function)
 }
 
-/// Loading runs compilers over foreign bytes: on a thread of its own, where a panic ends only that.
+/// Runs `load` on its own thread, because the compilers process untrusted bytes and may panic. A panic
+/// becomes an error.
 fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Result<T, LoadError> {
     std::thread::scope(|scope| scope.spawn(load).join()).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().cloned();
@@ -345,7 +348,7 @@ fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Resul
     })
 }
 
-/// An error with its causes, on one line.
+/// An error with its causes, in one line.
 fn chain(error: &wasmtime::Error) -> String {
     let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
     text.split_whitespace().collect::<Vec<_>>().join(" ")

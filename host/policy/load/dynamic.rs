@@ -1,5 +1,5 @@
-//! Questions and answers as JSON in the contract's own names, for the tools that do not know
-//! beforehand what they will ask: cases, `run`, `bench`, `replay`.
+//! Requests and responses as JSON in the contract's own names, for the tools that do not know the types
+//! of their requests in advance: cases, `run`, `bench`, `replay`.
 
 use serde_json::{Map, Value, json};
 use wasmtime::component::types::{self, ComponentItem};
@@ -15,17 +15,17 @@ use crate::load::component::{Configured, LoadError, Module};
 use crate::load::snapshot;
 use culvert_domain::field_path;
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// A path into the question, and what is allowed there.
+    /// The request is invalid: its path, and what is allowed there.
     #[error("{0}")]
     PolicyRequest(String),
     #[error("the module failed: {0}")]
     Failed(Failure),
 }
 
-/// A module that is asked in JSON. Every question gets a fresh sandbox, as in a host.
+/// A module that is called with JSON. Every request gets a fresh sandbox, as in a host.
 pub struct UntypedModule {
     engine: Engine,
     component: Component,
@@ -33,11 +33,12 @@ pub struct UntypedModule {
     kind: Kind,
     description: Description,
     limits: Limits,
-    /// What every instance takes before it is asked; none where that is done already.
+    /// The settings with which each new instance is configured; none if the module is configured
+    /// already.
     settings: Option<String>,
 }
 
-/// A question in the contract's types, for one of the functions that decide.
+/// A request in the contract's types, for one of the functions that decide.
 pub struct PreparedCall {
     function: ComponentExportIndex,
     arguments: Vec<Val>,
@@ -49,7 +50,7 @@ impl UntypedModule {
         Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
     }
 
-    /// A module that is not configured yet: every instance is, before it is asked.
+    /// A module that is not configured yet. Each instance is configured before it is called.
     pub fn configuring(
         engines: &Engines,
         module: &Module,
@@ -62,7 +63,7 @@ impl UntypedModule {
         Ok(dynamic)
     }
 
-    /// On an engine of the caller's, for instance one that counts instructions.
+    /// Uses an engine of the caller's, for instance one that counts instructions.
     pub fn on(
         engine: &Engine,
         component: Component,
@@ -75,11 +76,11 @@ impl UntypedModule {
         Ok(Self { engine: engine.clone(), component, instances, kind, description, limits, settings: None })
     }
 
-    /// Asks one of the decision's functions; the kind's own one where none is named. What the
-    /// question leaves out is absent, zero or empty.
+    /// Calls one of the functions that decide: the one of the module's kind if `call` names none. What
+    /// the request leaves out is absent, zero or empty.
     pub fn ask(&self, call: Option<&str>, question: &Value) -> Result<Value, CallError> {
         let prepared = self.prepare(call, question)?;
-        // As a host does: once more, where the machine was too busy.
+        // A timeout is retried once, as in a host, because the machine may have been busy.
         let answer = match self.decide(&mut self.store(), &prepared) {
             Err(Failure::Timeout) => self.decide(&mut self.store(), &prepared),
             answer => answer,
@@ -103,7 +104,7 @@ impl UntypedModule {
         }
     }
 
-    /// A fresh sandbox.
+    /// Creates a fresh sandbox.
     pub fn store(&self) -> Store<Sandbox> {
         sandbox::store(&self.engine, self.limits)
     }
@@ -126,7 +127,8 @@ impl UntypedModule {
     }
 }
 
-/// A single record is the question itself; several parameters go by their names.
+/// The arguments of a call. A single record parameter is the whole request; other parameters are looked
+/// up in it by name.
 fn arguments(function: &types::ComponentFunc, question: &Value) -> Result<Vec<Val>, String> {
     let parameters: Vec<(String, Type)> = function.params().map(|(name, ty)| (name.to_owned(), ty)).collect();
     if let [(_, ty @ Type::Record(_))] = parameters.as_slice() {
@@ -143,7 +145,7 @@ fn stray_field<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     format!("there is no field `{name}`; there are {}", known.collect::<Vec<_>>().join(", "))
 }
 
-/// A value of the contract's type; null stands for what was left out.
+/// Converts JSON to a value of this type; null stands for what was left out.
 fn value(path: &str, json: &Value, ty: &Type) -> Result<Val, String> {
     let wrong = |wanted: &str| match path {
         "" => format!("{json} is no {wanted}"),

@@ -1,4 +1,4 @@
-//! Settings held against the JSON Schema that a module declares for them (draft 2020-12).
+//! Validation of settings against the JSON Schema (draft 2020-12) that a module declares for them.
 
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, ValidationError, Validator};
@@ -7,11 +7,11 @@ use serde_json::Value;
 use crate::engine::bindings::types::Problem;
 use culvert_domain::field_path;
 
-/// A module's schema, read.
+/// Compiles a module's schema.
 ///
 /// # Errors
 ///
-/// One line that says what is wrong with the schema.
+/// Where the text is no JSON Schema: one line that says what is wrong with it.
 pub fn compile(schema: &str) -> Result<Validator, String> {
     let schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
     if !schema.is_object() {
@@ -20,14 +20,15 @@ pub fn compile(schema: &str) -> Result<Validator, String> {
     jsonschema::options().with_draft(Draft::Draft202012).build(&schema).map_err(|error| error.to_string())
 }
 
-/// What does not fit, each with its path into the settings.
+/// All violations of the schema, each with its path into the settings.
 pub fn problems(schema: &Validator, settings: &Value) -> Vec<Problem> {
     let problem =
         |error: ValidationError<'_>| Problem { path: dotted(error.instance_path().as_str()), message: message(&error) };
     schema.iter_errors(settings).map(problem).collect()
 }
 
-/// The validator cuts the list of allowed values short; here it is what one has to know.
+/// The message for a violation. The validator shortens the list of allowed values; here it is complete,
+/// because the author of the settings needs it.
 fn message(error: &ValidationError<'_>) -> String {
     match error.kind() {
         ValidationErrorKind::Enum { options } => {
@@ -45,7 +46,7 @@ fn message(error: &ValidationError<'_>) -> String {
     }
 }
 
-/// `/plans/free/limits/0` (RFC 6901) is `plans.free.limits[0]`.
+/// Converts a JSON Pointer (RFC 6901): `/plans/free/limits/0` becomes `plans.free.limits[0]`.
 fn dotted(pointer: &str) -> String {
     field_path::along(pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")))
 }

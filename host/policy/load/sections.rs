@@ -1,4 +1,4 @@
-//! What a component carries along beside its code, in custom sections of its own.
+//! Custom sections of a component, which hold data beside its code.
 
 use std::borrow::Cow;
 
@@ -10,12 +10,12 @@ pub const SOURCES: &str = "culvert:sources";
 /// The cases that a component must pass, as a JSON list of files.
 pub const CASES: &str = "culvert:cases";
 
-/// Adds a section at the component's end.
+/// Appends a custom section to the component.
 pub fn append(wasm: &mut Vec<u8>, name: &str, data: &[u8]) {
     CustomSection { name: name.into(), data: Cow::Borrowed(data) }.append_to_component(wasm);
 }
 
-/// The content of a section of the component itself, not of one that is inside it.
+/// Finds a section of the component itself; sections of nested modules and components are skipped.
 pub fn find<'a>(wasm: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut depth = 0;
     for payload in Parser::new(0).parse_all(wasm) {

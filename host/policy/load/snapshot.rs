@@ -1,7 +1,7 @@
-//! Configure a module once, and keep the memory that this leaves behind.
+//! Configures a module once and keeps the resulting memory as a snapshot.
 //!
-//! The instrumented component is configured in a sandbox; what is then in its memory and globals
-//! becomes the initial state of a new component. Every decision starts from there.
+//! The instrumented component is configured in a sandbox. The content of its memory and globals then
+//! becomes the initial state of a new component, from which every decision starts.
 
 use futures_util::FutureExt;
 use wasmtime::component::{Component, Instance, Lift, WasmList};
@@ -12,15 +12,15 @@ use crate::engine::engines::Engines;
 use crate::engine::sandbox::{self, Limits, SandboxStore};
 use crate::load::component::{LoadError, module_function};
 
-/// To be read, a memory is grown by as much as its copy needs for a header.
+/// Bytes by which a memory grows when it is read: room for the header of its copy.
 const SNAPSHOT_ROOM: usize = 128 * 1024;
 
-/// The component with what it takes to read its memory: all that it was, and some functions more.
+/// The component with additional functions that read its memory.
 pub fn instrumented(wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
     Wizer::new().instrument_component(wasm).map(|(_, instrumented)| instrumented).map_err(LoadError::snapshot)
 }
 
-/// The component with these settings taken in. `compiled` is what [`instrumented`] made of it.
+/// The component with these settings applied. `compiled` must be the result of [`instrumented`].
 pub fn configured(
     engines: &Engines,
     wasm: &[u8],
@@ -39,10 +39,10 @@ pub fn configured(
     configure(&mut store, &instance, settings)?;
 
     sandbox::extend_deadline(&mut store, limits);
-    // The whole memory is read, and some more where it is in several pieces.
+    // The whole memory is copied, and some of it again where it consists of several pieces.
     store.set_hostcall_fuel(2 * limits.memory_bytes);
     let mut state = State { store, instance, memory_bytes: limits.memory_bytes, failed: None };
-    // Nothing in it waits: `State` answers at once.
+    // `now_or_never` suffices, because `State` never waits.
     let snapshot = wizer.snapshot_component(&context, &mut state).now_or_never();
     match (state.failed, snapshot) {
         (Some(error), _) => Err(LoadError::unreadable(error)),
@@ -51,7 +51,7 @@ pub fn configured(
     }
 }
 
-/// Has an instance take its settings.
+/// Calls the instance's `configure` with its settings.
 pub fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> Result<(), LoadError> {
     let configure = module_function::<(&str,), (Result<(), Vec<Problem>>,)>(store, instance, "configure")
         .map_err(|e| LoadError::configure(store, &e))?;
@@ -59,8 +59,8 @@ pub fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) 
     answer.map_err(LoadError::settings)
 }
 
-/// Reads a configured instance for the snapshot. The first failure is kept and the rest of the
-/// reading is given harmless values: the trait knows no errors.
+/// Reads the state of a configured instance for the snapshot. The trait's methods cannot fail, so the
+/// first error is kept and harmless values are returned after it.
 struct State {
     store: SandboxStore,
     instance: Instance,
@@ -92,7 +92,7 @@ impl ComponentInstanceState for State {
             Ok(list) => contents(list.as_le_slice(&self.store)),
             Err(error) => {
                 self.failed.get_or_insert(error);
-                // The reader looks into what it is given, and what comes of it is thrown away.
+                // The reader expects content, and its result is discarded because of the error.
                 contents(&vec![0; self.memory_bytes]);
             }
         }

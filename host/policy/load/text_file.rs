@@ -1,15 +1,15 @@
-//! Files that people write: TOML, or JSON where the name says so.
+//! Files that people write: JSON if the name ends in `.json`, TOML otherwise.
 
 use std::path::Path;
 
 use figment::providers::{Format, Toml};
 use serde::de::DeserializeOwned;
 
-/// Reads one.
+/// Reads and parses a file.
 ///
 /// # Errors
 ///
-/// One line, without the file's name.
+/// Where the file cannot be read or parsed: one line, without the file's name.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     if path.extension().is_some_and(|extension| extension == "json") {

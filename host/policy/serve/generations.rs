@@ -1,8 +1,8 @@
-//! The sets that have decided in this process: the one that decides now, those before it, and how
-//! one takes another's place.
+//! The generations of policies in this process: the current set, the earlier ones, and how they are
+//! replaced.
 //!
-//! A new set is staged whole (read, configured, put to its own cases) before anything is swapped;
-//! whatever goes wrong on the way, the old one stays and the reason is kept for `status`.
+//! A new set is loaded, configured and tested with its own cases before it replaces the current one. If
+//! any of that fails, the current set stays and the reason is kept for `status`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ use crate::serve::observer::DecisionObserver;
 use crate::serve::pinned::Pinned;
 use crate::serve::records::Records;
 
-/// Sets that are kept for going back.
+/// Most earlier sets that are kept for a rollback.
 const KEPT: usize = 4;
 
 pub struct Generations {
@@ -26,29 +26,29 @@ pub struct Generations {
     observer: Arc<DecisionObserver>,
     current: ArcSwap<PolicySet>,
     history: Mutex<History>,
-    /// One set is staged at a time.
+    /// Held while a set is loaded, so that only one is loaded at a time.
     staging: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct History {
-    /// The oldest first.
+    /// Oldest first.
     earlier: Vec<Arc<PolicySet>>,
-    /// The highest generation that there was.
+    /// The highest generation so far.
     newest: u64,
     rollbacks: u64,
     last_failure: Option<Failure>,
 }
 
-/// What a set is loaded from.
+/// The configuration that a set is loaded from.
 #[derive(Clone, Debug)]
 pub struct Policies {
     pub entries: Vec<PolicyConfig>,
-    /// A plan that the set has to know.
+    /// A plan that the set must know.
     pub default_plan: String,
 }
 
-/// Why policies were not reloaded. One line; the old set goes on.
+/// Why policies were not reloaded, in one line. The current set stays in use.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     #[error("{0}")]
@@ -61,25 +61,25 @@ pub enum ReloadError {
     RolledBack,
 }
 
-/// There is no set that could decide again.
+/// There is no earlier set to roll back to.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no earlier generation to go back to")]
 pub struct NoEarlierGeneration;
 
-/// The last attempt that came to nothing.
+/// The last reload that failed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
     pub at: DateTime<Utc>,
     pub problem: String,
 }
 
-/// What decides, for the operator.
+/// The current policies, for the operator.
 #[derive(Debug, Serialize)]
 pub struct Status {
     pub generation: u64,
     pub loaded_at: DateTime<Utc>,
     pub modules: Vec<ModuleStatus>,
-    /// The generations that can be gone back to, the next one first.
+    /// The generations available for a rollback, most recent first.
     pub earlier: Vec<u64>,
     pub last_failure: Option<Failure>,
 }
@@ -87,7 +87,7 @@ pub struct Status {
 #[derive(Debug, Serialize)]
 pub struct ModuleStatus {
     pub kind: Kind,
-    /// As the configuration names it.
+    /// The module's name in the configuration.
     pub module: String,
     pub name: String,
     pub version: String,
@@ -102,7 +102,7 @@ impl Generations {
     ///
     /// # Errors
     ///
-    /// One line that names the entry and what to do.
+    /// Where a module cannot be loaded: one line that names the entry and what to do.
     pub fn open(loader: Loader, observer: DecisionObserver, policies: &Policies) -> Result<Self, ChainError> {
         let observer = Arc::new(observer);
         let set = stage(&loader, &observer, policies, 1)?;
@@ -112,7 +112,7 @@ impl Generations {
         Ok(Self { loader: Arc::new(loader), observer, current, history, staging: tokio::sync::Mutex::default() })
     }
 
-    /// The set that decides now, for one request.
+    /// Pins the current set for one request.
     pub fn pin(&self, request_id: Option<Uuid>) -> Pinned {
         Pinned::new(self.current(), self.observer.clone(), request_id)
     }
@@ -121,11 +121,11 @@ impl Generations {
         self.current.load_full()
     }
 
-    /// Reads the configuration again and has its policies decide; the generation that they are.
+    /// Reads the configuration again and puts its policies into use. Returns their generation.
     ///
     /// # Errors
     ///
-    /// One line. The old set goes on.
+    /// Where the policies cannot be loaded, in one line. The current set stays in use.
     pub async fn reload<E>(
         &self,
         read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
@@ -146,7 +146,7 @@ impl Generations {
         });
         match staged.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic))) {
             Ok(set) if self.swap(&set, rollbacks) => Ok(generation),
-            // Whoever went back meanwhile has seen something that this reload did not know of.
+            // Whoever rolled back in the meantime knew of a problem that this reload did not know of.
             Ok(_) => Err(self.fail(ReloadError::RolledBack)),
             Err(error) => Err(self.fail(error)),
         }
@@ -161,7 +161,7 @@ impl Generations {
         error
     }
 
-    /// Has a set take over, unless there was a rollback since it was begun.
+    /// Makes a set the current one, unless there was a rollback since its loading began.
     fn swap(&self, set: &Arc<PolicySet>, rollbacks: u64) -> bool {
         let mut history = self.history();
         if history.rollbacks != rollbacks {
@@ -178,11 +178,11 @@ impl Generations {
         true
     }
 
-    /// Has the set before this one decide again, until the next reload or start.
+    /// Makes the previous set the current one again, until the next reload or start.
     ///
     /// # Errors
     ///
-    /// There is none before it.
+    /// Where there is no earlier set.
     pub fn rollback(&self) -> Result<u64, NoEarlierGeneration> {
         let mut history = self.history();
         let set = history.earlier.pop().ok_or(NoEarlierGeneration)?;
@@ -216,7 +216,7 @@ impl Generations {
         }
     }
 
-    /// Writes down what was decided until now.
+    /// Stops the shadow modules and writes the decision records that are still queued.
     pub fn close(&self) {
         self.observer.close();
     }
@@ -226,7 +226,7 @@ impl Generations {
     }
 }
 
-/// A set that could take over: every module loaded, and the default plan known.
+/// Loads a set that is ready for use: every module is loaded, and the default plan is known.
 fn stage(
     loader: &Loader,
     observer: &Arc<DecisionObserver>,

@@ -1,6 +1,6 @@
-//! The set of modules that decides: every chain, on every lane.
+//! The set of modules that decides: every chain, on every shard.
 //!
-//! A set never changes. Of one kind, the modules are asked in the order of the configuration.
+//! A set never changes. The modules of a kind are evaluated in the order of the configuration.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -23,16 +23,16 @@ use crate::load::component::{Configured, LoadError};
 use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
 
 pub struct PolicySet {
-    /// Counts the sets of this process, from 1.
+    /// Number of the set in this process, from 1.
     pub generation: u64,
     pub loaded_at: DateTime<Utc>,
     shards: Vec<Shard>,
     modules: Vec<Loaded>,
-    /// What plans include: a pure function of the plan's name, asked once for each.
+    /// What plans include. This depends only on the plan's name, so each name is evaluated once.
     pub entitlements: RwLock<HashMap<String, Option<Entitlement>>>,
 }
 
-/// The chains, on one engine.
+/// The chains on one shard.
 #[derive(Default)]
 struct Shard {
     plan_access: Chain,
@@ -47,7 +47,7 @@ pub struct Chain {
     pub shadows: Vec<ModuleInstance>,
 }
 
-/// One module on one lane, ready to be instantiated.
+/// One module on one shard, ready to be instantiated.
 pub struct ModuleInstance {
     pub engine: Engine,
     pub instances: Instances,
@@ -62,7 +62,7 @@ pub enum Instances {
 }
 
 impl PolicySet {
-    /// The modules in the order of the configuration.
+    /// Prepares the modules, in the order of the configuration, on every shard.
     pub fn new(
         engines: &Engines,
         metrics: &PolicyMetrics,
@@ -93,12 +93,12 @@ impl PolicySet {
         Ok(Self { generation, loaded_at, shards, modules, entitlements: RwLock::default() })
     }
 
-    /// The modules of a kind, on the lane of the thread that asks.
+    /// The modules of a kind, on the calling thread's shard.
     pub fn chain(&self, kind: Kind) -> &Chain {
         self.shards[engines::shard_of_this_thread(self.shards.len())].chain(kind)
     }
 
-    /// Whether any module knows a plan, asked without anybody watching.
+    /// Whether any module knows a plan. This evaluation is not counted or recorded.
     pub fn has_plan(&self, plan: &str) -> Result<bool, Failed> {
         let question = PolicyRequest::Entitlements(plan.into());
         for decider in &self.chain(Kind::PlanAccess).enforced {

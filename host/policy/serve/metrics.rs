@@ -1,4 +1,4 @@
-//! The figures of policies, for `/metrics`.
+//! Metrics of the policies, for `/metrics`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::engine::request::{OutcomeLabel, PolicyResponse};
 use crate::engine::sandbox::Failure;
 use crate::load::component::Configured;
 
-/// Seconds: a decision takes some microseconds, and twice its deadline at most.
+/// Bounds of the histogram, in seconds. A decision takes some microseconds, and at most twice its
+/// deadline.
 const BUCKETS: [f64; 15] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 1.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,7 +58,7 @@ struct Reload {
     outcome: &'static str,
 }
 
-/// Every module's figures, and those of the whole.
+/// The metrics of all modules, and of the policies as a whole.
 pub struct PolicyMetrics {
     decisions: Family<Decision, Counter>,
     rules: Family<ByRule, Counter>,
@@ -71,7 +72,7 @@ pub struct PolicyMetrics {
     pub records_dropped: Counter,
 }
 
-/// One module's figures, looked up beforehand.
+/// The metrics of one module, looked up in advance.
 pub struct ModuleMetrics {
     words: [Counter; OutcomeLabel::ALL.len()],
     rules: HashMap<String, Counter>,
@@ -82,7 +83,7 @@ pub struct ModuleMetrics {
     failed: Counter,
 }
 
-/// How a shadow's answer compares.
+/// Result of comparing a shadow module's response with the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
     Agreed,

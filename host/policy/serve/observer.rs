@@ -1,4 +1,4 @@
-//! What sees every answer: the figures, the decision records, and the shadows.
+//! Receives every response: for the metrics, the decision records, and the shadow modules.
 
 use std::io;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct DecisionObserver {
 }
 
 impl DecisionObserver {
-    /// Registers the figures and opens the file of records, where there is to be one.
+    /// Registers the metrics, and opens the file of decision records if one is configured.
     pub fn open(clock: Clock, registry: &mut Registry, records: &RecordsConfig) -> io::Result<Self> {
         let metrics = PolicyMetrics::new(registry);
         let records = Records::open(records, metrics.records_written.clone(), metrics.records_dropped.clone())?;
@@ -60,7 +60,7 @@ impl DecisionObserver {
         });
     }
 
-    /// Writes down what is still to be written.
+    /// Stops the shadow modules and writes the decision records that are still queued.
     pub fn close(&self) {
         self.shadows.close();
         self.records.iter().for_each(Records::close);

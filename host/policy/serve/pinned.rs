@@ -1,5 +1,5 @@
-//! One generation of the policies, held for one request: whatever a request asks, it is answered by
-//! the same set, however often the policies are swapped meanwhile.
+//! One generation of the policies, pinned for one request: all decisions of a request are made by the
+//! same set, even if the policies are replaced in the meantime.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Pinned {
         self.set.generation
     }
 
-    /// What a plan includes, remembered: it is a pure function of the plan's name.
+    /// What a plan includes. The result is cached, because it depends only on the plan's name.
     pub fn entitlement(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         if let Some(known) = self.set.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
             return Ok(known);
@@ -42,7 +42,7 @@ impl Pinned {
         Ok(entitlement)
     }
 
-    /// What a plan includes, by the first module of the chain that knows it.
+    /// What a plan includes, according to the first module of the chain that knows it.
     fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         let question = PolicyRequest::Entitlements(plan.into());
         let known = |answer: &PolicyResponse| matches!(answer, PolicyResponse::Entitlement(Some(_)));
@@ -50,12 +50,12 @@ impl Pinned {
         Ok(if let PolicyResponse::Entitlement(entitlement) = answer { entitlement } else { None })
     }
 
-    /// The first module that denies decides.
+    /// Evaluates the chain for access by plan. The first module that denies decides.
     pub fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
         self.verdict(PolicyRequest::PlanAccess(ask))
     }
 
-    /// The first module that denies decides.
+    /// Evaluates the chain for access by team role. The first module that denies decides.
     pub fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
         self.verdict(PolicyRequest::TeamRole(ask))
     }
@@ -69,7 +69,7 @@ impl Pinned {
         }
     }
 
-    /// What any module of the chain finds wrong.
+    /// The violations that all modules of the chain find.
     pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
         let question = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
@@ -84,7 +84,7 @@ impl Pinned {
         Ok(all)
     }
 
-    /// The first answer that decides, or what it is where none does.
+    /// The first response that decides, or `otherwise` if none does.
     fn first(
         &self,
         question: PolicyRequest,
@@ -104,7 +104,7 @@ impl Pinned {
         Ok(answer)
     }
 
-    /// An answer that is none to the question lets nothing through.
+    /// The failure for a response of the wrong type. It never allows the request.
     fn another_answer(&self) -> Failed {
         Failed { module: "(chain)".into(), failure: Failure::Contract("the answer is none to the question".into()) }
     }

@@ -1,7 +1,7 @@
-//! Decision records: one line of JSON for every answer of a module, written off the request's path.
+//! Decision records: one line of JSON for each response of a module, written by a separate thread.
 //!
-//! The queue is bounded. What finds no place in it is dropped and counted: a slow disk costs
-//! records, never requests. Secrets are masked before a question comes here.
+//! The queue is limited. A record that does not fit is dropped and counted, so a slow disk loses
+//! records but never delays requests. Secrets are redacted before a request is recorded.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -22,9 +22,9 @@ use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse, Secret};
 use crate::load::component::Configured;
 
-/// Records that wait to be written, at most.
+/// Most records in the queue.
 const QUEUE: usize = 8192;
-/// How often the writer looks.
+/// Interval at which the writer empties the queue.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// `[decisions]` of the configuration.
@@ -43,21 +43,21 @@ impl Default for RecordsConfig {
     }
 }
 
-/// One answer of one module.
+/// One response of one module.
 pub struct Record {
     pub time: DateTime<Utc>,
-    /// None where no request asked.
+    /// None if the evaluation belongs to no request.
     pub request_id: Option<Uuid>,
     pub generation: u64,
     pub module: Arc<Configured>,
     pub question: PolicyRequest,
-    /// What was masked in the question, and must not be in the answer.
+    /// The secrets that were redacted in the request. They are redacted in the response as well.
     pub secrets: Vec<Secret>,
     pub answer: Result<PolicyResponse, String>,
     pub took: Duration,
 }
 
-/// A record as it is written.
+/// A record as it is serialized.
 #[derive(Serialize)]
 struct Line<'a> {
     time: DateTime<Utc>,
@@ -109,15 +109,15 @@ impl Record {
 }
 
 pub struct Records {
-    /// Of 2^64 requests, so many.
+    /// The sampled requests, out of 2^64.
     share: u128,
     queue: Arc<Queue>,
     dropped: Counter,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What waits to be written. The writer looks by itself from time to time: to wake it would take a
-/// request longer than to decide.
+/// The records that wait to be written. The writer checks the queue at an interval, because waking it
+/// would take a request longer than the decision itself.
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
@@ -127,7 +127,7 @@ struct Queue {
 #[derive(Default)]
 struct Waiting {
     records: Vec<Record>,
-    /// Whether the file was moved away.
+    /// Whether the file may have been renamed, so that the writer must open it again.
     moved: bool,
     closed: bool,
 }
@@ -137,7 +137,7 @@ impl Queue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has come together since the last look.
+    /// Waits for the interval or for the end, then takes all records.
     fn take(&self) -> Waiting {
         let open = |waiting: &mut Waiting| !waiting.closed;
         let waited = self.closed.wait_timeout_while(self.lock(), LOOK, open);
@@ -148,7 +148,8 @@ impl Queue {
 }
 
 impl Records {
-    /// Opens the file, which is for this user alone: it says what clients asked for.
+    /// Opens the file with permissions for this user alone, because it contains the requests of
+    /// clients.
     pub fn open(config: &RecordsConfig, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
         let Some(path) = &config.file else { return Ok(None) };
         let writer = Writer { path: path.clone(), file: BufWriter::new(open(path)?), written, lost: dropped.clone() };
@@ -160,13 +161,14 @@ impl Records {
         Ok(Some(Self { share, queue, dropped, writer: Mutex::new(Some(writer)) }))
     }
 
-    /// Whether an answer is recorded: all those of a request are, or none. What a plan includes is
-    /// asked once, for everybody.
+    /// Whether a response is recorded: either all of a request are, or none. Entitlements of a plan are
+    /// evaluated once for all requests, so they are recorded unless sampling is off.
     pub fn is_sampled(&self, question: &PolicyRequest, request_id: Option<Uuid>) -> bool {
         if matches!(question, PolicyRequest::Entitlements(_)) {
             return self.share > 0;
         }
-        // The second half of an id is chance.
+        // The second half of an id is random apart from its first two bits. Reversal makes those the
+        // lowest ones.
         let chance = request_id.map_or(0, |id| u128::from(id.as_u64_pair().1.reverse_bits()));
         chance < self.share
     }
@@ -180,12 +182,12 @@ impl Records {
         }
     }
 
-    /// Goes on in a file of the same name, after the old one was moved away.
+    /// Opens a file of the same name again, for use after the old one was renamed.
     pub fn reopen(&self) {
         self.queue.lock().moved = true;
     }
 
-    /// Writes what waits, and ends.
+    /// Writes the queued records and stops the writer.
     pub fn close(&self) {
         self.queue.lock().closed = true;
         self.queue.closed.notify_one();
@@ -203,7 +205,7 @@ impl Drop for Records {
 
 fn open(path: &Path) -> io::Result<File> {
     let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-    // A host that was killed while it wrote has left half a line.
+    // A host that was killed while it wrote may have left an incomplete line.
     let mut last = [b'\n'];
     if file.metadata()?.len() > 0 && file.metadata()?.is_file() {
         file.seek(SeekFrom::End(-1))?;
@@ -244,7 +246,7 @@ impl Writer {
 
     fn write(&mut self, record: &Record) {
         let line = serde_json::to_vec(&record.line()).map_err(io::Error::other);
-        // In one piece: whoever reads along finds whole lines.
+        // Written in one call, so that other readers of the file find whole lines.
         let written = line.and_then(|mut line| {
             line.push(b'\n');
             self.file.write_all(&line)

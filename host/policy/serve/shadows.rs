@@ -1,5 +1,5 @@
-//! Shadow modules: asked what the others were asked, after the request has its answer. What they
-//! say counts for nothing; where it differs, that is counted and logged.
+//! Shadow modules: they evaluate the same requests as the chain, after it has decided. Their responses
+//! have no effect; differences are counted and logged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,7 +13,7 @@ use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::metrics::Compared;
 
-/// Questions that wait for the shadows.
+/// Most requests in the queue of the shadow modules.
 const QUEUE: usize = 1024;
 
 struct ShadowRequest {
@@ -24,7 +24,7 @@ struct ShadowRequest {
 }
 
 pub struct Shadows {
-    /// None is the end.
+    /// `None` stops the worker.
     queue: SyncSender<Option<Box<ShadowRequest>>>,
     dropped: Counter,
     stopped: Arc<AtomicBool>,
@@ -40,7 +40,8 @@ impl Shadows {
         Ok(Self { queue, dropped, stopped, worker: Mutex::new(Some(worker)) })
     }
 
-    /// Has the shadows of a set asked, unless they are too far behind.
+    /// Queues a request for the shadow modules of a set. If the queue is full, it is dropped and
+    /// counted.
     pub fn ask(&self, set: Arc<PolicySet>, request_id: Option<Uuid>, question: PolicyRequest, answer: PolicyResponse) {
         let asked = ShadowRequest { set, request_id, question, answer };
         if self.queue.try_send(Some(Box::new(asked))).is_err() {
@@ -48,7 +49,8 @@ impl Shadows {
         }
     }
 
-    /// Ends. What still waits is not asked: it counts for nothing, and a slow shadow has many.
+    /// Stops the worker. Queued requests are discarded: they have no effect, and a slow shadow module
+    /// may have many of them.
     pub fn close(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         let _ = self.queue.send(None);
@@ -75,7 +77,7 @@ impl ShadowRequest {
         let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
         let request_id = self.request_id.map(tracing::field::display);
         let compared = match shadow.ask(&self.question) {
-            // A module that does not know a plan leaves it to the others.
+            // A module that does not know a plan leaves the response to the others.
             Ok(PolicyResponse::Entitlement(None)) => Compared::Agreed,
             Ok(answer) if answer.same_outcome(&self.answer) => Compared::Agreed,
             Ok(answer) => {

@@ -1,4 +1,4 @@
-//! How fast a module decides, and how much it does for it.
+//! Measures how fast a module decides, and how many instructions a decision takes.
 
 use std::time::Duration;
 
@@ -13,17 +13,19 @@ use crate::load::artefact::Artefacts;
 use crate::load::component::{LoadError, Module};
 use crate::load::dynamic::{CallError, PreparedCall, UntypedModule};
 
-/// Decisions between two looks at the clock's end.
+/// Least decisions between two checks of the elapsed time.
 const ROUND: usize = 64;
 
-/// Each decision is one fresh sandbox, one call, and its end.
+/// The result of a measurement. Each decision creates a fresh sandbox, makes one call, and drops the
+/// sandbox.
 #[derive(Debug, Serialize)]
 pub struct BenchResult {
     pub decisions: usize,
     pub per_second: f64,
     pub p50_us: f64,
     pub p99_us: f64,
-    /// Of WebAssembly, the mean of the questions: the same on every machine.
+    /// WebAssembly instructions of a decision, as the mean over the requests. It is the same on every
+    /// machine.
     pub instructions: u64,
 }
 
@@ -37,10 +39,10 @@ pub enum BenchError {
     NoQuestion,
 }
 
-/// A question, and the function it is for.
+/// The name of the function to call, and the request.
 pub type BenchInput<'a> = (Option<&'a str>, Value);
 
-/// Asks the questions in turn for so long.
+/// Evaluates the requests in turn until `time` has passed.
 pub fn measure(
     engines: &Engines,
     module: &Module,
@@ -78,7 +80,7 @@ fn prepare(dynamic: &UntypedModule, questions: &[BenchInput<'_>]) -> Result<Vec<
     Ok(questions.iter().map(|(call, question)| dynamic.prepare(*call, question)).collect::<Result<_, _>>()?)
 }
 
-/// The mean of what the questions take, in instructions.
+/// The mean number of instructions that the requests take.
 fn count(
     engines: &Engines,
     module: &Module,

@@ -1,6 +1,6 @@
-//! Builds a policy project: sources to a component, by whichever toolchain is there.
+//! Builds a policy project into a component, with whichever toolchain is installed.
 //!
-//! `wasm32-wasip2` is not used: its standard library imports WASI, and a policy imports nothing.
+//! The target is not `wasm32-wasip2`: its standard library imports WASI, and a policy imports nothing.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,11 @@ use crate::tools::sources::{self, Sources};
 use serde::Deserialize;
 
 const TARGET: &str = "wasm32-unknown-unknown";
-/// Whatever a policy calls is shallow; the smaller its stack, the smaller its memory.
+/// Bytes of a module's stack. Calls in a policy are not deep, and a smaller stack makes for a smaller
+/// memory.
 const STACK_BYTES: u32 = 32 * 1024;
 
-/// As in the root `Cargo.toml`, for crates that live elsewhere.
+/// The same profile as in the root `Cargo.toml`, for crates outside the workspace.
 const PROFILE: [&str; 6] = [
     "profile.policy.inherits='release'",
     "profile.policy.opt-level='s'",
@@ -53,7 +54,7 @@ pub enum BuildError {
     JavaScript(#[from] JavaScriptError),
 }
 
-/// A component, and the digest of what it was built from.
+/// A component, and the digest of its sources.
 pub struct CompiledPolicy {
     pub name: String,
     pub wasm: Vec<u8>,
@@ -91,16 +92,16 @@ fn javascript(folder: &Path) -> Result<(String, Vec<u8>, String), BuildError> {
     Ok((package.name, wasm, sources::digest(&[folder.to_owned()])?))
 }
 
-/// The digest of the sources that a component says it was built from.
+/// The digest of its sources that a component contains.
 pub fn built_from(wasm: &[u8]) -> Option<String> {
     String::from_utf8(sections::find(wasm, sections::SOURCES)?.into()).ok()
 }
 
-/// The ways to build for WebAssembly, in the order in which they are tried.
+/// The toolchains that can build for WebAssembly, in the order in which they are tried.
 enum Toolchain {
     /// The current toolchain, with the target installed.
     Installed,
-    /// Debian's, which brings the standard library's sources.
+    /// Debian's toolchain, which includes the sources of the standard library.
     Debian { linker: PathBuf },
 }
 
@@ -141,7 +142,7 @@ impl Toolchain {
     }
 }
 
-/// LLD, as the current toolchain brings it along, or as Debian installs it.
+/// Finds LLD: the current toolchain's own, or one that is installed on the path.
 fn find_linker() -> Option<PathBuf> {
     let own = printed("rustc", &["--print", "sysroot"]).and_then(|sysroot| {
         let host = printed_text("rustc", &["--print", "host-tuple"])?;
@@ -158,7 +159,7 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     let mut cargo = toolchain.cargo();
     cargo.arg("rustc").arg("--manifest-path").arg(sources.manifest()).args(["--lib", "--crate-type", "cdylib"]);
     cargo.args(["--profile", "policy", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
-    // Apart from the host's own builds: another compiler may be at work here.
+    // A folder apart from that of the host's own builds, because the compiler may be another one.
     cargo.arg("--target-dir").arg(sources.target().join("policy"));
     for setting in PROFILE {
         cargo.args(["--config", setting]);
@@ -166,7 +167,7 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     if let Some(linker) = toolchain.linker() {
         cargo.env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker);
     }
-    // What a host build leaves in the environment is not meant for this one.
+    // These variables may be set for a build of the host; they must not affect this one.
     for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
         cargo.env_remove(name);
     }
@@ -180,14 +181,15 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     std::fs::read(&module).map_err(|e| BuildError::File(module, e))
 }
 
-/// What cargo reports of an artefact, as far as it matters here.
+/// The fields of cargo's messages about an artefact that are used here.
 #[derive(Deserialize)]
 struct Artefact {
     manifest_path: PathBuf,
     filenames: Vec<PathBuf>,
 }
 
-/// A module tells nothing of the machine that it was built on.
+/// Compiler flags. They remove local paths, so that a module reveals nothing of the machine it was
+/// built on.
 fn flags(sources: &Sources) -> Vec<String> {
     let mut flags = vec!["-C".into(), format!("link-arg=-zstack-size={STACK_BYTES}")];
     let mut remap = |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));

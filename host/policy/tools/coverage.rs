@@ -1,4 +1,4 @@
-//! Which of a module's rules its cases come by.
+//! Coverage: which of a module's declared rules its cases exercise.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::load::cases::Outcome;
 
 pub struct Coverage {
     pub rules: usize,
-    /// Declared rules that no case has come by, in the module's order.
+    /// Declared rules that no case exercises, in the module's order.
     pub missing: Vec<String>,
 }
 
@@ -19,7 +19,7 @@ impl Coverage {
         Self { rules: description.rules.len(), missing }
     }
 
-    /// From 0 to 100; a module without rules is covered.
+    /// The coverage from 0 to 100; 100 for a module without rules.
     pub fn percent(&self) -> f64 {
         match self.rules {
             0 => 100.0,

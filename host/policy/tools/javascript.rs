@@ -1,4 +1,4 @@
-//! JavaScript policies: made components by ComponentizeJS, which brings an interpreter along.
+//! JavaScript policies: ComponentizeJS makes them components, which include an interpreter.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub enum JavaScriptError {
     File(PathBuf, io::Error),
 }
 
-/// What is read of a `package.json`.
+/// The fields of `package.json` that are used here.
 #[derive(Deserialize)]
 pub struct Package {
     pub name: String,
@@ -44,7 +44,7 @@ impl Package {
         serde_json::from_str(&text).map_err(|error| JavaScriptError::Package(path, error.to_string()))
     }
 
-    /// The component.
+    /// Builds the component.
     pub fn build(&self, folder: &Path) -> Result<Vec<u8>, JavaScriptError> {
         if !folder.join("node_modules/@bytecodealliance/componentize-js").is_dir() {
             return Err(JavaScriptError::NotInstalled(folder.into()));
@@ -53,7 +53,7 @@ impl Package {
         let mut node = Command::new("node");
         node.args(["--input-type=module", "--eval", COMPONENTIZE, "--"]);
         node.arg(&self.main).arg("wit").arg(self.culvert.kind.name()).arg("node_modules/.culvert.wasm");
-        // The interpreter says on its standard output what it does; nobody asked.
+        // ComponentizeJS reports its progress on standard output, which is not needed.
         node.current_dir(folder).stdout(Stdio::null()).stderr(Stdio::piped());
         let ended = node.output().map_err(JavaScriptError::NoNode)?;
         if !ended.status.success() {
@@ -65,7 +65,7 @@ impl Package {
     }
 }
 
-/// The line of a stack trace that says what is wrong.
+/// The line of a stack trace that names the error.
 fn reason(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let said = text.lines().find(|line| line.contains("Error")).or(text.lines().last());

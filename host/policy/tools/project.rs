@@ -1,4 +1,4 @@
-//! A new policy project: everything it takes to build one, in one folder that stands alone.
+//! Creates a new policy project: a folder with all that is needed to build it.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ pub enum ProjectError {
     File(PathBuf, io::Error),
 }
 
-/// The contract, as every project has it.
+/// The files of the contract, which every project contains.
 const WIT: [(&str, &str); 4] = [
     ("wit/types.wit", include_str!("../../../wit/types.wit")),
     ("wit/plan-access.wit", include_str!("../../../wit/plan-access.wit")),
@@ -31,7 +31,7 @@ const WIT: [(&str, &str); 4] = [
     ("wit/validation.wit", include_str!("../../../wit/validation.wit")),
 ];
 
-/// What Rust projects are built on.
+/// The files of the SDK, which every Rust project contains.
 const SDK: [(&str, &str); 5] = [
     ("sdk/Cargo.toml", include_str!("../../../policies/templates/rust/sdk.toml")),
     ("sdk/src/lib.rs", include_str!("../../../policies/sdk/src/lib.rs")),
@@ -40,7 +40,7 @@ const SDK: [(&str, &str); 5] = [
     ("sdk/src/export.rs", include_str!("../../../policies/sdk/src/export.rs")),
 ];
 
-/// The texts of one kind.
+/// The files that depend on the policy's kind.
 struct Template {
     rust: &'static str,
     javascript: &'static str,
@@ -67,7 +67,7 @@ fn template(kind: Kind) -> Template {
     }
 }
 
-/// Makes a project in a new folder of its name; the files that were written.
+/// Creates a project in a new folder `name` and returns the files written.
 pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Result<Vec<PathBuf>, ProjectError> {
     let letters = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let begins = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());

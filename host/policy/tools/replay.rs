@@ -1,7 +1,7 @@
-//! Recorded decisions, asked again: which answers would another module give?
+//! Replay: evaluates recorded requests with another module and reports what would change.
 //!
-//! An answer counts as the same where the client would be told the same: texts may differ. What was
-//! masked in a record is not compared.
+//! Two responses count as the same if a client would get the same outcome, so texts may differ. What
+//! was redacted in a record is not compared.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use crate::engine::kind::Kind;
 use crate::load::dynamic::{CallError, UntypedModule};
 
-/// What a module that gives no answer comes to.
+/// Stands for the response of a module that failed.
 const FAILED: &str = "failed";
 
-/// One line of a file of decision records, as far as it matters here.
+/// The fields of a decision record that are used here.
 #[derive(Debug, Deserialize)]
 pub struct Recorded {
     pub time: String,
@@ -21,16 +21,16 @@ pub struct Recorded {
     pub module: String,
     pub call: String,
     pub input: Value,
-    /// Null where the module failed.
+    /// Null if the module failed.
     #[serde(default)]
     pub answer: Value,
-    /// Why the module gave no answer.
+    /// Why the module gave no valid response.
     pub error: Option<String>,
     #[serde(default)]
     pub masked: Vec<String>,
 }
 
-/// An answer that would be another one.
+/// A response that differs from the recorded one.
 #[derive(Debug, Serialize)]
 pub struct Changed {
     pub line: usize,
@@ -40,7 +40,7 @@ pub struct Changed {
     pub would_be: Value,
 }
 
-/// What came of a module.
+/// The results of replaying records with a module.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub module: String,
@@ -48,7 +48,7 @@ pub struct Report {
     pub changed: Vec<Changed>,
 }
 
-/// Asks a module what a record was asked, and says what would change.
+/// Evaluates a recorded request with a module and returns the difference, if there is one.
 pub fn replay(module: &UntypedModule, line: usize, record: &Recorded) -> Option<Changed> {
     let was = record.error.as_ref().map_or_else(|| record.answer.clone(), |_| FAILED.into());
     let answer = match module.ask(Some(&record.call), &record.input) {
@@ -63,8 +63,8 @@ pub fn replay(module: &UntypedModule, line: usize, record: &Recorded) -> Option<
     Some(Changed { line, time, request_id, was, would_be: answer })
 }
 
-/// What of an answer makes a difference to the client: no texts, no rules, nothing about masked
-/// fields, no order.
+/// The parts of a response that matter to the client. Texts, rules, violations of redacted fields and
+/// the order of lists are left out.
 fn told(answer: &Value, masked: &[String]) -> Value {
     match answer {
         Value::Object(fields) => {

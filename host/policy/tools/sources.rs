@@ -1,5 +1,5 @@
-//! What a policy is built from: its crate, the local crates that this depends on, and what their
-//! manifests name beside (`[package.metadata.culvert] sources`).
+//! The source folders of a policy: its crate, the local crates that it depends on, and the further
+//! sources that their manifests name (`[package.metadata.culvert] sources`).
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::process::Command;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-/// What is inside a project and does not go into the module's code.
+/// Names inside a project that are not part of the module's code.
 const NOT_SOURCES: [&str; 6] = ["target", "node_modules", "cases", "tests", "Cargo.lock", "package-lock.json"];
 
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ struct Package {
     id: String,
     name: String,
     manifest_path: PathBuf,
-    /// None for a package on this machine.
+    /// None for a package from a local path.
     source: Option<String>,
     metadata: Option<PackageMetadata>,
 }
@@ -98,17 +98,17 @@ impl Sources {
         &self.manifest
     }
 
-    /// Cargo's folder for what it builds.
+    /// Cargo's target folder.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Where the sources are.
+    /// The folders that contain the sources.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
     }
 
-    /// What the module is made from, in one number.
+    /// The digest of all sources.
     pub fn digest(&self) -> Result<String, SourcesError> {
         digest(&self.folders)
     }
@@ -134,7 +134,8 @@ pub fn digest(folders: &[PathBuf]) -> Result<String, SourcesError> {
 }
 
 impl Metadata {
-    /// The folders of a package, of the local packages that it depends on, and what they name.
+    /// The folders of a package and of the local packages that it depends on, and the sources that they
+    /// name.
     fn local_folders(&self, root: &str) -> Vec<PathBuf> {
         let mut reached = vec![root];
         let mut next = 0;

@@ -1,4 +1,4 @@
-//! Replacing the rules by which visitors are let in.
+//! Replacing the access rules for visitors.
 
 use uuid::Uuid;
 
@@ -26,7 +26,7 @@ pub struct ReplaceCountryRules {
     pub rules: Vec<CountryRule>,
 }
 
-/// The rules as they are now, and whether the tunnel's node knows countries.
+/// The rules after the change, and whether the tunnel's node can look up countries and enforce them.
 pub struct ReplacedCountryRules {
     pub rules: Vec<CountryRule>,
     pub enforced: bool,

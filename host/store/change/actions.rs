@@ -1,6 +1,6 @@
-//! Asking devices for remote actions; see `docs/develop/decisions/0003-operations.md`. The checks of
-//! state are made here, in the order of `docs/develop/decisions/0001-order-of-checks.md`, where nothing
-//! else changes the scope.
+//! Requesting remote actions of devices; see `docs/develop/decisions/0003-operations.md`. The checks of
+//! state are made here, in the order of `docs/develop/decisions/0001-order-of-checks.md`, because here
+//! the scope's row lock keeps other transactions from changing the scope.
 
 use uuid::Uuid;
 
@@ -58,7 +58,7 @@ impl Change for Start {
     }
 }
 
-/// Nothing is to be done, and that is a success.
+/// Stores an operation that succeeds at once, because the device runs the tunnel already.
 async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, run: &Run) -> Result<Operation> {
     write.check_no_active_operation(new).await?;
     let now = write.now;
@@ -85,16 +85,16 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
     Ok(operation)
 }
 
-/// How a start came out.
+/// The outcome of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartOutcome {
     Now,
     Already,
-    /// It failed, and the device that ran the tunnel before has it back.
+    /// The start failed, and the tunnel was given back to the device that ran it before.
     RolledBack,
 }
 
-/// The operation's `result` of a start or restart; see `docs/develop/decisions/0003-operations.md`.
+/// The `result` of a start or restart operation; see `docs/develop/decisions/0003-operations.md`.
 pub fn start_result(
     tunnel: &Tunnel,
     session_id: Option<Uuid>,
@@ -123,13 +123,13 @@ async fn check_not_suspended(write: &mut Write, permit: &Permit, tunnel: &Tunnel
     if tunnel.suspended || used_up { Err(Error::of(Code::TunnelSuspended)) } else { Ok(()) }
 }
 
-/// A device that the admission knew and that was removed since.
+/// Reads a device again inside the transaction: it may have been removed since the admission.
 async fn device(write: &mut Write, scope_id: Uuid, id: Uuid) -> Result<Device> {
     let device = write.device(scope_id, id).await?;
     device.ok_or_else(|| Error::invalid(vec![Fault::new("device_id", "is no device of this scope")]))
 }
 
-/// Stop or restart, on the device that runs the tunnel.
+/// Stops or restarts a tunnel on the device that runs it.
 pub struct ActOnRunning {
     pub tunnel_id: Uuid,
     pub action: RemoteAction,
@@ -162,7 +162,7 @@ impl Change for ActOnRunning {
     }
 }
 
-/// Stop-all or restart-agent.
+/// The device actions stop-all and restart-agent.
 pub struct ActOnDevice {
     pub device_id: Uuid,
     pub action: RemoteAction,

@@ -23,8 +23,8 @@ impl Change for UpdateDevice {
         if let Some(name) = &self.patch.name {
             write.rename_device(device.id, name).await?;
         }
-        // Turned off holds at once, online or not. Off already, it is turned off again: an agent that is
-        // away may have a consent in hand, and that is void from now on.
+        // Remote control is turned off at once, whether the device is online or not. This is done even if
+        // it is off already: an agent that is offline may hold a signed consent, which becomes void.
         if self.patch.remote_control_enabled == Some(false) {
             write.turn_remote_control_off(device.id).await?;
         }

@@ -8,7 +8,7 @@ use crate::store::commit::Change;
 use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
 use culvert_domain::error::{Code, Error, Fault, Result};
 
-/// Notes what a lookup of the name found.
+/// Records the result of a DNS lookup of a custom domain.
 pub struct VerifyDomain {
     pub tunnel_id: Uuid,
     pub domain: String,
@@ -31,7 +31,7 @@ impl Change for VerifyDomain {
         });
         match &self.found {
             Ok(()) => domain.note(Ok(()), write.now),
-            // Looking is no daily check: it takes nothing away that was verified.
+            // Unlike the daily check, a failed lookup on request does not revoke an assigned domain.
             Err(error) => {
                 domain.last_checked_at = write.now;
                 domain.error = Some(error.clone());
@@ -75,7 +75,7 @@ pub struct RemoveDomain {
 }
 
 impl Change for RemoveDomain {
-    /// The name that the tunnel had.
+    /// The domain that was removed.
     type Done = String;
 
     async fn apply(&self, write: &mut Write, _: &Permit) -> Result<String> {

@@ -1,4 +1,4 @@
-//! Undoing what an operation had begun when it failed; see `docs/develop/decisions/0003-operations.md`.
+//! Undoing the effects of a failed operation; see `docs/develop/decisions/0003-operations.md`.
 
 use super::actions::{StartOutcome, start_result};
 use crate::store::{Hint, Write};
@@ -7,7 +7,7 @@ use culvert_domain::operation::{Operation, OperationError, RemoteAction};
 use culvert_domain::session::EndReason;
 
 impl Write {
-    /// Fails an operation and undoes what it had begun. A start's lease ends; a handoff's tunnel is
+    /// Fails an operation and undoes its effects. The lease of a start ends. The tunnel of a handoff is
     /// offered back to the device that ran it.
     pub async fn abort_operation(&mut self, operation: &mut Operation, error: OperationError) -> Result<()> {
         self.notify(Hint::Device(operation.device_id));
@@ -21,20 +21,20 @@ impl Write {
     async fn end_failed_start(&mut self, operation: &mut Operation, detail: &str) -> Result<()> {
         let Some(tunnel_id) = operation.tunnel_id else { return Ok(()) };
         self.set_start_error(tunnel_id, Some(detail)).await?;
-        // Before the lease was given, whatever ran went on.
+        // Without a session the start has not changed anything: the former session, if any, is still open.
         let Some(session_id) = operation.session_id else { return Ok(()) };
         self.stop_session(session_id, EndReason::Error).await?;
         self.roll_back(operation).await
     }
 
-    /// Gives a tunnel back to the device that a handoff took it from, if that one is still there.
+    /// Gives a tunnel back to the device from which a handoff took it, if that device is still online.
     async fn roll_back(&mut self, operation: &mut Operation) -> Result<()> {
         let (Some(tunnel_id), Some(handoff_from_device_id)) = (operation.tunnel_id, operation.handoff_from_device_id)
         else {
             return Ok(());
         };
         let Some(tunnel) = self.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
-        // What holds for a start holds here: it may no longer be the device's to run.
+        // The checks of a start apply here too: the device may have lost its permission to run the tunnel.
         let device = self.device(operation.scope_id, handoff_from_device_id).await?;
         let may_run = device.is_some_and(|device| device.owner_active)
             && tunnel.allows(handoff_from_device_id)

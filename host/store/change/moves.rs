@@ -1,4 +1,4 @@
-//! Placing a tunnel on another node.
+//! Moving a tunnel: its placement on another node.
 
 use uuid::Uuid;
 
@@ -16,7 +16,7 @@ pub struct MoveTunnel {
 }
 
 impl Change for MoveTunnel {
-    /// The node that it is placed on now.
+    /// The id of the node on which the tunnel is placed now.
     type Done = Uuid;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
@@ -40,7 +40,7 @@ impl Change for MoveTunnel {
     }
 }
 
-/// A tunnel that runs goes on on the same device, where it leads to what it led to before.
+/// Places a tunnel on a node. A running tunnel continues on the same device, with the same target.
 async fn place(write: &mut Write, tunnel: &Tunnel, node: &Node) -> Result<()> {
     let holder = match &tunnel.run {
         Some(run) => write.lease(run.session_id).await?,

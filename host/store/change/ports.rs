@@ -29,7 +29,9 @@ impl Change for CreateExtraPort {
     }
 }
 
-/// The plan's number is counted again here, where nobody else adds anything; the cap is ours.
+/// Checks the number of extra ports against the plan's limit and the host's own maximum. The permit's
+/// counters are current, because [`Store::commit`](crate::store::Store::commit) has compared them under
+/// the scope's row lock.
 fn check_limit(permit: &Permit) -> Result<()> {
     let ports = permit.facts().counters.extra_ports;
     if let Some(limit) = permit.entitlement().extra_ports_per_tunnel.filter(|limit| ports >= *limit) {
@@ -43,7 +45,7 @@ fn check_limit(permit: &Permit) -> Result<()> {
     Err(Error::new(Code::ExtraPortLimitReached, detail))
 }
 
-/// What would be opened at once must be allowed by the device's owner.
+/// Checks that the device's owner allows the new local target, which a running tunnel serves at once.
 async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -> Result<()> {
     let Some(run) = tunnel.run.as_ref().filter(|_| port.carries_tcp()) else { return Ok(()) };
     match write.device(tunnel.scope_id, run.device_id).await? {
@@ -52,8 +54,8 @@ async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -
     }
 }
 
-/// A running tunnel takes visitors on the new port at once, if its device lets itself be controlled
-/// from afar; else from its next local start on.
+/// Opens the new port on a running tunnel at once if its device has remote control turned on. Otherwise
+/// the port opens with the next local start.
 async fn open_at_once(write: &mut Write, tunnel: &Tunnel, port: &ExtraPort) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;

@@ -12,12 +12,12 @@ use culvert_domain::node::{self, Preference};
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
 
-/// How often another name is tried for an http tunnel whose owner asked for none.
+/// How many generated subdomains are tried for an http tunnel without a requested one.
 const NAMES: usize = 4;
 
 pub struct CreateTunnel {
     pub definition: TunnelDefinition,
-    /// Argon2id of the basic-auth password.
+    /// Argon2id hash (RFC 9106) of the basic-auth password.
     pub password_hash: Option<String>,
 }
 
@@ -68,7 +68,8 @@ impl Change for CreateTunnel {
     }
 }
 
-/// Numbers are counted again here, where nobody else creates anything in the scope.
+/// Checks the plan's limits. The permit's counters are current, because
+/// [`Store::commit`](crate::store::Store::commit) has compared them under the scope's row lock.
 fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
     let entitlement = permit.entitlement();
     let tunnels = permit.facts().counters.tunnels;
@@ -83,7 +84,7 @@ fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
     Ok(())
 }
 
-/// An http tunnel is found by its name, so it gets one if its owner asked for none.
+/// Inserts a tunnel. An http tunnel is addressed by its subdomain, so one is generated if none is requested.
 async fn insert(write: &mut Write, mut row: NewTunnelRow) -> Result<()> {
     let chosen = row.subdomain.is_some() || row.protocol != Protocol::Http;
     for _ in 0..if chosen { 1 } else { NAMES } {
@@ -109,7 +110,7 @@ async fn bind(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[
 pub struct UpdateTunnel {
     pub tunnel_id: Uuid,
     pub change: TunnelChange,
-    /// Argon2id of a new basic-auth password.
+    /// Argon2id hash (RFC 9106) of the new basic-auth password.
     pub password_hash: Option<String>,
 }
 
@@ -153,8 +154,8 @@ impl Change for UpdateTunnel {
     }
 }
 
-/// A running tunnel that would lead to its new target at once must be allowed to, its extra ports too,
-/// for they go along to another host.
+/// Checks that the device's owner allows the new target of a running tunnel. Its extra ports are checked
+/// too, because they follow to a new host.
 async fn check_target(write: &mut Write, tunnel: &Tunnel, host: &str, port: u16) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let Some(device) = write.device(tunnel.scope_id, run.device_id).await? else { return Ok(()) };
@@ -162,8 +163,8 @@ async fn check_target(write: &mut Write, tunnel: &Tunnel, host: &str, port: u16)
     device.may_be_led_to(host, std::iter::once(port).chain(extra.iter().map(|extra| extra.local_port)))
 }
 
-/// A running tunnel leads to its new target at once, if the device lets itself be controlled from
-/// afar; else from its next local start on.
+/// Changes the target of a running tunnel at once if its device has remote control turned on. Otherwise
+/// the new target applies from the next local start.
 async fn retarget(write: &mut Write, tunnel: &Tunnel) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
@@ -197,7 +198,7 @@ pub struct BindTunnel {
     pub device_ids: Vec<Uuid>,
 }
 
-/// The list as it is now, and the device that had to stop for it.
+/// The allowlist after the change, and the device whose session was ended by it.
 pub struct Bound {
     pub device_ids: Vec<Uuid>,
     pub stopped_device_id: Option<Uuid>,

@@ -11,7 +11,7 @@ use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
 pub struct CreateWebhook {
     pub id: Uuid,
     pub definition: WebhookDefinition,
-    /// What deliveries are signed with, sealed for the row.
+    /// The secret that signs deliveries, sealed for the endpoint's row.
     pub secret: Vec<u8>,
 }
 
@@ -19,7 +19,7 @@ impl Change for CreateWebhook {
     type Done = Webhook;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Webhook> {
-        // Counted where nobody else creates anything in the scope: the permit holds the number.
+        // The permit's count is current: `Store::commit` has compared it under the scope's row lock.
         let count = permit.facts().counters.webhook_endpoints;
         if count >= ENDPOINTS_PER_SCOPE {
             let detail = format!("{count} webhook endpoints exist; a scope can have {ENDPOINTS_PER_SCOPE}.");
@@ -86,7 +86,7 @@ pub struct TestWebhook {
 }
 
 impl Change for TestWebhook {
-    /// The event's id.
+    /// The id of the test event.
     type Done = Uuid;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
