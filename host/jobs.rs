@@ -6,7 +6,6 @@ pub mod ticker;
 
 use std::sync::Arc;
 
-use culvert_domain::error::{Chain, Error};
 use culvert_wire::clock::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -35,9 +34,4 @@ pub enum Ticker {
     Auto,
     /// For tests, which call [`ticker::tick`] themselves.
     Manual,
-}
-
-/// Logs an error that is not the first of its job.
-fn log_another(error: &Error) {
-    tracing::warn!(error = %Chain(error), "another step of the same job failed");
 }

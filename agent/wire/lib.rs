@@ -5,6 +5,8 @@
 //! the connections between agent and node. [`clock`] provides time and random numbers to all three
 //! programs.
 
+#![deny(unsafe_code)]
+
 pub mod allowed_target;
 pub mod base64_bytes;
 pub mod client_network;

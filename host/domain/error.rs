@@ -97,21 +97,6 @@ impl std::error::Error for Error {
     }
 }
 
-/// The first error of several steps, of which none prevents the next. `report` gets those after it.
-///
-/// # Errors
-///
-/// The first one.
-pub fn first_error(first: Result<()>, next: Result<()>, report: impl FnOnce(&Error)) -> Result<()> {
-    match (first, next) {
-        (Err(first), Err(next)) => {
-            report(&next);
-            Err(first)
-        }
-        (first, next) => first.and(next),
-    }
-}
-
 /// An error with its sources, for a log line: `outer: inner: innermost`. A source that the one before it
 /// has said already is left out.
 pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));

@@ -1,5 +1,7 @@
 //! What the service is about, as plain values and pure functions: no HTTP, no SQL, no WebAssembly.
 
+#![deny(unsafe_code)]
+
 pub mod access;
 pub mod action;
 pub mod caller;

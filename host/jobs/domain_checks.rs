@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use super::{Jobs, log_another};
+use super::Jobs;
 use crate::store::domains::DueDomain;
+use crate::store::error::first_error;
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
-use culvert_domain::error::{Chain, Result, first_error};
+use culvert_domain::error::{Chain, Result};
 
 /// How often the job looks for due domains.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
@@ -33,7 +34,7 @@ pub async fn run(jobs: Arc<Jobs>) {
 async fn check_due(jobs: &Jobs) -> Result<()> {
     let due = jobs.service.store.due_domains().await?;
     let checked = stream::iter(due).map(|due| check(jobs, due)).buffer_unordered(AT_ONCE);
-    checked.fold(Ok(()), async |all, one| first_error(all, one, log_another)).await
+    checked.fold(Ok(()), async |all, one| first_error(all, one)).await
 }
 
 async fn check(jobs: &Jobs, due: DueDomain) -> Result<()> {

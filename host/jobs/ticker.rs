@@ -10,11 +10,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::{Jobs, Ticker, log_another};
+use super::{Jobs, Ticker};
 use crate::gate;
 use crate::store::Hint;
+use crate::store::error::first_error;
 use crate::store::runs::RunId;
-use culvert_domain::error::{Chain, Result, first_error};
+use culvert_domain::error::{Chain, Result};
 use culvert_domain::session::EndReason;
 use culvert_domain::usage::next_month;
 
@@ -143,7 +144,7 @@ async fn record_runs(jobs: &Jobs, over: bool) -> Result<()> {
     }
     let mut result = Ok(());
     for (scope_id, runs) in by_scope {
-        result = first_error(result, record_scope(jobs, scope_id, runs).await, log_another);
+        result = first_error(result, record_scope(jobs, scope_id, runs).await);
     }
     result
 }

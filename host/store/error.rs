@@ -1,6 +1,6 @@
 //! Errors of the database.
 
-use culvert_domain::error::Error;
+use culvert_domain::error::{Chain, Error, Result};
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -47,4 +47,17 @@ fn is_transient(code: &str) -> bool {
     // SQLite: busy (5), locked (6), a disk error (10), a full disk (13), each with its extended codes.
     let sqlite = code.parse::<u32>().is_ok_and(|code| code < 10_000 && matches!(code & 0xff, 5 | 6 | 10 | 13));
     postgres || sqlite
+}
+
+/// The first error of several steps, of which none prevents the next. Those after it are logged here, because
+/// the caller gets one.
+///
+/// # Errors
+///
+/// The first one.
+pub fn first_error(first: Result<()>, next: Result<()>) -> Result<()> {
+    if let (Err(_), Err(error)) = (&first, &next) {
+        tracing::warn!(error = %Chain(error), "another step failed as well");
+    }
+    first.and(next)
 }

@@ -6,9 +6,10 @@ use futures_util::{StreamExt, stream};
 use uuid::Uuid;
 
 use super::db::{Arg, args};
+use super::error::first_error;
 use super::operations::timeout_status;
 use super::{Store, Write};
-use culvert_domain::error::{Chain, Error, Result, first_error};
+use culvert_domain::error::{Chain, Result};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use culvert_domain::session::EndReason;
@@ -71,7 +72,7 @@ impl Store {
             self.write(Some(scope_id), move |write| boxed(write.tell_where_device_is(device_id)))
         })
         .await;
-        [ended, timed_out, told].into_iter().fold(lost, |first, next| first_error(first, next, log_another))
+        [ended, timed_out, told].into_iter().fold(lost, first_error)
     }
 
     /// Deletes rows whose retention time is over, in batches.
@@ -95,11 +96,11 @@ impl Store {
             ),
             (prune!("resting_ports", "(node_id, port, transport)", "node_id, port, transport", "until <= $1"), now),
         ] {
-            result = first_error(result, self.prune_all(sql, until.into()).await, log_another);
+            result = first_error(result, self.prune_all(sql, until.into()).await);
         }
         let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
         let sql = prune!("usage_days", "(tunnel_id, day)", "tunnel_id, day", "day < $1");
-        first_error(result, self.prune_all(sql, first_day.into()).await, log_another)
+        first_error(result, self.prune_all(sql, first_day.into()).await)
     }
 
     async fn prune_all(&self, sql: &'static str, until: Arg<'static>) -> Result<()> {
@@ -196,9 +197,4 @@ impl Write {
 /// The error of an operation that expired unclaimed.
 pub fn not_claimed() -> OperationError {
     OperationError::new(OperationErrorCode::NotClaimed, "The device did not take the command in time.")
-}
-
-/// Logs an error that is not the first of its sweep.
-fn log_another(error: &Error) {
-    tracing::warn!(error = %Chain(error), "another step of the sweep failed");
 }
