@@ -49,10 +49,12 @@ impl Package {
         if !folder.join("node_modules/@bytecodealliance/componentize-js").is_dir() {
             return Err(JavaScriptError::NotInstalled(folder.into()));
         }
-        let output = folder.join("node_modules/.culvert.wasm");
+        // Several projects may share one node_modules and be built at once: each build has a file of its own.
+        let file = format!("node_modules/.culvert-{}.wasm", std::process::id());
+        let output = folder.join(&file);
         let mut node = Command::new("node");
         node.args(["--input-type=module", "--eval", COMPONENTIZE, "--"]);
-        node.arg(&self.main).arg("wit").arg(self.culvert.kind.name()).arg("node_modules/.culvert.wasm");
+        node.arg(&self.main).arg("wit").arg(self.culvert.kind.name()).arg(&file);
         // ComponentizeJS reports its progress on standard output, which is not needed.
         node.current_dir(folder).stdout(Stdio::null()).stderr(Stdio::piped());
         let ended = node.output().map_err(JavaScriptError::NoNode)?;
