@@ -21,6 +21,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
+use crate::embedded::Embedded;
 use crate::gateway::Gateway;
 use crate::metrics::{Gauges, Metrics};
 use crate::policies;
@@ -37,6 +38,8 @@ pub struct Admin {
     pub service: Arc<Service>,
     pub agents: Arc<Gateway>,
     pub metrics: Arc<Metrics>,
+    /// The nodes of this process.
+    pub embedded: Arc<Embedded>,
     pub host_id: Uuid,
     /// The token that requests must show, except on the paths that need none.
     pub token: String,
@@ -51,12 +54,13 @@ pub struct Admin {
 impl Admin {
     /// The current values of the gauges, for `/metrics`.
     pub fn gauges(&self) -> Gauges {
-        let nodes = &self.service.nodes;
+        let (tunnels, visitors) = self.service.nodes.load();
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Gauges {
             agents: self.agents.connected(),
-            tunnels: nodes.tunnels(),
-            visitors: nodes.visitors(),
-            buffer_bytes: nodes.buffer_bytes(),
+            tunnels: count(tunnels),
+            visitors: count(visitors),
+            buffer_bytes: self.embedded.buffer_bytes(),
         }
     }
 }
@@ -197,14 +201,14 @@ struct Status(Arc<Admin>);
 impl Handler for Status {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = &self.0;
-        let geoip = admin.service.nodes.countries.built_at().map(|built_at| {
-            let age = (admin.service.clock.now() - built_at).num_seconds().max(0);
+        let geoip = admin.embedded.countries.built_at().map(|built_at| {
+            let age = (admin.service.clock().now() - built_at).num_seconds().max(0);
             json!({"database": admin.geoip_database, "built_at": built_at, "age_seconds": age})
         });
         res.render(Json(json!({
             "version": env!("CARGO_PKG_VERSION"),
             "host_id": admin.host_id,
-            "node_ids": admin.service.nodes.ids().collect::<Vec<_>>(),
+            "node_ids": admin.service.nodes.ids(),
             "geoip": geoip,
         })));
     }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_domain::session::EndReason;
+use culvert_node::bounds::Limits;
+use culvert_node::countries::Countries;
+use culvert_node::{Node, NodeContext};
 use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
@@ -25,6 +27,7 @@ use uuid::Uuid;
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, NodeConfig};
+use crate::embedded::{self, Embedded};
 use crate::gate::Gate;
 use crate::gateway::{self, Control, Gateway};
 use crate::http::listener::{self, Admission, Connections};
@@ -34,16 +37,14 @@ use crate::http::{self, Api};
 use crate::jobs::deliveries::{self, DeliveryWorker};
 use crate::jobs::{Jobs, Ticker, domain_checks, ticker};
 use crate::keyed_mutex::KeyedMutex;
-use crate::metrics::{Metrics, TrafficCounter};
-use crate::node::countries::Countries;
-use crate::node::embedded::{self, Nodes};
-use crate::node::{Node, NodeContext};
+use crate::metrics::Metrics;
 use crate::passwords::Passwords;
 use crate::policies;
-use crate::service::Service;
-use crate::store::catalog::NodeRegistration;
-use crate::store::db::Db;
-use crate::store::{Hint, Store, key_check};
+use crate::service::nodes::Nodes;
+use crate::service::{Service, keys, sessions};
+use culvert_store::catalog::NodeRegistration;
+use culvert_store::db::Db;
+use culvert_store::{Hint, Store};
 
 /// How long requests and agents have to end when the host stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -56,6 +57,7 @@ pub struct App {
     pub config: Config,
     pub clock: Clock,
     pub service: Arc<Service>,
+    pub embedded: Arc<Embedded>,
     pub api: Arc<Api>,
     pub control: Arc<Control>,
     pub jobs: Arc<Jobs>,
@@ -83,30 +85,36 @@ impl Host {
     pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
         let lock = lock_data_dir(&config)?;
         let db = open_database(&config).await?;
-        let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
+        let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
         let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
         let admin_token = admin::token(&config.data_dir, &clock);
         let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let (store, hints) = Store::new(db, clock.clone(), secrets, tasks.clone());
+        let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         let store = Arc::new(store);
         let mut metrics = Metrics::new();
-        let policies = policies::open(&config, clock.clone(), store.secrets(), &mut metrics.registry)?;
+        let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
-        let cx = NodeContext { refusals: metrics.refused.clone(), countries, tasks: tasks.clone(), stop: stop.clone() };
-        let nodes = Arc::new(open_nodes(&config, &store, cx, metrics.bytes.clone()).await?);
-        store.attach(nodes.clone());
+        let refused = metrics.refused.clone();
+        let cx = NodeContext {
+            clock: clock.clone(),
+            on_refused: Arc::new(move |bound| refused.count(bound)),
+            countries,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        };
+        let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
         let service = Arc::new(Service {
             gate: Gate::new(store.clone(), guard.clone()),
+            nodes: Arc::new(Nodes::new(store.clone(), secrets.lease_key(), metrics.nodes.clone())),
             store,
+            secrets,
             policies: Arc::new(policies),
             guard,
-            nodes,
             passwords: Passwords::new(clock.clone()),
             scope_locks: KeyedMutex::new(),
-            clock: clock.clone(),
         });
         let metrics = Arc::new(metrics);
         let api = Arc::new(api(&config, &service, &metrics));
@@ -125,6 +133,7 @@ impl Host {
             service: service.clone(),
             agents: control.agents.clone(),
             metrics,
+            embedded: embedded.clone(),
             host_id: control.host_id,
             token: admin_token,
             metrics_open: config.metrics_open,
@@ -132,7 +141,7 @@ impl Host {
             config_file: config.file.clone(),
             geoip_database: config.geoip.database.clone(),
         });
-        let app = Arc::new(App { config, clock, service, api, control, jobs, admin });
+        let app = Arc::new(App { config, clock, service, embedded, api, control, jobs, admin });
         Self::open(app, hints, ticker, lock).await
     }
 
@@ -143,9 +152,9 @@ impl Host {
         lock: File,
     ) -> std::result::Result<Self, ConfigError> {
         let database = |e: Error| ConfigError::new("database_url", Chain(&e));
-        record_keys(&app.service).await.map_err(database)?;
+        end_unprovable_sessions(&app).await.map_err(database)?;
         app.api.authentication.keys.recall(&app.service.store).await.map_err(database)?;
-        app.service.nodes.accept_agents().await.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
+        app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.control.connections.clone());
         let agents = gateway::router(&app.control);
         let api = (http::service(&app.api, vec![agents]), admission, app.config.api.connections);
@@ -160,7 +169,7 @@ impl Host {
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }
-        tracing::info!(%address, %admin_address, nodes = app.service.nodes.ids().count(), "ready");
+        tracing::info!(%address, %admin_address, nodes = app.embedded.count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
     }
 
@@ -175,12 +184,15 @@ impl Host {
         for worker in self.workers.drain(..) {
             let _ = worker.await;
         }
-        app.service.nodes.close().await;
+        if app.clock.timeout(GRACE, app.embedded.close()).await.is_err() {
+            tracing::warn!("the last traffic of the nodes was not stored");
+        }
         if let Err(error) = ticker::end_sessions_of_nodes(&app.jobs).await {
             tracing::warn!(error = %Chain(&error), "the host's end was not noted");
         }
         app.jobs.tasks.close();
         let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
+        app.embedded.disconnect();
         app.service.policies.close();
         app.service.store.close().await;
         tracing::info!("stopped");
@@ -226,8 +238,7 @@ async fn open_nodes(
     config: &Config,
     store: &Arc<Store>,
     cx: NodeContext,
-    carried: TrafficCounter,
-) -> std::result::Result<Nodes, ConfigError> {
+) -> std::result::Result<Embedded, ConfigError> {
     let countries = cx.countries.clone();
     let configs = config.nodes();
     let identities = embedded::identities(&config.data_dir, configs.len(), store.clock());
@@ -236,22 +247,39 @@ async fn open_nodes(
     for (identity, (setting, config)) in identities.into_iter().zip(configs) {
         let entered = enter(store, config, identity.id, countries.are_known()).await;
         entered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        let node = Node::open(identity, config, store.clone(), cx.clone()).await;
+        let node = Node::open(identity, &settings(config), cx.clone()).await;
         nodes
             .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
     }
-    Ok(Nodes::new(nodes, countries, carried))
+    Ok(Embedded::new(nodes, countries))
+}
+
+fn settings(config: &NodeConfig) -> culvert_node::Settings {
+    culvert_node::Settings {
+        hostname: config.hostname.clone(),
+        listen: config.listen,
+        bind: config.bind,
+        limits: Limits {
+            visitors: config.visitors,
+            visitors_per_tunnel: config.visitors_per_tunnel,
+            visitors_per_address: config.visitors_per_address,
+            buffer_mib: config.buffer_mib,
+            descriptor_reserve: config.descriptor_reserve,
+            unproven: config.unproven,
+            unproven_per_address: config.unproven_per_address,
+        },
+    }
 }
 
 fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
     let limits = &config.rate_limit;
     Api {
         service: service.clone(),
-        authentication: Authentication::new(service.clock.clone(), limits.failed_auth_per_minute),
+        authentication: Authentication::new(service.clock().clone(), limits.failed_auth_per_minute),
         rate_limits: Arc::new(RateLimits::new(limits.per_minute, limits.per_day)),
         idempotency_locks: KeyedMutex::new(),
         metrics: metrics.clone(),
-        clock: service.clock.clone(),
+        clock: service.clock().clone(),
         public_url: config.public_url(),
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),
@@ -272,21 +300,23 @@ fn control(
         connections: Connections::new(config.api.connections_per_address, trusted_proxies.clone(), refused.clone()),
         refused,
         trusted_proxies,
-        host_id: service.clock.id(),
-        clock: service.clock.clone(),
+        host_id: service.clock().id(),
+        clock: service.clock().clone(),
         stop: stop.clone(),
         tasks: tasks.clone(),
     }
 }
 
-/// Records the host's keys in the database. If they have changed, the tokens of existing leases are no longer
-/// valid: the open sessions end, and their tunnels get new leases.
-async fn record_keys(service: &Service) -> Result<()> {
-    if service.store.enter_keys().await? {
-        tracing::info!("secret_key_file has a new key; what runs is leased anew");
-        for node_id in service.nodes.ids() {
-            service.store.end_sessions_of_node(node_id, EndReason::NodeShutdown).await?;
-        }
+/// Ends sessions whose agents hold lease tokens that nodes refuse: those of an earlier version, and after a change
+/// of the host's keys those of agents that do not take a new token. Their tunnels get new leases.
+async fn end_unprovable_sessions(app: &App) -> Result<()> {
+    // The key is recorded last: a host that is killed in between ends the sessions at its next start.
+    let version = if keys::newest_is_used(&app.service.store, &app.service.secrets).await? { 1 } else { 2 };
+    for node_id in app.embedded.ids() {
+        sessions::end_with_older_tokens(&app.service.store, node_id, version).await?;
+    }
+    if keys::enter(&app.service.store, &app.service.secrets).await? {
+        tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");
     }
     Ok(())
 }

@@ -14,8 +14,6 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::facts::{DecisionInputs, Resource, ResourceFacts};
 use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::device::Device;
@@ -26,6 +24,8 @@ use culvert_domain::text;
 use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::engine::call::Failed;
 use culvert_policy::serve::pinned::Pinned;
+use culvert_store::Store;
+use culvert_store::facts::{DecisionInputs, Resource, ResourceFacts};
 use culvert_webhook::guard::Guard;
 
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};

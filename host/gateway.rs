@@ -4,11 +4,9 @@
 //! agent, on every hint and on every heartbeat of the agent. A lost hint only delays this until the next
 //! heartbeat.
 
-mod commands;
 mod connection;
 pub mod grant;
 mod handshake;
-mod local;
 mod pace;
 
 use std::collections::HashMap;
@@ -33,7 +31,7 @@ use crate::http::listener::Connections;
 use crate::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use crate::metrics::ConnectionRefusals;
 use crate::service::Service;
-use crate::store::presence::Connection;
+use culvert_store::presence::Connection;
 use culvert_wire::unproven::{self, Unproven};
 
 use pace::Paces;

@@ -2,6 +2,7 @@
 
 pub mod deliveries;
 pub mod domain_checks;
+pub mod sweep;
 pub mod ticker;
 
 use std::sync::Arc;

@@ -11,9 +11,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::bounds::Refusals;
-use culvert_domain::usage::Traffic;
 use culvert_domain::webhook::Outcome;
+use culvert_node::bounds::Bound;
+use culvert_wire::node::TrafficBatch;
 
 /// Buckets for the duration of one request, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -26,7 +26,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     refusals: Family<Refusal, Counter>,
     deliveries: Family<Delivery, Counter>,
-    pub bytes: TrafficCounter,
+    pub nodes: NodeMetrics,
     /// Connections that nodes refused.
     pub refused: Refusals,
     /// Connections to the API that were refused.
@@ -64,15 +64,41 @@ struct Direction {
     direction: &'static str,
 }
 
-/// Counter of the payload bytes of tunnels, by direction.
+/// Metrics of what nodes report.
 #[derive(Clone, Default)]
-pub struct TrafficCounter(Family<Direction, Counter>);
+pub struct NodeMetrics {
+    /// Payload bytes of tunnels.
+    bytes: Family<Direction, Counter>,
+    corrections: Counter,
+}
 
-impl TrafficCounter {
-    pub fn count(&self, traffic: Traffic) {
-        for (direction, bytes) in [("in", traffic.bytes_in), ("out", traffic.bytes_out)] {
-            self.0.get_or_create(&Direction { direction }).inc_by(bytes);
+impl NodeMetrics {
+    /// Counts traffic that was stored.
+    pub fn count(&self, batch: &TrafficBatch) {
+        for row in &batch.rows {
+            self.add(row.bytes_in, row.bytes_out);
         }
+    }
+
+    /// Counts a tunnel whose newest state a node was not sent.
+    pub fn corrected(&self) {
+        self.corrections.inc();
+    }
+
+    fn add(&self, bytes_in: u64, bytes_out: u64) {
+        for (direction, bytes) in [("in", bytes_in), ("out", bytes_out)] {
+            self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
+        }
+    }
+}
+
+/// Counter of connections that nodes refused, by limit.
+#[derive(Clone, Default)]
+pub struct Refusals(Family<RefusedBy, Counter>);
+
+impl Refusals {
+    pub fn count(&self, bound: Bound) {
+        self.0.get_or_create(&RefusedBy { bound: bound.name() }).inc();
     }
 }
 
@@ -123,7 +149,7 @@ impl Metrics {
             http,
             refusals: Family::default(),
             deliveries: Family::default(),
-            bytes: TrafficCounter::default(),
+            nodes: NodeMetrics::default(),
             refused: Refusals::default(),
             connections: ConnectionRefusals::default(),
             node_buffers: Gauge::default(),
@@ -137,8 +163,11 @@ impl Metrics {
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
-        registry.register("tunnel_bytes", "Payload, as it was noted", metrics.bytes.0.clone());
-        metrics.refused.register(registry);
+        registry.register("tunnel_bytes", "Payload, as it was noted", metrics.nodes.bytes.clone());
+        let corrections = metrics.nodes.corrections.clone();
+        registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
+        let refused = metrics.refused.0.clone();
+        registry.register("node_refused", "Connections that a node refused, by the bound", refused);
         let refused = metrics.connections.0.clone();
         registry.register("api_refused", "Connections to the API that were one too many, by the bound", refused);
         let buffers = metrics.node_buffers.clone();
@@ -158,7 +187,10 @@ impl Metrics {
         for outcome in ["succeeded", "failed"] {
             self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
         }
-        self.bytes.count(Traffic::default());
+        self.nodes.add(0, 0);
+        for bound in Bound::ALL {
+            self.refused.0.get_or_create(&RefusedBy { bound: bound.name() }).inc_by(0);
+        }
         for bound in ConnectionRefusals::BOUNDS {
             self.connections.0.get_or_create(&RefusedBy { bound }).inc_by(0);
         }

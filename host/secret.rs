@@ -15,6 +15,7 @@ use base64::engine::general_purpose::STANDARD;
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use culvert_wire::clock::Clock;
+use culvert_wire::lease_token::SigningKey;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
@@ -28,8 +29,8 @@ pub enum Purpose {
     Fingerprints,
     /// Page cursors.
     Cursors,
-    /// The tokens with which agents prove their leases to nodes.
-    Leases,
+    /// The key pair that signs the tokens with which agents prove their leases to nodes.
+    LeaseTokens,
     /// The secrets that webhook deliveries are signed with.
     Webhooks,
     /// Compiled policies.
@@ -44,7 +45,7 @@ impl Purpose {
             Purpose::Answers => b"answers",
             Purpose::Fingerprints => b"fingerprints",
             Purpose::Cursors => b"cursors",
-            Purpose::Leases => b"leases",
+            Purpose::LeaseTokens => b"lease tokens",
             Purpose::Webhooks => b"webhooks",
             Purpose::Artefacts => b"artefacts",
             Purpose::KeyCheck => b"key check",
@@ -163,6 +164,11 @@ impl Secrets {
         key.is_some_and(|key| mac_by(key, purpose, data).ct_eq(tag).into())
     }
 
+    /// The key that lease tokens are signed with. Every host with the same key file has the same.
+    pub fn lease_key(&self) -> SigningKey {
+        SigningKey::from_seed(&derived(self.current(), Purpose::LeaseTokens))
+    }
+
     fn current(&self) -> &Key {
         &self.keys[self.keys.len() - 1]
     }
@@ -228,7 +234,7 @@ mod tests {
         let new = Secrets::open(&path, &clock).unwrap();
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 1", &sealed).as_deref(), Some(&b"hello"[..]));
         assert_eq!(new.open_sealed(Purpose::Answers, b"row 2", &sealed), None);
-        assert_eq!(new.open_sealed(Purpose::Leases, b"row 1", &sealed), None);
+        assert_eq!(new.open_sealed(Purpose::LeaseTokens, b"row 1", &sealed), None);
         assert!(old.verify_mac(Purpose::Cursors, b"page", &tag) && !old.verify_mac(Purpose::Cursors, b"pagf", &tag));
         assert!(!new.verify_mac(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
         let fingerprint = old.mac(Purpose::Fingerprints, b"request");

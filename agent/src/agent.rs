@@ -187,6 +187,7 @@ impl Agent {
             lease_ids: self.leases.ids(),
             operation_ids: self.journal.unsettled().map(|entry| entry.operation_id).collect(),
             stopped: self.told_stopped.clone(),
+            renews_tokens: true,
         });
     }
 

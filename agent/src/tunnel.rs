@@ -12,7 +12,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -20,9 +20,10 @@ use uuid::Uuid;
 
 use crate::target::{self, Bounds, Chosen, LinkLocal};
 use crate::targets::Targets;
+use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, Grant, NodeAddress, Target};
-use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, Visit, read_frame, write_frame};
+use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, UNKNOWN_KEY, Visit, read_frame, write_frame};
 use culvert_wire::pipe;
 use culvert_wire::socket;
 use culvert_wire::tls;
@@ -79,6 +80,8 @@ pub struct Running {
 
 struct Shared {
     grant: Grant,
+    /// The token of the newest grant.
+    token: watch::Sender<Base64Bytes>,
     led: Mutex<Led>,
     trouble: Mutex<Trouble>,
     /// The TLS configuration that accepts only the node of the grant.
@@ -126,6 +129,7 @@ impl Running {
         let shared = Arc::new(Shared {
             led: Mutex::new(Led { target: grant.target.clone(), chosen }),
             trouble: Mutex::default(),
+            token: watch::Sender::new(grant.token.clone()),
             grant: grant.clone(),
             tls,
             cx,
@@ -142,6 +146,11 @@ impl Running {
     /// Stops the tunnel, and returns its grant.
     pub fn into_grant(self) -> Grant {
         self.grant
+    }
+
+    /// Proves the lease by another token from now on.
+    pub fn renew_token(&self, token: Base64Bytes) {
+        self.shared.token.send_replace(token);
     }
 
     /// Ends the back-off and dials at once: the host is reachable again, so the node should be, too.
@@ -219,9 +228,10 @@ impl Shared {
     async fn first_connection(&self) -> Result<TlsStream<TcpStream>, Failure> {
         let mut retry = RETRY_FIRST;
         loop {
-            match self.attach().await {
+            let token = self.token.borrow().clone();
+            match self.attach(token).await {
                 Ok(Attached::Waiting(connection)) => return Ok(*connection),
-                Ok(Attached::Fenced) => {
+                Ok(Attached::Fenced | Attached::UnknownKey) => {
                     return Err(Failure::new("lease_conflict", "The node does not take this lease."));
                 }
                 Err(error) => {
@@ -248,11 +258,14 @@ impl Shared {
 
     /// Dials until a connection is attached, with a growing back-off while the node does not answer.
     async fn dial_one(self: Arc<Self>, stop: CancellationToken) {
-        let mut retry = RETRY_FIRST;
+        let (mut retry, mut tokens) = (RETRY_FIRST, self.token.subscribe());
         loop {
-            match self.attach().await {
+            let token = tokens.borrow_and_update().clone();
+            match self.attach(token).await {
                 Ok(Attached::Waiting(connection)) => return self.wait_on(*connection, &stop),
                 Ok(Attached::Fenced) => return self.report(Report::Fenced).await,
+                // The host has another key. It sends a new token when the agent is connected to it.
+                Ok(Attached::UnknownKey) => drop(tokens.changed().await),
                 Err(error) => {
                     tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
                     tokio::select! {
@@ -266,18 +279,19 @@ impl Shared {
         }
     }
 
-    async fn attach(&self) -> io::Result<Attached> {
+    async fn attach(&self, token: Base64Bytes) -> io::Result<Attached> {
         let attach = async {
             let NodeAddress { host, port, .. } = &self.grant.node;
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let mut tls = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
-            let Grant { tunnel_id, epoch, token, .. } = &self.grant;
-            write_frame(&mut tls, &Attach { tunnel_id: *tunnel_id, epoch: *epoch, token: token.clone() }).await?;
+            let Grant { tunnel_id, epoch, .. } = self.grant;
+            write_frame(&mut tls, &Attach { tunnel_id, epoch, token }).await?;
             match tls.read_u8().await? {
                 ATTACHED => Ok(Attached::Waiting(Box::new(tls))),
                 FENCED => Ok(Attached::Fenced),
+                UNKNOWN_KEY => Ok(Attached::UnknownKey),
                 other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("the node answered {other}"))),
             }
         };
@@ -401,6 +415,7 @@ impl Drop for Served {
 enum Attached {
     Waiting(Box<TlsStream<TcpStream>>),
     Fenced,
+    UnknownKey,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

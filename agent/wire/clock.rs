@@ -101,10 +101,17 @@ impl Clock {
     ///
     /// [`Elapsed`], where the future takes longer.
     pub async fn timeout<F: Future>(&self, duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+        self.timeout_at(self.moment().plus(duration), future).await
+    }
+
+    /// # Errors
+    ///
+    /// [`Elapsed`], where the future is not ready at this moment.
+    pub async fn timeout_at<F: Future>(&self, moment: Moment, future: F) -> Result<F::Output, Elapsed> {
         tokio::select! {
             biased;
             output = future => Ok(output),
-            () = self.sleep(duration) => Err(Elapsed),
+            () = self.until(moment) => Err(Elapsed),
         }
     }
 

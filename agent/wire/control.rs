@@ -184,6 +184,9 @@ pub struct Hello {
     /// The leases of tunnels that were stopped at the device while it was not connected.
     #[serde(default)]
     pub stopped: Vec<Uuid>,
+    /// Whether the agent takes the token of a repeated grant.
+    #[serde(default)]
+    pub renews_tokens: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

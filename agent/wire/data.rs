@@ -23,6 +23,9 @@ pub const ALPN: &[u8] = b"culvert-data/1";
 pub const ATTACHED: u8 = 0;
 /// The node's answer to an [`Attach`] whose lease is not valid, or no longer.
 pub const FENCED: u8 = 1;
+/// The node's answer to an [`Attach`] with a token of a key that it does not accept. The host may have a new key;
+/// the agent gets a new token when it is connected.
+pub const UNKNOWN_KEY: u8 = 2;
 
 /// The agent has connected to the local target.
 pub const ACCEPTED: u8 = 0;

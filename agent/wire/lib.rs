@@ -1,9 +1,9 @@
 //! What agent, host and node share: the frames between them, and the code that both ends of a
 //! connection need.
 //!
-//! [`enrolment`] registers a device, [`control`] is the channel between agent and host, and [`data`]
-//! the connections between agent and node. [`clock`] provides time and random numbers to all three
-//! programs.
+//! [`enrolment`] registers a device, [`control`] is the channel between agent and host, [`node`] the channel
+//! between host and node, and [`data`] the connections between agent and node. [`clock`] provides time
+//! and random numbers to all three programs.
 
 #![deny(unsafe_code)]
 
@@ -14,6 +14,8 @@ pub mod clock;
 pub mod control;
 pub mod data;
 pub mod enrolment;
+pub mod lease_token;
+pub mod node;
 pub mod pipe;
 pub mod private_dir;
 pub mod signature;

@@ -27,8 +27,8 @@ impl Account {
         let plan = plan.unwrap_or_else(|| config.default_plan.clone());
         check_email(&email)?;
         operator::check_name("--name", &name)?;
-        let store = operator::store(config).await?;
-        operator::check_plan(config, &store, &plan)?;
+        let (store, secrets) = operator::store_and_secrets(config).await?;
+        operator::check_plan(config, &secrets, &plan)?;
         let (wanted, plan_name) = (email.clone(), plan);
         let account = store
             .write(None, move |write| {

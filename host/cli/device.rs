@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
+use crate::service::devices;
 use culvert_domain::error::{Code, Error};
 use culvert_domain::key::EnrolmentCode;
 
@@ -100,7 +101,7 @@ async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), CliError> {
         Box::pin(async move {
             let alone = write.tunnels_bound_only_to(id).await?;
             if alone.is_empty() {
-                return write.remove_device(id).await;
+                return devices::remove(write, id).await;
             }
             // Without it, their allowlists would be empty, and anybody's device could run them.
             let detail = format!("only this device may run {}; change their devices first", alone.join(", "));

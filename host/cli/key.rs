@@ -84,7 +84,7 @@ async fn create(
 
 async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     let keys = operator::store(config).await?.keys().await?;
-    let record = |key: &crate::store::keys::KeyRecord| {
+    let record = |key: &culvert_store::keys::KeyRecord| {
         json!({
             "id": key.id,
             "prefix": format!("ctk_{}", key.public_id),

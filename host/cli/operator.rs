@@ -8,15 +8,22 @@ use uuid::Uuid;
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
 use crate::policies;
-use crate::store::db::{Db, Schema};
-use crate::store::scopes::Account;
-use crate::store::{Store, key_check};
+use crate::secret::Secrets;
+use crate::service::keys;
 use culvert_domain::caller::Scope;
 use culvert_domain::error::Chain;
 use culvert_domain::text;
+use culvert_store::Store;
+use culvert_store::db::{Db, Schema};
+use culvert_store::scopes::Account;
 
 /// Opens the store that the host of this configuration uses.
 pub async fn store(config: &Config) -> Result<Store, CliError> {
+    Ok(store_and_secrets(config).await?.0)
+}
+
+/// As [`store`], with the keys of the host.
+pub async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets), CliError> {
     let clock = Clock::system();
     let folder = &config.data_dir;
     culvert_wire::private_dir::open(folder)
@@ -31,10 +38,10 @@ pub async fn store(config: &Config) -> Result<Store, CliError> {
         }
         Schema::Newer => return Err(fail(&"the database was made by a newer version of this program").into()),
     }
-    let secrets = key_check::open(&db, &config.secret_key_file(), &clock).await;
+    let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
     let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
-    let (store, _) = Store::new(db, clock, secrets, TaskTracker::new());
-    Ok(store)
+    let (store, _) = Store::new(db, clock, TaskTracker::new());
+    Ok((store, secrets))
 }
 
 /// An account by e-mail address or id.
@@ -68,8 +75,8 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 }
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub fn check_plan(config: &Config, store: &Store, plan: &str) -> Result<(), CliError> {
-    let policies = policies::load_once(config, Clock::system(), store.secrets())?;
+pub fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
+    let policies = policies::load_once(config, Clock::system(), secrets)?;
     match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),

@@ -24,8 +24,8 @@ pub enum Plan {
 impl Plan {
     pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Set { account, team, plan } = self;
-        let store = operator::store(config).await?;
-        operator::check_plan(config, &store, &plan)?;
+        let (store, secrets) = operator::store_and_secrets(config).await?;
+        operator::check_plan(config, &secrets, &plan)?;
         let scope_id = match team {
             Some(team) => operator::team(&store, &team).await?.id,
             None => operator::account(&store, &account.unwrap_or_default()).await?.id,

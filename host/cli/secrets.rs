@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused};
 use crate::config::Config;
-use crate::store::key_check::Resealed;
+use crate::service::keys::{self, Resealed};
 
 #[derive(Subcommand)]
 pub enum Secrets {
@@ -17,11 +17,11 @@ pub enum Secrets {
 impl Secrets {
     pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Reseal = self;
-        let store = operator::store(config).await?;
-        if !store.newest_key_is_used().await? {
+        let (store, secrets) = operator::store_and_secrets(config).await?;
+        if !keys::newest_is_used(&store, &secrets).await? {
             return Err(refused("no host has started with the newest key of secret_key_file; start the host first"));
         }
-        let Resealed { webhooks, answers } = store.reseal().await?;
+        let Resealed { webhooks, answers } = keys::reseal(&store, &secrets).await?;
         print(json, &json!({"webhooks": webhooks, "answers": answers}), || {
             format!("sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers")
         });

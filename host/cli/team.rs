@@ -5,9 +5,10 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused};
 use crate::config::Config;
-use crate::store::Store;
+use crate::service::devices;
 use culvert_domain::caller::Role;
 use culvert_domain::error::{Code, Error};
+use culvert_store::Store;
 
 #[derive(Subcommand)]
 pub enum Team {
@@ -70,8 +71,8 @@ impl Team {
 async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), CliError> {
     let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     operator::check_name("--name", &name)?;
-    let store = operator::store(config).await?;
-    operator::check_plan(config, &store, &plan)?;
+    let (store, secrets) = operator::store_and_secrets(config).await?;
+    operator::check_plan(config, &secrets, &plan)?;
     let owner = operator::account(&store, owner).await?;
     let owner_id = owner.id;
     let team = store
@@ -130,7 +131,7 @@ async fn apply(store: &Store, team_id: uuid::Uuid, account_id: uuid::Uuid, what:
                     Membership::Added(role) | Membership::Changed(role) => {
                         write.set_role(team_id, account_id, role).await
                     }
-                    Membership::Removed => write.remove_member(team_id, account_id).await,
+                    Membership::Removed => devices::remove_member(write, team_id, account_id).await,
                 }
             })
         })

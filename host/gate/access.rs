@@ -1,8 +1,6 @@
 //! Admission of access rules for visitors: request bodies and their validated forms.
 
 use super::RequestDraft;
-use crate::store::Store;
-use crate::store::facts::ResourceFacts;
 use culvert_domain::access::{
     COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
 };
@@ -11,6 +9,8 @@ use culvert_domain::error::{Fault, Result};
 use culvert_domain::input::{self, Input, ReplaceFirewall, ReplaceGeoip};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::text;
+use culvert_store::Store;
+use culvert_store::facts::ResourceFacts;
 
 impl RequestDraft for ReplaceFirewall {
     type Valid = Vec<NewFirewallRule>;

@@ -1,12 +1,12 @@
 //! Admission of requests about devices.
 
 use super::{RequestDraft, check_text};
-use crate::store::Store;
-use crate::store::facts::ResourceFacts;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::input::{DevicePatch, Input};
 use culvert_domain::plan::Entitlement;
+use culvert_store::Store;
+use culvert_store::facts::ResourceFacts;
 
 impl RequestDraft for DevicePatch {
     type Valid = DevicePatch;

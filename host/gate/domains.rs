@@ -2,14 +2,14 @@
 
 use super::tunnels::is_label;
 use super::{RequestDraft, UsageRequest};
-use crate::store::Store;
-use crate::store::facts::ResourceFacts;
 use culvert_domain::caller::Caller;
 use culvert_domain::custom_domain::normalized;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::input::{AssignDomain, Input, VerifyDomain};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::tunnel::Protocol;
+use culvert_store::Store;
+use culvert_store::facts::ResourceFacts;
 
 impl RequestDraft for VerifyDomain {
     /// The domain in lower case, without the trailing dot.

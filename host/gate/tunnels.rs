@@ -5,8 +5,6 @@ use std::ops::RangeInclusive;
 use uuid::Uuid;
 
 use super::{DeviceRole, RequestDraft, UsageRequest, check_text, led};
-use crate::store::Store;
-use crate::store::facts::ResourceFacts;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::input::{
@@ -15,6 +13,8 @@ use culvert_domain::input::{
 use culvert_domain::plan::Entitlement;
 use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
 use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
+use culvert_store::Store;
+use culvert_store::facts::ResourceFacts;
 
 /// Limits of the idle timeout in seconds, as the API defines them.
 const IDLE_TIMEOUT: RangeInclusive<u32> = 30..=3600;

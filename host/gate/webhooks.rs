@@ -1,8 +1,6 @@
 //! Admission of requests about webhook endpoints: request bodies and their validated forms.
 
 use super::{RequestDraft, check_text};
-use crate::store::Store;
-use crate::store::facts::ResourceFacts;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::event::EventKind;
@@ -10,6 +8,8 @@ use culvert_domain::input::{Input, NewWebhook, Nullable, WebhookPatch};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::WebhookStatus;
+use culvert_store::Store;
+use culvert_store::facts::ResourceFacts;
 use culvert_webhook::guard::Guard;
 
 /// A validated request to create a webhook endpoint.

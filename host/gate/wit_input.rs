@@ -1,7 +1,6 @@
 //! Converts the host's values to the records of the policy contract, and back.
 
 use crate::gate::{DeviceRole, UsageRequest};
-use crate::store::facts::ResourceFacts;
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, ScopeKind};
@@ -19,6 +18,7 @@ use culvert_policy::engine::bindings::inputs::{
     self, Current, CurrentDevice, CurrentTunnel, CurrentWebhook, NullableText,
 };
 use culvert_policy::engine::bindings::{plans, roles, types};
+use culvert_store::facts::ResourceFacts;
 
 pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
     Entitlement {

@@ -8,25 +8,27 @@ use std::time::Duration;
 
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ConsentState, Done, Failure, Grant, Hello, SignedConsent, ToAgent, ToHost, Welcome};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use salvo::websocket::WebSocket;
 use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 use uuid::Uuid;
 
 use super::Control;
-use super::commands::{self, BeginDecision};
 use super::handshake::{self, AcceptedConnection};
-use super::{BUSY_FOR, ConnectionHandle, Stranger, local};
-use crate::store::Write;
-use crate::store::presence::Connection;
-use crate::store::sessions::Lease;
+use super::{BUSY_FOR, ConnectionHandle, Stranger};
+use crate::service::nodes::EndedSessions;
+use crate::service::operations::reports::{self, BeginDecision};
+use crate::service::{consent, local_runs, operations, presence, resumption, sessions};
 use culvert_domain::device::{Device, OFFLINE_AFTER};
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::operation::RemoteAction;
 use culvert_domain::session::{EndReason, SESSION_LEASE};
 use culvert_domain::text;
+use culvert_store::Write;
+use culvert_store::presence::Connection;
+use culvert_store::sessions::Lease;
 use frames::AgentSocket;
 use sync::SentState;
 
@@ -174,10 +176,11 @@ impl AgentConnection {
     }
 
     async fn welcome(&mut self) -> Result<(), End> {
-        let mut grants = Vec::new();
-        for lease in self.leases_of_this_boot().await? {
-            grants.extend(self.serve_and_grant(&lease).await.ok());
-        }
+        let leases = self.leases_of_this_boot().await?;
+        let nodes = self.control.service.nodes.clone();
+        let served = join_all(leases.iter().map(|lease| nodes.serve(lease))).await;
+        let served = leases.iter().zip(served).filter_map(|(lease, node)| Some((lease, node.ok()?)));
+        let grants: Vec<Grant> = served.map(|(lease, node)| self.grant(lease, node)).collect();
         let now = self.control.clock.moment();
         self.control.agents.paces.of(self.connection.device_id, now, |pace| pace.welcome(grants.len(), now));
         let welcome = Welcome {
@@ -225,7 +228,7 @@ impl AgentConnection {
             ToHost::Ready { operation_id } => self.on_ready(operation_id).await,
             ToHost::Finished { operation_id, outcome } => self.on_finished(operation_id, outcome).await,
             ToHost::Canceled { operation_id } => {
-                self.write(move |write, device| Box::pin(commands::cancel(write, device, operation_id))).await
+                self.write(move |write, device| Box::pin(reports::cancel(write, device, operation_id))).await
             }
             ToHost::Serving { lease_id } => self.on_serving(lease_id).await,
             ToHost::TargetState { lease_id, error } => {
@@ -236,17 +239,12 @@ impl AgentConnection {
                 .await
             }
             ToHost::Start { request_id, tunnel } => self.on_start(request_id, tunnel).await,
-            ToHost::Stop { request_id, lease_id } => {
-                self.sent.leases.remove(&lease_id);
-                self.write(move |write, device| Box::pin(async move { local::stop(write, device, &[lease_id]).await }))
-                    .await?;
-                self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
-            }
+            ToHost::Stop { request_id, lease_id } => self.on_stop(request_id, lease_id).await,
             ToHost::NotResumed { lease_id, detail } => {
                 self.sent.leases.remove(&lease_id);
                 let detail = truncate_detail(&detail);
                 self.write(move |write, device| {
-                    Box::pin(async move { local::not_resumed(write, device, lease_id, &detail).await })
+                    Box::pin(async move { local_runs::not_resumed(write, device, lease_id, &detail).await })
                 })
                 .await
             }
@@ -277,23 +275,23 @@ impl AgentConnection {
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
         let boot_id = self.boot_id;
         if self.control.service.store.has_pending_resumes(self.scope_id, self.connection.device_id).await?
-            && local::plan_is_known(&self.control, self.scope_id).await?
+            && local_runs::plan_is_known(&self.control.service, self.scope_id).await?
         {
-            self.write(move |write, device| Box::pin(handshake::resume_tunnels(write, device, boot_id))).await?;
+            self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id))).await?;
         }
         // Some changes send no hint, for example those of the operator's commands.
         self.sync_agent().await
     }
 
     async fn on_claimed(&mut self, operation_id: Uuid) -> Result<(), End> {
-        let goes_on = self.write(move |write, device| Box::pin(commands::claim(write, device, operation_id))).await?;
+        let goes_on = self.write(move |write, device| Box::pin(reports::claim(write, device, operation_id))).await?;
         if goes_on { Ok(()) } else { self.link.send(&ToAgent::Abandon { operation_id }).await }
     }
 
     async fn on_ready(&mut self, operation_id: Uuid) -> Result<(), End> {
         let boot_id = self.boot_id;
         let go =
-            self.write(move |write, device| Box::pin(commands::begin(write, device, boot_id, operation_id))).await?;
+            self.write(move |write, device| Box::pin(reports::begin(write, device, boot_id, operation_id))).await?;
         let session_id = match go {
             BeginDecision::Abandon => return self.link.send(&ToAgent::Abandon { operation_id }).await,
             BeginDecision::Proceed { session_id: None } => {
@@ -304,13 +302,12 @@ impl AgentConnection {
         let lease = self.control.service.store.lease(session_id).await?;
         let offered = match &lease {
             Some(lease) => self.serve_and_grant(lease).await,
-            None => Err("The tunnel's lease ended before the start was done.".into()),
+            None => Err(Failure::new("tunnel_start_failed", "The tunnel's lease ended before the start was done.")),
         };
         match offered {
             Ok(grant) => self.link.send(&ToAgent::Proceed { operation_id, grant: Some(grant) }).await,
-            Err(problem) => {
-                let failure = Failure::new("tunnel_start_failed", problem);
-                self.write(move |write, device| Box::pin(commands::finish(write, device, operation_id, Err(failure))))
+            Err(failure) => {
+                self.write(move |write, device| Box::pin(reports::finish(write, device, operation_id, Err(failure))))
                     .await?;
                 self.link.send(&ToAgent::Abandon { operation_id }).await
             }
@@ -318,38 +315,79 @@ impl AgentConnection {
     }
 
     async fn on_finished(&mut self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), End> {
-        if outcome.is_ok() {
-            self.close_ports(operation_id).await?;
-        }
-        self.write(move |write, device| Box::pin(commands::finish(write, device, operation_id, outcome))).await?;
+        let stopped = if outcome.is_ok() { self.leases_to_stop(operation_id).await? } else { Vec::new() };
+        // Ports are closed before the stop is recorded as succeeded, so that nobody reads of a stop while a port
+        // is still open.
+        let (ended, outcome) = match self.control.service.nodes.end(&stopped).await {
+            Ok(ended) => (Some(ended), outcome),
+            Err(failure) => (None, Err(failure)),
+        };
+        self.write_ends(ended, move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome)))
+            .await?;
         self.link.send(&ToAgent::Settled { operation_id }).await
     }
 
-    /// Closes the ports of a stopped tunnel on the node. This comes before the stop is recorded as succeeded,
-    /// so that nobody reads of a stop while a port is still open.
-    async fn close_ports(&mut self, operation_id: Uuid) -> Result<(), End> {
+    /// Writes the ends of sessions that nodes have ended, together with their last traffic.
+    async fn write_ends<F>(&mut self, ended: Option<EndedSessions>, work: F) -> Result<(), End>
+    where
+        F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<()>> + Send + 'static,
+    {
+        let nodes = self.control.service.nodes.clone();
+        let traffic = ended.as_ref().map(|ended| ended.traffic.clone()).unwrap_or_default();
+        let written = self.write(move |write, device| {
+            Box::pin(async move {
+                let mut new = Vec::new();
+                for (node_id, batch) in traffic {
+                    if write.apply_traffic(node_id, &batch).await? {
+                        new.push(batch);
+                    }
+                }
+                work(write, device).await?;
+                Ok(new)
+            })
+        });
+        let written = written.await;
+        if let Some(ended) = ended {
+            nodes.release(ended).await;
+        }
+        written?.iter().for_each(|batch| nodes.count(batch));
+        Ok(())
+    }
+
+    /// The leases that the success of a stop ends.
+    async fn leases_to_stop(&mut self, operation_id: Uuid) -> Result<Vec<Lease>, End> {
         let device_id = self.connection.device_id;
         let operations = self.control.service.store.active_operations(device_id).await?;
         let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let stopped = |lease: &Lease| match operation.action {
             RemoteAction::Stop => Some(lease.tunnel_id) == operation.tunnel_id,
             RemoteAction::StopAll => true,
             _ => false,
         };
-        for lease in self.control.service.store.leases_of_device(device_id).await?.iter().filter(|lease| stopped(lease))
-        {
-            self.control.service.nodes.end(lease).await;
-        }
-        Ok(())
+        Ok(self.control.service.store.leases_of_device(device_id).await?.into_iter().filter(stopped).collect())
+    }
+
+    /// Somebody at the device has stopped a tunnel.
+    async fn on_stop(&mut self, request_id: Uuid, lease_id: Uuid) -> Result<(), End> {
+        self.sent.leases.remove(&lease_id);
+        let lease = self.control.service.store.lease(lease_id).await?;
+        let own: Vec<Lease> = lease.into_iter().filter(|lease| lease.device_id == self.connection.device_id).collect();
+        // A node that does not answer hears of the end by the next change.
+        let ended = self.control.service.nodes.end(&own).await.ok();
+        self.write_ends(ended, move |write, device| {
+            Box::pin(async move { local_runs::stop(write, device, &[lease_id]).await })
+        })
+        .await?;
+        self.link.send(&ToAgent::Answer { request_id, outcome: Ok(None) }).await
     }
 
     async fn on_serving(&mut self, lease_id: Uuid) -> Result<(), End> {
         self.write(move |write, device| {
             Box::pin(async move {
                 match write.lease(lease_id).await? {
-                    Some(lease) if lease.device_id == device.id => write.set_ready(lease_id).await,
+                    Some(lease) if lease.device_id == device.id => sessions::set_ready(write, lease_id).await,
                     _ => Ok(()),
                 }
             })
@@ -371,7 +409,7 @@ impl AgentConnection {
             return self.link.send(&ToAgent::Answer { request_id, outcome: Err(failure) }).await;
         }
         let device = self.device().await?;
-        let wish = local::start(&self.control, device, self.boot_id, &tunnel).await?;
+        let wish = local_runs::start(&self.control.service, device, self.boot_id, &tunnel).await?;
         let outcome = match wish {
             Ok(session_id) => self.grant_local_start(session_id).await?,
             Err(failure) => Err(failure),
@@ -383,12 +421,12 @@ impl AgentConnection {
         let Some(lease) = self.control.service.store.lease(session_id).await? else { return Ok(Ok(None)) };
         match self.serve_and_grant(&lease).await {
             Ok(grant) => Ok(Ok(Some(grant))),
-            Err(detail) => {
+            Err(failure) => {
                 self.write(move |write, _| {
-                    Box::pin(async move { write.stop_session(session_id, EndReason::Error).await.map(drop) })
+                    Box::pin(async move { sessions::stop(write, session_id, EndReason::Error).await.map(drop) })
                 })
                 .await?;
-                Ok(Err(Failure::new("tunnel_start_failed", detail)))
+                Ok(Err(failure))
             }
         }
     }
@@ -398,8 +436,8 @@ impl AgentConnection {
         let state = self
             .write(move |write, device| {
                 Box::pin(async move {
-                    handshake::apply_consent(write, device, &public_key, &signed).await?;
-                    handshake::consent_of(write, device).await
+                    consent::apply_consent(write, device, &public_key, &signed).await?;
+                    consent::consent_of(write, device).await
                 })
             })
             .await?;
@@ -452,10 +490,10 @@ impl AgentConnection {
                     write.disconnect_device(connection).await?;
                     if let Some(reason) = for_good {
                         for lease in write.leases_of_device(connection.device_id).await? {
-                            write.end_session(lease.session_id, EndReason::DeviceDisconnected).await?;
+                            sessions::end(write, lease.session_id, EndReason::DeviceDisconnected).await?;
                         }
-                        write.set_offline(connection.device_id, reason).await?;
-                        write.fail_operations_of_lost_device(connection.device_id).await?;
+                        presence::set_offline(write, connection.device_id, reason).await?;
+                        operations::fail_of_lost_device(write, connection.device_id).await?;
                     }
                     Ok(())
                 })

@@ -3,14 +3,8 @@
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ExtraTarget, Grant, NodeAddress, Target};
 
-use crate::secret::{Purpose, Secrets};
-use crate::store::sessions::Lease;
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
-
-/// The bytes that a lease's token authenticates: session id and epoch.
-pub fn lease_statement(lease: &Lease) -> Vec<u8> {
-    [lease.session_id.as_bytes(), &lease.epoch.to_be_bytes()[..]].concat()
-}
+use culvert_store::sessions::Lease;
 
 pub fn target(lease: &Lease) -> Target {
     Target {
@@ -22,13 +16,13 @@ pub fn target(lease: &Lease) -> Target {
     }
 }
 
-pub fn grant(lease: &Lease, node: NodeAddress, secrets: &Secrets) -> Grant {
+pub fn grant(lease: &Lease, node: NodeAddress, token: Vec<u8>) -> Grant {
     Grant {
         lease_id: lease.session_id,
         tunnel_id: lease.tunnel_id,
         name: lease.name.clone(),
         epoch: lease.epoch,
-        token: Base64Bytes(secrets.mac(Purpose::Leases, &lease_statement(lease))),
+        token: Base64Bytes(token),
         public_address: format!("{}:{}", lease.hostname, lease.remote_port),
         node,
         target: target(lease),

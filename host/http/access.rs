@@ -9,10 +9,10 @@ use super::call::Call;
 use super::reply::{HandlerResult, Single};
 use super::tunnels;
 use crate::gate::Body;
-use crate::store::change::access::{ReplaceCountryRules, ReplaceFirewall, ReplacedCountryRules};
-use crate::store::facts::Resource;
+use crate::service::access::{ReplaceCountryRules, ReplaceFirewall, ReplacedCountryRules};
 use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
 use culvert_domain::input;
+use culvert_store::facts::Resource;
 
 /// Firewall rules
 #[derive(Serialize, JsonSchema)]
@@ -63,12 +63,8 @@ pub async fn replace_firewall(
 ) -> HandlerResult<Single<FirewallResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let service = call.api.service.clone();
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
-    let answer =
-        call.commit(admitted, change, |rules: Vec<FirewallRule>| Single(FirewallResponse::from(rules))).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, change, |rules: Vec<FirewallRule>| Single(FirewallResponse::from(rules))).await
 }
 
 /// GeoIP rules
@@ -106,13 +102,10 @@ pub async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {
 pub async fn replace_geoip(call: Call, body: Body<input::ReplaceGeoip>) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let service = call.api.service.clone();
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };
     let answer = |replaced| {
         let ReplacedCountryRules { rules, enforced } = replaced;
         Single(GeoipResponse::new(rules, enforced))
     };
-    let answer = call.commit(admitted, change, answer).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, change, answer).await
 }

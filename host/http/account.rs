@@ -140,7 +140,7 @@ impl BandwidthResponse {
 }
 
 pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<UsageResponse>> {
-    let (store, now) = (&call.api.service.store, call.api.service.clock.now());
+    let (store, now) = (&call.api.service.store, call.api.service.clock().now());
     let scope_id = call.caller.scope.id;
     let (total_tunnels, active_tunnels) = store.tunnel_counts(scope_id).await?;
     let bandwidth = BandwidthResponse::new(store.scope_bandwidth(scope_id).await?, now);

@@ -8,15 +8,15 @@ use super::page::ListQuery;
 use super::reply::{HandlerResult, List, Reply, ResponseShape};
 use crate::gate::{Body, Permit, RequestDraft};
 use crate::http::Api;
-use crate::store::commit::{Change, Committed};
-use crate::store::facts::Resource;
-use crate::store::idempotency::IdempotencyKey;
-use crate::store::page::{CursorPosition, Page, PageRows};
+use crate::service::commit::{self, Change, Committed};
+use crate::service::idempotency::IdempotencyKey;
 use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::plan::Entitlement;
 use culvert_policy::serve::pinned::Pinned;
+use culvert_store::facts::Resource;
+use culvert_store::page::{CursorPosition, Page, PageRows};
 
 /// How often a decision is made anew because what it was made on has changed.
 const DECISIONS: usize = 3;
@@ -56,14 +56,14 @@ impl Call {
     }
 
     pub fn page(&self) -> Result<Page> {
-        self.list().page(&self.query, self.api.service.store.secrets())
+        self.list().page(&self.query, &self.api.service.secrets)
     }
 
     pub fn listed<T, R>(&self, rows: PageRows<T>, out: impl Fn(T) -> R) -> HandlerResult<List<R>>
     where
         List<R>: ResponseShape,
     {
-        let cursor = |place: CursorPosition| self.list().cursor(place, self.api.service.store.secrets());
+        let cursor = |place: CursorPosition| self.list().cursor(place, &self.api.service.secrets);
         let next = rows.next.map(cursor);
         self.reply(List::new(rows.rows.into_iter().map(out).collect(), next))
     }
@@ -99,13 +99,26 @@ impl Call {
         S: ResponseShape,
     {
         let Admitted { mut permit, mut valid, body } = admitted;
-        let _turn = self.api.service.scope_locks.lock(self.caller.scope.id).await;
+        let turn = self.api.service.scope_locks.lock(self.caller.scope.id).await;
         for _ in 0..DECISIONS {
             let (answer, request_id) = (answer.clone(), self.request_id.clone());
             let render = move |done| answer(done).render(&request_id);
             let (shared, change) = (Arc::new(permit), Arc::new(change(valid)));
-            match self.api.service.store.commit(shared.clone(), change, self.claim.clone(), render).await? {
-                Committed::Fresh(kept) => return Ok(Reply::fresh(kept)),
+            match commit::commit(
+                &self.api.service.store,
+                &self.api.service.secrets,
+                shared.clone(),
+                change,
+                self.claim.clone(),
+                render,
+            )
+            .await?
+            {
+                Committed::Fresh(kept, nodes) => {
+                    drop(turn);
+                    self.api.service.nodes.wait_until_applied(nodes).await;
+                    return Ok(Reply::fresh(kept));
+                }
                 Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
                 Committed::Stale => {
                     (permit, valid) = self.api.service.gate.readmit(&self.policies, &shared, body.clone()).await?;

@@ -5,12 +5,12 @@ use super::reply::{Accepted, HandlerResult, List, Single};
 use crate::gate::{Body, NoBody};
 use crate::record::device::DeviceResponse;
 use crate::record::operation::OperationResponse;
-use crate::store::change::actions::ActOnDevice;
-use crate::store::change::devices::UpdateDevice;
-use crate::store::facts::Resource;
+use crate::service::devices::UpdateDevice;
+use crate::service::operations::requests::ActOnDevice;
 use culvert_domain::error::Error;
 use culvert_domain::input::DevicePatch;
 use culvert_domain::operation::RemoteAction;
+use culvert_store::facts::Resource;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
     let devices = call.api.service.store.devices(call.caller.scope.id, call.page()?).await?;

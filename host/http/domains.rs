@@ -8,10 +8,10 @@ use super::call::Call;
 use super::reply::{HandlerResult, Single};
 use super::tunnels;
 use crate::gate::{Body, NoBody};
-use crate::store::change::domains::{AssignDomain, RemoveDomain, VerifyDomain};
-use crate::store::facts::Resource;
+use crate::service::domains::{AssignDomain, RemoveDomain, VerifyDomain};
 use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus};
 use culvert_domain::input;
+use culvert_store::facts::Resource;
 
 /// Custom domain
 #[derive(Serialize, JsonSchema)]

@@ -17,7 +17,7 @@ use super::routes::{BodyKind, Row};
 use crate::gate;
 use crate::http::Api;
 use crate::keyed_mutex::KeyedMutexGuard;
-use crate::store::idempotency::{IdempotencyKey, StoredResponse};
+use crate::service::idempotency::{self, IdempotencyKey, StoredResponse};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_policy::serve::pinned::Pinned;
@@ -113,7 +113,7 @@ impl Endpoint {
 
     async fn kept(&self, claim: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
         match claim {
-            Some(claim) => self.api.service.store.find_response(claim).await,
+            Some(claim) => idempotency::find(&self.api.service.store, &self.api.service.secrets, claim).await,
             None => Ok(None),
         }
     }

@@ -12,11 +12,11 @@ use crate::http::middleware::auth::client_address;
 use crate::http::middleware::trace::RequestId;
 use crate::http::problem;
 use crate::service::enrolment;
-use crate::store::devices::NewDevice;
 use culvert_domain::device::Description;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::EnrolmentCode;
 use culvert_domain::text;
+use culvert_store::devices::NewDevice;
 
 const BODY_LIMIT: usize = 16 * 1024;
 /// For the whole of it: it comes from somebody without a key.

@@ -9,9 +9,9 @@ use chrono::DateTime;
 use uuid::Uuid;
 
 use crate::secret::{Purpose, Secrets};
-use crate::store::page::{CursorPosition, Page};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Error, Fault, Result};
+use culvert_store::page::{CursorPosition, Page};
 
 pub const DEFAULT_LIMIT: u32 = 25;
 pub const MAX_LIMIT: u32 = 100;

@@ -9,11 +9,11 @@ use super::reply::{Created, HandlerResult, Single};
 use super::tunnels;
 use crate::gate::{Body, NoBody};
 use crate::record::address::AddressResponse;
-use crate::store::change::ports::{CreateExtraPort, DeleteExtraPort};
-use crate::store::facts::Resource;
+use crate::service::ports::{CreateExtraPort, DeleteExtraPort};
 use culvert_domain::input::NewExtraPort;
 use culvert_domain::port::ExtraPort;
 use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_store::facts::Resource;
 
 /// Extra port
 #[derive(Serialize, JsonSchema)]
@@ -44,12 +44,9 @@ pub async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortRespo
 pub async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let service = call.api.service.clone();
     let change = |port| CreateExtraPort { tunnel_id, port };
     let answer = |(port, tunnel): (ExtraPort, Tunnel)| Created(ExtraPortResponse::new(port, &tunnel));
-    let answer = call.commit(admitted, change, answer).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, change, answer).await
 }
 
 /// An extra port that is gone
@@ -65,9 +62,6 @@ pub struct DeletedResponse {
 pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let service = call.api.service.clone();
     let change = |()| DeleteExtraPort { tunnel_id, port_id };
-    let answer = call.commit(admitted, change, |id| Single(DeletedResponse { id, deleted: true })).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, change, |id| Single(DeletedResponse { id, deleted: true })).await
 }

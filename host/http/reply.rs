@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use crate::store::idempotency::StoredResponse;
+use crate::service::idempotency::StoredResponse;
 use culvert_domain::error::{Error, Result};
 
 /// What a handler returns.

@@ -15,7 +15,7 @@ use super::reply::{Reply, ResponseShape};
 use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
 use crate::gate::{Body, NoBody};
 use crate::http::Api;
-use crate::store::idempotency::StoredResponse;
+use crate::service::idempotency::StoredResponse;
 use culvert_domain::action::Action;
 use culvert_domain::error::Result;
 

@@ -12,10 +12,9 @@ use super::reply::{Accepted, Created, HandlerResult, List, Single};
 use crate::gate::{Body, NoBody};
 use crate::record::address::AddressResponse;
 use crate::record::operation::OperationResponse;
-use crate::store::change::actions::{ActOnRunning, Start};
-use crate::store::change::moves::MoveTunnel;
-use crate::store::change::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
-use crate::store::facts::Resource;
+use crate::service::moves::MoveTunnel;
+use crate::service::operations::requests::{ActOnRunning, Start};
+use crate::service::tunnels::{BindTunnel, Bound, CreateTunnel, DeleteTunnel, UpdateTunnel};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::input::{BindDevices, MoveTunnel as MoveTunnelInput, NewTunnel, StartTunnel, TunnelPatch};
@@ -23,6 +22,7 @@ use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::operation::RemoteAction;
 use culvert_domain::session::{EndReason, Session};
 use culvert_domain::tunnel::{Protocol, Tunnel, TunnelStatus};
+use culvert_store::facts::Resource;
 
 /// Tunnel
 #[derive(Serialize, JsonSchema)]
@@ -217,11 +217,8 @@ pub struct DeletedResponse {
 pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
-    let service = call.api.service.clone();
     let answer = |id| Single(DeletedResponse { id, deleted: true });
-    let answer = call.commit(admitted, |()| DeleteTunnel { tunnel_id }, answer).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, |()| DeleteTunnel { tunnel_id }, answer).await
 }
 
 /// Device bindings after a replacement
@@ -288,10 +285,7 @@ pub async fn move_to(call: Call, body: Body<MoveTunnelInput>) -> HandlerResult<A
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |node_id| MoveTunnel { tunnel_id, node_id };
     let answer = move |node_id| Accepted(MovingResponse { tunnel_id, node_id, status: TunnelStatus::Moving });
-    let service = call.api.service.clone();
-    let answer = call.commit(admitted, change, answer).await?;
-    service.nodes.apply(tunnel_id).await;
-    Ok(answer)
+    call.commit(admitted, change, answer).await
 }
 
 /// Tunnel usage
@@ -305,7 +299,7 @@ pub struct TunnelUsageResponse {
 
 pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<TunnelUsageResponse>> {
     let tunnel_id = existing(&call).await?;
-    let as_of = call.api.service.clock.now();
+    let as_of = call.api.service.clock().now();
     let bandwidth = call.api.service.store.tunnel_bandwidth(call.caller.scope.id, tunnel_id).await?;
     call.reply(Single(TunnelUsageResponse { tunnel_id, bandwidth: BandwidthResponse::new(bandwidth, as_of), as_of }))
 }
@@ -329,7 +323,7 @@ pub struct SessionResponse {
 
 pub async fn sessions(call: Call, (): ()) -> HandlerResult<List<SessionResponse>> {
     let tunnel_id = existing(&call).await?;
-    let now = call.api.service.clock.now();
+    let now = call.api.service.clock().now();
     let sessions = call.api.service.store.sessions(call.caller.scope.id, tunnel_id, call.page()?).await?;
     call.listed(sessions, |session| {
         let duration_seconds = session.duration_seconds(now);

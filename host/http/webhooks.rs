@@ -11,12 +11,12 @@ use super::call::Call;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
 use crate::gate::{Body, NoBody};
 use crate::secret::Purpose;
-use crate::store::change::webhooks::{CreateWebhook, DeleteWebhook, TestWebhook, UpdateWebhook};
-use crate::store::facts::Resource;
+use crate::service::webhooks::{CreateWebhook, DeleteWebhook, TestWebhook, UpdateWebhook};
 use culvert_domain::error::Error;
 use culvert_domain::event::{EventKind, TEST_EVENT};
 use culvert_domain::input::{NewWebhook, WebhookPatch};
 use culvert_domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook, WebhookStatus};
+use culvert_store::facts::Resource;
 
 /// Webhook endpoint
 #[derive(Serialize, JsonSchema)]
@@ -66,9 +66,9 @@ pub async fn list(call: Call, (): ()) -> HandlerResult<List<WebhookResponse>> {
 
 pub async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created<NewWebhookResponse>> {
     let admitted = call.admit(Resource::Scope, body).await?;
-    let id = call.api.service.clock.id();
-    let secret = format!("whsec_{}", STANDARD.encode(call.api.service.clock.random::<32>()));
-    let sealed = call.api.service.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
+    let id = call.api.service.clock().id();
+    let secret = format!("whsec_{}", STANDARD.encode(call.api.service.clock().random::<32>()));
+    let sealed = call.api.service.secrets.seal(Purpose::Webhooks, id.as_bytes(), secret.as_bytes());
     let change = |definition| CreateWebhook { id, definition, secret: sealed.clone() };
     call.commit(admitted, change, move |webhook| {
         Created(NewWebhookResponse { webhook: webhook.into(), secret: secret.clone() })

@@ -9,11 +9,13 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
+use uuid::Uuid;
 
 use super::Jobs;
-use crate::store::outbox::UnderWay;
+use crate::secret::Purpose;
 use culvert_domain::error::{Chain, Result};
 use culvert_domain::webhook::Delivery;
+use culvert_store::outbox::UnderWay;
 use culvert_webhook::client::Client;
 
 /// Deliveries in progress at the same time, at most.
@@ -78,7 +80,12 @@ async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
         Some(next) if next > jobs.clock.now() => return Ok(Some(moment(jobs, next))),
         Some(_) => {}
     }
-    let due = jobs.service.store.claim_deliveries(free, under_way).await?;
+    let secrets = jobs.service.secrets.clone();
+    // The secret was sealed for the endpoint's row.
+    let open = move |webhook_id: Uuid, sealed: &[u8]| {
+        String::from_utf8(secrets.open_sealed(Purpose::Webhooks, webhook_id.as_bytes(), sealed)?).ok()
+    };
+    let due = jobs.service.store.claim_deliveries(free, under_way, open).await?;
     let none = due.is_empty();
     for delivery in due {
         let scope_id = delivery.scope_id;

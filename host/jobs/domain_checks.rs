@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::Jobs;
-use crate::store::domains::DueDomain;
-use crate::store::error::first_error;
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
 use culvert_domain::error::{Chain, Result};
+use culvert_store::domains::DueDomain;
+use culvert_store::error::first_error;
 
 /// How often the job looks for due domains.
 const LOOK_EVERY: Duration = Duration::from_secs(600);

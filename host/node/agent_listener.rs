@@ -29,7 +29,7 @@ pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
     let bounds = shared.bounds.clone();
     let (most, per_address) = (bounds.unproven, bounds.unproven_per_address);
-    let unproven = Unproven::new(most, per_address, move || bounds.refusals.count(Bound::Unproven));
+    let unproven = Unproven::new(most, per_address, move || bounds.refused(Bound::Unproven));
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {
         let stop = shared.stop.clone();
@@ -74,10 +74,10 @@ async fn admit(
     let mut connection = hello.into_stream(tls).await?;
     let attach: Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
-    let run = run.filter(|run| run.admits(&attach, &shared.secrets));
-    connection.write_all(&[if run.is_some() { ATTACHED } else { FENCED }]).await?;
+    let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));
+    connection.write_all(&[answer]).await?;
     connection.flush().await?;
-    match run {
+    match run.filter(|_| answer == ATTACHED) {
         Some(run) => Ok(Some((run, connection))),
         None => {
             connection.shutdown().await?;

@@ -1,4 +1,4 @@
-//! Limits on what visitors and agents may hold of one node at a time, and counters of refused connections.
+//! Limits on what visitors and agents may hold of one node at a time.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
@@ -6,12 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use culvert_wire::pipe::Budget;
 use culvert_wire::socket::descriptor_limit;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
-
-use crate::config::NodeConfig;
 
 /// The limit that refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +21,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    const ALL: [Self; 4] = [Self::Node, Self::Tunnel, Self::Address, Self::Unproven];
+    pub const ALL: [Self; 4] = [Self::Node, Self::Tunnel, Self::Address, Self::Unproven];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -39,26 +33,16 @@ impl Bound {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusedBy {
-    bound: &'static str,
-}
-
-/// Counter of refused connections, by limit. All nodes of a process share it.
-#[derive(Clone, Default)]
-pub struct Refusals(Family<RefusedBy, Counter>);
-
-impl Refusals {
-    pub fn register(&self, registry: &mut Registry) {
-        for bound in Bound::ALL {
-            self.0.get_or_create(&RefusedBy { bound: bound.name() }).inc_by(0);
-        }
-        registry.register("node_refused", "Connections that a node refused, by the bound", self.0.clone());
-    }
-
-    pub fn count(&self, bound: Bound) {
-        self.0.get_or_create(&RefusedBy { bound: bound.name() }).inc();
-    }
+/// The limits of one node; see `docs/operate/settings.md`.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub visitors: usize,
+    pub visitors_per_tunnel: usize,
+    pub visitors_per_address: usize,
+    pub buffer_mib: usize,
+    pub descriptor_reserve: f64,
+    pub unproven: usize,
+    pub unproven_per_address: usize,
 }
 
 pub struct Bounds {
@@ -67,7 +51,7 @@ pub struct Bounds {
     pub unproven: usize,
     pub unproven_per_address: usize,
     pub buffers: Budget,
-    pub refusals: Refusals,
+    on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
     visitors: usize,
     inside: AtomicUsize,
     descriptors: Descriptors,
@@ -83,18 +67,23 @@ impl Drop for Place {
 }
 
 impl Bounds {
-    pub fn new(config: &NodeConfig, refusals: Refusals) -> Arc<Self> {
+    pub fn new(limits: &Limits, on_refused: Arc<dyn Fn(Bound) + Send + Sync>) -> Arc<Self> {
         Arc::new(Self {
-            visitors: config.visitors,
-            visitors_per_tunnel: config.visitors_per_tunnel,
-            visitors_per_address: config.visitors_per_address,
-            unproven: config.unproven,
-            unproven_per_address: config.unproven_per_address,
-            buffers: Budget::new(config.buffer_mib.saturating_mul(1024 * 1024)),
-            refusals,
+            visitors: limits.visitors,
+            visitors_per_tunnel: limits.visitors_per_tunnel,
+            visitors_per_address: limits.visitors_per_address,
+            unproven: limits.unproven,
+            unproven_per_address: limits.unproven_per_address,
+            buffers: Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024)),
+            on_refused,
             inside: AtomicUsize::new(0),
-            descriptors: Descriptors::of_this_process(config.descriptor_reserve),
+            descriptors: Descriptors::of_this_process(limits.descriptor_reserve),
         })
+    }
+
+    /// Counts a connection that a limit refused.
+    pub fn refused(&self, bound: Bound) {
+        (self.on_refused)(bound);
     }
 
     /// Takes a place for one more visitor; `None` if the node is full.

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwapOption;
@@ -16,6 +17,19 @@ use culvert_domain::access::Country;
 pub struct Countries {
     file: Option<PathBuf>,
     loaded: ArcSwapOption<Loaded>,
+    /// How often another database was loaded.
+    generation: AtomicU64,
+}
+
+/// Why the database cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum CountriesError {
+    #[error("{}: there is no such file", .0.display())]
+    Missing(PathBuf),
+    #[error("{}: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("{}: it is no MaxMind database: {source}", .path.display())]
+    Invalid { path: PathBuf, source: maxminddb::MaxMindDbError },
 }
 
 struct Loaded {
@@ -34,9 +48,9 @@ impl Countries {
     /// # Errors
     ///
     /// If the file cannot be read, or is not a MaxMind database.
-    pub fn open(file: Option<&Path>) -> Result<Self, String> {
-        let loaded = file.map(load).transpose()?;
-        Ok(Self { file: file.map(Path::to_path_buf), loaded: ArcSwapOption::from(loaded.map(Arc::new)) })
+    pub fn open(file: Option<&Path>) -> Result<Self, CountriesError> {
+        let loaded = ArcSwapOption::from(file.map(load).transpose()?.map(Arc::new));
+        Ok(Self { file: file.map(Path::to_path_buf), loaded, generation: AtomicU64::new(0) })
     }
 
     pub fn are_known(&self) -> bool {
@@ -59,32 +73,39 @@ impl Countries {
         DateTime::from_timestamp(i64::try_from(seconds).ok()?, 0)
     }
 
-    /// Reads the file again if it has changed. Returns whether a new database was loaded. If the new file
-    /// cannot be loaded, the old database stays in use.
-    pub fn refresh(&self) -> bool {
-        let (Some(file), Some(loaded)) = (&self.file, self.loaded.load_full()) else { return false };
+    /// Reads the file again if it has changed. Returns how often another database was loaded so far. If the
+    /// new file cannot be loaded, the old database stays in use.
+    pub fn refresh(&self) -> u64 {
+        if let Some(new) = self.changed() {
+            self.loaded.store(Some(Arc::new(new)));
+            self.generation.fetch_add(1, Ordering::AcqRel);
+        }
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn changed(&self) -> Option<Loaded> {
+        let (file, loaded) = (self.file.as_ref()?, self.loaded.load_full()?);
         if stamp(file).is_none_or(|stamp| stamp == loaded.stamp) {
-            return false;
+            return None;
         }
         match load(file) {
             Ok(new) => {
                 tracing::info!(file = %file.display(), "the country database was read again");
-                self.loaded.store(Some(Arc::new(new)));
-                true
+                Some(new)
             }
             Err(problem) => {
-                tracing::warn!(problem, "the former country database stays");
-                false
+                tracing::warn!(%problem, "the former country database stays");
+                None
             }
         }
     }
 }
 
-fn load(file: &Path) -> Result<Loaded, String> {
-    let problem = |problem: &dyn std::fmt::Display| format!("{}: {problem}", file.display());
-    let stamp = stamp(file).ok_or_else(|| problem(&"there is no such file"))?;
-    let bytes = fs::read(file).map_err(|e| problem(&e))?;
-    let reader = Reader::from_source(bytes).map_err(|e| problem(&format!("it is no MaxMind database: {e}")))?;
+fn load(file: &Path) -> Result<Loaded, CountriesError> {
+    let stamp = stamp(file).ok_or_else(|| CountriesError::Missing(file.into()))?;
+    let bytes = fs::read(file).map_err(|source| CountriesError::Unreadable { path: file.into(), source })?;
+    let reader = Reader::from_source(bytes);
+    let reader = reader.map_err(|source| CountriesError::Invalid { path: file.into(), source })?;
     Ok(Loaded { reader, stamp })
 }
 

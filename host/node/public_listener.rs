@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use culvert_wire::node::{Assignment, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +17,6 @@ use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
 use super::session::SessionRelay;
 use super::{Shared, lock};
-use crate::store::sessions::Lease;
 
 pub struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
@@ -50,35 +50,35 @@ pub struct PortSpec {
 }
 
 impl PortSpec {
-    pub fn of(lease: &Lease) -> Vec<Self> {
-        let own = Self { port: lease.remote_port, id: None };
-        let extra = lease.ports.iter().map(|port| Self { port: port.remote_port, id: Some(port.id) });
-        std::iter::once(own).chain(extra).collect()
+    /// The TCP ports of an assignment.
+    pub fn of(assignment: &Assignment) -> Vec<Self> {
+        let tcp = assignment.ports.iter().filter(|port| port.transport == Transport::Tcp);
+        tcp.map(|port| Self { port: port.port, id: port.port_id }).collect()
     }
 }
 
 impl Tunnel {
-    pub fn new(lease: &Lease, access: Arc<Admission>, shared: &Shared) -> Self {
-        Self { run: Arc::new(Mutex::new(SessionRelay::new(lease.clone(), shared))), access, ports: HashMap::new() }
+    pub fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
+        let run = SessionRelay::new(assignment.clone(), shared);
+        Self { run: Arc::new(Mutex::new(run)), access, ports: HashMap::new() }
     }
 
     pub fn run(&self) -> Arc<SessionRelay> {
         lock(&self.run).clone()
     }
 
-    /// Serves a lease of this tunnel. If the lease has a newer epoch, the former run ends at once: everything
+    /// Takes over an assignment of this tunnel. If it has a newer epoch, the former run ends at once: everything
     /// older than the newest epoch is fenced off.
-    pub fn switch_to(&self, lease: &Lease, shared: &Arc<Shared>) -> EpochChange {
+    pub fn switch_to(&self, assignment: &Assignment, shared: &Arc<Shared>) -> EpochChange {
         let mut run = lock(&self.run);
-        match lease.epoch.cmp(&run.lease().epoch) {
+        match assignment.epoch.cmp(&run.epoch()) {
             Ordering::Less => EpochChange::Outdated,
-            Ordering::Equal if !run.is_ended() => {
-                run.follow(lease);
+            Ordering::Equal => {
+                run.follow(assignment);
                 EpochChange::Serving { former: None }
             }
-            // A newer epoch; or the same epoch, ended by a transaction that was rolled back.
-            Ordering::Equal | Ordering::Greater => {
-                let former = std::mem::replace(&mut *run, SessionRelay::new(lease.clone(), shared));
+            Ordering::Greater => {
+                let former = std::mem::replace(&mut *run, SessionRelay::new(assignment.clone(), shared));
                 former.end();
                 EpochChange::Serving { former: Some(former) }
             }
@@ -166,7 +166,7 @@ impl PublicListener {
                 // `accept` may have waited long, and free descriptors may have run short meanwhile.
                 Ok((visitor, _)) if shared.bounds.is_in_reserve(&visitor) => {
                     culvert_wire::socket::reset(&visitor);
-                    shared.bounds.refusals.count(Bound::Node);
+                    shared.bounds.refused(Bound::Node);
                 }
                 Ok((visitor, address)) => self.relay_visitor(visitor, address, shared),
                 Err(error) => {
@@ -186,7 +186,7 @@ impl PublicListener {
             Err(turned_away) => {
                 culvert_wire::socket::reset(&visitor);
                 if let AdmissionRefusal::Bound(bound) = turned_away {
-                    shared.bounds.refusals.count(bound);
+                    shared.bounds.refused(bound);
                 }
                 tracing::debug!(%address, ?turned_away, "a visitor was turned away");
             }

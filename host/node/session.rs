@@ -9,7 +9,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
-use culvert_wire::data::{ACCEPTED, Attach, Visit, write_frame};
+use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, UNKNOWN_KEY, Visit, write_frame};
+use culvert_wire::lease_token::{self, Lease, TokenError};
+use culvert_wire::node::{Assignment, SessionTraffic};
 use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
 use futures_util::FutureExt;
@@ -23,11 +25,6 @@ use uuid::Uuid;
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
 use super::{Shared, lock};
-use crate::gateway::grant::lease_statement;
-use crate::secret::{Purpose, Secrets};
-use crate::store::sessions::Lease;
-use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
-use culvert_domain::usage::Traffic;
 
 /// How long a visitor waits for an idle connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
@@ -40,11 +37,16 @@ const MOST_WAITING: usize = 128;
 type Connection = TlsStream<TcpStream>;
 
 pub struct SessionRelay {
+    assignment: Mutex<Assignment>,
+    scope_id: Uuid,
+    /// The tunnel's name, for logs.
+    name: String,
+    /// What an agent proves with its token.
     lease: Lease,
     clock: Clock,
     bounds: Arc<Bounds>,
     limits: Mutex<pipe::Limits>,
-    /// Whether the store says that the tunnel runs. Before that, no visitor is served.
+    /// Whether the agent has reported that it serves the tunnel. Before that, no visitor is served.
     ready: watch::Sender<bool>,
     waiting: Mutex<Vec<Connection>>,
     parked: Notify,
@@ -60,11 +62,15 @@ pub struct SessionRelay {
 }
 
 impl SessionRelay {
-    pub fn new(lease: Lease, shared: &Shared) -> Arc<Self> {
+    pub fn new(assignment: Assignment, shared: &Shared) -> Arc<Self> {
+        let Assignment { tunnel_id, session_id, epoch, .. } = assignment;
         Arc::new(Self {
-            limits: Mutex::new(limits(&lease)),
-            ready: watch::Sender::new(lease.ready),
-            lease,
+            limits: Mutex::new(limits(&assignment)),
+            ready: watch::Sender::new(assignment.ready),
+            scope_id: assignment.scope_id,
+            name: assignment.name.clone(),
+            lease: Lease { node_id: shared.node_id, tunnel_id, session_id, epoch },
+            assignment: Mutex::new(assignment),
             clock: shared.clock.clone(),
             bounds: shared.bounds.clone(),
             waiting: Mutex::default(),
@@ -78,8 +84,20 @@ impl SessionRelay {
         })
     }
 
-    pub fn lease(&self) -> &Lease {
-        &self.lease
+    pub fn assignment(&self) -> Assignment {
+        lock(&self.assignment).clone()
+    }
+
+    pub fn scope_id(&self) -> Uuid {
+        self.scope_id
+    }
+
+    pub fn session_id(&self) -> Uuid {
+        self.lease.session_id
+    }
+
+    pub fn epoch(&self) -> i64 {
+        self.lease.epoch
     }
 
     /// The number of connected visitors, including those that wait.
@@ -87,21 +105,28 @@ impl SessionRelay {
         *self.active.borrow()
     }
 
-    /// Takes over changes of the lease. New limits apply to new connections only.
-    pub fn follow(&self, lease: &Lease) {
-        *lock(&self.limits) = limits(lease);
+    /// Takes over changes of the assignment. New limits apply to new connections only.
+    pub fn follow(&self, assignment: &Assignment) {
+        *lock(&self.limits) = limits(assignment);
         self.ready.send_if_modified(|ready| {
-            let becomes_ready = lease.ready && !*ready;
-            *ready |= lease.ready;
+            let becomes_ready = assignment.ready && !*ready;
+            *ready |= assignment.ready;
             becomes_ready
         });
+        *lock(&self.assignment) = assignment.clone();
     }
 
-    /// Whether an attach frame proves this run's lease.
-    pub fn admits(&self, attach: &Attach, secrets: &Secrets) -> bool {
-        attach.epoch == self.lease.epoch
-            && !self.ended.is_cancelled()
-            && secrets.verify_mac(Purpose::Leases, &lease_statement(&self.lease), &attach.token.0)
+    /// The answer to an attach frame: whether it proves this run's lease.
+    pub fn admit(&self, attach: &Attach, shared: &Shared) -> u8 {
+        if attach.epoch != self.lease.epoch || self.ended.is_cancelled() {
+            return FENCED;
+        }
+        let keys = lock(&shared.keys).clone();
+        match lease_token::verify(&keys, &self.lease, &attach.token.0) {
+            Ok(()) => ATTACHED,
+            Err(TokenError::UnknownKey) => UNKNOWN_KEY,
+            Err(TokenError::Invalid) => FENCED,
+        }
     }
 
     /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
@@ -129,37 +154,19 @@ impl SessionRelay {
         let _ = self.active.subscribe().wait_for(|active| *active == 0).await;
     }
 
-    pub fn is_ended(&self) -> bool {
-        self.ended.is_cancelled()
-    }
-
-    /// Whether the run has ended and no more bytes can arrive.
-    pub fn is_over(&self) -> bool {
-        self.is_ended() && *self.active.borrow() == 0
-    }
-
-    /// Whether there is traffic that was not taken yet.
-    pub fn has_traffic(&self) -> bool {
-        let left =
-            |counter: &AtomicU64, taken: &AtomicU64| counter.load(Ordering::Acquire) != taken.load(Ordering::Acquire);
-        left(&self.counters.forth, &self.taken_in) || left(&self.counters.back, &self.taken_out)
-    }
-
     /// Takes the traffic since the last call.
-    pub fn take_traffic(&self) -> Traffic {
+    pub fn take_traffic(&self) -> SessionTraffic {
         let take = |counter: &AtomicU64, taken: &AtomicU64| {
             let now = counter.load(Ordering::Acquire);
-            now - taken.swap(now, Ordering::AcqRel)
+            // Another call may have taken more meanwhile.
+            now.saturating_sub(taken.fetch_max(now, Ordering::AcqRel))
         };
-        Traffic {
+        SessionTraffic {
+            session_id: self.lease.session_id,
+            tunnel_id: self.lease.tunnel_id,
             bytes_in: take(&self.counters.forth, &self.taken_in),
             bytes_out: take(&self.counters.back, &self.taken_out),
         }
-    }
-
-    pub fn give_back(&self, traffic: Traffic) {
-        self.taken_in.fetch_sub(traffic.bytes_in, Ordering::AcqRel);
-        self.taken_out.fetch_sub(traffic.bytes_out, Ordering::AcqRel);
     }
 
     /// Serves one visitor, of an extra port or (`None`) of the tunnel's own port.
@@ -180,9 +187,9 @@ impl SessionRelay {
         drop(visitor);
         self.active.send_modify(|active| *active -= 1);
         match served {
-            Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.lease.name, "a visitor was cut off"),
+            Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.name, "a visitor was cut off"),
             None => {
-                tracing::debug!(%address, tunnel = self.lease.name, "a visitor was cut off by the run's end or rules");
+                tracing::debug!(%address, tunnel = self.name, "a visitor was cut off by the run's end or rules");
             }
             Some(Ok(())) => {}
         }
@@ -252,10 +259,10 @@ impl SessionRelay {
     }
 }
 
-fn limits(lease: &Lease) -> pipe::Limits {
+fn limits(assignment: &Assignment) -> pipe::Limits {
     pipe::Limits {
-        buffer_size: lease.buffer_size as usize,
-        idle_timeout: Duration::from_secs(lease.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT).into()),
+        buffer_size: assignment.buffer_size_bytes as usize,
+        idle_timeout: Duration::from_secs(assignment.idle_timeout_seconds.into()),
     }
 }
 

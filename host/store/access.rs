@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args};
-use super::{Hint, Store, Write};
-use culvert_domain::access::{AccessRules, Country, CountryRule, FirewallRule, NewFirewallRule, Range};
+use super::{Store, Write};
+use culvert_domain::access::{Country, CountryRule, FirewallRule, NewFirewallRule, Range};
 use culvert_domain::error::Result;
 
 impl Store {
@@ -15,13 +15,6 @@ impl Store {
 
     pub async fn country_rules(&self, tunnel_id: Uuid) -> Result<Vec<CountryRule>> {
         country_rules(&mut &self.db, tunnel_id).await
-    }
-
-    /// All access rules of a tunnel, as its node needs them.
-    pub async fn access_rules(&self, tunnel_id: Uuid) -> Result<AccessRules> {
-        let firewall = self.firewall(tunnel_id).await?;
-        let firewall = firewall.into_iter().map(|rule| (rule.rule_type, rule.range)).collect();
-        Ok(AccessRules { firewall, countries: self.country_rules(tunnel_id).await? })
     }
 }
 
@@ -69,8 +62,7 @@ impl Write {
         let now = self.now;
         let sql = "UPDATE tunnels SET rules_version = rules_version + 1, updated_at = $2 WHERE id = $1";
         self.execute(sql, args![tunnel_id, now]).await?;
-        self.notify(Hint::Tunnel(tunnel_id));
-        Ok(())
+        self.touch_assignment(tunnel_id).await
     }
 }
 

@@ -77,6 +77,8 @@ impl Write {
                        first_port = excluded.first_port, last_port = excluded.last_port";
         let NodeRegistration { id, name, hostname, ports, knows_countries } = new;
         self.execute(sql, args![*id, name, hostname, *knows_countries, ports.first, ports.last, now]).await?;
+        let sql = "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING";
+        self.execute(sql, args![*id]).await?;
         Ok(())
     }
 

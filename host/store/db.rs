@@ -20,8 +20,8 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use crate::store::error::StoreError;
-use crate::store::migrations;
+use crate::error::StoreError;
+use crate::migrations;
 use culvert_domain::error::Chain;
 use culvert_domain::string_enum::StringEnum;
 
@@ -89,7 +89,7 @@ pub enum Row {
 
 /// Builds the bound values of a statement, in the order of its placeholders.
 macro_rules! args {
-    ($($value:expr),* $(,)?) => { &[$($crate::store::db::Arg::from($value)),*] };
+    ($($value:expr),* $(,)?) => { &[$($crate::db::Arg::from($value)),*] };
 }
 pub(super) use args;
 
@@ -106,7 +106,7 @@ macro_rules! by_ids {
         by_ids!($before, $list, $after, locked: "")
     };
     ($before:literal, $list:literal, $after:literal, locked: $locked:literal) => {
-        $crate::store::db::ByIds {
+        $crate::db::ByIds {
             sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
             postgres: concat!($before, " = ANY(", $list, ") ", $after, $locked),
         }

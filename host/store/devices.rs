@@ -5,11 +5,9 @@ use uuid::Uuid;
 use super::db::{DbResult, Read, Row, args};
 use super::error::StoreError;
 use super::page::{CursorPosition, Page, PageRows};
-use super::{Hint, Store, Write};
+use super::{Store, Write};
 use culvert_domain::device::{Description, Device};
 use culvert_domain::error::{Error, Result};
-use culvert_domain::event::OfflineReason;
-use culvert_domain::operation::{OperationError, OperationErrorCode};
 
 macro_rules! select_device {
     ($rest:literal) => {
@@ -93,7 +91,7 @@ impl Write {
     }
 
     /// Finds a device in any scope.
-    pub(super) async fn device_in_any_scope(&mut self, id: Uuid) -> Result<Option<Device>> {
+    pub async fn device_in_any_scope(&mut self, id: Uuid) -> Result<Option<Device>> {
         let row = self.optional(select_device!("WHERE d.id = $1"), args![id]).await?;
         Ok(row.as_ref().map(device).transpose()?)
     }
@@ -132,16 +130,6 @@ impl Write {
         Ok(())
     }
 
-    /// Turns remote control off, for the device or for a caller. Every earlier consent becomes void.
-    pub async fn turn_remote_control_off(&mut self, id: Uuid) -> Result<()> {
-        let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
-        self.execute(sql, args![id]).await?;
-        let detail = "Remote control was turned off on the device.";
-        self.cancel_queued(id, &OperationError::new(OperationErrorCode::RemoteControlDisabled, detail)).await?;
-        self.notify(Hint::Device(id));
-        Ok(())
-    }
-
     /// Turns remote control on. Only the device itself may request this, with its signature.
     pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
         self.execute("UPDATE devices SET remote_control = TRUE WHERE id = $1", args![id]).await?;
@@ -164,28 +152,32 @@ impl Write {
         Ok(rows.iter().map(|row| row.text("name")).collect::<DbResult<_>>()?)
     }
 
-    /// Moves a device to the personal scope of its owner, who has left the Team. Its consent becomes void.
-    /// Allowlists that contained it stay in force, even if they are empty now.
-    pub async fn take_device_along(&mut self, id: Uuid, owner_id: Uuid) -> Result<()> {
-        let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
-        self.revoke_device_work(id, &error).await?;
-        self.fail_operations_of_lost_device(id).await?;
-        self.set_offline(id, OfflineReason::NotAllowed).await?;
-        self.execute("DELETE FROM tunnel_devices WHERE device_id = $1", args![id]).await?;
-        let sql = "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
-                   WHERE id = $1";
-        self.execute(sql, args![id, owner_id]).await?;
+    /// Turns remote control off. Every earlier consent becomes void.
+    pub async fn revoke_consent(&mut self, id: Uuid) -> Result<()> {
+        let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
+        self.execute(sql, args![id]).await?;
         Ok(())
     }
 
-    /// Removes a device, ends its sessions and cancels its operations.
-    pub async fn remove_device(&mut self, id: Uuid) -> Result<()> {
-        let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
-        self.revoke_device_work(id, &error).await?;
-        self.fail_operations_of_lost_device(id).await?;
-        self.set_offline(id, OfflineReason::Removed).await?;
+    /// Moves a device to another scope. Its consent becomes void. Allowlists that contained it stay in force, even
+    /// if they are empty now.
+    pub async fn move_device(&mut self, id: Uuid, scope_id: Uuid) -> Result<()> {
+        self.execute("DELETE FROM tunnel_devices WHERE device_id = $1", args![id]).await?;
+        let sql = "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
+                   WHERE id = $1";
+        self.execute(sql, args![id, scope_id]).await?;
+        Ok(())
+    }
+
+    pub async fn delete_device(&mut self, id: Uuid) -> Result<()> {
         self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
-        self.notify(Hint::Device(id));
+        Ok(())
+    }
+
+    /// Clears the desired device of all tunnels that this device is to run.
+    pub async fn clear_desired_device(&mut self, id: Uuid) -> Result<()> {
+        let sql = "UPDATE tunnels SET desired_device_id = NULL WHERE desired_device_id = $1";
+        self.execute(sql, args![id]).await?;
         Ok(())
     }
 }

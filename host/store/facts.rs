@@ -127,7 +127,7 @@ impl Write {
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = counters(&mut **self, scope_id, subject).await?;
         let tunnel = match subject {
             Resource::Tunnel(id) => {
-                let sql = "SELECT t.updated_at, t.wanted_on, s.id, o.id AS operation_id FROM tunnels t \
+                let sql = "SELECT t.updated_at, t.desired_device_id, s.id, o.id AS operation_id FROM tunnels t \
                            LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
                            LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') \
                            WHERE t.id = $1";
@@ -146,7 +146,7 @@ impl Write {
             webhook_endpoints,
             session_id,
             updated_at,
-            desired_device_id: of_tunnel("wanted_on")?,
+            desired_device_id: of_tunnel("desired_device_id")?,
             operation_id: of_tunnel("operation_id")?,
         })
     }

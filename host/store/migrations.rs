@@ -39,6 +39,7 @@ const FILES: &[File] = files! {
     8 "0008_reach"
     9 "0009_targets"
     10 "0010_bounds"
+    11 "0011_nodes"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

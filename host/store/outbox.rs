@@ -5,22 +5,13 @@
 //! row lock of that endpoint; a worker skips an endpoint that another transaction has locked.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde::Serialize;
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args, by_ids};
 use super::{Hint, Store, Write};
-use crate::record::event::{
-    CommandResponse, DevicePresenceResponse, EventResponse, EventScopeResponse, EventTunnelResponse, TunnelRunResponse,
-    WebhookTestResponse,
-};
-use crate::secret::{Purpose, Secrets};
 use culvert_domain::caller::ScopeKind;
-use culvert_domain::device::Device;
-use culvert_domain::error::{Error, Result};
-use culvert_domain::event::{EventKind, OfflineReason, TEST_EVENT};
-use culvert_domain::operation::{Operation, OperationStatus};
-use culvert_domain::session::EndReason;
+use culvert_domain::error::Result;
+use culvert_domain::event::EventKind;
 use culvert_domain::webhook::{AttemptError, AttemptStatus, Delivery, Outcome, RETRIES};
 use culvert_wire::tally::Tally;
 
@@ -42,19 +33,17 @@ const ENDPOINTS_AT_ONCE: i64 = 64;
 /// The endpoints to which an event is sent.
 #[derive(Debug)]
 pub struct Subscribers {
-    scope_id: Uuid,
-    scope: ScopeKind,
+    pub scope_id: Uuid,
+    pub scope: ScopeKind,
     webhook_ids: Vec<Uuid>,
 }
 
-/// The ids of a session that an event reports.
+/// An event to write.
 #[derive(Clone, Copy, Debug)]
-pub struct RunRef {
-    pub session_id: Uuid,
-    pub scope_id: Uuid,
-    pub tunnel_id: Uuid,
-    pub device_id: Uuid,
-    pub node_id: Uuid,
+pub struct NewEvent<'e> {
+    pub id: Uuid,
+    pub kind: &'e str,
+    pub body: &'e [u8],
 }
 
 impl Write {
@@ -70,96 +59,18 @@ impl Write {
         Ok(Some(Subscribers { scope_id, scope, webhook_ids }))
     }
 
-    /// Writes the event that an operation has reached its current state.
-    pub async fn tell_of_operation(&mut self, operation: Operation) -> Result<()> {
-        let kind = EventKind::of_operation(operation.status);
-        match self.subscribers(operation.scope_id, kind).await? {
-            Some(subscribers) => {
-                self.publish(&subscribers, kind, CommandResponse { operation: operation.into() }).await
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Writes the events of all states for an operation that succeeded at the moment of its request.
-    pub async fn tell_of_success(&mut self, operation: &Operation) -> Result<()> {
-        let asked = Operation {
-            status: OperationStatus::Queued,
-            claimed_at: None,
-            started_at: None,
-            finished_at: None,
-            result: None,
-            ..operation.clone()
-        };
-        self.tell_of_operation(asked.clone()).await?;
-        let mut passing = Operation { result: operation.result.clone(), ..asked };
-        for passed in passing.advance(OperationStatus::Succeeded, operation.created_at) {
-            self.tell_of_operation(passed).await?;
-        }
-        Ok(())
-    }
-
-    /// Writes the event that a tunnel has started to serve visitors or, with a reason, that it has stopped.
-    pub async fn tell_of_run(&mut self, run: RunRef, reason: Option<EndReason>) -> Result<()> {
-        let kind = if reason.is_some() { EventKind::TunnelStopped } else { EventKind::TunnelStarted };
-        let Some(subscribers) = self.subscribers(run.scope_id, kind).await? else { return Ok(()) };
-        let Some(tunnel) = self.tunnel(run.scope_id, run.tunnel_id).await? else { return Ok(()) };
-        let data = TunnelRunResponse {
-            tunnel: EventTunnelResponse::from(&tunnel),
-            device_id: run.device_id,
-            session_id: run.session_id,
-            node_id: run.node_id,
-            public_address: tunnel.public_address().into(),
-            operation_id: self.operation_behind(run, reason).await?,
-            reason,
-        };
-        self.publish(&subscribers, kind, data).await
-    }
-
-    /// The operation that started or ended a session, if there is one.
-    async fn operation_behind(&mut self, run: RunRef, reason: Option<EndReason>) -> Result<Option<Uuid>> {
-        use EndReason::{Error, Handoff, Restarted, StopAll, StoppedApi};
-        if reason.is_some_and(|reason| !matches!(reason, StoppedApi | StopAll | Restarted | Handoff | Error)) {
-            return Ok(None);
-        }
-        let sql = "SELECT id FROM operations WHERE status IN ('claimed', 'running') \
-                   AND (session_id = $1 OR tunnel_id = $2 OR (tunnel_id IS NULL AND device_id = $3)) \
-                   ORDER BY tunnel_id IS NULL, created_at DESC LIMIT 1";
-        let row = self.optional(sql, args![run.session_id, run.tunnel_id, run.device_id]).await?;
-        Ok(row.map(|row| row.id("id")).transpose()?)
-    }
-
-    /// Writes the event that a device is online or, with a reason, that it is offline.
-    pub async fn tell_of_device(&mut self, device: Device, reason: Option<OfflineReason>) -> Result<()> {
-        let kind = if reason.is_some() { EventKind::DeviceOffline } else { EventKind::DeviceOnline };
-        match self.subscribers(device.scope_id, kind).await? {
-            Some(subscribers) => {
-                self.publish(&subscribers, kind, DevicePresenceResponse { device: device.into(), reason }).await
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Writes a test event for one endpoint, whatever events it subscribes to. Returns the event's id.
-    pub async fn test_event(&mut self, scope_id: Uuid, webhook_id: Uuid) -> Result<Uuid> {
+    /// One endpoint as the only subscriber.
+    pub async fn only_subscriber(&mut self, scope_id: Uuid, webhook_id: Uuid) -> Result<Subscribers> {
         let row = self.one("SELECT kind FROM scopes WHERE id = $1", args![scope_id]).await?;
-        let subscribers = Subscribers { scope_id, scope: row.string_enum("kind")?, webhook_ids: vec![webhook_id] };
-        self.write_event(&subscribers, TEST_EVENT, WebhookTestResponse { webhook_id }).await
+        Ok(Subscribers { scope_id, scope: row.string_enum("kind")?, webhook_ids: vec![webhook_id] })
     }
 
-    async fn publish(&mut self, subscribers: &Subscribers, kind: EventKind, data: impl Serialize) -> Result<()> {
-        use culvert_domain::string_enum::StringEnum;
-        self.write_event(subscribers, kind.as_str(), data).await.map(drop)
-    }
-
-    async fn write_event(&mut self, subscribers: &Subscribers, kind: &str, data: impl Serialize) -> Result<Uuid> {
-        let (id, now) = (self.clock.id(), self.now);
-        let team_id = (subscribers.scope == ScopeKind::Team).then_some(subscribers.scope_id);
-        let scope = EventScopeResponse { r#type: subscribers.scope, team_id };
-        let event = EventResponse { id, r#type: kind.into(), created_at: now, api_version: "v2", scope, data };
-        let body = serde_json::to_vec(&event).map_err(Error::internal)?;
+    /// Writes an event with its deliveries.
+    pub async fn insert_event(&mut self, subscribers: &Subscribers, event: NewEvent<'_>) -> Result<()> {
+        let NewEvent { id, kind, body } = event;
+        let now = self.now;
         let sql = "INSERT INTO events (id, scope_id, kind, body, created_at) VALUES ($1, $2, $3, $4, $5)";
-        self.execute(sql, args![id, subscribers.scope_id, kind, &body[..], now]).await?;
+        self.execute(sql, args![id, subscribers.scope_id, kind, body, now]).await?;
         for webhook_id in &subscribers.webhook_ids {
             if !self.make_room(*webhook_id).await? {
                 self.cancel_at_once(*webhook_id, id).await?;
@@ -173,7 +84,7 @@ impl Write {
             self.execute(sql, args).await?;
         }
         self.notify(Hint::Deliveries);
-        Ok(id)
+        Ok(())
     }
 
     /// Counts one more waiting delivery of an endpoint. Returns false, and counts nothing, at the limit.
@@ -282,10 +193,14 @@ impl Store {
     }
 
     /// Claims at most `most` due deliveries, in addition to those in flight. A claimed delivery that is never
-    /// settled becomes due again.
-    pub async fn claim_deliveries(&self, most: usize, under_way: UnderWay) -> Result<Vec<Delivery>> {
-        let secrets = self.secrets.clone();
-        self.write(None, move |write| Box::pin(async move { write.claim_deliveries(&secrets, most, under_way).await }))
+    /// settled becomes due again. `open` decrypts the secret of an endpoint; `None` if it cannot.
+    pub async fn claim_deliveries(
+        &self,
+        most: usize,
+        under_way: UnderWay,
+        open: impl Fn(Uuid, &[u8]) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Vec<Delivery>> {
+        self.write(None, move |write| Box::pin(async move { write.claim_deliveries(&open, most, under_way).await }))
             .await
     }
 
@@ -297,7 +212,7 @@ impl Store {
 impl Write {
     async fn claim_deliveries(
         &mut self,
-        secrets: &Secrets,
+        open: &(impl Fn(Uuid, &[u8]) -> Option<String> + Send + Sync),
         most: usize,
         mut under_way: UnderWay,
     ) -> Result<Vec<Delivery>> {
@@ -311,7 +226,7 @@ impl Write {
         );
         let mut claimed = Vec::new();
         for endpoint in self.all_by_ids(due, args![&under_way.full()[..], now, ENDPOINTS_AT_ONCE]).await? {
-            let endpoint = Endpoint::of(&endpoint, secrets)?;
+            let endpoint = Endpoint::of(&endpoint, open)?;
             let left = (most - claimed.len()).min(under_way.left(endpoint.scope_id));
             if most == claimed.len() {
                 break;
@@ -382,14 +297,14 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    fn of(row: &Row, secrets: &Secrets) -> DbResult<Self> {
+    fn of(row: &Row, open: impl Fn(Uuid, &[u8]) -> Option<String>) -> DbResult<Self> {
         let webhook_id = row.id("id")?;
         Ok(Self {
             webhook_id,
             scope_id: row.id("scope_id")?,
             url: row.text("url")?,
             timeouts: row.int("timeouts")?,
-            secret: opened(secrets, webhook_id, &row.bytes("secret")?),
+            secret: open(webhook_id, &row.bytes("secret")?),
         })
     }
 }
@@ -415,9 +330,4 @@ impl UnderWay {
     fn full(&self) -> Vec<Uuid> {
         self.0.keys().filter(|scope_id| self.left(**scope_id) == 0).copied().collect()
     }
-}
-
-/// Decrypts the secret that signs an endpoint's deliveries. It was sealed for the endpoint's row.
-fn opened(secrets: &Secrets, webhook_id: Uuid, sealed: &[u8]) -> Option<String> {
-    String::from_utf8(secrets.open_sealed(Purpose::Webhooks, webhook_id.as_bytes(), sealed)?).ok()
 }

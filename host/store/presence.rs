@@ -23,6 +23,22 @@ pub struct Connection {
     pub epoch: i64,
 }
 
+/// Whether a device is online.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Presence {
+    /// `None` while the device is online.
+    pub offline_reason: Option<OfflineReason>,
+}
+
+/// What is recorded of a new connection.
+#[derive(Clone, Copy, Debug)]
+pub struct NewConnection {
+    pub host_id: Uuid,
+    pub boot_id: Uuid,
+    /// Whether the agent takes the token of a repeated grant.
+    pub renews_tokens: bool,
+}
+
 impl Store {
     /// Devices that are recorded as online but were not seen for too long, with the ids of their scopes.
     pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
@@ -72,22 +88,6 @@ const IS_CURRENT: &str =
     "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
 
 impl Write {
-    /// Records a new connection of a device. Its former connection is no longer current.
-    pub async fn connect_device(&mut self, device_id: Uuid, host_id: Uuid, boot_id: Uuid) -> Result<Connection> {
-        let now = self.now;
-        let was_online = self.online_boot_id(device_id).await?.is_some();
-        let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at) \
-                   VALUES ($1, 1, $2, $3, TRUE, $4) \
-                   ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
-                       boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at \
-                   RETURNING epoch";
-        let epoch = self.one(sql, args![device_id, host_id, boot_id, now]).await?.int("epoch")?;
-        if !was_online {
-            self.tell_where_device_is(device_id).await?;
-        }
-        Ok(Connection { device_id, epoch })
-    }
-
     /// Records that a connection has ended. The device stays online for a while, so that it can reconnect.
     pub async fn disconnect_device(&mut self, connection: Connection) -> Result<()> {
         let sql = "UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2";
@@ -113,24 +113,36 @@ impl Write {
         Ok(self.optional(sql, args![device_id]).await?.is_none())
     }
 
-    /// Records that a device is offline, and writes the event.
-    pub async fn set_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<()> {
-        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
-                   WHERE device_id = $1 AND online = TRUE";
-        if self.execute(sql, args![device_id, StringArg(reason)]).await? == 0 {
-            return Ok(());
-        }
-        if matches!(reason, OfflineReason::Removed | OfflineReason::NotAllowed) {
-            // The device leaves the scope, so the event cannot be postponed.
-            let sql = "UPDATE device_presence SET told_times = 0 WHERE device_id = $1";
-            self.execute(sql, args![device_id]).await?;
-        }
-        self.tell_where_device_is(device_id).await
+    /// Records a new connection of a device, which is online from now on.
+    pub async fn insert_connection(&mut self, device_id: Uuid, new: NewConnection) -> Result<Connection> {
+        let NewConnection { host_id, boot_id, renews_tokens } = new;
+        let now = self.now;
+        let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at, renews_tokens) \
+                   VALUES ($1, 1, $2, $3, TRUE, $4, $5) \
+                   ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
+                       boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at, \
+                       renews_tokens = excluded.renews_tokens \
+                   RETURNING epoch";
+        let epoch = self.one(sql, args![device_id, host_id, boot_id, now, renews_tokens]).await?.int("epoch")?;
+        Ok(Connection { device_id, epoch })
     }
 
-    /// Writes the event of a device's current presence, unless the device has reached its event limit. Then
-    /// the event is written when the limit ends.
-    pub(super) async fn tell_where_device_is(&mut self, device_id: Uuid) -> Result<()> {
+    /// Records that a device is offline. Returns whether it was online.
+    pub async fn set_device_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<bool> {
+        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
+                   WHERE device_id = $1 AND online = TRUE";
+        Ok(self.execute(sql, args![device_id, StringArg(reason)]).await? == 1)
+    }
+
+    /// Lets the next presence event of a device be written at once.
+    pub async fn reset_presence_limit(&mut self, device_id: Uuid) -> Result<()> {
+        self.execute("UPDATE device_presence SET told_times = 0 WHERE device_id = $1", args![device_id]).await?;
+        Ok(())
+    }
+
+    /// Marks the presence of a device as published. `None` if it was published before, or if the device has reached
+    /// its event limit.
+    pub async fn take_presence_to_publish(&mut self, device_id: Uuid) -> Result<Option<Presence>> {
         let now = self.now;
         let sql = "UPDATE device_presence SET told = online, \
                        told_times = CASE WHEN told_since <= $2 THEN 1 ELSE told_times + 1 END, \
@@ -138,12 +150,19 @@ impl Write {
                    WHERE device_id = $1 AND told <> online AND (told_since <= $2 OR told_times < $4) \
                    RETURNING online, offline_reason";
         let row = self.optional(sql, args![device_id, now - TOLD_WITHIN, now, TOLD_TIMES]).await?;
-        let (Some(row), Some(device)) = (row, self.device_in_any_scope(device_id).await?) else { return Ok(()) };
-        let reason = match row.flag("online")? {
+        let Some(row) = row else { return Ok(None) };
+        let offline_reason = match row.flag("online")? {
             true => None,
             false => Some(row.optional_string_enum("offline_reason")?.unwrap_or(OfflineReason::Timeout)),
         };
-        self.tell_of_device(device, reason).await
+        Ok(Some(Presence { offline_reason }))
+    }
+
+    /// Whether a device is recorded as online and was not seen for too long.
+    pub async fn is_silent(&mut self, device_id: Uuid) -> Result<bool> {
+        let sql = "SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2";
+        let limit = self.now - OFFLINE_AFTER;
+        Ok(self.optional(sql, args![device_id, limit]).await?.is_some())
     }
 }
 

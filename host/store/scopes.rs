@@ -117,22 +117,17 @@ impl Write {
         Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
     }
 
-    /// Removes a member from a Team. Operations that they requested are canceled while still queued. Their
-    /// devices stop all work for the Team and move to their personal scope.
-    pub async fn remove_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
-        let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
-        self.execute(sql, args![team_id, account_id]).await?;
-        self.cancel_queued_by(team_id, account_id).await?;
-        for device_id in self.devices_of_owner(team_id, account_id).await? {
-            self.take_device_along(device_id, account_id).await?;
-        }
-        Ok(())
-    }
-
     /// Sets the plan of a scope and lifts its suspension, because that belonged to the former plan's limit.
     pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
         let sql = "UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1";
         self.execute(sql, args![scope_id, plan]).await?;
+        // The host looks again at what runs under the plan.
+        self.touch_scope(scope_id).await
+    }
+
+    pub async fn delete_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
+        let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
+        self.execute(sql, args![team_id, account_id]).await?;
         Ok(())
     }
 }

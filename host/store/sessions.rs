@@ -1,16 +1,17 @@
 //! Sessions. An open session is also called a lease.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{DbResult, Read, Row, StringArg, args, by_ids, readable};
-use super::outbox::RunRef;
+use super::error::StoreError;
 use super::page::{CursorPosition, Page, PageRows};
-use super::runs::RunId;
-use super::{Hint, Store, Write};
+use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
-use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::tunnel::Tunnel;
 use culvert_domain::usage::Traffic;
 
 /// An open session, with everything that a node and an agent need to serve it.
@@ -19,14 +20,11 @@ pub struct Lease {
     pub session_id: Uuid,
     pub tunnel_id: Uuid,
     pub scope_id: Uuid,
-    /// The plan of the scope.
-    pub plan: String,
     pub device_id: Uuid,
     pub node_id: Uuid,
     pub epoch: i64,
     pub boot_id: Uuid,
     pub name: String,
-    pub protocol: Protocol,
     pub remote_port: u16,
     /// The public host name.
     pub hostname: String,
@@ -36,10 +34,30 @@ pub struct Lease {
     pub buffer_size: u32,
     pub ready: bool,
     pub lease_until: DateTime<Utc>,
-    /// Changes with every replacement of the tunnel's access rules.
-    pub rules_version: i64,
     /// The extra ports that the session's device has agreed to serve.
     pub ports: Vec<LeasePort>,
+}
+
+/// The ids of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct RunRef {
+    pub session_id: Uuid,
+    pub scope_id: Uuid,
+    pub tunnel_id: Uuid,
+    pub device_id: Uuid,
+    pub node_id: Uuid,
+}
+
+/// The values of a new session.
+#[derive(Clone, Copy, Debug)]
+pub struct NewSession<'s> {
+    pub id: Uuid,
+    pub tunnel: &'s Tunnel,
+    pub device_id: Uuid,
+    pub boot_id: Uuid,
+    pub epoch: i64,
+    pub target: &'s Target,
+    pub lease_until: DateTime<Utc>,
 }
 
 /// An extra port of a lease.
@@ -54,10 +72,10 @@ macro_rules! select_lease {
     ($rest:literal) => {
         concat!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
-                    (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.idle_timeout, \
-                    t.buffer_size, t.rules_version, c.plan, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
+                    (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.remote_port, t.idle_timeout, \
+                    t.buffer_size, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN nodes n ON n.id = s.node_id \
-             JOIN scopes c ON c.id = s.scope_id JOIN platform_domains d ON d.id = t.domain_id \
+             JOIN platform_domains d ON d.id = t.domain_id \
              WHERE s.ended_at IS NULL ",
             $rest
         )
@@ -101,6 +119,14 @@ impl Store {
         Ok(page.truncate(sessions, |session| CursorPosition { at: session.started_at, id: session.id }))
     }
 
+    /// The open sessions on a node whose agents prove their leases by tokens of an earlier version, with the ids of
+    /// their scopes.
+    pub async fn sessions_with_older_tokens(&self, node_id: Uuid, version: u32) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = "SELECT id, scope_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL AND token_version < $2";
+        let rows = (&self.db).all(sql, args![node_id, version]).await?;
+        Ok(readable(&rows, "session", |row| Ok((row.id("id")?, row.id("scope_id")?))))
+    }
+
     /// The leases of the tunnels that a node has to serve.
     pub async fn leases_on_node(&self, node_id: Uuid) -> Result<Vec<Lease>> {
         Ok(leases!((&self.db), "AND s.node_id = $1", args![node_id]))
@@ -125,19 +151,6 @@ impl Store {
         Ok(leases!((&self.db), "AND s.device_id = $1", args![device_id]))
     }
 
-    /// Ends sessions of one scope.
-    pub async fn end_sessions(&self, scope_id: Uuid, session_ids: Vec<Uuid>, reason: EndReason) -> Result<()> {
-        self.write(Some(scope_id), move |write| {
-            Box::pin(async move {
-                for session_id in session_ids {
-                    write.end_session(session_id, reason).await?;
-                }
-                Ok(())
-            })
-        })
-        .await
-    }
-
     /// The session and scope ids of leases that were not renewed in time.
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
@@ -155,46 +168,6 @@ impl Write {
         Ok(leases!(self, "AND s.id = $1", args![session_id]).pop())
     }
 
-    /// Opens a session: gives the lease of a tunnel to a device's agent, with a new epoch. The caller ends
-    /// the tunnel's former session before. From the commit on, the node serves the new session.
-    pub async fn open_session(
-        &mut self,
-        tunnel: &Tunnel,
-        device_id: Uuid,
-        boot_id: Uuid,
-        target: &Target,
-    ) -> Result<Uuid> {
-        let sql =
-            "UPDATE tunnels SET epoch = epoch + 1, wanted_on = $2, start_error = NULL WHERE id = $1 RETURNING epoch";
-        let epoch = self.one(sql, args![tunnel.id, device_id]).await?.int("epoch")?;
-        let (id, now) = (self.clock.id(), self.now);
-        let sql = "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
-                       local_port, started_at, lease_until, bytes_in, bytes_out) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0)";
-        let Target { host, port, extra } = target;
-        let node_id = tunnel.node.id;
-        let args = args![
-            id,
-            tunnel.id,
-            tunnel.scope_id,
-            device_id,
-            node_id,
-            epoch,
-            boot_id,
-            host,
-            *port,
-            now,
-            now + SESSION_LEASE
-        ];
-        self.execute(sql, args).await?;
-        for (port_id, local_port) in extra {
-            self.approve_port(id, *port_id, *local_port).await?;
-        }
-        self.notify(Hint::Tunnel(tunnel.id));
-        self.notify(Hint::Device(device_id));
-        Ok(id)
-    }
-
     /// Adds an extra port to the session: its device serves the port from now on.
     pub async fn approve_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
         let sql =
@@ -203,74 +176,15 @@ impl Write {
         Ok(())
     }
 
-    /// Ends a session. Returns whether it was open.
-    pub async fn end_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
-        let now = self.now;
-        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
-                   RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
-        let Some(row) = self.optional(sql, args![session_id, now, StringArg(reason)]).await? else { return Ok(false) };
-        let run = run(&row)?;
-        self.ended.push(RunId { scope_id: run.scope_id, tunnel_id: run.tunnel_id, session_id });
-        self.notify(Hint::Tunnel(run.tunnel_id));
-        self.notify(Hint::Device(run.device_id));
-        self.notify(Hint::Usage(run.scope_id));
-        self.has_moved(run.tunnel_id).await?;
-        if row.flag("ready")? {
-            self.tell_of_run(run, Some(reason)).await?;
-        }
-        Ok(true)
-    }
-
-    /// Ends a session that its owner wanted to end, and clears the desired device so that none resumes it.
-    pub async fn stop_session(&mut self, session_id: Uuid, reason: EndReason) -> Result<bool> {
-        let sql = "UPDATE tunnels SET wanted_on = NULL \
-                   WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)";
-        self.execute(sql, args![session_id]).await?;
-        self.end_session(session_id, reason).await
-    }
-
     /// Clears the desired device of the tunnels of these sessions, so that this device does not resume them.
     pub async fn clear_desired_devices(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<()> {
         let sql = by_ids!(
-            "UPDATE tunnels SET wanted_on = NULL WHERE wanted_on = $2 \
+            "UPDATE tunnels SET desired_device_id = NULL WHERE desired_device_id = $2 \
                  AND id IN (SELECT tunnel_id FROM sessions WHERE device_id = $2 AND id",
             "$1",
             ") RETURNING id"
         );
         self.all_by_ids(sql, args![session_ids, device_id]).await?;
-        Ok(())
-    }
-
-    /// Ends all open sessions of a scope. Desired devices stay, so the tunnels are resumed when possible.
-    pub async fn end_sessions_of_scope(&mut self, scope_id: Uuid, reason: EndReason) -> Result<()> {
-        let rows =
-            self.all("SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL", args![scope_id]).await?;
-        for row in rows {
-            self.end_session(row.id("id")?, reason).await?;
-        }
-        Ok(())
-    }
-
-    /// Records that the agent of this session is ready to serve visitors.
-    pub async fn set_ready(&mut self, session_id: Uuid) -> Result<()> {
-        let now = self.now;
-        let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
-                   RETURNING id, scope_id, tunnel_id, device_id, node_id";
-        match self.optional(sql, args![session_id, now]).await? {
-            Some(row) => {
-                let run = run(&row)?;
-                // From here on the node accepts visitors.
-                self.notify(Hint::Tunnel(run.tunnel_id));
-                self.has_moved(run.tunnel_id).await?;
-                self.tell_of_run(run, None).await
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Clears the mark that a tunnel is moving to another node: its session is ready there, or has ended.
-    async fn has_moved(&mut self, tunnel_id: Uuid) -> Result<()> {
-        self.execute("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE", args![tunnel_id]).await?;
         Ok(())
     }
 
@@ -344,20 +258,93 @@ impl Write {
             extra: extra.collect::<DbResult<_>>()?,
         }))
     }
+
+    /// Raises the epoch of a tunnel, which the device is to run from now on.
+    pub async fn next_epoch(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<i64> {
+        let sql = "UPDATE tunnels SET epoch = epoch + 1, desired_device_id = $2, start_error = NULL WHERE id = $1 \
+                   RETURNING epoch";
+        Ok(self.one(sql, args![tunnel_id, device_id]).await?.int("epoch")?)
+    }
+
+    pub async fn insert_session(&mut self, new: &NewSession<'_>) -> Result<()> {
+        let sql = "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
+                       local_port, started_at, lease_until, bytes_in, bytes_out, token_version) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0, \
+                       CASE WHEN EXISTS (SELECT 1 FROM device_presence WHERE device_id = $4 AND renews_tokens = TRUE) \
+                           THEN 2 ELSE 1 END)";
+        let NewSession { id, tunnel, device_id, boot_id, epoch, target, lease_until } = *new;
+        let Target { host, port, extra } = target;
+        let now = self.now;
+        let args = args![
+            id,
+            tunnel.id,
+            tunnel.scope_id,
+            device_id,
+            tunnel.node.id,
+            epoch,
+            boot_id,
+            host,
+            *port,
+            now,
+            lease_until,
+        ];
+        self.execute(sql, args).await?;
+        for (port_id, local_port) in extra {
+            self.approve_port(id, *port_id, *local_port).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a session. Returns it, and whether its agent was ready; `None` if it was not open.
+    pub async fn set_session_ended(&mut self, session_id: Uuid, reason: EndReason) -> Result<Option<(RunRef, bool)>> {
+        let now = self.now;
+        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
+                   RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
+        let row = self.optional(sql, args![session_id, now, StringArg(reason)]).await?;
+        Ok(row.map(|row| Ok::<_, StoreError>((run(&row)?, row.flag("ready")?))).transpose()?)
+    }
+
+    /// Records that the agent of a session is ready. Returns the session; `None` if it was ready, or has ended.
+    pub async fn set_session_ready(&mut self, session_id: Uuid) -> Result<Option<RunRef>> {
+        let now = self.now;
+        let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
+                   RETURNING id, scope_id, tunnel_id, device_id, node_id";
+        let row = self.optional(sql, args![session_id, now]).await?;
+        Ok(row.as_ref().map(run).transpose()?)
+    }
+
+    pub async fn open_sessions_of_scope(&mut self, scope_id: Uuid) -> Result<Vec<Uuid>> {
+        let sql = "SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL";
+        let rows = self.all(sql, args![scope_id]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+
+    /// Clears the desired device of the tunnel that has this open session.
+    pub async fn clear_desired_device_of(&mut self, session_id: Uuid) -> Result<()> {
+        let sql = "UPDATE tunnels SET desired_device_id = NULL \
+                   WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)";
+        self.execute(sql, args![session_id]).await?;
+        Ok(())
+    }
+
+    /// Clears the mark that a tunnel is moving to another node: its session is ready there, or has ended.
+    pub async fn clear_moving(&mut self, tunnel_id: Uuid) -> Result<()> {
+        self.execute("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE", args![tunnel_id]).await?;
+        Ok(())
+    }
 }
 
 fn add_ports(leases: &mut [Lease], rows: &[Row]) -> DbResult<()> {
+    let mut ports: HashMap<Uuid, Vec<LeasePort>> = HashMap::new();
     for row in rows {
-        let session_id = row.id("session_id")?;
-        let port = LeasePort {
+        ports.entry(row.id("session_id")?).or_default().push(LeasePort {
             id: row.id("id")?,
             local_port: row.number("local_port")?,
             remote_port: row.number("remote_port")?,
-        };
-        leases
-            .iter_mut()
-            .filter(|lease| lease.session_id == session_id)
-            .for_each(|lease| lease.ports.push(port.clone()));
+        });
+    }
+    for lease in leases {
+        lease.ports = ports.remove(&lease.session_id).unwrap_or_default();
     }
     Ok(())
 }
@@ -390,13 +377,11 @@ fn lease(row: &Row) -> DbResult<Lease> {
         session_id: row.id("id")?,
         tunnel_id: row.id("tunnel_id")?,
         scope_id: row.id("scope_id")?,
-        plan: row.text("plan")?,
         device_id: row.id("device_id")?,
         node_id: row.id("node_id")?,
         epoch: row.int("epoch")?,
         boot_id: row.id("boot_id")?,
         name: row.text("name")?,
-        protocol: row.string_enum("protocol")?,
         remote_port: row.number("remote_port")?,
         hostname: row.text("hostname")?,
         local_host: row.text("local_host")?,
@@ -405,7 +390,6 @@ fn lease(row: &Row) -> DbResult<Lease> {
         buffer_size: row.number("buffer_size")?,
         ready: row.flag("ready")?,
         lease_until: row.time("lease_until")?,
-        rules_version: row.int("rules_version")?,
         ports: Vec::new(),
     })
 }

@@ -22,12 +22,12 @@ macro_rules! select_tunnel {
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
-                    t.pro_network, t.restricted, t.wanted_on, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.pro_network, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
                     o.id AS operation_id, o.action AS operation_action, o.status AS operation_status, \
-                    o.device_id AS operation_device_id, o.yields_id AS operation_yields_id, ",
+                    o.device_id AS operation_device_id, o.handoff_from_device_id AS operation_handoff_from_device_id, ",
             node_columns!(),
             " FROM tunnels t \
               JOIN scopes c ON c.id = t.scope_id \
@@ -118,7 +118,7 @@ impl Store {
     /// Whether a device is to resume a tunnel that has no open session and could run now.
     pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
         let sql = "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
-                   WHERE t.scope_id = $1 AND t.wanted_on = $2 AND t.protocol = 'tcp' \
+                   WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol = 'tcp' \
                      AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
                      AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
                      AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
@@ -260,7 +260,7 @@ impl Write {
 
     /// Sets the desired device: the one that resumes the tunnel whenever it can.
     pub async fn set_desired_device(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
-        self.execute("UPDATE tunnels SET wanted_on = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
+        self.execute("UPDATE tunnels SET desired_device_id = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl Write {
     /// The tunnels that a device is to resume: they have no open session and no unfinished operation.
     pub async fn pending_resumes(&mut self, scope_id: Uuid, device_id: Uuid) -> Result<Vec<Tunnel>> {
         let sql = select_tunnel!(
-            "WHERE t.scope_id = $1 AND t.wanted_on = $2 AND s.id IS NULL AND o.id IS NULL ORDER BY t.id"
+            "WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND s.id IS NULL AND o.id IS NULL ORDER BY t.id"
         );
         let rows = self.all(sql, args![scope_id, device_id]).await?;
         let now = self.now;
@@ -310,7 +310,7 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         pro_network: row.flag("pro_network")?,
         device_ids: Vec::new(),
         restricted: row.flag("restricted")?,
-        desired_device_id: row.optional_id("wanted_on")?,
+        desired_device_id: row.optional_id("desired_device_id")?,
         start_error: row.optional_text("start_error")?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
         moving: row.flag("moving")?,
@@ -340,6 +340,6 @@ fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
         action: row.string_enum("operation_action")?,
         status: row.string_enum("operation_status")?,
         device_id: row.id("operation_device_id")?,
-        handoff_from_device_id: row.optional_id("operation_yields_id")?,
+        handoff_from_device_id: row.optional_id("operation_handoff_from_device_id")?,
     }))
 }

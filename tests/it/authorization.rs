@@ -668,7 +668,7 @@ async fn team_member_cannot_redirect_device_of_another_member(engine: Engine) {
         ("hand over to own", Method::POST, "/actions/start", json!({"device_id": own.id, "handoff": true})),
         ("stop", Method::POST, "/actions/stop", json!({})),
         ("restart", Method::POST, "/actions/restart", json!({})),
-        ("move", Method::POST, "/move", json!({"node_id": host.app.service.nodes.ids().next().unwrap()})),
+        ("move", Method::POST, "/move", json!({"node_id": host.app.service.nodes.ids()[0]})),
         ("allowlist", Method::PUT, "/devices", json!({"device_ids": [own.id]})),
         ("delete", Method::DELETE, "", json!({})),
     ] {

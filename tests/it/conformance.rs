@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use culvert::config::Config;
 use culvert::http::routes::table;
-use culvert::store::presence::Connection;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;
 use culvert_domain::caller::Role;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::load::chain::PolicyConfig;
+use culvert_store::presence::Connection;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};
@@ -610,11 +610,9 @@ async fn canceled_or_expired_operation_reports_reason(engine: Engine) {
     let (device, _wire) = host.wired(&ada, ada.account_id).await;
     let queued = queue(&api, tunnel().await, device.id).await;
     let id = device.id;
-    let removed = host
-        .app
-        .service
-        .store
-        .write(Some(ada.account_id), move |write| Box::pin(async move { write.remove_device(id).await }));
+    let removed = host.app.service.store.write(Some(ada.account_id), move |write| {
+        Box::pin(async move { culvert::service::devices::remove(write, id).await })
+    });
     removed.await.unwrap();
     said += &format!("the device is removed: {}\n", why(&api, queued).await);
 

@@ -43,6 +43,11 @@ const RULES: &[Rule] = &[
     Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "rustls", "tokio"] },
     Rule { name: "culvert-domain", crates: &["culvert-wire"], frameworks: &[] },
     Rule {
+        name: "culvert-node",
+        crates: &["culvert-domain", "culvert-wire"],
+        frameworks: &["maxminddb", "rcgen", "rustls", "tokio", "tokio-rustls"],
+    },
+    Rule {
         name: "culvert-policy",
         crates: &["culvert-domain", "culvert-wire"],
         frameworks: &[
@@ -56,6 +61,7 @@ const RULES: &[Rule] = &[
             "wit-component",
         ],
     },
+    Rule { name: "culvert-store", crates: &["culvert-domain", "culvert-wire"], frameworks: &["sqlx", "tokio"] },
     Rule {
         name: "culvert-webhook",
         crates: &["culvert-domain", "culvert-wire"],
@@ -68,21 +74,24 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "culvert",
-        crates: &["culvert-agent", "culvert-domain", "culvert-policy", "culvert-webhook", "culvert-wire"],
+        crates: &[
+            "culvert-agent",
+            "culvert-domain",
+            "culvert-node",
+            "culvert-policy",
+            "culvert-store",
+            "culvert-webhook",
+            "culvert-wire",
+        ],
         frameworks: &[
             "argon2",
             "chacha20poly1305",
             "maud",
-            "maxminddb",
             "prometheus-client",
             "pulldown-cmark",
-            "rcgen",
             "reqwest",
-            "rustls",
             "salvo",
-            "sqlx",
             "tokio",
-            "tokio-rustls",
         ],
     },
     Rule { name: "culvert-test-macros", crates: &[], frameworks: &[] },

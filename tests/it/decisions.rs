@@ -206,6 +206,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
     # TYPE culvert_tunnel_bytes counter
+    # TYPE culvert_node_corrections counter
     # TYPE culvert_node_refused counter
     # TYPE culvert_api_refused counter
     # TYPE culvert_node_buffer_bytes gauge
@@ -250,6 +251,7 @@ async fn agent_tunnel_and_traffic_metrics_follow_activity() {
     device.start_tunnel(&tunnel.to_string()).await.unwrap();
     host.until_tunnel(&api, tunnel, "running").await;
     assert_eq!(swapped.metric("culvert_agents_connected").await, Some(1.0));
+    host.report_load().await;
     assert_eq!(swapped.metric("culvert_tunnels_served").await, Some(1.0));
     assert_eq!(visit(host, &api, tunnel, b"five!").await.unwrap(), b"five!");
     host.record_traffic().await;

@@ -862,7 +862,9 @@ async fn removed_device_emits_cancel_stop_and_offline_events(engine: Engine) {
             .app
             .service
             .store
-            .write(Some(scope), move |write| Box::pin(async move { write.remove_device(id).await }))
+            .write(Some(scope), move |write| {
+                Box::pin(async move { culvert::service::devices::remove(write, id).await })
+            })
             .await
             .unwrap();
     }

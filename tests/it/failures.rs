@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use culvert::config::Config;
-use culvert::store::error::StoreError;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::load::chain::PolicyConfig;
+use culvert_store::error::StoreError;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;

@@ -79,7 +79,9 @@ async fn team_key_is_rejected_after_membership_ends(engine: Engine) {
     host.app
         .service
         .store
-        .write(Some(team), move |write| Box::pin(async move { write.remove_member(team, account_id).await }))
+        .write(Some(team), move |write| {
+            Box::pin(async move { culvert::service::devices::remove_member(write, team, account_id).await })
+        })
         .await
         .unwrap();
     host.clock.advance(Duration::from_secs(1));

@@ -84,8 +84,8 @@ async fn rate_limit_counts_of_two_hosts_are_added(engine: Engine) {
     let api = host.api(&ada.key);
     api.get("/account").await.data();
     host.pass(Duration::from_secs(1)).await;
-    let elsewhere = culvert::store::rate::Window { start: host.clock.now(), count: 40 };
-    let windows = culvert::store::rate::Windows { minute: elsewhere, day: elsewhere };
+    let elsewhere = culvert_store::rate::Window { start: host.clock.now(), count: 40 };
+    let windows = culvert_store::rate::Windows { minute: elsewhere, day: elsewhere };
     let key_id = ada.key_id;
     host.app
         .service

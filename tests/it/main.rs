@@ -27,6 +27,7 @@ mod keys;
 mod limits;
 mod moves;
 mod newcomer;
+mod nodes;
 mod openapi;
 mod operations;
 mod order;

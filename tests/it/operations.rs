@@ -270,7 +270,7 @@ async fn queued_operation_is_canceled_when_device_is_removed(engine: Engine) {
         .app
         .service
         .store
-        .write(Some(scope), move |write| Box::pin(async move { write.remove_device(id).await }))
+        .write(Some(scope), move |write| Box::pin(async move { culvert::service::devices::remove(write, id).await }))
         .await
         .unwrap();
     assert_eq!(stage.operation(queued).await["status"], "canceled");

@@ -84,7 +84,7 @@ fn migrations(engine: &str) -> BTreeMap<String, String> {
 
 #[test]
 fn embedded_migrations_equal_the_files() {
-    let embedded: Vec<&str> = culvert::store::migrations::names().collect();
+    let embedded: Vec<&str> = culvert_store::migrations::names().collect();
     for engine in ["sqlite", "postgres"] {
         assert_eq!(migrations(engine).into_keys().collect::<Vec<_>>(), embedded);
     }

@@ -9,6 +9,7 @@ pub mod device;
 pub mod host;
 pub mod hostile;
 pub mod names;
+pub mod node;
 pub mod policies;
 pub mod program;
 pub mod receiver;

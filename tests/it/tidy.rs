@@ -71,6 +71,36 @@ fn http_handlers_write_only_with_a_permit() {
     }
 }
 
+/// The files of a folder whose code has a match.
+fn matching(folder: &str, expression: &str) -> Vec<PathBuf> {
+    let expression = Regex::new(expression).unwrap();
+    files(folder).into_iter().filter(|path| expression.is_match(&code(path))).collect()
+}
+
+/// The service layer decides and publishes; the store has rows.
+#[test]
+fn store_neither_decides_nor_publishes() {
+    let upper = r"\bcrate::(gate|gateway|http|jobs|policies|record|secret|service)\b|\bculvert_(policy|node|webhook)\b";
+    assert_eq!(matching("host/store", upper), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn one_file_writes_events_and_one_advances_operations() {
+    let of = |method: &str| matching("host", &format!(r"\b{method}\("));
+    let paths = |paths: [&str; 2]| paths.map(PathBuf::from).to_vec();
+    assert_eq!(of("insert_event"), paths(["host/service/events.rs", "host/store/outbox.rs"]));
+    assert_eq!(of("compare_and_set_operation"), paths(["host/service/operations.rs", "host/store/operations.rs"]));
+}
+
+/// What a node must not know is not in its reach either, because its crate depends on neither.
+#[test]
+fn node_knows_neither_store_nor_secrets() {
+    assert_eq!(
+        matching("host/node", r"culvert_store|culvert_service|\bSecrets\b|\bcrate::store\b"),
+        Vec::<PathBuf>::new()
+    );
+}
+
 /// House style: every file begins with what it is, none is an attic.
 #[test]
 fn source_files_have_module_docs_and_specific_names() {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::ipc::TunnelStatus;
 use crate::target::Chosen;
 use crate::tunnel::{Probe, Running, TunnelContext};
+use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{Grant, Target};
 
@@ -72,6 +73,13 @@ impl Leases {
     /// The target of a lease's tunnel, and who chose it.
     pub fn led(&self, lease_id: Uuid) -> Option<(Target, Chosen)> {
         self.held.get(&lease_id).map(|held| (held.running.target(), held.running.chosen()))
+    }
+
+    /// Takes the token of a repeated grant: the host may have new keys.
+    pub fn renew_token(&self, lease_id: Uuid, token: Base64Bytes) {
+        if let Some(held) = self.held.get(&lease_id) {
+            held.running.renew_token(token);
+        }
     }
 
     pub fn holds(&self, lease_id: Uuid) -> bool {
@@ -213,7 +221,6 @@ mod tests {
     use crate::state_dir::StateDir;
     use crate::target::LinkLocal;
     use crate::targets::Targets;
-    use culvert_wire::base64_bytes::Base64Bytes;
     use culvert_wire::clock::Clock;
     use culvert_wire::control::NodeAddress;
 

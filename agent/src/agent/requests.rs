@@ -303,6 +303,7 @@ impl Agent {
     /// former target.
     pub(super) async fn resume(&mut self, mut grant: Grant, since: Moment) -> io::Result<()> {
         if self.leases.holds(grant.lease_id) {
+            self.leases.renew_token(grant.lease_id, grant.token);
             return self.retarget(grant.lease_id, grant.target).await;
         }
         let last = self.agreed.last(grant.tunnel_id);

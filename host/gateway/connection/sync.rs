@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use culvert_wire::control::{Action, Command, ConsentState, Grant, Target, ToAgent};
+use culvert_wire::control::{Action, Command, ConsentState, Failure, Grant, NodeAddress, Target, ToAgent};
+use futures_util::future::join_all;
 use uuid::Uuid;
 
 use super::{AgentConnection, End};
 use crate::gateway::grant;
-use crate::store::sessions::Lease;
 use culvert_domain::operation::{Operation, RemoteAction};
+use culvert_store::sessions::Lease;
 
 /// What was sent to the agent on this connection.
 #[derive(Default)]
@@ -80,19 +81,22 @@ impl AgentConnection {
             let reason = reason.map(|reason| reason.to_string()).unwrap_or_else(|| "ended".into());
             self.link.send(&ToAgent::Revoke { lease_id, reason }).await?;
         }
-        for lease in self.leases_of_this_boot().await? {
-            let (lease_id, target) = (lease.session_id, grant::target(&lease));
-            match self.sent.leases.get(&lease_id) {
-                None => {
-                    if let Ok(grant) = self.serve_and_grant(&lease).await {
-                        self.link.send(&ToAgent::Resume { grant }).await?;
-                    }
-                }
-                Some(sent) if *sent != target => {
-                    self.sent.leases.insert(lease_id, target.clone());
-                    self.link.send(&ToAgent::Retarget { lease_id, target }).await?;
-                }
-                Some(_) => {}
+        let leases = self.leases_of_this_boot().await?;
+        let is_new = |lease: &&Lease| !self.sent.leases.contains_key(&lease.session_id);
+        let nodes = self.control.service.nodes.clone();
+        let new: Vec<&Lease> = leases.iter().filter(is_new).collect();
+        let served = join_all(new.iter().map(|lease| nodes.serve(lease))).await;
+        for (lease, node) in new.iter().zip(served) {
+            if let Ok(node) = node {
+                let grant = self.grant(lease, node);
+                self.link.send(&ToAgent::Resume { grant }).await?;
+            }
+        }
+        for lease in &leases {
+            let (lease_id, target) = (lease.session_id, grant::target(lease));
+            if self.sent.leases.get(&lease_id).is_some_and(|sent| *sent != target) {
+                self.sent.leases.insert(lease_id, target.clone());
+                self.link.send(&ToAgent::Retarget { lease_id, target }).await?;
             }
         }
         Ok(())
@@ -111,13 +115,14 @@ impl AgentConnection {
     }
 
     /// Has the node serve a lease, and only then makes the agent's grant for it.
-    pub(super) async fn serve_and_grant(&mut self, lease: &Lease) -> Result<Grant, String> {
-        let served = self.control.service.nodes.serve(lease).await;
-        if let Err(problem) = &served {
-            tracing::warn!(problem, tunnel = lease.name, "a tunnel cannot be served");
-        }
-        let node = served?;
+    pub(super) async fn serve_and_grant(&mut self, lease: &Lease) -> Result<Grant, Failure> {
+        let node = self.control.service.nodes.serve(lease).await?;
+        Ok(self.grant(lease, node))
+    }
+
+    /// The agent's grant for a lease that a node serves.
+    pub(super) fn grant(&mut self, lease: &Lease, node: NodeAddress) -> Grant {
         self.sent.leases.insert(lease.session_id, grant::target(lease));
-        Ok(grant::grant(lease, node, self.control.service.store.secrets()))
+        grant::grant(lease, node, self.control.service.nodes.token(lease))
     }
 }

@@ -15,11 +15,11 @@ use super::trace::RequestId;
 use crate::http::Api;
 use crate::http::path::Path;
 use crate::http::{self, problem};
-use crate::store::Store;
-use crate::store::keys::KeyOwner;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
+use culvert_store::Store;
+use culvert_store::keys::KeyOwner;
 use culvert_wire::client_network::{self, network, prefix};
 
 pub struct Auth(pub Arc<Api>);

@@ -16,10 +16,10 @@ use uuid::Uuid;
 use super::trace::RequestId;
 use crate::http::Api;
 use crate::http::problem;
-use crate::store::rate::{DAY, MINUTE, Window, Windows};
-use crate::store::{Store, Write};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
+use culvert_store::rate::{DAY, MINUTE, Window, Windows};
+use culvert_store::{Store, Write};
 
 pub struct RateLimit(pub Arc<Api>);
 
@@ -163,7 +163,7 @@ impl RateLimits {
             if used_at.is_some() {
                 counts.use_saved_at = Some(now);
             }
-            unsaved.push((*key_id, std::mem::replace(&mut counts.unsaved, counts.windows.emptied()), used_at));
+            unsaved.push((*key_id, std::mem::replace(&mut counts.unsaved, emptied(counts.windows)), used_at));
         }
         // Hosts that share a database write in one order, so that none waits for the other in a circle.
         unsaved.sort_unstable_by_key(|(key_id, ..)| *key_id);
@@ -187,18 +187,17 @@ async fn save_all(write: &mut Write, unsaved: Vec<Unsaved>) -> Result<Vec<Window
     Ok(sums)
 }
 
-impl Windows {
-    fn emptied(self) -> Self {
-        let empty = |window: Window| Window { count: 0, ..window };
-        Self { minute: empty(self.minute), day: empty(self.day) }
-    }
+/// The same windows, without any request.
+fn emptied(windows: Windows) -> Windows {
+    let empty = |window: Window| Window { count: 0, ..window };
+    Windows { minute: empty(windows.minute), day: empty(windows.day) }
 }
 
 impl Counts {
     fn from(stored: Option<Windows>, now: DateTime<Utc>) -> Self {
         let new = Window { start: now, count: 0 };
         let windows = stored.unwrap_or(Windows { minute: new, day: new });
-        Self { windows, unsaved: windows.emptied(), used_at: now, use_saved_at: None }
+        Self { windows, unsaved: emptied(windows), used_at: now, use_saved_at: None }
     }
 
     /// Begins a new window where the old one is over.

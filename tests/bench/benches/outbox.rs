@@ -11,12 +11,12 @@ use culvert::app::Host;
 use culvert::config::Config;
 use culvert::jobs::Ticker;
 use culvert::secret::{Purpose, Secrets};
-use culvert::store::Store;
-use culvert::store::db::Db;
-use culvert::store::outbox::UnderWay;
 use culvert_bench::{median, verdict};
 use culvert_domain::event::EventKind;
 use culvert_domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
+use culvert_store::Store;
+use culvert_store::db::Db;
+use culvert_store::outbox::UnderWay;
 use culvert_wire::clock::Clock;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use sqlx::{Row, SqliteConnection};
@@ -36,7 +36,7 @@ async fn main() {
     scheduled.fill(500, OPEN / 500, Duration::from_secs(3600)).await;
     due.fill(1, OPEN, Duration::ZERO).await;
     // Two of the one endpoint's are under way from here on; the others wait for them.
-    assert_eq!(due.store.claim_deliveries(64, UnderWay::default()).await.unwrap().len(), 2);
+    assert_eq!(due.store.claim_deliveries(64, UnderWay::default(), opened).await.unwrap().len(), 2);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..CLAIMS {
         for (times, stage) in times.iter_mut().zip([&alone, &scheduled, &due]) {
@@ -65,10 +65,9 @@ async fn pick_up(stage: &Stage) {
     let webhooks: Vec<Uuid> = stage.webhooks(20).await;
     for number in 0..EVENTS {
         let (scope_id, webhook_id) = (stage.scope_id, webhooks[number % webhooks.len()]);
-        let write =
-            host.app.service.store.write(Some(scope_id), move |write| {
-                Box::pin(async move { write.test_event(scope_id, webhook_id).await })
-            });
+        let write = host.app.service.store.write(Some(scope_id), move |write| {
+            Box::pin(async move { culvert::service::events::webhook_test(write, scope_id, webhook_id).await })
+        });
         write.await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -93,6 +92,7 @@ async fn pick_up(stage: &Stage) {
 /// A database, and nobody who delivers.
 struct Stage {
     store: Store,
+    secrets: Secrets,
     clock: Clock,
     folder: TempDir,
     scope_id: Uuid,
@@ -104,12 +104,12 @@ impl Stage {
         let db = Db::open(&format!("sqlite:{}", folder.path().join("culvert.db").display())).await.unwrap();
         db.migrate().await.unwrap();
         let secrets = Secrets::open(&folder.path().join("secret.key"), &clock).unwrap();
-        let (store, _) = Store::new(db, clock.clone(), secrets, TaskTracker::new());
+        let (store, _) = Store::new(db, clock.clone(), TaskTracker::new());
         let account = store.write(None, |write| {
             Box::pin(async move { write.create_account("b@example.com", "B", "self-hosted").await })
         });
         let scope_id = account.await.unwrap().unwrap().id;
-        Self { store, clock, folder, scope_id }
+        Self { store, secrets, clock, folder, scope_id }
     }
 
     /// Endpoints at which nobody listens.
@@ -117,7 +117,7 @@ impl Stage {
         let mut ids = Vec::new();
         for _ in 0..count {
             let (id, now) = (self.clock.id(), self.clock.now());
-            let secret = self.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+            let secret = self.secrets.seal(Purpose::Webhooks, id.as_bytes(), b"secret");
             let webhook = Webhook {
                 id,
                 scope_id: self.scope_id,
@@ -168,17 +168,23 @@ impl Stage {
     async fn claim_one(&self) -> Duration {
         let store = &self.store;
         let (scope_id, webhook_id) = (self.scope_id, self.webhooks(1).await[0]);
-        let write = store
-            .write(Some(scope_id), move |write| Box::pin(async move { write.test_event(scope_id, webhook_id).await }));
+        let write = store.write(Some(scope_id), move |write| {
+            Box::pin(async move { culvert::service::events::webhook_test(write, scope_id, webhook_id).await })
+        });
         write.await.unwrap();
         let start = Instant::now();
-        let mut claimed = store.claim_deliveries(64, UnderWay::default()).await.unwrap();
+        let mut claimed = store.claim_deliveries(64, UnderWay::default(), opened).await.unwrap();
         let took = start.elapsed();
         assert_eq!(claimed.len(), 1);
         let outcome = Outcome { status_code: None, error: Some(AttemptError::Timeout), duration: Duration::ZERO };
         store.settle_delivery(claimed.remove(0), outcome).await.unwrap();
         took
     }
+}
+
+/// The secret of every endpoint here.
+fn opened(_: Uuid, _: &[u8]) -> Option<String> {
+    Some("secret".into())
 }
 
 async fn insert(connection: &mut SqliteConnection, scope: Uuid, webhook: Uuid, now: i64, at: i64) {

@@ -25,12 +25,16 @@ pub async fn bytes_of(host: &TestHost, sql: &'static str) -> Vec<Vec<u8>> {
 
 /// Changes what is in it, as no program of ours would.
 pub async fn execute(host: &TestHost, sql: &'static str) {
-    let url = host.config().database_url();
+    execute_at(&host.config().database_url(), sql).await;
+}
+
+/// As [`execute`], by the database's URL.
+pub async fn execute_at(url: &str, sql: &'static str) {
     if url.starts_with("sqlite:") {
-        let mut connection = SqliteConnection::connect(&url).await.unwrap();
+        let mut connection = SqliteConnection::connect(url).await.unwrap();
         sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     } else {
-        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let mut connection = PgConnection::connect(url).await.unwrap();
         sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 }

@@ -13,13 +13,13 @@ use culvert::config::Config;
 use culvert::jobs::Ticker;
 use culvert::jobs::ticker;
 use culvert::secret::Purpose;
-use culvert::store::presence::Connection;
 use culvert_domain::caller::Role;
 use culvert_domain::event::EventKind;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::Permissions;
 use culvert_domain::session::SESSION_LEASE;
 use culvert_domain::webhook::{Webhook, WebhookStatus};
+use culvert_store::presence::Connection;
 use culvert_wire::clock::Clock;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
@@ -133,20 +133,36 @@ impl TestHost {
 
     /// What `/metrics` answers.
     pub async fn metrics(&self) -> String {
+        self.report_load().await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let request = client.get(format!("http://{}/metrics", self.admin_address)).bearer_auth(self.admin_token());
         request.send().await.unwrap().text().await.unwrap()
     }
 
+    /// Has the nodes report their load, which they do once a second, and waits until the host knows it.
+    pub async fn report_load(&self) {
+        let (embedded, nodes) = (&self.app.embedded, &self.app.service.nodes);
+        embedded.tick().await;
+        within(20, async {
+            while nodes.load() != embedded.load() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
     /// Lets time pass, and does what is due then.
     pub async fn pass(&self, time: Duration) {
         self.clock.advance(time);
+        self.app.embedded.tick().await;
         ticker::tick(&self.app.jobs, 1).await;
+        self.app.service.nodes.wait_until_applied(self.app.service.nodes.ids()).await;
+        self.app.embedded.traffic_stored().await;
     }
 
     /// Notes what went through the node.
     pub async fn record_traffic(&self) {
-        ticker::record_traffic(&self.app.jobs).await.unwrap();
+        self.app.embedded.record_traffic().await;
     }
 
     /// Waits until something is true, looking again after every commit.
@@ -299,7 +315,9 @@ impl TestHost {
         self.app
             .service
             .store
-            .write(Some(team_id), move |write| Box::pin(async move { write.remove_member(team_id, account_id).await }))
+            .write(Some(team_id), move |write| {
+                Box::pin(async move { culvert::service::devices::remove_member(write, team_id, account_id).await })
+            })
             .await
             .unwrap();
     }
@@ -307,7 +325,7 @@ impl TestHost {
     /// A webhook endpoint of a scope, at an address that nobody is asked for.
     pub async fn webhook(&self, scope_id: Uuid) -> Uuid {
         let (id, now) = (self.clock.id(), self.clock.now());
-        let secret = self.app.service.store.secrets().seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+        let secret = self.app.service.secrets.seal(Purpose::Webhooks, id.as_bytes(), b"secret");
         let webhook = Webhook {
             id,
             scope_id,

@@ -67,6 +67,13 @@ impl Place {
         format!("http://{}:8080", self.address)
     }
 
+    /// Where the host keeps its data.
+    pub fn database_url(&self) -> String {
+        let set = self.environment.iter().find(|(name, _)| name == "CULVERT_DATABASE_URL");
+        let file = || format!("sqlite:{}", self.folder.path().join("culvert-data/culvert.db").display());
+        set.map_or_else(file, |(_, url)| url.clone())
+    }
+
     /// Where the programs are.
     pub fn programs() -> PathBuf {
         binary("culvert").parent().unwrap().into()

@@ -9,7 +9,7 @@ use culvert_wire::control::{
     CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent,
     SignedTargets, ToAgent, ToHost, Welcome, connect_statement, consent_statement, targets_statement,
 };
-use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, Visit, read_frame, write_frame};
+use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, UNKNOWN_KEY, Visit, read_frame, write_frame};
 use culvert_wire::tls;
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,6 +71,7 @@ impl TestHost {
             lease_ids: Vec::new(),
             operation_ids: Vec::new(),
             stopped: Vec::new(),
+            renews_tokens: true,
         };
         change(&mut hello);
         send(&mut socket, &ToHost::Hello(Box::new(hello))).await;
@@ -166,6 +167,23 @@ impl Wire {
         grant
     }
 
+    /// As [`Wire::obey`], for a command that the host may call off before it begins.
+    pub async fn obey_or_abandon(&mut self, done: Done) {
+        let Command { operation_id, .. } = self.command().await;
+        self.send(ToHost::Claimed { operation_id }).await;
+        self.send(ToHost::Ready { operation_id }).await;
+        let begun = self
+            .until(|frame| match frame {
+                ToAgent::Proceed { .. } => Some(true),
+                ToAgent::Abandon { .. } => Some(false),
+                _ => None,
+            })
+            .await;
+        if begun {
+            self.finish(operation_id, Ok(done)).await;
+        }
+    }
+
     /// Connects to the node of a lease, and says nothing yet.
     pub async fn shake_hands(&self, grant: &Grant) -> TlsStream<TcpStream> {
         let node = &grant.node;
@@ -176,14 +194,19 @@ impl Wire {
 
     /// Brings the node a connection under a lease; `None` where the lease does not hold.
     pub async fn attach(&self, grant: &Grant) -> Option<TlsStream<TcpStream>> {
+        match self.answer_to(grant).await {
+            (ATTACHED, connection) => Some(connection),
+            (FENCED | UNKNOWN_KEY, _) => None,
+            (other, _) => panic!("{other}"),
+        }
+    }
+
+    /// The node's answer to an attach under a lease.
+    pub async fn answer_to(&self, grant: &Grant) -> (u8, TlsStream<TcpStream>) {
         let mut connection = self.shake_hands(grant).await;
         let attach = Attach { tunnel_id: grant.tunnel_id, epoch: grant.epoch, token: grant.token.clone() };
         write_frame(&mut connection, &attach).await.unwrap();
-        match connection.read_u8().await.unwrap() {
-            ATTACHED => Some(connection),
-            FENCED => None,
-            other => panic!("{other}"),
-        }
+        (connection.read_u8().await.unwrap(), connection)
     }
 
     /// Serves one visitor under a lease.

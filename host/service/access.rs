@@ -3,10 +3,10 @@
 use uuid::Uuid;
 
 use crate::gate::Permit;
-use crate::store::Write;
-use crate::store::commit::Change;
+use crate::service::commit::Change;
 use culvert_domain::access::{CountryRule, FirewallRule, NewFirewallRule};
 use culvert_domain::error::Result;
+use culvert_store::Write;
 
 pub struct ReplaceFirewall {
     pub tunnel_id: Uuid,

@@ -3,10 +3,11 @@
 use uuid::Uuid;
 
 use crate::gate::{Permit, WebhookChange, WebhookDefinition};
-use crate::store::Write;
-use crate::store::commit::Change;
+use crate::service::commit::Change;
+use crate::service::events;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
+use culvert_store::Write;
 
 pub struct CreateWebhook {
     pub id: Uuid,
@@ -19,7 +20,7 @@ impl Change for CreateWebhook {
     type Done = Webhook;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Webhook> {
-        // The permit's count is current: `Store::commit` has compared it under the scope's row lock.
+        // The permit's count is current: `commit` has compared it under the scope's row lock.
         let count = permit.facts().counters.webhook_endpoints;
         if count >= ENDPOINTS_PER_SCOPE {
             let detail = format!("{count} webhook endpoints exist; a scope can have {ENDPOINTS_PER_SCOPE}.");
@@ -95,6 +96,6 @@ impl Change for TestWebhook {
         if webhook.status == WebhookStatus::Disabled {
             return Err(Error::of(Code::WebhookDisabled));
         }
-        write.test_event(scope_id, webhook.id).await
+        events::webhook_test(write, scope_id, webhook.id).await
     }
 }

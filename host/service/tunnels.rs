@@ -3,14 +3,15 @@
 use uuid::Uuid;
 
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
-use crate::store::commit::Change;
-use crate::store::tunnels::NewTunnelRow;
-use crate::store::{Hint, Write};
+use crate::service::commit::Change;
+use crate::service::{operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
 use culvert_domain::node::{self, Preference};
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
+use culvert_store::tunnels::NewTunnelRow;
+use culvert_store::{Hint, Write};
 
 /// How many generated subdomains are tried for an http tunnel without a requested one.
 const NAMES: usize = 4;
@@ -69,7 +70,7 @@ impl Change for CreateTunnel {
 }
 
 /// Checks the plan's limits. The permit's counters are current, because
-/// [`Store::commit`](crate::store::Store::commit) has compared them under the scope's row lock.
+/// [`Store::commit`](culvert_store::Store::commit) has compared them under the scope's row lock.
 fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
     let entitlement = permit.entitlement();
     let tunnels = permit.facts().counters.tunnels;
@@ -147,7 +148,7 @@ impl Change for UpdateTunnel {
             retarget(write, &tunnel).await?;
         }
         if let Some(run) = &tunnel.run {
-            write.notify(Hint::Tunnel(tunnel.id));
+            write.touch_assignment(tunnel.id).await?;
             write.notify(Hint::Device(run.device_id));
         }
         write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)
@@ -184,9 +185,9 @@ impl Change for DeleteTunnel {
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
         let scope_id = permit.caller().scope.id;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
-        write.end_operations_of_tunnel(tunnel.id).await?;
+        operations::end_of_tunnel(write, tunnel.id).await?;
         if let Some(run) = tunnel.run {
-            write.stop_session(run.session_id, EndReason::TunnelDeleted).await?;
+            sessions::stop(write, run.session_id, EndReason::TunnelDeleted).await?;
         }
         write.delete_tunnel(tunnel.id).await?;
         Ok(tunnel.id)
@@ -213,7 +214,7 @@ impl Change for BindTunnel {
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         let mut stopped_device_id = None;
         if let Some(run) = tunnel.run.as_ref().filter(|run| !tunnel.allows(run.device_id)) {
-            write.stop_session(run.session_id, EndReason::DeviceNotAllowed).await?;
+            sessions::stop(write, run.session_id, EndReason::DeviceNotAllowed).await?;
             stopped_device_id = Some(run.device_id);
         } else if tunnel.desired_device_id.is_some_and(|device_id| !tunnel.allows(device_id)) {
             write.set_desired_device(tunnel.id, None).await?;

@@ -4,16 +4,19 @@
 
 use uuid::Uuid;
 
+use super::queue;
 use crate::gate::{Permit, StartChoice};
 use crate::record::address::AddressResponse;
 use crate::record::operation::{OperationResultResponse, StartResultResponse};
-use crate::store::Write;
-use crate::store::commit::Change;
-use crate::store::operations::NewOperation;
+use crate::service::commit::Change;
+use crate::service::events;
+use crate::service::startable::{Bandwidth, StartRefusal, check_startable};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
 use culvert_domain::tunnel::{Run, Tunnel};
+use culvert_store::Write;
+use culvert_store::operations::NewOperation;
 
 pub struct Start {
     pub tunnel_id: Uuid,
@@ -32,18 +35,15 @@ impl Change for Start {
         if !device.online {
             return Err(Error::of(Code::DeviceOffline));
         }
-        if !tunnel.allows(device.id) {
-            return Err(Error::of(Code::DeviceNotAllowed));
+        match check_startable(&tunnel, &device, Bandwidth::Left) {
+            Err(StartRefusal::BandwidthUsedUp) => return Err(Error::of(Code::TunnelSuspended)),
+            // The operation fails with this reason when the agent is ready.
+            Err(StartRefusal::UnsupportedProtocol(_)) if tunnel.allows(device.id) => {}
+            Err(_) => return Err(Error::of(Code::DeviceNotAllowed)),
+            Ok(()) => {}
         }
         device.check_capabilities(RemoteAction::Start)?;
-        let new = NewOperation {
-            scope_id,
-            account_id: permit.caller().account_id,
-            action: RemoteAction::Start,
-            device_id,
-            tunnel_id: Some(tunnel.id),
-            handoff_from_device_id: None,
-        };
+        let new = new_operation(permit, RemoteAction::Start, device_id, Some(tunnel.id));
         match &tunnel.run {
             Some(run) if run.device_id == device_id && run.ready => already_running(write, new, &tunnel, run).await,
             Some(run) if run.device_id != device_id && !handoff => {
@@ -51,10 +51,22 @@ impl Change for Start {
                 Err(Error::new(Code::TunnelAlreadyRunning, detail))
             }
             Some(run) if run.device_id != device_id => {
-                write.queue_operation(NewOperation { handoff_from_device_id: Some(run.device_id), ..new }).await
+                queue(write, NewOperation { handoff_from_device_id: Some(run.device_id), ..new }).await
             }
-            _ => write.queue_operation(new).await,
+            _ => queue(write, new).await,
         }
+    }
+}
+
+/// A new operation of the caller: on a tunnel of the device, or on the whole device.
+fn new_operation(permit: &Permit, action: RemoteAction, device_id: Uuid, tunnel_id: Option<Uuid>) -> NewOperation {
+    NewOperation {
+        scope_id: permit.caller().scope.id,
+        account_id: permit.caller().account_id,
+        action,
+        device_id,
+        tunnel_id,
+        handoff_from_device_id: None,
     }
 }
 
@@ -81,7 +93,7 @@ async fn already_running(write: &mut Write, new: NewOperation, tunnel: &Tunnel, 
         expires_at: now,
     };
     write.insert_operation(&operation).await?;
-    write.tell_of_success(&operation).await?;
+    events::operation_succeeded_at_once(write, &operation).await?;
     Ok(operation)
 }
 
@@ -150,15 +162,8 @@ impl Change for ActOnRunning {
             return Err(Error::of(Code::DeviceNotAllowed));
         }
         device.check_capabilities(self.action)?;
-        let new = NewOperation {
-            scope_id,
-            account_id: permit.caller().account_id,
-            action: self.action,
-            device_id: device.id,
-            tunnel_id: Some(tunnel.id),
-            handoff_from_device_id: None,
-        };
-        write.queue_operation(new).await
+        let new = new_operation(permit, self.action, device.id, Some(tunnel.id));
+        queue(write, new).await
     }
 }
 
@@ -175,14 +180,7 @@ impl Change for ActOnDevice {
         let scope_id = permit.caller().scope.id;
         let device = write.device(scope_id, self.device_id).await?.ok_or_else(Error::not_found)?;
         device.check_capabilities(self.action)?;
-        let new = NewOperation {
-            scope_id,
-            account_id: permit.caller().account_id,
-            action: self.action,
-            device_id: device.id,
-            tunnel_id: None,
-            handoff_from_device_id: None,
-        };
-        write.queue_operation(new).await
+        let new = new_operation(permit, self.action, device.id, None);
+        queue(write, new).await
     }
 }

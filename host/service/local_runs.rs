@@ -4,33 +4,33 @@
 use culvert_wire::control::Failure;
 use uuid::Uuid;
 
-use super::Control;
+use super::startable::{Bandwidth, StartRefusal, check_startable};
+use super::{Service, sessions};
 use crate::gate;
-use crate::store::Write;
 use culvert_domain::device::Device;
 use culvert_domain::error::Result;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::tunnel::Tunnel;
+use culvert_store::Write;
 
 /// The result of a local start: a session, or why there is none.
 pub type LocalStart = std::result::Result<Uuid, Failure>;
 
 /// Starts a tunnel, by id or name, on the device that asks.
-pub async fn start(control: &Control, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
-    let found = control.service.store.tunnels_by_name(device.scope_id, tunnel).await?;
+pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
+    let found = service.store.tunnels_by_name(device.scope_id, tunnel).await?;
     let tunnel_id = match found.as_slice() {
         [id] => *id,
         [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
         _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
     };
-    let plan = scope_plan(control, device.scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(&control.service.policies.pin(None), &plan)? else {
+    let plan = scope_plan(service, device.scope_id).await?;
+    let Some(entitlement) = gate::known_entitlement(&service.policies.pin(None), &plan)? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
         return Ok(Err(Failure::new("feature_not_available", detail)));
     };
-    let _turn = control.service.scope_locks.lock(device.scope_id).await;
-    control
-        .service
+    let _turn = service.scope_locks.lock(device.scope_id).await;
+    service
         .store
         .write(Some(device.scope_id), move |write| {
             Box::pin(async move {
@@ -39,34 +39,40 @@ pub async fn start(control: &Control, device: Device, boot_id: Uuid, tunnel: &st
                 };
                 let used = write.scope_bandwidth(device.scope_id).await?.month.total();
                 let used_up = entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
-                open(write, &device, boot_id, &tunnel, used_up).await
+                let bandwidth = if used_up { Bandwidth::UsedUp } else { Bandwidth::Left };
+                open(write, &device, boot_id, &tunnel, bandwidth).await
             })
         })
         .await
 }
 
 /// Whether some policy defines what the scope's plan includes. If none does, no tunnel of the scope runs.
-pub async fn plan_is_known(control: &Control, scope_id: Uuid) -> Result<bool> {
-    let plan = scope_plan(control, scope_id).await?;
-    Ok(gate::known_entitlement(&control.service.policies.pin(None), &plan)?.is_some())
+pub async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
+    let plan = scope_plan(service, scope_id).await?;
+    Ok(gate::known_entitlement(&service.policies.pin(None), &plan)?.is_some())
 }
 
-async fn scope_plan(control: &Control, scope_id: Uuid) -> Result<String> {
-    let scope = control.service.store.scope(scope_id).await?;
+async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {
+    let scope = service.store.scope(scope_id).await?;
     Ok(scope.map(|scope| scope.plan).unwrap_or_default())
 }
 
-async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel, used_up: bool) -> Result<LocalStart> {
+async fn open(
+    write: &mut Write,
+    device: &Device,
+    boot_id: Uuid,
+    tunnel: &Tunnel,
+    bandwidth: Bandwidth,
+) -> Result<LocalStart> {
     let refuse = |code: &str, detail: String| Ok(Err(Failure::new(code, detail)));
-    if tunnel.protocol != Protocol::Tcp {
-        let detail = format!("This version's nodes carry tcp; {} tunnels cannot be started yet.", tunnel.protocol);
-        return refuse("unsupported_action", detail);
-    }
-    if tunnel.suspended || used_up {
-        return refuse("tunnel_suspended", "The month's bandwidth is used up.".into());
-    }
-    if !tunnel.allows(device.id) || !device.owner_active {
-        return refuse("device_not_allowed", "This device is not allowed for the tunnel.".into());
+    if let Err(refusal) = check_startable(tunnel, device, bandwidth) {
+        return match refusal {
+            StartRefusal::UnsupportedProtocol(_) => refuse("unsupported_action", refusal.detail()),
+            StartRefusal::BandwidthUsedUp => refuse("tunnel_suspended", refusal.detail()),
+            StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {
+                refuse("device_not_allowed", "This device is not allowed for the tunnel.".into())
+            }
+        };
     }
     if let Some(operation) = &tunnel.operation {
         return refuse("operation_in_progress", format!("The operation {} has not ended yet.", operation.id));
@@ -76,7 +82,7 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
         Some(run) => refuse("tunnel_already_running", format!("The device {} runs the tunnel.", run.device_id)),
         None => {
             let target = write.current_target(tunnel).await?;
-            Ok(Ok(write.open_session(tunnel, device.id, boot_id, &target).await?))
+            Ok(Ok(sessions::open(write, tunnel, device.id, boot_id, &target).await?))
         }
     }
 }
@@ -85,7 +91,7 @@ async fn open(write: &mut Write, device: &Device, boot_id: Uuid, tunnel: &Tunnel
 /// again.
 pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, detail: &str) -> Result<()> {
     if let Some(lease) = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id) {
-        write.end_session(session_id, EndReason::Error).await?;
+        sessions::end(write, session_id, EndReason::Error).await?;
         write.set_start_error(lease.tunnel_id, Some(detail)).await?;
     }
     Ok(())
@@ -100,7 +106,7 @@ pub async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> R
     write.clear_desired_devices(session_ids, device.id).await?;
     for lease in write.leases_of_device(device.id).await? {
         if session_ids.contains(&lease.session_id) {
-            write.end_session(lease.session_id, EndReason::StoppedLocal).await?;
+            sessions::end(write, lease.session_id, EndReason::StoppedLocal).await?;
         }
     }
     Ok(())

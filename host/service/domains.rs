@@ -3,10 +3,10 @@
 use uuid::Uuid;
 
 use crate::gate::Permit;
-use crate::store::Write;
-use crate::store::commit::Change;
+use crate::service::commit::Change;
 use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
 use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_store::Write;
 
 /// Records the result of a DNS lookup of a custom domain.
 pub struct VerifyDomain {

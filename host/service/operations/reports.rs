@@ -4,18 +4,20 @@
 use culvert_wire::control::{Done, Failure};
 use uuid::Uuid;
 
+use super::requests::{StartOutcome, start_result};
+use super::{abort, advance, not_claimed};
 use crate::record::operation::{
     OperationResultResponse, RestartAgentResultResponse, StopAllResultResponse, StopResultResponse,
 };
-use crate::store::Write;
-use crate::store::change::actions::{StartOutcome, start_result};
-use crate::store::sweep::not_claimed;
+use crate::service::sessions;
+use crate::service::startable::{Bandwidth, StartRefusal, check_startable};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Result, is_code};
 use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
 use culvert_domain::session::EndReason;
 use culvert_domain::text;
-use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::tunnel::Tunnel;
+use culvert_store::Write;
 
 /// The answer to an agent that is ready to begin an operation.
 #[derive(Debug)]
@@ -41,14 +43,14 @@ pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Re
     }
     if operation.expires_at <= write.now {
         operation.error = Some(not_claimed());
-        write.advance_operation(&mut operation, OperationStatus::Expired).await?;
+        advance(write, &mut operation, OperationStatus::Expired).await?;
         return Ok(false);
     }
     if let Err(error) = consent(device, &operation) {
-        write.fail_operation(&mut operation, error).await?;
+        super::fail(write, &mut operation, error).await?;
         return Ok(false);
     }
-    write.advance_operation(&mut operation, OperationStatus::Claimed).await
+    advance(write, &mut operation, OperationStatus::Claimed).await
 }
 
 /// Checks that the device consents to the action and supports it.
@@ -73,50 +75,45 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
     }
     // Consent may have been withdrawn since the claim.
     if let Err(error) = consent(device, &operation) {
-        write.fail_operation(&mut operation, error).await?;
+        super::fail(write, &mut operation, error).await?;
         return Ok(BeginDecision::Abandon);
     }
     if !matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
-        let begun = write.advance_operation(&mut operation, OperationStatus::Running).await?;
+        let begun = advance(write, &mut operation, OperationStatus::Running).await?;
         return Ok(if begun { BeginDecision::Proceed { session_id: None } } else { BeginDecision::Abandon });
     }
     let Some(tunnel) = tunnel(write, &operation).await? else { return Ok(BeginDecision::Abandon) };
     if let Err(error) = may_run(&tunnel, device, &operation) {
-        write.fail_operation(&mut operation, error.clone()).await?;
+        super::fail(write, &mut operation, error.clone()).await?;
         write.set_start_error(tunnel.id, Some(&error.detail)).await?;
         return Ok(BeginDecision::Abandon);
     }
     if let Some(run) = &tunnel.run {
         let handoff = run.device_id != device.id;
         let reason = if handoff { EndReason::Handoff } else { EndReason::Restarted };
-        write.end_session(run.session_id, reason).await?;
+        sessions::end(write, run.session_id, reason).await?;
     }
     let target = write.current_target(&tunnel).await?;
-    let session_id = write.open_session(&tunnel, device.id, boot_id, &target).await?;
+    let session_id = sessions::open(write, &tunnel, device.id, boot_id, &target).await?;
     operation.session_id = Some(session_id);
-    write.advance_operation(&mut operation, OperationStatus::Running).await?;
+    advance(write, &mut operation, OperationStatus::Running).await?;
     Ok(BeginDecision::Proceed { session_id: Some(session_id) })
 }
 
 /// Checks again what may have changed since the operation was queued.
 fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<(), OperationError> {
-    let refuse = |code, detail: &str| Err(OperationError::new(code, detail));
-    if tunnel.protocol != Protocol::Tcp {
-        let detail = format!("This version's nodes carry tcp; {} tunnels cannot be started yet.", tunnel.protocol);
-        return Err(OperationError::new(OperationErrorCode::UnsupportedAction, detail));
-    }
-    if tunnel.suspended {
-        return refuse(OperationErrorCode::TunnelStartFailed, "The month's bandwidth is used up.");
-    }
-    if !device.owner_active {
-        return refuse(OperationErrorCode::DeviceNotAllowed, "The device's owner is no longer a member of its Team.");
-    }
-    if !tunnel.allows(device.id) {
-        return refuse(OperationErrorCode::DeviceNotAllowed, "The device is no longer allowed for this tunnel.");
+    if let Err(refusal) = check_startable(tunnel, device, Bandwidth::Left) {
+        let code = match refusal {
+            StartRefusal::UnsupportedProtocol(_) => OperationErrorCode::UnsupportedAction,
+            StartRefusal::BandwidthUsedUp => OperationErrorCode::TunnelStartFailed,
+            StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => OperationErrorCode::DeviceNotAllowed,
+        };
+        return Err(OperationError::new(code, refusal.detail()));
     }
     let other = tunnel.run.as_ref().map(|run| run.device_id).filter(|other| *other != device.id);
     if other.is_some() && other != operation.handoff_from_device_id {
-        return refuse(OperationErrorCode::LeaseConflict, "Another device has started the tunnel meanwhile.");
+        let detail = "Another device has started the tunnel meanwhile.";
+        return Err(OperationError::new(OperationErrorCode::LeaseConflict, detail));
     }
     Ok(())
 }
@@ -133,7 +130,7 @@ pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> R
     if let Some(mut operation) = own(write, device, operation_id).await? {
         let detail = "The agent canceled the command before it began.";
         operation.error = Some(OperationError::new(OperationErrorCode::AgentRejected, detail));
-        write.advance_operation(&mut operation, OperationStatus::Canceled).await?;
+        advance(write, &mut operation, OperationStatus::Canceled).await?;
     }
     Ok(())
 }
@@ -158,7 +155,7 @@ pub async fn finish(
 async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
     let code = if is_code(&failure.code) { failure.code } else { OperationErrorCode::AgentRejected.to_string() };
     let detail = text::cleaned(&failure.detail, 500);
-    write.abort_operation(operation, OperationError { code, detail }).await
+    abort(write, operation, OperationError { code, detail }).await
 }
 
 async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, done: Done) -> Result<()> {
@@ -187,7 +184,7 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
         }
     };
     operation.result = Some(result.stored()?);
-    write.advance_operation(operation, OperationStatus::Succeeded).await?;
+    advance(write, operation, OperationStatus::Succeeded).await?;
     Ok(())
 }
 
@@ -198,7 +195,7 @@ async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()
         let failure = Failure::new("lease_conflict", "The tunnel's lease ended before the start was done.");
         return fail(write, operation, failure).await;
     };
-    write.set_ready(lease.session_id).await?;
+    sessions::set_ready(write, lease.session_id).await?;
     write.set_start_error(tunnel.id, None).await?;
     operation.result = Some(start_result(
         &tunnel,
@@ -207,7 +204,7 @@ async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()
         operation.handoff_from_device_id,
         StartOutcome::Now,
     )?);
-    write.advance_operation(operation, OperationStatus::Succeeded).await?;
+    advance(write, operation, OperationStatus::Succeeded).await?;
     Ok(())
 }
 
@@ -215,7 +212,7 @@ async fn stop(write: &mut Write, operation: &Operation) -> Result<Option<Uuid>> 
     let run = tunnel(write, operation).await?.and_then(|tunnel| tunnel.run);
     let run = run.filter(|run| run.device_id == operation.device_id);
     if let Some(run) = &run {
-        write.stop_session(run.session_id, EndReason::StoppedApi).await?;
+        sessions::stop(write, run.session_id, EndReason::StoppedApi).await?;
     }
     if let Some(tunnel_id) = operation.tunnel_id {
         write.set_desired_device(tunnel_id, None).await?;
@@ -226,7 +223,7 @@ async fn stop(write: &mut Write, operation: &Operation) -> Result<Option<Uuid>> 
 async fn stop_all(write: &mut Write, device: &Device) -> Result<Vec<Uuid>> {
     let mut stopped = Vec::new();
     for lease in write.leases_of_device(device.id).await? {
-        write.stop_session(lease.session_id, EndReason::StopAll).await?;
+        sessions::stop(write, lease.session_id, EndReason::StopAll).await?;
         stopped.push(lease.tunnel_id);
     }
     Ok(stopped)

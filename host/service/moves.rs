@@ -3,12 +3,13 @@
 use uuid::Uuid;
 
 use crate::gate::Permit;
-use crate::store::Write;
-use crate::store::commit::Change;
+use crate::service::commit::Change;
+use crate::service::sessions;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::Tunnel;
+use culvert_store::Write;
 
 pub struct MoveTunnel {
     pub tunnel_id: Uuid,
@@ -47,13 +48,13 @@ async fn place(write: &mut Write, tunnel: &Tunnel, node: &Node) -> Result<()> {
         None => None,
     };
     if let Some(lease) = &holder {
-        write.end_session(lease.session_id, EndReason::TunnelMoved).await?;
+        sessions::end(write, lease.session_id, EndReason::TunnelMoved).await?;
     }
     write.place_tunnel(tunnel, node, holder.is_some()).await?;
     let Some(lease) = holder else { return Ok(()) };
     let moved = write.tunnel(tunnel.scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
     let target =
         write.target_of(lease.session_id).await?.ok_or_else(|| Error::internal("a session without a target"))?;
-    write.open_session(&moved, lease.device_id, lease.boot_id, &target).await?;
+    sessions::open(write, &moved, lease.device_id, lease.boot_id, &target).await?;
     Ok(())
 }

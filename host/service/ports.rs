@@ -3,11 +3,11 @@
 use uuid::Uuid;
 
 use crate::gate::Permit;
-use crate::store::commit::Change;
-use crate::store::{Hint, Write};
+use crate::service::commit::Change;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
 use culvert_domain::tunnel::Tunnel;
+use culvert_store::{Hint, Write};
 
 pub struct CreateExtraPort {
     pub tunnel_id: Uuid,
@@ -30,7 +30,7 @@ impl Change for CreateExtraPort {
 }
 
 /// Checks the number of extra ports against the plan's limit and the host's own maximum. The permit's
-/// counters are current, because [`Store::commit`](crate::store::Store::commit) has compared them under
+/// counters are current, because [`Store::commit`](culvert_store::Store::commit) has compared them under
 /// the scope's row lock.
 fn check_limit(permit: &Permit) -> Result<()> {
     let ports = permit.facts().counters.extra_ports;
@@ -62,7 +62,7 @@ async fn open_at_once(write: &mut Write, tunnel: &Tunnel, port: &ExtraPort) -> R
     if device.is_some_and(|device| device.remote_control) && port.carries_tcp() {
         write.approve_port(run.session_id, port.id, port.local_port).await?;
         write.notify(Hint::Device(run.device_id));
-        write.notify(Hint::Tunnel(tunnel.id));
+        write.touch_assignment(tunnel.id).await?;
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ impl Change for DeleteExtraPort {
         let port = port.ok_or_else(Error::not_found)?;
         write.delete_extra_port(&tunnel.node, self.tunnel_id, &port).await?;
         write.set_updated_at(self.tunnel_id).await?;
-        write.notify(Hint::Tunnel(self.tunnel_id));
+        write.touch_assignment(self.tunnel_id).await?;
         if let Some(run) = &tunnel.run {
             write.notify(Hint::Device(run.device_id));
         }

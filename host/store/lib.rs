@@ -1,14 +1,15 @@
-//! The database layer: the only module that contains SQL.
+//! The database layer: the only crate that contains SQL.
 //!
 //! Every read takes the scope that it is made for and never returns rows of another scope. Writes on
-//! behalf of a caller go through [`Store::commit`], which needs a permit. Every transaction that writes
+//! behalf of a caller go through the service's `commit`, which needs a permit. Every transaction that writes
 //! rows of a scope first locks the scope's own row ([`Store::write`]), so two such transactions cannot
 //! deadlock. Each transaction runs in a task of its own, so it also ends when the client disconnects.
 
+#![deny(unsafe_code)]
+
 pub mod access;
+pub mod assignments;
 pub mod catalog;
-pub mod change;
-pub mod commit;
 pub mod db;
 pub mod devices;
 pub mod domains;
@@ -23,17 +24,16 @@ pub mod outbox;
 pub mod page;
 pub mod ports;
 pub mod presence;
+pub mod prune;
 pub mod rate;
-pub mod runs;
 pub mod scopes;
 pub mod sessions;
-pub mod sweep;
 pub mod tunnels;
 pub mod usage;
 pub mod webhooks;
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Clock;
@@ -43,21 +43,15 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use crate::secret::Secrets;
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_domain::usage::Traffic;
 use db::{Db, Tx, args};
-use runs::{RunId, Runs};
 
 pub struct Store {
     db: Db,
     clock: Clock,
-    secrets: Secrets,
     tasks: TaskTracker,
     hints: mpsc::UnboundedSender<Hint>,
     commits: watch::Sender<u64>,
-    /// Not set in a process without nodes.
-    runs: OnceLock<Arc<dyn Runs>>,
 }
 
 /// Post-commit notification: which part of the host has new work, sent after a commit.
@@ -67,12 +61,10 @@ pub struct Store {
 pub enum Hint {
     /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
-    /// The node on which this tunnel is placed.
-    Tunnel(Uuid),
+    /// The channel of this node: its assignments have changed.
+    Node(Uuid),
     /// The worker that sends webhook deliveries.
     Deliveries,
-    /// The task that checks how much traffic this scope has used.
-    Usage(Uuid),
 }
 
 /// An open transaction that writes.
@@ -82,11 +74,8 @@ pub struct Write {
     pub now: DateTime<Utc>,
     pub clock: Clock,
     hints: Vec<Hint>,
-    runs: Option<Arc<dyn Runs>>,
-    /// The sessions that this transaction has ended.
-    ended: Vec<RunId>,
-    /// Traffic that was taken from runs and is recorded by this transaction.
-    counted: Vec<(RunId, Traffic)>,
+    /// The assignments that this transaction has changed: node id and tunnel id.
+    touched: BTreeSet<(Uuid, Uuid)>,
 }
 
 impl Write {
@@ -96,32 +85,6 @@ impl Write {
             self.hints.push(wake);
         }
     }
-
-    async fn commit(self) -> Result<Vec<Hint>> {
-        let Self { tx, hints, runs, ended, counted, .. } = self;
-        let committed = tx.commit().await;
-        if let Some(runs) = runs {
-            match committed {
-                Ok(()) => counted.iter().for_each(|(_, traffic)| runs.noted(*traffic)),
-                Err(_) => give_back(&*runs, &ended, counted),
-            }
-        }
-        Ok(committed.map(|()| hints)?)
-    }
-
-    async fn undo(self) -> Result<()> {
-        let Self { tx, runs, ended, counted, .. } = self;
-        if let Some(runs) = runs {
-            give_back(&*runs, &ended, counted);
-        }
-        Ok(tx.rollback().await?)
-    }
-}
-
-/// Returns the taken traffic to the runs and reopens the ended ones, after a transaction that failed.
-fn give_back(runs: &dyn Runs, ended: &[RunId], counted: Vec<(RunId, Traffic)>) {
-    counted.into_iter().for_each(|(run, traffic)| runs.give_back(run, traffic));
-    ended.iter().for_each(|run| runs.reopen(*run));
 }
 
 impl Deref for Write {
@@ -140,23 +103,14 @@ impl DerefMut for Write {
 
 impl Store {
     /// Creates the store and returns it with the receiver of its hints.
-    pub fn new(db: Db, clock: Clock, secrets: Secrets, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
+    pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
-        let (commits, runs) = (watch::Sender::new(0), OnceLock::new());
-        (Self { db, clock, secrets, tasks, hints, commits, runs }, woken)
-    }
-
-    /// Sets the runs whose traffic is recorded when their sessions end. Call it once, before serving starts.
-    pub fn attach(&self, runs: Arc<dyn Runs>) {
-        let _ = self.runs.set(runs);
+        let commits = watch::Sender::new(0);
+        (Self { db, clock, tasks, hints, commits }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
         &self.clock
-    }
-
-    pub fn secrets(&self) -> &Secrets {
-        &self.secrets
     }
 
     /// A counter of committed transactions. It changes with each commit, so a task can wait for an effect.
@@ -176,21 +130,22 @@ impl Store {
     /// Runs a transaction to its end, even if the caller stops waiting. With a scope, it first takes the row
     /// lock of that scope, so no other transaction changes the scope's rows meanwhile.
     ///
-    /// Do not use it for a caller's request: that needs a permit and goes through [`Store::commit`].
+    /// Do not use it for a caller's request: that needs a permit and goes through the service's `commit`.
     pub async fn write<T, F>(&self, scope_id: Option<Uuid>, work: F) -> Result<T>
     where
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (db, clock, hints, commits, runs) =
-            (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone(), self.runs.get().cloned());
+        let (db, clock, hints, commits) =
+            (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone());
         let transaction = async move {
             let tx = db.begin().await?;
-            let (now, nothing) = (clock.now(), Vec::new());
-            let mut write = Write { tx, now, clock, hints: nothing, runs, ended: Vec::new(), counted: Vec::new() };
+            let now = clock.now();
+            let mut write = Write { tx, now, clock, hints: Vec::new(), touched: BTreeSet::new() };
             match in_turn(&mut write, scope_id, work).await {
                 Ok(value) => {
-                    let due = write.commit().await?;
+                    let Write { tx, hints: due, .. } = write;
+                    tx.commit().await?;
                     commits.send_modify(|commits| *commits += 1);
                     // The receiver is gone while the host stops.
                     for hint in due {
@@ -200,7 +155,7 @@ impl Store {
                 }
                 Err(error) => {
                     // The caller gets the error of the work; a failed rollback is only logged.
-                    if let Err(error) = write.undo().await {
+                    if let Err(error) = write.tx.rollback().await {
                         tracing::warn!(error = %Chain(&error), "a transaction could not be rolled back; its connection is closed");
                     }
                     Err(error)
@@ -223,7 +178,7 @@ where
     // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
     write.now = write.clock.now();
     let value = work(write).await?;
-    write.finish_runs().await?;
+    write.raise_revisions().await?;
     Ok(value)
 }
 

@@ -1,0 +1,213 @@
+//! The channel between a host and a node.
+//!
+//! The host sends assignments: what the node is to serve. The node reports what became of them, and the
+//! traffic. A node in the host's process uses an in-process channel ([`in_process`]); the frames are the same
+//! on a network, as JSON.
+//!
+//! The node sends [`ToHost::Hello`] first. The host answers with [`ToNode::Welcome`] and [`ToNode::Desired`]. After
+//! that it sends a [`ToNode::Change`] whenever something has changed.
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use crate::control::NodeAddress;
+use crate::lease_token::VerifyingKey;
+
+/// Most frames that wait in one direction.
+pub const QUEUE: usize = 1024;
+
+/// What a node is to serve for one tunnel. The state is absolute: it replaces what was sent before.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Assignment {
+    pub tunnel_id: Uuid,
+    pub session_id: Uuid,
+    /// The number of the tunnel's session. A node that serves it does not go back to a lower one.
+    pub epoch: i64,
+    /// The owner of the tunnel. Traffic is reported by scope.
+    pub scope_id: Uuid,
+    /// The tunnel's name, for logs.
+    pub name: String,
+    pub protocol: String,
+    /// The tunnel's own port, then its extra ports.
+    pub ports: Vec<AssignedPort>,
+    /// Whether the agent has reported that it serves the tunnel. Visitors wait until then.
+    pub ready: bool,
+    pub idle_timeout_seconds: u32,
+    pub buffer_size_bytes: u32,
+    /// Changes with every replacement of the access rules.
+    pub access_version: i64,
+    pub firewall: Vec<FirewallRule>,
+    pub countries: Vec<CountryRule>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AssignedPort {
+    pub port: u16,
+    pub transport: Transport,
+    /// The id of the extra port; `None` for the tunnel's own port.
+    pub port_id: Option<Uuid>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FirewallRule {
+    /// `whitelist` or `blacklist`.
+    pub rule: String,
+    /// An address, or a network as an address and a prefix length.
+    pub network: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CountryRule {
+    /// ISO 3166-1 alpha-2.
+    pub country: String,
+    /// `allow` or `block`.
+    pub action: String,
+}
+
+/// Frames from the host to a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToNode {
+    /// Answers a hello.
+    Welcome {
+        /// Increases with every connection of the node.
+        connection_epoch: i64,
+        /// Public keys that lease tokens are verified with. Tokens of other keys are refused.
+        keys: Vec<VerifyingKey>,
+    },
+    /// The whole state. Everything else ends.
+    Desired { revision: u64, assignments: Vec<Assignment> },
+    /// What has changed after the revision `from`, as it is now.
+    Change { from: u64, revision: u64, put: Vec<Assignment>, drop: Vec<Uuid> },
+    /// Ends a session now. The node answers with [`ToHost::Ended`].
+    End { tunnel_id: Uuid, session_id: Uuid, epoch: i64 },
+    /// These batches of traffic are stored. The node forgets them.
+    TrafficApplied { boot_id: Uuid, numbers: Vec<u64> },
+}
+
+/// Frames from a node to the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToHost {
+    /// The first frame.
+    Hello(NodeHello),
+    /// The tunnel's own port is open, and its rules are loaded.
+    Serving {
+        tunnel_id: Uuid,
+        session_id: Uuid,
+        epoch: i64,
+        /// Extra ports that could not be opened. The node tries again every second.
+        unopened: Vec<UnopenedPort>,
+    },
+    /// The tunnel's own port cannot be served. The node tries again every second.
+    Failed {
+        tunnel_id: Uuid,
+        session_id: Uuid,
+        epoch: i64,
+        code: FailureCode,
+        detail: String,
+    },
+    /// The listeners of a session are closed and its visitors are cut off. Its last traffic was sent before.
+    Ended {
+        tunnel_id: Uuid,
+        session_id: Uuid,
+        epoch: i64,
+    },
+    /// Everything up to this revision is in force.
+    Applied {
+        revision: u64,
+    },
+    /// The node holds an older revision than a change starts from. The host answers with
+    /// [`ToNode::Desired`].
+    Resync {
+        revision: u64,
+    },
+    Traffic(TrafficBatch),
+    /// The number of served tunnels and of their visitors, once a second.
+    Load {
+        tunnels: u64,
+        visitors: u64,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeHello {
+    pub node_id: Uuid,
+    /// A new id for every start of the node's process.
+    pub boot_id: Uuid,
+    /// The revision that the node holds; 0 if it holds none.
+    pub revision: u64,
+    /// Where agents reach the node.
+    pub address: NodeAddress,
+    /// Whether the node can look up countries, and so enforce GeoIP rules.
+    pub has_countries: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnopenedPort {
+    pub port: u16,
+    pub detail: String,
+}
+
+/// Why a tunnel cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    PortInUse,
+    PermissionDenied,
+    UnsupportedProtocol,
+    /// No file descriptors or no memory are left.
+    Exhausted,
+    #[serde(other)]
+    Other,
+}
+
+/// Bytes that went through the tunnels of one scope since the batch before. The host stores each batch exactly
+/// once: it knows a batch by the node's id, the boot id and the number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrafficBatch {
+    pub boot_id: Uuid,
+    /// From 1, for each boot id.
+    pub number: u64,
+    /// The lowest number that the host has not acknowledged. It can forget those below.
+    pub oldest: u64,
+    pub scope_id: Uuid,
+    pub rows: Vec<SessionTraffic>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionTraffic {
+    pub session_id: Uuid,
+    pub tunnel_id: Uuid,
+    /// Payload bytes from visitors.
+    pub bytes_in: u64,
+    /// Payload bytes to visitors.
+    pub bytes_out: u64,
+}
+
+/// The host's end of a channel.
+pub struct HostEnd {
+    pub sender: mpsc::Sender<ToNode>,
+    pub receiver: mpsc::Receiver<ToHost>,
+}
+
+/// The node's end of a channel.
+pub struct NodeEnd {
+    pub sender: mpsc::Sender<ToHost>,
+    pub receiver: mpsc::Receiver<ToNode>,
+}
+
+/// A channel within one process.
+pub fn in_process() -> (HostEnd, NodeEnd) {
+    let (to_node, from_host) = mpsc::channel(QUEUE);
+    let (to_host, from_node) = mpsc::channel(QUEUE);
+    (HostEnd { sender: to_node, receiver: from_node }, NodeEnd { sender: to_host, receiver: from_host })
+}

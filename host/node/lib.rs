@@ -1,0 +1,168 @@
+//! The data plane: public listeners for visitors, data connections of agents, and traffic counting.
+//!
+//! A node serves what its host assigns to it (`assignments`), over a channel of frames (`channel`,
+//! [`culvert_wire::node`]). It knows no database and holds no secret of the host.
+
+#![deny(unsafe_code)]
+
+mod admission;
+mod agent_listener;
+mod assignments;
+pub mod bounds;
+mod channel;
+pub mod countries;
+mod identity;
+mod journal;
+mod public_listener;
+mod session;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::control::NodeAddress;
+use culvert_wire::lease_token::VerifyingKey;
+use culvert_wire::node::ToHost;
+use rustls::ServerConfig;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use assignments::Assignments;
+use bounds::{Bound, Bounds, Limits};
+use countries::Countries;
+pub use identity::{Identity, IdentityError};
+use journal::Journal;
+use public_listener::Tunnel;
+
+/// Where a node listens, and what it allows.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name under which visitors and agents reach the node.
+    pub hostname: String,
+    /// The address of the agents' data connections.
+    pub listen: SocketAddr,
+    /// The address that public ports are bound to.
+    pub bind: IpAddr,
+    pub limits: Limits,
+}
+
+/// Resources that a node gets from its process.
+#[derive(Clone)]
+pub struct NodeContext {
+    pub clock: Clock,
+    /// Called for each connection that a limit refuses.
+    pub on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
+    pub countries: Arc<Countries>,
+    pub tasks: TaskTracker,
+    pub stop: CancellationToken,
+}
+
+pub struct Node {
+    id: Uuid,
+    boot_id: Uuid,
+    address: NodeAddress,
+    shared: Arc<Shared>,
+    /// The agent listener with its TLS configuration, until the first assignments are served.
+    listener: Mutex<Option<(TcpListener, Arc<ServerConfig>)>>,
+    /// The channel to the host, while there is one.
+    host: Mutex<Option<mpsc::Sender<ToHost>>>,
+    /// One change at a time.
+    assignments: tokio::sync::Mutex<Assignments>,
+    journal: Mutex<Journal>,
+}
+
+/// State that the parts of a node share.
+struct Shared {
+    node_id: Uuid,
+    bind: IpAddr,
+    clock: Clock,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    countries: Arc<Countries>,
+    bounds: Arc<Bounds>,
+    /// The keys that lease tokens are verified with.
+    keys: Mutex<Arc<[VerifyingKey]>>,
+    tunnels: Mutex<HashMap<Uuid, Tunnel>>,
+    /// When a failure to accept visitors was last logged.
+    complained: Mutex<Option<Moment>>,
+}
+
+impl Shared {
+    /// Logs a failure to accept a visitor, at most once a second for all ports together.
+    fn log_unaccepted(&self, error: &std::io::Error) {
+        let now = self.clock.moment();
+        let mut complained = lock(&self.complained);
+        if complained.is_none_or(|last| now.since(last) >= Duration::from_secs(1)) {
+            *complained = Some(now);
+            tracing::warn!(%error, "visitors cannot be accepted");
+        }
+    }
+}
+
+impl Node {
+    /// Binds the agent listener. It accepts no connections before the node serves its first assignments: an
+    /// agent whose lease is not served yet gets the same answer as one whose lease has ended.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be bound, or the identity's key is unusable.
+    pub async fn open(identity: Identity, settings: &Settings, cx: NodeContext) -> std::io::Result<Self> {
+        let NodeContext { clock, on_refused, countries, tasks, stop } = cx;
+        let listener = TcpListener::bind(settings.listen).await?;
+        let address = NodeAddress {
+            host: settings.hostname.clone(),
+            port: listener.local_addr()?.port(),
+            fingerprint: Base64Bytes(identity.fingerprint().into()),
+        };
+        let (id, boot_id) = (identity.id, clock.id());
+        let tls = identity.tls().map_err(std::io::Error::other)?;
+        let shared = Arc::new(Shared {
+            node_id: id,
+            bind: settings.bind,
+            clock,
+            tasks,
+            stop,
+            countries,
+            bounds: Bounds::new(&settings.limits, on_refused),
+            keys: Mutex::new(Arc::new([])),
+            tunnels: Mutex::default(),
+            complained: Mutex::default(),
+        });
+        Ok(Self {
+            id,
+            boot_id,
+            address,
+            shared,
+            listener: Mutex::new(Some((listener, tls))),
+            host: Mutex::default(),
+            assignments: tokio::sync::Mutex::default(),
+            journal: Mutex::new(Journal::new(boot_id)),
+        })
+    }
+
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Bytes that the buffers of all pipes take.
+    pub fn buffer_bytes(&self) -> usize {
+        self.shared.bounds.buffers.taken()
+    }
+
+    /// Starts to accept agents, once.
+    fn accept_agents(&self) {
+        if let Some((listener, tls)) = lock(&self.listener).take() {
+            agent_listener::open(self.shared.clone(), listener, tls);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,89 @@
+//! Devices: changing and removing them.
+
+use uuid::Uuid;
+
+use crate::gate::Permit;
+use crate::service::commit::Change;
+use crate::service::{operations, presence, sessions};
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::event::OfflineReason;
+use culvert_domain::input::DevicePatch;
+use culvert_domain::operation::{OperationError, OperationErrorCode};
+use culvert_domain::session::EndReason;
+use culvert_store::{Hint, Write};
+
+pub struct UpdateDevice {
+    pub device_id: Uuid,
+    pub patch: DevicePatch,
+}
+
+impl Change for UpdateDevice {
+    type Done = Device;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Device> {
+        let scope_id = permit.caller().scope.id;
+        let device = write.device(scope_id, self.device_id).await?.ok_or_else(Error::not_found)?;
+        if let Some(name) = &self.patch.name {
+            write.rename_device(device.id, name).await?;
+        }
+        // Remote control is turned off at once, whether the device is online or not. This is done even if
+        // it is off already: an agent that is offline may hold a signed consent, which becomes void.
+        if self.patch.remote_control_enabled == Some(false) {
+            turn_remote_control_off(write, device.id).await?;
+        }
+        write.device(scope_id, device.id).await?.ok_or_else(Error::not_found)
+    }
+}
+
+/// Turns remote control off, for the device or for a caller. Every earlier consent becomes void.
+pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> {
+    write.revoke_consent(id).await?;
+    let detail = "Remote control was turned off on the device.";
+    operations::cancel_queued(write, id, &OperationError::new(OperationErrorCode::RemoteControlDisabled, detail))
+        .await?;
+    write.notify(Hint::Device(id));
+    Ok(())
+}
+
+/// Ends all leases of a device that may no longer act for its scope, and cancels its queued operations.
+pub async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> Result<()> {
+    operations::cancel_queued(write, id, why).await?;
+    for lease in write.leases_of_device(id).await? {
+        sessions::stop(write, lease.session_id, EndReason::DeviceNotAllowed).await?;
+    }
+    write.clear_desired_device(id).await?;
+    write.notify(Hint::Device(id));
+    Ok(())
+}
+
+/// Moves a device to the personal scope of its owner, who has left the Team.
+async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
+    let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
+    revoke_work(write, id, &error).await?;
+    operations::fail_of_lost_device(write, id).await?;
+    presence::set_offline(write, id, OfflineReason::NotAllowed).await?;
+    write.move_device(id, owner_id).await
+}
+
+/// Removes a device, ends its sessions and cancels its operations.
+pub async fn remove(write: &mut Write, id: Uuid) -> Result<()> {
+    let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
+    revoke_work(write, id, &error).await?;
+    operations::fail_of_lost_device(write, id).await?;
+    presence::set_offline(write, id, OfflineReason::Removed).await?;
+    write.delete_device(id).await?;
+    write.notify(Hint::Device(id));
+    Ok(())
+}
+
+/// Removes a member from a Team. Operations that they requested are canceled while still queued. Their devices stop
+/// all work for the Team and move to their personal scope.
+pub async fn remove_member(write: &mut Write, team_id: Uuid, account_id: Uuid) -> Result<()> {
+    write.delete_member(team_id, account_id).await?;
+    operations::cancel_queued_by(write, team_id, account_id).await?;
+    for device_id in write.devices_of_owner(team_id, account_id).await? {
+        take_along(write, device_id, account_id).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The host's keys: their check against the database, and resealing of what was sealed with them.
+
+use std::path::Path;
+
+use culvert_domain::error::Result;
+use culvert_wire::clock::Clock;
+use uuid::Uuid;
+
+use crate::secret::{Purpose, SecretError, Secrets};
+use culvert_store::db::Db;
+use culvert_store::error::StoreError;
+use culvert_store::{Store, Write};
+
+/// Maximum number of rows that are resealed in one transaction.
+const BATCH: u32 = 200;
+
+/// Why the host's keys cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error(transparent)]
+    File(#[from] SecretError),
+    #[error(transparent)]
+    Database(#[from] StoreError),
+}
+
+/// Loads the keys for a database with the current schema. The file must have the key that the database
+/// has recorded. If the database has recorded none, the file's keys are used, and a missing file is created.
+///
+/// # Errors
+///
+/// If the database cannot be read, or the file does not belong to it.
+pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Secrets, KeyError> {
+    match db.key_check().await? {
+        Some(check) => Ok(Secrets::of_database(path, clock, &check)?),
+        None => Ok(Secrets::open(path, clock)?),
+    }
+}
+
+/// How many rows were resealed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resealed {
+    pub webhooks: u64,
+    pub answers: u64,
+}
+
+/// Whether a host has started with the newest key of the file.
+pub async fn newest_is_used(store: &Store, secrets: &Secrets) -> Result<bool> {
+    Ok(store.key_check().await?.is_some_and(|known| secrets.is_current(&known)))
+}
+
+/// Records the host's keys in the database. Returns whether they replace other keys.
+pub async fn enter(store: &Store, secrets: &Secrets) -> Result<bool> {
+    let secrets = secrets.clone();
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                let known = write.key_check().await?;
+                if known.as_ref().is_some_and(|known| secrets.is_current(known)) {
+                    return Ok(false);
+                }
+                write.set_key_check(&secrets.check()).await?;
+                Ok(known.is_some())
+            })
+        })
+        .await
+}
+
+/// Reseals all data with the current key, so that older keys can be removed.
+pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
+    let mut resealed = Resealed::default();
+    let mut after = Some(Uuid::nil());
+    while let Some(from) = after {
+        let secrets = secrets.clone();
+        let batch =
+            store.write(None, move |write| Box::pin(async move { reseal_webhooks(write, &secrets, from).await }));
+        let (count, last) = batch.await?;
+        resealed.webhooks += count;
+        after = last;
+    }
+    let mut after = Some((Uuid::nil(), String::new()));
+    while let Some(from) = after {
+        let secrets = secrets.clone();
+        let batch =
+            store.write(None, move |write| Box::pin(async move { reseal_answers(write, &secrets, from).await }));
+        let (count, last) = batch.await?;
+        resealed.answers += count;
+        after = last;
+    }
+    Ok(resealed)
+}
+
+/// Reseals one batch. Returns the number of resealed rows and the cursor of the next batch.
+async fn reseal_webhooks(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+    let (mut count, mut last) = (0, None);
+    for (id, sealed) in write.webhook_secrets(after, BATCH).await? {
+        last = Some(id);
+        let Some(anew) = anew(secrets, Purpose::Webhooks, id.as_bytes(), &sealed) else { continue };
+        count += u64::from(write.replace_webhook_secret(id, &sealed, &anew).await?);
+    }
+    Ok((count, last))
+}
+
+async fn reseal_answers(
+    write: &mut Write,
+    secrets: &Secrets,
+    (api_key_id, key): (Uuid, String),
+) -> Result<(u64, Option<(Uuid, String)>)> {
+    let (mut count, mut last) = (0, None);
+    for answer in write.sealed_answers((api_key_id, &key), BATCH).await? {
+        let context = [answer.api_key_id.as_bytes(), answer.key.as_bytes()].concat();
+        if let Some(anew) = anew(secrets, Purpose::Answers, &context, &answer.sealed) {
+            count += u64::from(write.replace_answer(&answer, &anew).await?);
+        }
+        last = Some((answer.api_key_id, answer.key));
+    }
+    Ok((count, last))
+}
+
+/// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.
+fn anew(secrets: &Secrets, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+    if secrets.is_current(sealed) {
+        return None;
+    }
+    let plain = secrets.open_sealed(purpose, context, sealed)?;
+    Some(secrets.seal(purpose, context, &plain))
+}

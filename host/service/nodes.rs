@@ -1,0 +1,385 @@
+//! The nodes that are connected to this host: what each was sent, and what each has reported.
+//!
+//! A node gets everything that it is to serve when it connects, and after that what changed
+//! (`store::assignments`). A change is looked for after each hint, before each wait for a node, and once a second.
+
+mod link;
+mod plans;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::operation::OperationErrorCode;
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{Failure, NodeAddress};
+use culvert_wire::lease_token::{self, SigningKey};
+use culvert_wire::node::{Assignment, HostEnd, ToHost, ToNode, TrafficBatch};
+use futures_util::future::join_all;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::{Service, traffic};
+use crate::metrics::NodeMetrics;
+use culvert_store::Store;
+use culvert_store::assignments::Assigned;
+use culvert_store::error::first_error;
+use culvert_store::sessions::Lease;
+pub use link::Link;
+use link::Sent;
+
+/// How long a node may take to serve a tunnel, or to end a session.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long an answer to a client waits until nodes have applied its change.
+const APPLY_WITHIN: Duration = Duration::from_secs(2);
+
+/// When a node is told again what to serve, after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+pub struct Nodes {
+    store: Arc<Store>,
+    clock: Clock,
+    key: SigningKey,
+    metrics: NodeMetrics,
+    links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
+    /// How many nodes have applied their first assignments.
+    ready: watch::Sender<usize>,
+}
+
+/// Sessions that a node has ended and that the store still shows as open. Until [`Nodes::release`] they are not
+/// served again.
+#[must_use]
+pub struct EndedSessions {
+    sessions: Vec<(Arc<Link>, Uuid, Uuid)>,
+    /// The last traffic of the sessions.
+    pub traffic: Vec<(Uuid, TrafficBatch)>,
+}
+
+/// Serves the channel of one node until it ends.
+pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
+    let HostEnd { sender, mut receiver } = channel;
+    let Some(ToHost::Hello(hello)) = receiver.recv().await else {
+        return tracing::warn!("the first frame of a node is no hello");
+    };
+    let (nodes, node_id) = (service.nodes.clone(), hello.node_id);
+    let (link, batches) = Link::new(hello, sender);
+    let link = Arc::new(link);
+    let keys = vec![nodes.key.verifying_key()];
+    link.send(ToNode::Welcome { connection_epoch: 1, keys }).await;
+    lock(&nodes.links).insert(node_id, link.clone());
+    let storing = tokio::spawn(traffic::store_batches(service.clone(), link.clone(), batches));
+    while let Err(error) = nodes.sync(&link).await {
+        report("a node could not be told what to serve", Err(error));
+        nodes.clock.sleep(RETRY).await;
+    }
+    let mut is_ready = false;
+    while let Some(frame) = receiver.recv().await {
+        match frame {
+            ToHost::Resync { .. } => {
+                let (nodes, link) = (nodes.clone(), link.clone());
+                // The frames of the node are read meanwhile: it may be sending many.
+                tokio::spawn(async move {
+                    link.sent.lock().await.revision = None;
+                    report("a node could not be told what to serve", nodes.sync(&link).await.map(drop));
+                });
+            }
+            frame => link.receive(frame),
+        }
+        if !is_ready && link.applied().is_some() {
+            is_ready = true;
+            nodes.ready.send_modify(|ready| *ready += 1);
+        }
+    }
+    nodes.remove(&link);
+    link.close();
+    let _ = storing.await;
+}
+
+fn report(what: &str, result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(error = %Chain(&error), "{what}; it is tried again");
+    }
+}
+
+impl Nodes {
+    pub fn new(store: Arc<Store>, key: SigningKey, metrics: NodeMetrics) -> Self {
+        Self {
+            clock: store.clock().clone(),
+            key,
+            store,
+            metrics,
+            links: Mutex::default(),
+            ready: watch::Sender::new(0),
+        }
+    }
+
+    /// The connected nodes.
+    pub fn ids(&self) -> Vec<Uuid> {
+        lock(&self.links).keys().copied().collect()
+    }
+
+    /// Waits until so many nodes serve what they are to serve.
+    pub async fn wait_until_ready(&self, count: usize) {
+        // This cannot fail: the sender lives as long as `self`.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready >= count).await;
+    }
+
+    /// The number of tunnels that the connected nodes serve, and of their visitors.
+    pub fn load(&self) -> (u64, u64) {
+        let loads = self.links().into_iter().map(|link| link.load());
+        loads.fold((0, 0), |(tunnels, visitors), (more, others)| (tunnels + more, visitors + others))
+    }
+
+    /// The token by which an agent proves a lease to its node.
+    pub fn token(&self, lease: &Lease) -> Vec<u8> {
+        let Lease { node_id, tunnel_id, session_id, epoch, .. } = *lease;
+        self.key.sign(&lease_token::Lease { node_id, tunnel_id, session_id, epoch })
+    }
+
+    /// Counts traffic that was stored.
+    pub fn count(&self, batch: &TrafficBatch) {
+        self.metrics.count(batch);
+    }
+
+    /// Removes a link, unless the node has a newer one.
+    fn remove(&self, link: &Arc<Link>) {
+        let mut links = lock(&self.links);
+        if links.get(&link.node_id()).is_some_and(|current| Arc::ptr_eq(current, link)) {
+            links.remove(&link.node_id());
+        }
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        lock(&self.links).values().cloned().collect()
+    }
+
+    fn link(&self, node_id: Uuid) -> Option<Arc<Link>> {
+        lock(&self.links).get(&node_id).cloned()
+    }
+
+    /// Has the lease's node serve it, and returns the address for the agent's data connections.
+    ///
+    /// # Errors
+    ///
+    /// Why the tunnel cannot be served, for the client who asked for it.
+    pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
+        let failed = |detail: &str| Failure::new(&OperationErrorCode::TunnelStartFailed.to_string(), detail);
+        let link = self.link(lease.node_id).ok_or_else(|| failed("The tunnel's node is not there."))?;
+        let address = link.address();
+        let outcome = match link.outcome(lease.tunnel_id, lease.session_id) {
+            Ok(known) => known,
+            Err(answer) => {
+                let deadline = self.clock.moment().plus(ANSWER_WITHIN);
+                let synced = self.sync(&link).await;
+                let is_sent = link.sent.lock().await.has_session(lease.tunnel_id, lease.session_id);
+                if let Err(error) = &synced {
+                    tracing::warn!(error = %Chain(error), tunnel = lease.name, "a node could not be told of a tunnel");
+                } else if !is_sent {
+                    drop(answer);
+                    link.forget_waiting(lease.session_id);
+                    return Err(failed("The tunnel's lease ended before the start was done."));
+                }
+                let answer = self.clock.timeout_at(deadline, answer).await;
+                link.forget_waiting(lease.session_id);
+                answer.ok().and_then(Result::ok).ok_or_else(unavailable)?
+            }
+        };
+        outcome.map(|()| address).map_err(|detail| failed(&detail))
+    }
+
+    /// Ends leases on their nodes. When this returns, their ports are closed and their visitors are cut off.
+    /// They are not served again until [`Nodes::release`].
+    ///
+    /// # Errors
+    ///
+    /// If a node does not answer. All of the leases are then served as the store has them.
+    pub async fn end(&self, leases: &[Lease]) -> Result<EndedSessions, Failure> {
+        let mut ended = EndedSessions { sessions: Vec::new(), traffic: Vec::new() };
+        let mut answers = Vec::new();
+        let deadline = self.clock.moment().plus(ANSWER_WITHIN);
+        for lease in leases {
+            // A node that is not connected serves nobody that this host could tell to stop.
+            let Some(link) = self.link(lease.node_id) else { continue };
+            let Lease { tunnel_id, session_id, epoch, .. } = *lease;
+            answers.push(link.end(tunnel_id, session_id, epoch).await);
+            ended.sessions.push((link, tunnel_id, session_id));
+        }
+        let answers = self.clock.timeout_at(deadline, join_all(answers)).await;
+        if !answers.is_ok_and(|answers| answers.iter().all(Result::is_ok)) {
+            self.release(ended).await;
+            return Err(unavailable());
+        }
+        for (link, _, session_id) in &ended.sessions {
+            ended.traffic.extend(link.waiting_traffic(*session_id).into_iter().map(|batch| (link.node_id(), batch)));
+        }
+        Ok(ended)
+    }
+
+    /// Allows ended sessions to be served again, if the store still has them open.
+    pub async fn release(&self, ended: EndedSessions) {
+        let mut links = BTreeMap::new();
+        for (link, tunnel_id, session_id) in ended.sessions {
+            let mut sent = link.sent.lock().await;
+            sent.ending.end_one(&session_id);
+            // A session that has ended has changed the assignment, and is not sent again.
+            sent.resend.insert(tunnel_id);
+            drop(sent);
+            links.insert(link.node_id(), link);
+        }
+        for link in links.into_values() {
+            if let Err(error) = self.resend(&link).await {
+                tracing::warn!(error = %Chain(&error), "a node could not be told of a tunnel; it is tried again");
+            }
+        }
+    }
+
+    /// Raises the revisions of the tunnels that have to be sent again. If that fails, it is tried again.
+    async fn resend(&self, link: &Link) -> Result<()> {
+        let tunnel_ids: Vec<Uuid> = std::mem::take(&mut link.sent.lock().await.resend).into_iter().collect();
+        let raised = self.raise_revisions(link.node_id(), &tunnel_ids).await;
+        if raised.is_err() {
+            link.sent.lock().await.resend.extend(tunnel_ids);
+        }
+        raised
+    }
+
+    async fn raise_revisions(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<()> {
+        let open = self.store.assignments_of(node_id, tunnel_ids).await?;
+        let open: Vec<Uuid> = open.iter().map(|assigned| assigned.assignment.tunnel_id).collect();
+        if open.is_empty() { Ok(()) } else { self.store.resend_assignments(node_id, open).await }
+    }
+
+    /// Sends a node what has changed. Errors are only logged: the next look is at most a second away.
+    pub async fn notify(&self, node_id: Uuid) {
+        if let Some(link) = self.link(node_id) {
+            report("a node could not be told of a change", self.sync(&link).await.map(drop));
+        }
+    }
+
+    /// Sends nodes what has changed, and waits a short time until it is in force and the traffic of what has ended is
+    /// stored. A caller who waits for it before answering a client can promise that the change is in effect.
+    pub async fn wait_until_applied(&self, node_ids: impl IntoIterator<Item = Uuid>) {
+        let links: Vec<_> = node_ids.into_iter().filter_map(|node_id| self.link(node_id)).collect();
+        let apply = links.iter().map(async |link| {
+            let revision = self.sync(link).await?;
+            let applied = async {
+                link.wait_until_applied(revision).await;
+                link.wait_until_stored().await;
+            };
+            let applied = self.clock.timeout(APPLY_WITHIN, applied).await;
+            applied.map_err(|_| Error::internal("the node has not applied a change within 2 seconds"))
+        });
+        for result in join_all(apply).await {
+            report("a node could not be told of a change", result);
+        }
+    }
+
+    /// Does what is due every second: looks for changes that no hint has told of.
+    pub async fn tick(&self) -> Result<()> {
+        let mut result = Ok(());
+        for link in self.links() {
+            result = first_error(result, self.resend(&link).await);
+            result = first_error(result, self.sync(&link).await.map(drop));
+        }
+        result
+    }
+
+    /// Sends a node what has changed since it was last sent something. Returns the revision that it then knows.
+    async fn sync(&self, link: &Link) -> Result<u64> {
+        let mut sent = link.sent.lock().await;
+        let Some(from) = sent.revision else { return self.send_all(link, &mut sent).await };
+        let changes = self.store.assignment_changes(link.node_id(), from).await?;
+        if changes.revision == from {
+            return Ok(from);
+        }
+        if changes.revision < from || changes.pruned > from {
+            return self.send_all(link, &mut sent).await;
+        }
+        let found = self.store.assignments_of(link.node_id(), &changes.tunnel_ids).await?;
+        let put = sent.note(found);
+        let kept: BTreeSet<Uuid> = put.iter().map(|assignment| assignment.tunnel_id).collect();
+        let drop: Vec<Uuid> = changes.tunnel_ids.into_iter().filter(|tunnel_id| !kept.contains(tunnel_id)).collect();
+        drop.iter().for_each(|tunnel_id| sent.forget(*tunnel_id));
+        link.forget_outcomes(&drop);
+        link.send(ToNode::Change { from, revision: changes.revision, put, drop }).await;
+        sent.revision = Some(changes.revision);
+        Ok(changes.revision)
+    }
+
+    /// Sends a node everything. The revision is read first: a state that is newer than its revision is sent
+    /// again, which does no harm.
+    async fn send_all(&self, link: &Link, sent: &mut Sent) -> Result<u64> {
+        let revision = self.store.assignment_changes(link.node_id(), u64::MAX >> 1).await?.revision;
+        let found = self.store.assignments(link.node_id()).await?;
+        sent.clear();
+        link.forget_all_outcomes();
+        let assignments = sent.note(found);
+        link.send(ToNode::Desired { revision, assignments }).await;
+        sent.revision = Some(revision);
+        Ok(revision)
+    }
+
+    /// Compares everything that nodes are to serve with what they were sent. A difference is an error of this
+    /// program; it is logged, counted and corrected. A node that has not applied what it was sent gets everything.
+    pub async fn check(&self) -> Result<()> {
+        for link in self.links() {
+            link.forget_unapplied().await;
+            let revision = self.sync(&link).await?;
+            let found = self.store.assignments(link.node_id()).await?;
+            let mut sent = link.sent.lock().await;
+            // Another change meanwhile explains every difference.
+            if self.store.assignment_changes(link.node_id(), revision).await?.revision != revision {
+                continue;
+            }
+            let different = sent.differences(&found);
+            for tunnel_id in &different {
+                tracing::error!(%tunnel_id, node_id = %link.node_id(), "a node was not sent a tunnel's newest state");
+                self.metrics.corrected();
+            }
+            sent.resend.extend(different);
+            drop(sent);
+            self.resend(&link).await?;
+            self.sync(&link).await?;
+        }
+        Ok(())
+    }
+
+    /// The plans of what the nodes serve.
+    pub async fn plans(&self) -> BTreeSet<String> {
+        let mut plans = BTreeSet::new();
+        for link in self.links() {
+            plans.extend(link.sent.lock().await.plans.names().map(String::from));
+        }
+        plans
+    }
+
+    /// The scopes under a plan of which the nodes serve something.
+    pub async fn scopes_of(&self, plan: &str) -> BTreeSet<Uuid> {
+        let mut scopes = BTreeSet::new();
+        for link in self.links() {
+            scopes.extend(link.sent.lock().await.plans.scopes(plan));
+        }
+        scopes
+    }
+}
+
+fn unavailable() -> Failure {
+    Failure::new(&OperationErrorCode::NodeUnavailable.to_string(), "The tunnel's node did not answer in time.")
+}
+
+fn digest(assignment: &Assignment) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    assignment.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The newest state of tunnels, by tunnel.
+fn digests(found: &[Assigned]) -> HashMap<Uuid, u64> {
+    found.iter().map(|assigned| (assigned.assignment.tunnel_id, digest(&assigned.assignment))).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

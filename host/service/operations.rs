@@ -1,0 +1,165 @@
+//! Operations: their changes of state, with the events of each. No other file advances an operation; see
+//! `docs/develop/decisions/0003-operations.md`.
+
+pub mod reports;
+pub mod requests;
+mod rollback;
+
+use chrono::{DateTime, Utc};
+use culvert_domain::error::Result;
+use culvert_domain::operation::{
+    CLAIM_WITHIN, Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction,
+};
+use uuid::Uuid;
+
+use super::events;
+use culvert_store::operations::NewOperation;
+use culvert_store::{Hint, Write};
+
+/// Queues an operation, unless an unfinished one conflicts with it.
+pub async fn queue(write: &mut Write, new: NewOperation) -> Result<Operation> {
+    write.check_no_active_operation(new).await?;
+    let (id, now) = (write.clock.id(), write.now);
+    let operation = Operation {
+        id,
+        scope_id: new.scope_id,
+        account_id: new.account_id,
+        action: new.action,
+        status: OperationStatus::Queued,
+        device_id: new.device_id,
+        tunnel_id: new.tunnel_id,
+        handoff_from_device_id: new.handoff_from_device_id,
+        session_id: None,
+        result: None,
+        error: None,
+        created_at: now,
+        claimed_at: None,
+        started_at: None,
+        finished_at: None,
+        expires_at: now + CLAIM_WITHIN,
+    };
+    write.insert_operation(&operation).await?;
+    events::operation_advanced(write, operation.clone()).await?;
+    write.notify(Hint::Device(new.device_id));
+    Ok(operation)
+}
+
+/// Moves an operation to another state and writes the events. Returns false, and changes nothing in the
+/// database, if its state has changed there meanwhile or the change is not allowed.
+pub async fn advance(write: &mut Write, operation: &mut Operation, to: OperationStatus) -> Result<bool> {
+    let before = operation.status;
+    let passed = operation.advance(to, write.now);
+    if passed.is_empty() || !write.compare_and_set_operation(before, operation).await? {
+        return Ok(false);
+    }
+    for operation in passed {
+        events::operation_advanced(write, operation).await?;
+    }
+    Ok(true)
+}
+
+pub async fn fail(write: &mut Write, operation: &mut Operation, error: OperationError) -> Result<bool> {
+    operation.error = Some(error);
+    advance(write, operation, OperationStatus::Failed).await
+}
+
+/// Fails an operation and undoes its effects. The lease of a start ends. The tunnel of a handoff is offered back
+/// to the device that ran it.
+pub async fn abort(write: &mut Write, operation: &mut Operation, error: OperationError) -> Result<()> {
+    write.notify(Hint::Device(operation.device_id));
+    if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
+        rollback::end_failed_start(write, operation, &error.detail).await?;
+    }
+    fail(write, operation, error).await?;
+    Ok(())
+}
+
+async fn cancel(write: &mut Write, operations: Vec<Operation>, why: &OperationError) -> Result<()> {
+    for mut operation in operations {
+        operation.error = Some(why.clone());
+        advance(write, &mut operation, OperationStatus::Canceled).await?;
+    }
+    Ok(())
+}
+
+/// Cancels the queued operations of a device; the error gives the reason.
+pub async fn cancel_queued(write: &mut Write, device_id: Uuid, why: &OperationError) -> Result<()> {
+    let queued = write.queued_operations(device_id).await?;
+    cancel(write, queued, why).await
+}
+
+/// Cancels the queued operations that an account requested in a scope to which it has lost access.
+pub async fn cancel_queued_by(write: &mut Write, scope_id: Uuid, account_id: Uuid) -> Result<()> {
+    let queued = write.queued_operations_by(scope_id, account_id).await?;
+    let detail = "Whoever asked for it has left the Team.";
+    cancel(write, queued, &OperationError::new(OperationErrorCode::AccessLost, detail)).await
+}
+
+/// Ends the unfinished operations of a tunnel that is being deleted.
+pub async fn end_of_tunnel(write: &mut Write, tunnel_id: Uuid) -> Result<()> {
+    for mut operation in write.active_operations_of_tunnel(tunnel_id).await? {
+        write.notify(Hint::Device(operation.device_id));
+        let error = OperationError::new(OperationErrorCode::TunnelDeleted, "The tunnel was deleted.");
+        if operation.status == OperationStatus::Queued {
+            operation.error = Some(error);
+            advance(write, &mut operation, OperationStatus::Canceled).await?;
+        } else {
+            fail(write, &mut operation, error).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails the claimed and running operations of a device that went offline. A running restart of the agent is the
+/// exception, because it includes a disconnect.
+pub async fn fail_of_lost_device(write: &mut Write, device_id: Uuid) -> Result<()> {
+    for mut operation in write.active_operations(device_id).await? {
+        let (code, detail) = match operation.status {
+            OperationStatus::Claimed => {
+                (OperationErrorCode::DeviceDisconnected, "The device went away before it began.")
+            }
+            OperationStatus::Running if operation.action != RemoteAction::RestartAgent => {
+                (OperationErrorCode::OutcomeUnknown, "The device went away after it had begun.")
+            }
+            _ => continue,
+        };
+        abort(write, &mut operation, OperationError::new(code, detail)).await?;
+    }
+    Ok(())
+}
+
+/// Ends an operation whose time is over.
+pub async fn expire(write: &mut Write, id: Uuid) -> Result<()> {
+    let now = write.now;
+    let Some(mut operation) = write.operation(id).await? else { return Ok(()) };
+    match timeout_status(&operation, now) {
+        Some(OperationStatus::Expired) => {
+            write.notify(Hint::Device(operation.device_id));
+            operation.error = Some(not_claimed());
+            advance(write, &mut operation, OperationStatus::Expired).await?;
+            Ok(())
+        }
+        Some(_) => {
+            let detail = "The device did not finish in time.";
+            abort(write, &mut operation, OperationError::new(OperationErrorCode::ExecutionTimeout, detail)).await
+        }
+        None => Ok(()),
+    }
+}
+
+/// The final state of an operation that has timed out. `None` if it has not.
+pub fn timeout_status(operation: &Operation, now: DateTime<Utc>) -> Option<OperationStatus> {
+    match operation.status {
+        OperationStatus::Queued if operation.expires_at <= now => Some(OperationStatus::Expired),
+        OperationStatus::Claimed | OperationStatus::Running => {
+            let claimed_at = operation.claimed_at.unwrap_or(operation.created_at);
+            (claimed_at + operation.action.execution_timeout() <= now).then_some(OperationStatus::Failed)
+        }
+        _ => None,
+    }
+}
+
+/// The error of an operation that expired unclaimed.
+fn not_claimed() -> OperationError {
+    OperationError::new(OperationErrorCode::NotClaimed, "The device did not take the command in time.")
+}

@@ -1,0 +1,53 @@
+//! Whether a tunnel may run on a device: one answer for every way to start it.
+
+use culvert_domain::device::Device;
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::tunnel::{Protocol, Tunnel, not_carried};
+
+/// Whether the scope's plan leaves bandwidth for this month, as far as the caller knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bandwidth {
+    Left,
+    UsedUp,
+}
+
+/// Why a tunnel must not run on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartRefusal {
+    BandwidthUsedUp,
+    /// The device's owner is no longer a member of its Team.
+    OwnerInactive,
+    /// The tunnel's allowlist does not contain the device.
+    DeviceNotAllowed,
+    /// No node carries the protocol yet.
+    UnsupportedProtocol(Protocol),
+}
+
+impl StartRefusal {
+    /// The reason, for the client who asked for the tunnel.
+    pub fn detail(self) -> String {
+        match self {
+            Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
+            Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
+            Self::OwnerInactive => "The device's owner is no longer a member of its Team.".into(),
+            Self::DeviceNotAllowed => "The device is no longer allowed for this tunnel.".into(),
+        }
+    }
+}
+
+/// Checks whether a tunnel may run on a device.
+pub fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
+    if tunnel.protocol != Protocol::Tcp {
+        return Err(StartRefusal::UnsupportedProtocol(tunnel.protocol));
+    }
+    if tunnel.suspended || bandwidth == Bandwidth::UsedUp {
+        return Err(StartRefusal::BandwidthUsedUp);
+    }
+    if !device.owner_active {
+        return Err(StartRefusal::OwnerInactive);
+    }
+    if !tunnel.allows(device.id) {
+        return Err(StartRefusal::DeviceNotAllowed);
+    }
+    Ok(())
+}

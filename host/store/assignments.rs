@@ -1,0 +1,272 @@
+//! Assignments of nodes: what each is to serve, the revisions of changes, and the traffic that was counted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::error::Result;
+use culvert_domain::tunnel::{DEFAULT_IDLE_TIMEOUT, Protocol};
+use culvert_domain::usage::Traffic;
+use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
+use uuid::Uuid;
+
+use super::db::{ByIds, DbResult, Read, Row, args, readable};
+use super::{Hint, Store, Write};
+
+/// Most assignments that are read at once.
+const BATCH: usize = 500;
+/// How long a batch of traffic is remembered after its acknowledgement.
+const COPIES_FOR: TimeDelta = TimeDelta::hours(1);
+
+/// An assignment, with what the host itself needs of it.
+#[derive(Clone, Debug)]
+pub struct Assigned {
+    pub assignment: Assignment,
+    /// The plan of the tunnel's scope.
+    pub plan: String,
+}
+
+/// The changes of a node's assignments after a revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub revision: u64,
+    /// The highest revision whose change was deleted. What changed up to it is not listed.
+    pub pruned: u64,
+    pub tunnel_ids: Vec<Uuid>,
+}
+
+/// A statement about the open sessions of the tunnels of the list `$1` on the node `$2`, in the SQL of each engine.
+/// `+` keeps SQLite from the index of the node's sessions: those of the tunnels are fewer.
+macro_rules! of_tunnels {
+    ($select:literal, $rest:literal) => {
+        ByIds {
+            sqlite: concat!(
+                $select,
+                " WHERE s.ended_at IS NULL AND +s.node_id = $2 \
+                  AND s.tunnel_id IN (SELECT unhex(value) FROM json_each($1)) ",
+                $rest
+            ),
+            postgres: concat!(
+                $select,
+                " WHERE s.ended_at IS NULL AND s.node_id = $2 AND s.tunnel_id = ANY($1) ",
+                $rest
+            ),
+        }
+    };
+}
+
+impl Store {
+    /// The node's newest revision, and the tunnels that changed after another one. One statement reads both, so
+    /// no change up to the revision is missing.
+    pub async fn assignment_changes(&self, node_id: Uuid, after: u64) -> Result<Changes> {
+        let sql = "SELECT r.revision, r.pruned, c.tunnel_id FROM node_revisions r \
+                   LEFT JOIN assignment_changes c ON c.node_id = r.node_id AND c.revision > $2 WHERE r.node_id = $1";
+        let rows = (&self.db).all(sql, args![node_id, after]).await?;
+        let Some(first) = rows.first() else { return Ok(Changes::default()) };
+        let tunnel_ids = rows.iter().map(|row| row.optional_id("tunnel_id")).collect::<DbResult<Vec<_>>>()?;
+        Ok(Changes {
+            revision: first.number("revision")?,
+            pruned: first.number("pruned")?,
+            tunnel_ids: tunnel_ids.into_iter().flatten().collect(),
+        })
+    }
+
+    /// Everything that a node is to serve.
+    pub async fn assignments(&self, node_id: Uuid) -> Result<Vec<Assigned>> {
+        let sql = "SELECT tunnel_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL";
+        let rows = (&self.db).all(sql, args![node_id]).await?;
+        let tunnel_ids = rows.iter().map(|row| row.id("tunnel_id")).collect::<DbResult<Vec<_>>>()?;
+        self.assignments_of(node_id, &tunnel_ids).await
+    }
+
+    /// What a node is to serve of these tunnels.
+    pub async fn assignments_of(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Assigned>> {
+        let mut all = Vec::new();
+        for batch in tunnel_ids.chunks(BATCH) {
+            all.extend(self.batch_of_assignments(node_id, batch).await?);
+        }
+        Ok(all)
+    }
+
+    /// The rules are read after their version, so that a node never takes older rules for newer ones.
+    async fn batch_of_assignments(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Assigned>> {
+        let sessions = of_tunnels!(
+            "SELECT s.id, s.tunnel_id, s.scope_id, s.epoch, (s.ready_at IS NOT NULL) AS ready, t.name, t.protocol, \
+                    t.remote_port, t.idle_timeout, t.buffer_size, t.rules_version, c.plan \
+             FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN scopes c ON c.id = s.scope_id",
+            ""
+        );
+        let ports = of_tunnels!(
+            "SELECT s.tunnel_id, e.id, e.remote_port FROM sessions s JOIN session_ports p ON p.session_id = s.id \
+             JOIN extra_ports e ON e.id = p.port_id",
+            "ORDER BY e.created_at, e.id"
+        );
+        let firewall = of_tunnels!(
+            "SELECT s.tunnel_id, f.rule_type, COALESCE(f.ip_address, f.ip_cidr) AS network \
+             FROM sessions s JOIN firewall_rules f ON f.tunnel_id = s.tunnel_id",
+            "ORDER BY f.position"
+        );
+        let countries = of_tunnels!(
+            "SELECT s.tunnel_id, g.country_code, g.action \
+             FROM sessions s JOIN geoip_rules g ON g.tunnel_id = s.tunnel_id",
+            "ORDER BY g.position"
+        );
+        let args = args![tunnel_ids, node_id];
+        let rows = self.db.all_by_ids(sessions, args).await?;
+        let mut found: HashMap<Uuid, Assigned> = readable(&rows, "session", assigned)
+            .into_iter()
+            .map(|assigned| (assigned.assignment.tunnel_id, assigned))
+            .collect();
+        add(&mut found, &self.db.all_by_ids(ports, args).await?, |assignment, row| {
+            let port_id = Some(row.id("id")?);
+            assignment.ports.push(AssignedPort {
+                port: row.number("remote_port")?,
+                transport: Transport::Tcp,
+                port_id,
+            });
+            Ok(())
+        })?;
+        add(&mut found, &self.db.all_by_ids(firewall, args).await?, |assignment, row| {
+            assignment.firewall.push(FirewallRule { rule: row.text("rule_type")?, network: row.text("network")? });
+            Ok(())
+        })?;
+        add(&mut found, &self.db.all_by_ids(countries, args).await?, |assignment, row| {
+            assignment.countries.push(CountryRule { country: row.text("country_code")?, action: row.text("action")? });
+            Ok(())
+        })?;
+        Ok(found.into_values().collect())
+    }
+
+    /// Raises the revision of tunnels on a node, so that the node gets them again.
+    pub async fn resend_assignments(&self, node_id: Uuid, tunnel_ids: Vec<Uuid>) -> Result<()> {
+        self.write(None, move |write| {
+            Box::pin(async move {
+                tunnel_ids.into_iter().for_each(|tunnel_id| write.touch(node_id, tunnel_id));
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+/// Adds rows to the assignments of their tunnels.
+fn add(
+    found: &mut HashMap<Uuid, Assigned>,
+    rows: &[Row],
+    add: impl Fn(&mut Assignment, &Row) -> DbResult<()>,
+) -> DbResult<()> {
+    for row in rows {
+        if let Some(assigned) = found.get_mut(&row.id("tunnel_id")?) {
+            add(&mut assigned.assignment, row)?;
+        }
+    }
+    Ok(())
+}
+
+fn assigned(row: &Row) -> DbResult<Assigned> {
+    let protocol: Protocol = row.string_enum("protocol")?;
+    // The data plane carries only TCP so far; a node refuses any other protocol.
+    let transport = if protocol == Protocol::Udp { Transport::Udp } else { Transport::Tcp };
+    let own = AssignedPort { port: row.number("remote_port")?, transport, port_id: None };
+    let assignment = Assignment {
+        tunnel_id: row.id("tunnel_id")?,
+        session_id: row.id("id")?,
+        epoch: row.int("epoch")?,
+        scope_id: row.id("scope_id")?,
+        name: row.text("name")?,
+        protocol: protocol.to_string(),
+        ports: vec![own],
+        ready: row.flag("ready")?,
+        idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+        buffer_size_bytes: row.number("buffer_size")?,
+        access_version: row.int("rules_version")?,
+        firewall: Vec::new(),
+        countries: Vec::new(),
+    };
+    Ok(Assigned { assignment, plan: row.text("plan")? })
+}
+
+impl Write {
+    /// Records that a tunnel's assignment on a node has changed. Nodes hear of it after the commit.
+    pub fn touch(&mut self, node_id: Uuid, tunnel_id: Uuid) {
+        self.touched.insert((node_id, tunnel_id));
+    }
+
+    /// As [`Write::touch`], on the node that has the tunnel's open session, if there is one.
+    pub async fn touch_assignment(&mut self, tunnel_id: Uuid) -> Result<()> {
+        let sql = "SELECT node_id FROM sessions WHERE tunnel_id = $1 AND ended_at IS NULL";
+        if let Some(row) = self.optional(sql, args![tunnel_id]).await? {
+            self.touch(row.id("node_id")?, tunnel_id);
+        }
+        Ok(())
+    }
+
+    /// As [`Write::touch`], for all open sessions of a scope.
+    pub async fn touch_scope(&mut self, scope_id: Uuid) -> Result<()> {
+        let sql = "SELECT node_id, tunnel_id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL";
+        for row in self.all(sql, args![scope_id]).await? {
+            self.touch(row.id("node_id")?, row.id("tunnel_id")?);
+        }
+        Ok(())
+    }
+
+    /// The nodes whose assignments this transaction has changed so far.
+    pub fn touched_nodes(&self) -> BTreeSet<Uuid> {
+        self.touched.iter().map(|(node_id, _)| *node_id).collect()
+    }
+
+    /// Raises the revisions of the touched nodes. This comes last in a transaction: from here to the commit, no
+    /// other transaction gets a revision of the same nodes. The order by node prevents deadlocks.
+    pub(super) async fn raise_revisions(&mut self) -> Result<()> {
+        let mut by_node: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
+        for (node_id, tunnel_id) in std::mem::take(&mut self.touched) {
+            by_node.entry(node_id).or_default().push(tunnel_id);
+        }
+        let now = self.now;
+        for (node_id, tunnel_ids) in by_node {
+            let sql = "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) \
+                       ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision";
+            let revision = self.one(sql, args![node_id]).await?.int("revision")?;
+            for tunnel_id in tunnel_ids {
+                let sql = "INSERT INTO assignment_changes (node_id, tunnel_id, revision, changed_at) \
+                           VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, tunnel_id) DO UPDATE \
+                           SET revision = excluded.revision, changed_at = excluded.changed_at";
+                self.execute(sql, args![node_id, tunnel_id, revision, now]).await?;
+            }
+            self.notify(Hint::Node(node_id));
+        }
+        Ok(())
+    }
+
+    /// Adds a batch of traffic to the counters, exactly once. Returns whether it was new.
+    pub async fn apply_traffic(&mut self, node_id: Uuid, batch: &TrafficBatch) -> Result<bool> {
+        let now = self.now;
+        let sql = "INSERT INTO traffic_batches (node_id, boot_id, number, applied_at) VALUES ($1, $2, $3, $4) \
+                   ON CONFLICT DO NOTHING";
+        if self.execute(sql, args![node_id, batch.boot_id, batch.number, now]).await? == 0 {
+            return Ok(false);
+        }
+        // A copy of an acknowledged batch may still be in a queue of this host.
+        // `+` keeps SQLite from the primary key, by which it would visit all batches of the last hour.
+        let sql = "DELETE FROM traffic_batches \
+                   WHERE node_id = $1 AND boot_id = $2 AND +number < $3 AND applied_at <= $4";
+        self.execute(sql, args![node_id, batch.boot_id, batch.oldest, now - COPIES_FOR]).await?;
+        for row in &batch.rows {
+            let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
+            self.add_traffic(batch.scope_id, row.tunnel_id, row.session_id, traffic).await?;
+        }
+        Ok(true)
+    }
+
+    /// Deletes changes that are older than a day, with the note up to which revision they are gone.
+    pub(super) async fn prune_assignment_changes(&mut self, until: DateTime<Utc>) -> Result<()> {
+        // In the order in which other transactions lock the nodes.
+        let sql = "SELECT node_id, MAX(revision) AS revision FROM assignment_changes WHERE changed_at <= $1 \
+                   GROUP BY node_id ORDER BY node_id";
+        for row in self.all(sql, args![until]).await? {
+            let sql = "UPDATE node_revisions SET pruned = $2 WHERE node_id = $1 AND pruned < $2";
+            self.execute(sql, args![row.id("node_id")?, row.int("revision")?]).await?;
+        }
+        self.execute("DELETE FROM assignment_changes WHERE changed_at <= $1", args![until]).await?;
+        Ok(())
+    }
+}
