@@ -22,10 +22,11 @@ use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
 use crate::embedded::Embedded;
-use crate::gateway::Gateway;
-use crate::metrics::{Gauges, Metrics};
 use crate::policies;
-use crate::service::Service;
+use culvert_policy::serve::generations::Generations;
+use culvert_service::Service;
+use culvert_service::connected_agents::ConnectedAgents;
+use culvert_service::metrics::{Gauges, Metrics};
 use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
@@ -36,7 +37,8 @@ const TOKEN_LENGTH: usize = 64;
 /// What the admin listener needs of the host.
 pub struct Admin {
     pub service: Arc<Service>,
-    pub agents: Arc<Gateway>,
+    pub policies: Arc<Generations>,
+    pub agents: Arc<ConnectedAgents>,
     pub metrics: Arc<Metrics>,
     /// The nodes of this process.
     pub embedded: Arc<Embedded>,
@@ -54,10 +56,10 @@ pub struct Admin {
 impl Admin {
     /// The current values of the gauges, for `/metrics`.
     pub fn gauges(&self) -> Gauges {
-        let (tunnels, visitors) = self.service.nodes.load();
+        let (tunnels, visitors) = self.service.nodes().load();
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Gauges {
-            agents: self.agents.connected(),
+            agents: self.agents.count(),
             tunnels: count(tunnels),
             visitors: count(visitors),
             buffer_bytes: self.embedded.buffer_bytes(),
@@ -183,7 +185,7 @@ struct Ready(Arc<Admin>);
 #[async_trait]
 impl Handler for Ready {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        match self.0.service.store.nodes().await {
+        match self.0.service.listed_nodes().await {
             Ok(_) => res.render(Text::Plain("ready\n")),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "not ready: the database does not answer");
@@ -208,7 +210,7 @@ impl Handler for Status {
         res.render(Json(json!({
             "version": env!("CARGO_PKG_VERSION"),
             "host_id": admin.host_id,
-            "node_ids": admin.service.nodes.ids(),
+            "node_ids": admin.service.nodes().ids(),
             "geoip": geoip,
         })));
     }
@@ -231,7 +233,7 @@ struct Policies(Arc<Admin>);
 #[async_trait]
 impl Handler for Policies {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Json(self.0.service.policies.status()));
+        res.render(Json(self.0.policies.status()));
     }
 }
 
@@ -243,8 +245,7 @@ impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = self.0.clone();
         // The reload has its own task, so that it completes even if the client disconnects.
-        let reload =
-            tokio::spawn(async move { policies::reload(&admin.service.policies, admin.config_file.as_deref()).await });
+        let reload = tokio::spawn(async move { policies::reload(&admin.policies, admin.config_file.as_deref()).await });
         match reload.await {
             Ok(reloaded) => answer(res, reloaded),
             Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
@@ -258,7 +259,7 @@ struct Rollback(Arc<Admin>);
 #[async_trait]
 impl Handler for Rollback {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        answer(res, self.0.service.policies.rollback());
+        answer(res, self.0.policies.rollback());
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_node::bounds::Limits;
+use culvert_node::bounds::{Bound, Limits};
 use culvert_node::countries::Countries;
 use culvert_node::{Node, NodeContext};
 use culvert_webhook::client::Client;
@@ -28,20 +28,19 @@ use uuid::Uuid;
 use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, NodeConfig};
 use crate::embedded::{self, Embedded};
-use crate::gate::Gate;
-use crate::gateway::{self, Control, Gateway};
-use crate::http::listener::{self, Admission, Connections};
-use crate::http::middleware::auth::Authentication;
-use crate::http::middleware::rate_limit::RateLimits;
-use crate::http::{self, Api};
-use crate::jobs::deliveries::{self, DeliveryWorker};
-use crate::jobs::{Jobs, Ticker, domain_checks, ticker};
-use crate::keyed_mutex::KeyedMutex;
-use crate::metrics::Metrics;
-use crate::passwords::Passwords;
 use crate::policies;
-use crate::service::nodes::Nodes;
-use crate::service::{Service, keys, sessions};
+use culvert_gateway::{self as gateway, Arrivals, Control};
+use culvert_http::listener::{self, Admission, Connections};
+use culvert_http::{self as http, Api};
+use culvert_policy::serve::generations::Generations;
+use culvert_service::authentication::Authentication;
+use culvert_service::jobs::deliveries::{self, DeliveryWorker};
+use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
+use culvert_service::keyed_mutex::KeyedMutex;
+use culvert_service::metrics::Metrics;
+use culvert_service::rate_limits::RateLimits;
+use culvert_service::secrets::Secrets;
+use culvert_service::{Service, keys, sessions};
 use culvert_store::catalog::NodeRegistration;
 use culvert_store::db::Db;
 use culvert_store::{Hint, Store};
@@ -56,7 +55,12 @@ const ADMIN_CONNECTIONS: usize = 64;
 pub struct App {
     pub config: Config,
     pub clock: Clock,
+    pub store: Arc<Store>,
+    pub secrets: Secrets,
+    pub policies: Arc<Generations>,
     pub service: Arc<Service>,
+    /// The connections to the API listener.
+    connections: Arc<Connections>,
     pub embedded: Arc<Embedded>,
     pub api: Arc<Api>,
     pub control: Arc<Control>,
@@ -92,7 +96,7 @@ impl Host {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         let store = Arc::new(store);
-        let mut metrics = Metrics::new();
+        let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
@@ -100,25 +104,23 @@ impl Host {
         let refused = metrics.refused.clone();
         let cx = NodeContext {
             clock: clock.clone(),
-            on_refused: Arc::new(move |bound| refused.count(bound)),
+            on_refused: Arc::new(move |bound| refused.count(bound.name())),
             countries,
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
         let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
-        let service = Arc::new(Service {
-            gate: Gate::new(store.clone(), guard.clone()),
-            nodes: Arc::new(Nodes::new(store.clone(), secrets.lease_key(), metrics.nodes.clone())),
-            store,
-            secrets,
-            policies: Arc::new(policies),
-            guard,
-            passwords: Passwords::new(clock.clone()),
-            scope_locks: KeyedMutex::new(),
-        });
+        let policies = Arc::new(policies);
+        let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone());
+        let service = Arc::new(service);
         let metrics = Arc::new(metrics);
         let api = Arc::new(api(&config, &service, &metrics));
-        let control = Arc::new(control(&config, &service, &metrics, &stop, &tasks));
+        let connections = Connections::new(
+            config.api.connections_per_address,
+            config.trusted_proxies.clone(),
+            metrics.connections.clone(),
+        );
+        let control = Arc::new(control(&config, &service, &metrics, &connections, &stop, &tasks));
         let jobs = Arc::new(Jobs {
             service: service.clone(),
             agents: control.agents.clone(),
@@ -131,6 +133,7 @@ impl Host {
         });
         let admin = Arc::new(Admin {
             service: service.clone(),
+            policies: policies.clone(),
             agents: control.agents.clone(),
             metrics,
             embedded: embedded.clone(),
@@ -141,7 +144,20 @@ impl Host {
             config_file: config.file.clone(),
             geoip_database: config.geoip.database.clone(),
         });
-        let app = Arc::new(App { config, clock, service, embedded, api, control, jobs, admin });
+        let app = Arc::new(App {
+            config,
+            clock,
+            store,
+            secrets,
+            policies,
+            service,
+            connections,
+            embedded,
+            api,
+            control,
+            jobs,
+            admin,
+        });
         Self::open(app, hints, ticker, lock).await
     }
 
@@ -153,9 +169,9 @@ impl Host {
     ) -> std::result::Result<Self, ConfigError> {
         let database = |e: Error| ConfigError::new("database_url", Chain(&e));
         end_unprovable_sessions(&app).await.map_err(database)?;
-        app.api.authentication.keys.recall(&app.service.store).await.map_err(database)?;
+        app.api.authentication.recall(&app.service).await.map_err(database)?;
         app.embedded.connect(&app.service, mode).await;
-        let admission = Admission(app.control.connections.clone());
+        let admission = Admission(app.connections.clone());
         let agents = gateway::router(&app.control);
         let api = (http::service(&app.api, vec![agents]), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
@@ -193,8 +209,8 @@ impl Host {
         app.jobs.tasks.close();
         let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
         app.embedded.disconnect();
-        app.service.policies.close();
-        app.service.store.close().await;
+        app.policies.close();
+        app.store.close().await;
         tracing::info!("stopped");
     }
 }
@@ -290,16 +306,18 @@ fn control(
     config: &Config,
     service: &Arc<Service>,
     metrics: &Metrics,
+    connections: &Arc<Connections>,
     stop: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Control {
-    let (trusted_proxies, refused) = (config.trusted_proxies.clone(), metrics.connections.clone());
+    let (connections, refused) = (connections.clone(), metrics.connections.clone());
     Control {
         service: service.clone(),
-        agents: Arc::new(Gateway::new(config.api.agents, refused.clone())),
-        connections: Connections::new(config.api.connections_per_address, trusted_proxies.clone(), refused.clone()),
+        agents: Arc::default(),
+        arrivals: Arrivals::new(config.api.agents, refused.clone()),
+        on_proven: Box::new(move |peer| connections.release(peer)),
         refused,
-        trusted_proxies,
+        trusted_proxies: config.trusted_proxies.clone(),
         host_id: service.clock().id(),
         clock: service.clock().clone(),
         stop: stop.clone(),
@@ -311,11 +329,11 @@ fn control(
 /// of the host's keys those of agents that do not take a new token. Their tunnels get new leases.
 async fn end_unprovable_sessions(app: &App) -> Result<()> {
     // The key is recorded last: a host that is killed in between ends the sessions at its next start.
-    let version = if keys::newest_is_used(&app.service.store, &app.service.secrets).await? { 1 } else { 2 };
+    let version = if keys::newest_is_used(&app.store, &app.secrets).await? { 1 } else { 2 };
     for node_id in app.embedded.ids() {
-        sessions::end_with_older_tokens(&app.service.store, node_id, version).await?;
+        sessions::end_with_older_tokens(&app.store, node_id, version).await?;
     }
-    if keys::enter(&app.service.store, &app.service.secrets).await? {
+    if keys::enter(&app.store, &app.secrets).await? {
         tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");
     }
     Ok(())

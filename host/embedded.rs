@@ -12,9 +12,9 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::jobs::Ticker;
-use crate::service::Service;
-use crate::service::nodes::serve_node;
+use culvert_service::Service;
+use culvert_service::jobs::Ticker;
+use culvert_service::nodes::serve_node;
 
 pub struct Embedded {
     nodes: Vec<Arc<Node>>,
@@ -59,7 +59,7 @@ impl Embedded {
             }
             self.channels.lock().unwrap_or_else(PoisonError::into_inner).extend(channels);
         }
-        service.nodes.wait_until_ready(self.nodes.len()).await;
+        service.nodes().wait_until_ready(self.nodes.len()).await;
     }
 
     /// The number of served tunnels, and of their visitors.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use culvert_policy::engine::engines::Engines;
-use culvert_policy::load::artefact::{ArtefactKey, Artefacts};
+use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{ChainError, Loader, Trust};
 use culvert_policy::serve::generations::{Generations, Policies, ReloadError};
 use culvert_policy::serve::observer::DecisionObserver;
@@ -14,7 +14,7 @@ use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 
 use crate::config::{Config, ConfigError};
-use crate::secret::{Purpose, Secrets};
+use culvert_service::secrets::Secrets;
 
 /// Loads the policies that a configuration names.
 ///
@@ -66,16 +66,6 @@ pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u6
 
 fn policies(config: &Config) -> Policies {
     Policies { entries: config.policy.clone(), default_plan: config.default_plan.clone() }
-}
-
-impl ArtefactKey for Secrets {
-    fn mac(&self, data: &[u8]) -> Vec<u8> {
-        self.mac(Purpose::Artefacts, data)
-    }
-
-    fn verify_mac(&self, data: &[u8], mac: &[u8]) -> bool {
-        self.verify_mac(Purpose::Artefacts, data, mac)
-    }
 }
 
 impl From<ChainError> for ConfigError {

@@ -26,7 +26,9 @@ use crate::target::LinkLocal;
 use crate::targets::Targets;
 use crate::tunnel::{Report, TunnelContext};
 use culvert_wire::clock::{Clock, Moment};
-use culvert_wire::control::{Capability, Hello, SignedConsent, ToAgent, ToHost, Welcome, connect_statement};
+use culvert_wire::control::{
+    Capability, Hello, RevokeReason, SignedConsent, ToAgent, ToHost, Welcome, connect_statement,
+};
 use leases::Leases;
 
 /// How long the agent waits at its end until the host has the goodbye.
@@ -239,7 +241,7 @@ impl Agent {
         self.leases.set_term(Duration::from_millis(welcome.lease_ms));
         let kept: Vec<_> = welcome.grants.iter().map(|grant| grant.lease_id).collect();
         for lease_id in self.leases.ids().into_iter().filter(|id| !kept.contains(id)) {
-            self.end_lease(lease_id, "lease_expired").await?;
+            self.end_lease(lease_id, &RevokeReason::LeaseExpired).await?;
         }
         self.leases.dial_now();
         self.stopped.confirm(&std::mem::take(&mut self.told_stopped))?;
@@ -263,7 +265,7 @@ impl Agent {
         let now = self.clock.moment();
         for lease_id in self.leases.expired(now) {
             tracing::warn!(%lease_id, "the lease could not be renewed in time; the tunnel stops");
-            self.end_lease(lease_id, "lease_expired").await?;
+            self.end_lease(lease_id, &RevokeReason::LeaseExpired).await?;
         }
         if self.host.as_ref().is_some_and(|host| host.next_beat <= now) {
             self.renew().await;
@@ -301,7 +303,7 @@ impl Agent {
             }
             Report::LookedUp { target, refused } => self.on_looked_up(lease_id, target, refused).await,
             Report::Fenced => {
-                self.end_lease(lease_id, "handoff").await?;
+                self.end_lease(lease_id, &RevokeReason::Handoff).await?;
                 Ok(())
             }
         }

@@ -1,25 +1,25 @@
 //! The agent's command line.
 
-use std::io::{self, IsTerminal};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+mod enrol;
+mod remote_control;
 
-use clap::{Args, Parser, Subcommand};
-use tokio_util::sync::CancellationToken;
-
-use crate::agent::{Agent, Exit, Setup, VERSION, platform};
+use crate::agent::{Agent, Exit, Setup, VERSION};
 use crate::consent::Consent;
-use crate::device::{Device, DeviceKey};
+use crate::device::Device;
 use crate::ipc::{self, Answer, Request, Status, TunnelStatus};
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
-use culvert_wire::allowed_target::{self, AllowedTarget, ListError};
+use clap::{Args, Parser, Subcommand};
+use culvert_wire::allowed_target::{AllowedTarget, ListError};
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{Capability, Failure};
-use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
+use culvert_wire::control::Failure;
 use culvert_wire::socket;
+use std::io::{self, IsTerminal};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use tokio_util::sync::CancellationToken;
 
 /// Runs on a device and opens its tunnels.
 #[derive(Parser)]
@@ -115,6 +115,13 @@ enum Change {
     },
 }
 
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    Text,
+    Json,
+}
+
 /// Runs the command line that this process was started with.
 pub fn main() -> ExitCode {
     run(std::env::args_os())
@@ -182,22 +189,22 @@ async fn execute(cli: Cli) -> Result<Exit, CliError> {
     let folder = cli.place.state_dir.unwrap_or_else(StateDir::default_path);
     let state = StateDir::open(&folder)
         .map_err(|error| io::Error::new(error.kind(), format!("--state-dir {}: {error}", folder.display())))?;
-    let json = cli.place.json;
+    let output = if cli.place.json { Output::Json } else { Output::Text };
     match cli.command {
-        Commands::Enroll { server, code, name } => enrol(&state, &server, code, name, json).await?,
+        Commands::Enroll { server, code, name } => enrol::enrol(&state, &server, code, name, output).await?,
         Commands::Run { allow_link_local } => return run_agent(state, allow_link_local).await,
-        Commands::Status => status(&state, json).await?,
-        Commands::RemoteControl(decision) => remote_control(&state, decision, json).await?,
-        Commands::Targets(change) => change_targets(&state, change, json).await?,
+        Commands::Status => status(&state, output).await?,
+        Commands::RemoteControl(decision) => remote_control::remote_control(&state, decision, output).await?,
+        Commands::Targets(change) => remote_control::change_targets(&state, change, output).await?,
         Commands::Start { tunnel, yes } => {
             if let Answer::Started(tunnel) = start(&state, &tunnel, yes).await? {
-                print(json, &tunnel, || started(&tunnel));
+                print(output, &tunnel, || started(&tunnel));
             }
         }
         Commands::Stop { tunnel } => {
             let answer = ask(&state, Request::Stop { tunnel }).await?;
             if let Answer::Stopped { tunnel_id } = answer {
-                print(json, &serde_json::json!({"tunnel_id": tunnel_id}), || "stopped".into());
+                print(output, &serde_json::json!({"tunnel_id": tunnel_id}), || "stopped".into());
             }
         }
     }
@@ -238,96 +245,6 @@ fn read_line() -> io::Result<String> {
     Ok(line.trim().into())
 }
 
-/// The code itself, which others on the machine would see among the arguments.
-fn read_code(code: String) -> Result<String, CliError> {
-    if code != "-" {
-        return Ok(code);
-    }
-    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(CliError::NoCode)
-}
-
-async fn enrol(state: &StateDir, server: &str, code: String, name: Option<String>, json: bool) -> Result<(), CliError> {
-    if let Some(device) = Device::load(state)? {
-        return Err(CliError::AlreadyEnrolled(device.id));
-    }
-    let (server, client) = (server_url(server)?, client(server)?);
-    let code = read_code(code)?;
-    let key = DeviceKey::generate(&Clock::system());
-    let enrol = Enrol {
-        code,
-        name: name.or_else(host_name),
-        platform: platform(),
-        version: VERSION.into(),
-        capabilities: Capability::ALL.map(String::from).into(),
-        public_key: key.public(),
-    };
-    let request = client.post(format!("{server}{ENROL_PATH}")).json(&enrol);
-    let response = request.send().await.map_err(unreachable)?;
-    if !response.status().is_success() {
-        let status = response.status();
-        let failure = response.json().await;
-        return Err(CliError::Refused(failure.unwrap_or_else(|_| Failure::new("refused", status.to_string()))));
-    }
-    let Enrolled { device_id, name } = response.json().await.map_err(unreachable)?;
-    let device = Device { id: device_id, name, server, key };
-    device.save(state)?;
-    print(json, &serde_json::json!({"device_id": device.id, "name": device.name, "server": device.server}), || {
-        let name = device.name.as_deref().unwrap_or("this machine");
-        format!("{name} is now the device {}. Run it with `culvert-agent run`.", device.id)
-    });
-    Ok(())
-}
-
-fn unreachable(error: reqwest::Error) -> CliError {
-    CliError::Unreachable(chain(&error))
-}
-
-/// What sends the code to the server that was named and to nobody else: no redirect takes it on, and
-/// no proxy sees it on its way to this machine itself.
-fn client(server: &str) -> Result<reqwest::Client, CliError> {
-    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
-    let local = reqwest::Url::parse(server).is_ok_and(|url| is_loopback(&url));
-    let builder = if local { builder.no_proxy() } else { builder };
-    builder.build().map_err(unreachable)
-}
-
-fn is_loopback(url: &reqwest::Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
-        None => false,
-    }
-}
-
-/// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is
-/// for this machine alone.
-fn server_url(server: &str) -> Result<String, CliError> {
-    let url = reqwest::Url::parse(server).map_err(|error| CliError::Server(error.to_string()))?;
-    match url.scheme() {
-        "https" => {}
-        "http" if is_loopback(&url) => {}
-        "http" => return Err(CliError::Server("http:// is for loopback only; use https://".into())),
-        other => return Err(CliError::Server(format!("{other}:// is no https:// URL"))),
-    }
-    Ok(url.as_str().trim_end_matches('/').into())
-}
-
-fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliError> {
     let device = Device::load(&state)?.ok_or(CliError::NotEnrolled)?;
     tracing_subscriber::fmt()
@@ -354,14 +271,14 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliE
     }
 }
 
-async fn status(state: &StateDir, json: bool) -> Result<(), CliError> {
+async fn status(state: &StateDir, output: Output) -> Result<(), CliError> {
     let running = ipc::ask(state, &Request::Status).await?;
     let (status, running) = match running {
         Some(Ok(Answer::Status(status))) => (status, true),
         Some(Err(failure)) => return Err(CliError::Refused(failure)),
         _ => (status_at_rest(state)?, false),
     };
-    print(json, &serde_json::json!({"running": running, "agent": status}), || describe(&status, running));
+    print(output, &serde_json::json!({"running": running, "agent": status}), || describe(&status, running));
     Ok(())
 }
 
@@ -404,93 +321,6 @@ fn describe(status: &Status, running: bool) -> String {
     text
 }
 
-async fn remote_control(state: &StateDir, decision: Decision, json: bool) -> Result<(), CliError> {
-    let (enabled, allow) = match decision {
-        Decision::Status => return consent_status(state, json),
-        Decision::Enable { allow } => (true, allow),
-        Decision::Disable => (false, Vec::new()),
-    };
-    let request = Request::RemoteControl { enabled, allow: allow.clone() };
-    let (now, confirmed) = match ipc::ask(state, &request).await? {
-        Some(Ok(Answer::RemoteControl { state, confirmed })) => (state, confirmed),
-        Some(Err(failure)) => return Err(CliError::Refused(failure)),
-        _ => {
-            // No agent runs, so the decision waits in the state folder for the next one.
-            let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
-            let mut consent = Consent::load(state)?;
-            let list = Targets::open(state, consent.enabled())?;
-            if enabled {
-                list.replace(allowed_target::with(list.list(), allowed_target::standard().into_iter().chain(allow))?)?;
-            }
-            consent.decide(enabled, &list.list(), &device, &Clock::system())?;
-            (consent.state(), false)
-        }
-    };
-    let word = if now.enabled { "enabled" } else { "disabled" };
-    print(json, &serde_json::json!({"remote_control_enabled": now.enabled, "confirmed": confirmed}), || {
-        let later = if confirmed { "" } else { "; the server will hear of it when the agent next connects" };
-        format!("remote control is {word}{later}")
-    });
-    if now.enabled == enabled {
-        Ok(())
-    } else {
-        let detail = "it was turned off on the server meanwhile; decide again";
-        Err(CliError::Refused(Failure::new("consent_outdated", detail)))
-    }
-}
-
-/// Shows the list of allowed targets, or changes it.
-async fn change_targets(state: &StateDir, change: Change, json: bool) -> Result<(), CliError> {
-    let (allow, revoke) = match change {
-        Change::List => (Vec::new(), Vec::new()),
-        Change::Allow { targets } => (targets, Vec::new()),
-        Change::Revoke { targets } => (Vec::new(), targets),
-    };
-    let request = Request::Targets { allow: allow.clone(), revoke: revoke.clone() };
-    let (list, confirmed) = match ipc::ask(state, &request).await? {
-        Some(Ok(Answer::Targets { targets, confirmed })) => (targets, confirmed),
-        Some(Err(failure)) => return Err(CliError::Refused(failure)),
-        _ => change_at_rest(state, allow, &revoke)?,
-    };
-    print(json, &serde_json::json!({"targets": list, "confirmed": confirmed}), || {
-        let mut lines: Vec<_> = list.iter().map(ToString::to_string).collect();
-        if confirmed == Some(false) {
-            lines.push("the server will hear of it when the agent next connects".into());
-        }
-        lines.join("\n")
-    });
-    Ok(())
-}
-
-/// No agent runs, so the change waits in the state folder for the next one.
-fn change_at_rest(
-    state: &StateDir,
-    allow: Vec<AllowedTarget>,
-    revoke: &[AllowedTarget],
-) -> Result<(Vec<AllowedTarget>, Option<bool>), CliError> {
-    let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
-    let mut consent = Consent::load(state)?;
-    let targets = Targets::open(state, consent.enabled())?;
-    let before = targets.list();
-    let list = allowed_target::without(allowed_target::with(before.clone(), allow)?, revoke)?;
-    if list == before {
-        return Ok((list, None));
-    }
-    targets.replace(list.clone())?;
-    if consent.enabled() {
-        consent.decide(true, &list, &device, &Clock::system())?;
-    }
-    Ok((list, consent.enabled().then_some(false)))
-}
-
-fn consent_status(state: &StateDir, json: bool) -> Result<(), CliError> {
-    Device::load(state)?.ok_or(CliError::NotEnrolled)?;
-    let enabled = Consent::load(state)?.enabled();
-    let word = if enabled { "enabled" } else { "disabled" };
-    print(json, &serde_json::json!({"remote_control_enabled": enabled}), || format!("remote control is {word}"));
-    Ok(())
-}
-
 async fn ask(state: &StateDir, request: Request) -> Result<Answer, CliError> {
     match ipc::ask(state, &request).await? {
         Some(Ok(answer)) => Ok(answer),
@@ -501,9 +331,9 @@ async fn ask(state: &StateDir, request: Request) -> Result<Answer, CliError> {
 }
 
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]
-fn print(json: bool, value: &impl serde::Serialize, text: impl FnOnce() -> String) {
+fn print(output: Output, value: &impl serde::Serialize, text: impl FnOnce() -> String) {
     match serde_json::to_string(value) {
-        Ok(line) if json => println!("{line}"),
+        Ok(line) if output == Output::Json => println!("{line}"),
         _ => println!("{}", text()),
     }
 }

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::state_dir::StateDir;
 use culvert_wire::allowed_target::AllowedTarget;
 use culvert_wire::control::{ConsentState, Failure};
+use culvert_wire::failure_code::FailureCode;
 
 const SOCKET: &str = "agent.sock";
 
@@ -129,7 +130,7 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<IpcRequest>) -> i
     let request = serde_json::from_str(&line)?;
     let (reply, answer) = oneshot::channel();
     requests.send((request, reply)).await.map_err(io::Error::other)?;
-    let reply = answer.await.unwrap_or_else(|_| Err(Failure::new("agent_stopped", "The agent is ending.")));
+    let reply = answer.await.unwrap_or_else(|_| Err(Failure::new(FailureCode::AgentStopped, "The agent is ending.")));
     let mut text = serde_json::to_vec(&reply)?;
     text.push(b'\n');
     stream.write_all(&text).await

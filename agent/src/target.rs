@@ -10,6 +10,7 @@ use crate::targets::Targets;
 use culvert_wire::allowed_target::{exactly, is_reserved, not_allowed, ports};
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, Target};
+use culvert_wire::failure_code::FailureCode;
 use culvert_wire::socket;
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
@@ -60,12 +61,12 @@ impl Bounds<'_> {
             let detail = format!(
                 "{ip} is a link-local or metadata address; `culvert-agent run --allow-link-local` permits them."
             );
-            return Failure::new("agent_rejected", detail);
+            return Failure::new(FailureCode::AgentRejected, detail);
         }
         // An entry with a name never allows a reserved address, so the message names the address.
         let by_host = !is_reserved(ip) && exactly(host, port).is_some();
         let detail = if by_host { not_allowed(host, port) } else { not_allowed(&ip.to_string(), port) };
-        Failure::new("target_not_allowed", detail)
+        Failure::new(FailureCode::TargetNotAllowed, detail)
     }
 }
 
@@ -119,5 +120,5 @@ async fn open(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn unreachable(target: &Target, why: impl std::fmt::Display) -> Failure {
-    Failure::new("local_target_unreachable", format!("{}:{}: {why}", target.host, target.port))
+    Failure::new(FailureCode::LocalTargetUnreachable, format!("{}:{}: {why}", target.host, target.port))
 }

@@ -24,6 +24,7 @@ use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, Grant, NodeAddress, Target};
 use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, REFUSED, UNKNOWN_KEY, Visit, read_frame, write_frame};
+use culvert_wire::failure_code::FailureCode;
 use culvert_wire::pipe;
 use culvert_wire::socket;
 use culvert_wire::tls;
@@ -213,7 +214,9 @@ impl Shared {
         }
         let first = match self.cx.clock.timeout(READY_WITHIN, self.first_connection()).await {
             Ok(first) => first,
-            Err(_) => Err(Failure::new("tunnel_start_failed", "The node could not be reached within 15 seconds.")),
+            Err(_) => {
+                Err(Failure::new(FailureCode::TunnelStartFailed, "The node could not be reached within 15 seconds."))
+            }
         };
         let first = match first {
             Ok(first) => first,
@@ -232,7 +235,7 @@ impl Shared {
             match self.attach(token).await {
                 Ok(Attached::Waiting(connection)) => return Ok(*connection),
                 Ok(Attached::Fenced | Attached::UnknownKey) => {
-                    return Err(Failure::new("lease_conflict", "The node does not take this lease."));
+                    return Err(Failure::new(FailureCode::LeaseConflict, "The node does not take this lease."));
                 }
                 Err(error) => {
                     tracing::debug!(%error, node = %self.grant.node.host, "the node did not answer");
@@ -368,7 +371,8 @@ impl Shared {
         let Led { mut target, chosen } = lock(&self.led).clone();
         if let Some(port_id) = port_id {
             let extra = target.extra.iter().find(|extra| extra.port_id == port_id);
-            let unknown = || Failure::new("agent_rejected", "Nobody at this device agreed to the extra port.");
+            let unknown =
+                || Failure::new(FailureCode::AgentRejected, "Nobody at this device agreed to the extra port.");
             target.port = extra.ok_or_else(unknown)?.port;
         }
         target::dial(&target, &self.bounds(chosen), &self.cx.clock).await

@@ -13,6 +13,7 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Failure, Target};
+use crate::failure_code::FailureCode;
 
 /// Most entries of a list.
 pub const MAX_ENTRIES: usize = 100;
@@ -283,8 +284,8 @@ pub enum ListError {
 impl From<ListError> for Failure {
     fn from(error: ListError) -> Self {
         let code = match error {
-            ListError::TooMany => "too_many_targets",
-            ListError::NotListed(_) => "target_not_listed",
+            ListError::TooMany => FailureCode::TooManyTargets,
+            ListError::NotListed(_) => FailureCode::TargetNotListed,
         };
         Failure::new(code, error.to_string())
     }

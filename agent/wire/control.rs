@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
+use crate::failure_code::FailureCode;
+use crate::open_enum::open_enum;
 
 /// The WebSocket subprotocol (RFC 6455, section 1.9), with its version.
 pub const PROTOCOL: &str = "culvert.agent.v1";
@@ -81,7 +83,7 @@ pub enum ToAgent {
     /// The lease has ended.
     Revoke {
         lease_id: Uuid,
-        reason: String,
+        reason: RevokeReason,
     },
     /// The tunnel's target changed while the tunnel runs.
     Retarget {
@@ -311,10 +313,31 @@ pub enum Done {
     RestartAgent { previous_version: String, version: String, boot_id: Uuid },
 }
 
+open_enum! {
+    /// Why a lease has ended, where agents tell the reasons apart.
+    RevokeReason {
+        Ended "ended",
+        /// A newer run of the tunnel has taken over.
+        Handoff "handoff",
+        LeaseExpired "lease_expired",
+        StopAll "stop_all",
+        StoppedApi "stopped_api",
+        StoppedLocal "stopped_local",
+        TunnelDeleted "tunnel_deleted",
+    }
+}
+
+impl RevokeReason {
+    /// Whether somebody wanted the tunnel to stop. Otherwise it may be resumed.
+    pub fn is_stop(&self) -> bool {
+        matches!(self, Self::StoppedLocal | Self::StoppedApi | Self::StopAll | Self::TunnelDeleted)
+    }
+}
+
 /// Why something was not done. `code` is one of the API's operation errors or problem codes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    pub code: String,
+    pub code: FailureCode,
     pub detail: String,
     /// What the client must repeat for its request to be accepted, if nothing else is missing. For
     /// `target_not_accepted`, these are the local targets that a person has to accept.
@@ -323,8 +346,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(code: &str, detail: impl Into<String>) -> Self {
-        Self { code: code.into(), detail: detail.into(), accept: None }
+    pub fn new(code: FailureCode, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), accept: None }
     }
 }
 

@@ -25,10 +25,10 @@ use uuid::Uuid;
 use super::{CliError, refused, serve};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
-use crate::jobs::Ticker;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_policy::load::chain::Trust;
+use culvert_service::jobs::Ticker;
 
 const EMAIL: &str = "dev@culvert.test";
 const NAME: &str = "dev";
@@ -150,9 +150,8 @@ async fn first_account(app: &App) -> Result<(String, String), CliError> {
     let key = ApiKey::generate(&app.clock);
     let code = EnrolmentCode::generate(&app.clock);
     let (made, hash) = (key.clone(), EnrolmentCode::hash(code.reveal()));
-    let known = app.service.store.account_by_email(EMAIL).await?;
-    app.service
-        .store
+    let known = app.store.account_by_email(EMAIL).await?;
+    app.store
         .write(None, move |write| {
             Box::pin(async move {
                 let account_id = match known {

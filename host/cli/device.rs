@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
 use crate::config::Config;
-use crate::service::devices;
 use culvert_domain::error::{Code, Error};
 use culvert_domain::key::EnrolmentCode;
+use culvert_service::devices;
 
 /// How long an enrolment code can be used.
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);

@@ -8,14 +8,14 @@ use uuid::Uuid;
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
 use crate::policies;
-use crate::secret::Secrets;
-use crate::service::keys;
+use culvert_domain::account::Account;
 use culvert_domain::caller::Scope;
 use culvert_domain::error::Chain;
 use culvert_domain::text;
+use culvert_service::keys;
+use culvert_service::secrets::Secrets;
 use culvert_store::Store;
 use culvert_store::db::{Db, Schema};
-use culvert_store::scopes::Account;
 
 /// Opens the store that the host of this configuration uses.
 pub async fn store(config: &Config) -> Result<Store, CliError> {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused};
 use crate::config::Config;
-use crate::service::keys::{self, Resealed};
+use culvert_service::keys::{self, Resealed};
 
 #[derive(Subcommand)]
 pub enum Secrets {

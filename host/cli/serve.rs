@@ -12,8 +12,8 @@ use tracing_subscriber::EnvFilter;
 use super::{CliError, refused};
 use crate::app::{App, Host};
 use crate::config::{Config, LogFormat};
-use crate::jobs::Ticker;
 use crate::policies;
+use culvert_service::jobs::Ticker;
 
 pub async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");
@@ -36,7 +36,7 @@ pub async fn run(config: Config) -> Result<(), CliError> {
 /// Reloads the policies at every SIGHUP. How that went is in the log and in `culvert policy status`.
 async fn reload_on(mut hangup: Signal, app: Arc<App>) {
     while hangup.recv().await.is_some() {
-        let _ = policies::reload(&app.service.policies, app.config.file.as_deref()).await;
+        let _ = policies::reload(&app.policies, app.config.file.as_deref()).await;
     }
 }
 

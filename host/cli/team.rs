@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::{CliError, operator, print, refused};
 use crate::config::Config;
-use crate::service::devices;
 use culvert_domain::caller::Role;
 use culvert_domain::error::{Code, Error};
+use culvert_service::devices;
 use culvert_store::Store;
 
 #[derive(Subcommand)]

@@ -3,6 +3,8 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+use culvert_wire::open_enum::open_enum;
+
 use super::string_enum::string_enum;
 
 /// How often a name that was verified is looked up again.
@@ -33,10 +35,19 @@ pub struct CustomDomain {
     pub error: Option<LookupError>,
 }
 
+open_enum! {
+    LookupErrorCode {
+        CnameNotFound "cname_not_found",
+        CnameMismatch "cname_mismatch",
+        /// The DNS did not answer.
+        DnsFailed "dns_failed",
+    }
+}
+
 /// Why the CNAME was not found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupError {
-    pub code: String,
+    pub code: LookupErrorCode,
     pub detail: String,
 }
 

@@ -87,3 +87,18 @@ impl Device {
         }
     }
 }
+
+/// What a new device reports about itself.
+#[derive(Clone, Debug)]
+pub struct NewDevice {
+    pub name: Option<String>,
+    pub description: Description,
+    pub public_key: Vec<u8>,
+}
+
+/// A device and the public key that authenticates it.
+#[derive(Clone, Debug)]
+pub struct EnrolledDevice {
+    pub device: Device,
+    pub public_key: Vec<u8>,
+}

@@ -3,17 +3,21 @@
 #![deny(unsafe_code)]
 
 pub mod access;
+pub mod account;
 pub mod action;
 pub mod caller;
+pub mod connection;
 pub mod custom_domain;
 pub mod device;
 pub mod error;
 pub mod event;
+pub mod facts;
 pub mod field_path;
-pub mod input;
 pub mod key;
+pub mod lease;
 pub mod node;
 pub mod operation;
+pub mod page;
 pub mod permission;
 pub mod plan;
 pub mod port;

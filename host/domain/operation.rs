@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use culvert_wire::control::Capability;
+use culvert_wire::failure_code::FailureCode;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -136,37 +137,13 @@ impl Operation {
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct OperationError {
-    pub code: String,
+    #[schemars(with = "String")]
+    pub code: FailureCode,
     pub detail: String,
 }
 
 impl OperationError {
-    pub fn new(code: OperationErrorCode, detail: impl Into<String>) -> Self {
-        Self { code: code.to_string(), detail: detail.into() }
-    }
-}
-
-string_enum! {
-    /// `error.code` of an operation.
-    OperationErrorCode {
-        DeviceDisconnected "device_disconnected",
-        ExecutionTimeout "execution_timeout",
-        AgentRejected "agent_rejected",
-        RemoteControlDisabled "remote_control_disabled",
-        DeviceNotAllowed "device_not_allowed",
-        TargetNotAllowed "target_not_allowed",
-        LocalTargetUnreachable "local_target_unreachable",
-        TunnelStartFailed "tunnel_start_failed",
-        LeaseConflict "lease_conflict",
-        NodeUnavailable "node_unavailable",
-        UnsupportedAction "unsupported_action",
-        OutcomeUnknown "outcome_unknown",
-        TunnelDeleted "tunnel_deleted",
-        DeviceRemoved "device_removed",
-        /// Whoever asked for it, or the device, may no longer act for the scope.
-        AccessLost "access_lost",
-        /// The device did not take the command in time.
-        NotClaimed "not_claimed",
-        InternalError "internal_error",
+    pub fn new(code: FailureCode, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into() }
     }
 }

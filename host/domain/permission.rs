@@ -57,19 +57,19 @@ impl Permissions {
     }
 
     /// Words separated by spaces or commas, or the name of a preset.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    ///
+    /// If one of the words is unknown, or there is none.
+    pub fn parse(text: &str) -> Result<Self, PermissionsError> {
         if let Some(preset) = PermissionPreset::ALL.iter().find(|preset| preset.id == text) {
             return Ok(preset.permissions());
         }
         let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
-        let permissions = words.map(|word| {
-            Permission::parse(word).ok_or_else(|| {
-                let presets = PermissionPreset::ALL.map(|preset| preset.id).join(", ");
-                format!("`{word}` is no scope; the scopes are {}, the presets {presets}", Permission::list())
-            })
-        });
+        let permissions =
+            words.map(|word| Permission::parse(word).ok_or_else(|| PermissionsError::Unknown(word.into())));
         match permissions.collect::<Result<Vec<_>, _>>()?.as_slice() {
-            [] => Err("at least one scope is needed".into()),
+            [] => Err(PermissionsError::None),
             permissions => Ok(Self::of(permissions)),
         }
     }
@@ -80,7 +80,19 @@ impl Permissions {
     }
 }
 
-/// A named set of grants, for `GET /scope-presets` and the command line.
+/// Why a text names no permissions.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PermissionsError {
+    #[error(
+        "`{0}` is no scope; the scopes are {scopes}, the presets {presets}",
+        scopes = Permission::list(), presets = PermissionPreset::ALL.map(|preset| preset.id).join(", ")
+    )]
+    Unknown(String),
+    #[error("at least one scope is needed")]
+    None,
+}
+
+/// A named set of permissions, for `GET /scope-presets` and the command line.
 pub struct PermissionPreset {
     pub id: &'static str,
     pub name: &'static str,

@@ -1,12 +1,11 @@
 //! Rate limits of one device, over all of its connections.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use culvert_wire::clock::Moment;
 use uuid::Uuid;
 
-use super::lock;
 use crate::bucket::Bucket;
 
 /// Arrivals (new connections): the burst, and the rate after it.
@@ -97,4 +96,8 @@ impl Drop for Waiting {
             pace.waiting -= 1;
         }
     }
+}
+
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
 }

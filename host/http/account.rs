@@ -1,148 +1,23 @@
 //! `GET /`, the account and its usage.
 
-use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
-use serde::Serialize;
-use uuid::Uuid;
+use culvert_api_types::account::{AccountResponse, ServiceResponse, UsageResponse};
+use culvert_service::accounts::ScopeUsage;
 
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
-use culvert_domain::caller::{Role, ScopeKind};
-use culvert_domain::error::Error;
-use culvert_domain::node::{Node, NodeStatus};
-use culvert_domain::string_enum::string_enum;
-use culvert_domain::usage::{Bandwidth, Traffic, day_start, month_start};
-
-/// Service
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Service")]
-pub struct ServiceResponse {
-    /// The API's version.
-    version: &'static str,
-    status: ServiceStatus,
-    documentation_url: String,
-}
-
-string_enum! {
-    /// Whether tunnels can be placed.
-    ServiceStatus {
-        Available "available",
-        Degraded "degraded",
-        Maintenance "maintenance",
-    }
-}
-
-impl ServiceStatus {
-    fn of(nodes: &[Node]) -> Self {
-        let any = |status| nodes.iter().any(|node| node.status == status);
-        match (any(NodeStatus::Online), any(NodeStatus::Maintenance)) {
-            (true, _) => Self::Available,
-            (false, true) => Self::Maintenance,
-            (false, false) => Self::Degraded,
-        }
-    }
-}
 
 pub async fn service(call: Call, (): ()) -> HandlerResult<Single<ServiceResponse>> {
-    let nodes = call.api.service.store.nodes().await?;
-    let documentation_url = call.api.docs_url.clone();
-    call.reply(Single(ServiceResponse { version: "v2", status: ServiceStatus::of(&nodes), documentation_url }))
-}
-
-/// Account
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Account")]
-pub struct AccountResponse {
-    id: Uuid,
-    email: Option<String>,
-    display_name: String,
-    scope: ScopeResponse,
-    plan_name: String,
-    /// Tunnels that the plan includes; null: unlimited.
-    tunnel_limit: Option<u32>,
-    /// Bytes that the plan includes in a calendar month (UTC); null: unlimited.
-    bandwidth_limit_bytes: Option<u64>,
-    created_at: DateTime<Utc>,
-}
-
-/// Whose resources the key stands for.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Scope")]
-pub struct ScopeResponse {
-    r#type: ScopeKind,
-    team_id: Option<Uuid>,
-    team_name: Option<String>,
-    /// The account's role in the Team.
-    role: Option<Role>,
+    let nodes = call.service().listed_nodes().await?;
+    call.reply(Single(ServiceResponse::new(&nodes, call.api.docs_url.clone())))
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<AccountResponse>> {
-    let account = call.api.service.store.account(call.caller.account_id).await?.ok_or_else(Error::not_found)?;
-    let scope = &call.caller.scope;
-    let team = (scope.kind == ScopeKind::Team).then(|| scope.clone());
-    call.reply(Single(AccountResponse {
-        id: account.id,
-        email: Some(account.email),
-        display_name: account.name,
-        scope: ScopeResponse {
-            r#type: scope.kind,
-            team_id: team.as_ref().map(|team| team.id),
-            team_name: team.map(|team| team.name),
-            role: call.caller.role,
-        },
-        plan_name: scope.plan.clone(),
-        tunnel_limit: call.entitlement.tunnel_limit,
-        bandwidth_limit_bytes: call.entitlement.bandwidth_limit_bytes,
-        created_at: account.created_at,
-    }))
-}
-
-/// Account usage
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "AccountUsage")]
-pub struct UsageResponse {
-    active_tunnels: u64,
-    total_tunnels: u64,
-    bandwidth: BandwidthResponse,
-    as_of: DateTime<Utc>,
-}
-
-/// Payload, counted on the nodes; at most ten seconds old.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Bandwidth")]
-pub struct BandwidthResponse {
-    today: TrafficResponse,
-    month: TrafficResponse,
-}
-
-/// Bytes since a period began.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Traffic")]
-pub struct TrafficResponse {
-    /// From visitors to the device.
-    bytes_in: u64,
-    /// From the device to visitors.
-    bytes_out: u64,
-    bytes_total: u64,
-    period_start: DateTime<Utc>,
-}
-
-impl BandwidthResponse {
-    pub fn new(bandwidth: Bandwidth, now: DateTime<Utc>) -> Self {
-        let traffic = |traffic: Traffic, period_start| TrafficResponse {
-            bytes_in: traffic.bytes_in,
-            bytes_out: traffic.bytes_out,
-            bytes_total: traffic.total(),
-            period_start,
-        };
-        Self { today: traffic(bandwidth.today, day_start(now)), month: traffic(bandwidth.month, month_start(now)) }
-    }
+    let account = call.service().account(&call.caller).await?;
+    call.reply(Single(AccountResponse::new(account, &call.caller, &call.entitlement)))
 }
 
 pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<UsageResponse>> {
-    let (store, now) = (&call.api.service.store, call.api.service.clock().now());
-    let scope_id = call.caller.scope.id;
-    let (total_tunnels, active_tunnels) = store.tunnel_counts(scope_id).await?;
-    let bandwidth = BandwidthResponse::new(store.scope_bandwidth(scope_id).await?, now);
-    call.reply(Single(UsageResponse { active_tunnels, total_tunnels, bandwidth, as_of: now }))
+    let now = call.service().clock().now();
+    let ScopeUsage { total_tunnels, active_tunnels, bandwidth } = call.service().scope_usage(&call.caller).await?;
+    call.reply(Single(UsageResponse::new(total_tunnels, active_tunnels, bandwidth, now)))
 }

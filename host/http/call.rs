@@ -2,28 +2,27 @@
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
-use super::page::ListQuery;
-use super::reply::{HandlerResult, List, Reply, ResponseShape};
-use crate::gate::{Body, Permit, RequestDraft};
-use crate::http::Api;
-use crate::service::commit::{self, Change, Committed};
-use crate::service::idempotency::IdempotencyKey;
+use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Error, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::page::{Page, PageRows};
 use culvert_domain::plan::Entitlement;
-use culvert_policy::serve::pinned::Pinned;
-use culvert_store::facts::Resource;
-use culvert_store::page::{CursorPosition, Page, PageRows};
+use culvert_service::Service;
+use culvert_service::commit::{Admitted, Change, Committed};
+use culvert_service::cursors::ListId;
+use culvert_service::gate::{PinnedPolicies, RequestDraft};
+use culvert_service::idempotency::IdempotencyKey;
+use uuid::Uuid;
 
-/// How often a decision is made anew because what it was made on has changed.
-const DECISIONS: usize = 3;
+use super::page;
+use super::reply::{HandlerResult, List, Reply, ResponseShape};
+use crate::Api;
 
 pub struct Call {
     pub api: Arc<Api>,
-    pub policies: Pinned,
+    pub policies: PinnedPolicies,
     pub caller: Caller,
     pub action: Action,
     pub entitlement: Entitlement,
@@ -32,18 +31,14 @@ pub struct Call {
     pub query: Vec<(String, String)>,
     /// The ids in the path, in their order.
     pub ids: Vec<String>,
-    pub claim: Option<IdempotencyKey>,
-}
-
-/// A request that may be carried out, and what it would take to decide on it again.
-pub struct Admitted<D: RequestDraft> {
-    permit: Permit,
-    /// The body, as it was found to be valid.
-    pub valid: D::Valid,
-    body: Body<D>,
+    pub idempotency_key: Option<IdempotencyKey>,
 }
 
 impl Call {
+    pub fn service(&self) -> &Service {
+        &self.api.service
+    }
+
     /// The first id in the path.
     pub fn id(&self) -> Result<Uuid> {
         self.id_at(0)
@@ -55,38 +50,34 @@ impl Call {
         id.ok_or_else(Error::not_found)
     }
 
+    /// The page that the query asks for.
     pub fn page(&self) -> Result<Page> {
-        self.list().page(&self.query, &self.api.service.secrets)
+        page::read(&self.query, |cursor| self.service().open_cursor(self.list(), cursor))
     }
 
     pub fn listed<T, R>(&self, rows: PageRows<T>, out: impl Fn(T) -> R) -> HandlerResult<List<R>>
     where
         List<R>: ResponseShape,
     {
-        let cursor = |place: CursorPosition| self.list().cursor(place, &self.api.service.secrets);
-        let next = rows.next.map(cursor);
+        let next = rows.next.map(|position| self.service().cursor(self.list(), position));
         self.reply(List::new(rows.rows.into_iter().map(out).collect(), next))
     }
 
-    fn list(&self) -> ListQuery<'_> {
-        ListQuery { caller: &self.caller, path: &self.path }
+    fn list(&self) -> ListId<'_> {
+        ListId { scope_id: self.caller.scope.id, path: &self.path }
     }
 
     pub fn reply<S: ResponseShape>(&self, answer: S) -> HandlerResult<S> {
         answer.render(&self.request_id).map(Reply::fresh)
     }
 
-    /// Decides on a request that changes something: steps 9 to 12 of
-    /// `docs/develop/decisions/0001-order-of-checks.md`.
+    /// Decides on a request that changes something.
     pub async fn admit<D: RequestDraft>(&self, subject: Resource, body: Body<D>) -> Result<Admitted<D>> {
-        let (permit, valid) =
-            self.api.service.gate.admit(&self.policies, &self.caller, self.action, subject, body.clone()).await?;
-        Ok(Admitted { permit, valid, body })
+        self.service().admit(&self.policies, &self.caller, self.action, subject, body).await
     }
 
-    /// Carries out what was admitted: the change that `change` makes of it, anew for every decision.
-    /// Requests of one scope take turns here, so that a decision that has to be made again is not
-    /// overtaken a second time.
+    /// Carries out what was admitted: the change that `change` makes of it, answered with what `answer` makes of the
+    /// change's result.
     pub async fn commit<D, C, S>(
         self,
         admitted: Admitted<D>,
@@ -98,34 +89,12 @@ impl Call {
         C: Change,
         S: ResponseShape,
     {
-        let Admitted { mut permit, mut valid, body } = admitted;
-        let turn = self.api.service.scope_locks.lock(self.caller.scope.id).await;
-        for _ in 0..DECISIONS {
-            let (answer, request_id) = (answer.clone(), self.request_id.clone());
-            let render = move |done| answer(done).render(&request_id);
-            let (shared, change) = (Arc::new(permit), Arc::new(change(valid)));
-            match commit::commit(
-                &self.api.service.store,
-                &self.api.service.secrets,
-                shared.clone(),
-                change,
-                self.claim.clone(),
-                render,
-            )
-            .await?
-            {
-                Committed::Fresh(kept, nodes) => {
-                    drop(turn);
-                    self.api.service.nodes.wait_until_applied(nodes).await;
-                    return Ok(Reply::fresh(kept));
-                }
-                Committed::Replayed(kept) => return Ok(Reply::replayed(kept)),
-                Committed::Stale => {
-                    (permit, valid) = self.api.service.gate.readmit(&self.policies, &shared, body.clone()).await?;
-                }
-            }
-        }
-        Err(Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.")
-            .after(std::time::Duration::from_secs(1)))
+        let request_id = self.request_id.clone();
+        let render = move |done| answer(done).render(&request_id);
+        let key = self.idempotency_key.as_ref();
+        Ok(match self.service().commit(&self.policies, admitted, key, change, render).await? {
+            Committed::Fresh(response) => Reply::fresh(response),
+            Committed::Replayed(response) => Reply::replayed(response),
+        })
     }
 }

@@ -1,24 +1,24 @@
 //! Devices.
 
+use culvert_api_types::device::DeviceResponse;
+use culvert_api_types::operation::OperationResponse;
+use culvert_api_types::read::{Body, NoBody};
+use culvert_api_types::requests::DevicePatch;
+use culvert_domain::facts::Resource;
+use culvert_domain::operation::RemoteAction;
+use culvert_service::devices::UpdateDevice;
+use culvert_service::operations::requests::ActOnDevice;
+
 use super::call::Call;
 use super::reply::{Accepted, HandlerResult, List, Single};
-use crate::gate::{Body, NoBody};
-use crate::record::device::DeviceResponse;
-use crate::record::operation::OperationResponse;
-use crate::service::devices::UpdateDevice;
-use crate::service::operations::requests::ActOnDevice;
-use culvert_domain::error::Error;
-use culvert_domain::input::DevicePatch;
-use culvert_domain::operation::RemoteAction;
-use culvert_store::facts::Resource;
 
 pub async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
-    let devices = call.api.service.store.devices(call.caller.scope.id, call.page()?).await?;
+    let devices = call.service().devices(&call.caller, call.page()?).await?;
     call.listed(devices, DeviceResponse::from)
 }
 
 pub async fn read(call: Call, (): ()) -> HandlerResult<Single<DeviceResponse>> {
-    let device = call.api.service.store.device(call.caller.scope.id, call.id()?).await?.ok_or_else(Error::not_found)?;
+    let device = call.service().device(&call.caller, call.id()?).await?;
     call.reply(Single(device.into()))
 }
 

@@ -14,8 +14,9 @@ use sha2::{Digest, Sha256};
 use super::book;
 use super::openapi;
 use super::problem;
-use crate::http::Api;
+use crate::Api;
 use culvert_domain::error::Code;
+use culvert_service::gate::PolicyCode;
 
 /// How a receiver checks a signature, in Python.
 pub const VERIFY: &str = r#"import hashlib, hmac, time
@@ -145,7 +146,7 @@ impl Handler for Errors {
 
 impl Errors {
     fn current(&self) -> Arc<Rendered> {
-        let generation = self.api.service.policies.current().generation;
+        let generation = self.api.service.policy_generation();
         let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
         if rendered.0 != generation {
             *rendered = (generation, None);
@@ -346,7 +347,7 @@ fn policies() -> Markup {
 }
 
 fn errors(api: &Api) -> Markup {
-    let policies = api.service.policies.current();
+    let policies = api.service.policy_codes();
     let own = |code: &str| Code::ALL.iter().any(|own| own.as_str() == code);
     layout(
         "Errors – Culvert API",
@@ -359,13 +360,11 @@ fn errors(api: &Api) -> Markup {
                     p { (code.title()) ". " (code.explanation()) }
                 }
             }
-            @for module in policies.modules().iter().map(|loaded| &loaded.module) {
-                @for code in module.description.codes.iter().filter(|code| !own(&code.code)) {
-                    section id=(code.code) {
-                        h3 { code { (code.code) } " " span class="status" { "403" } }
-                        p { (code.text) }
-                        p class="note" { "From the policy " (module.description.name) " " (module.description.version) "." }
-                    }
+            @for PolicyCode { code, text, policy } in policies.iter().filter(|policy| !own(&policy.code)) {
+                section id=(code) {
+                    h3 { code { (code) } " " span class="status" { "403" } }
+                    p { (text) }
+                    p class="note" { "From the policy " (policy) "." }
                 }
             }
         },

@@ -8,19 +8,19 @@ use salvo::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use salvo::http::{Mime, ParseError, StatusCode};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
-use super::body::JsonTree;
 use super::call::Call;
 use super::middleware::trace::{RequestId, Route};
 use super::path::Path;
 use super::problem;
-use super::routes::{BodyKind, Row};
-use crate::gate;
-use crate::http::Api;
-use crate::keyed_mutex::KeyedMutexGuard;
-use crate::service::idempotency::{self, IdempotencyKey, StoredResponse};
+use super::reply::{Rendered, Replay};
+use super::row::{BodyKind, Row};
+use crate::Api;
+use culvert_api_types::json_tree::JsonTree;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
-use culvert_policy::serve::pinned::Pinned;
+use culvert_service::gate::{self, PinnedPolicies};
+use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
+use culvert_service::keyed_mutex::KeyedMutexGuard;
 
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;
@@ -41,30 +41,31 @@ impl Handler for Endpoint {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         depot.insert_typed(Route(self.row.path));
         match self.answer(req, depot).await {
-            Ok((kept, replayed)) => write(res, kept, replayed),
+            Ok(rendered) => write(res, rendered),
             Err(error) => problem::render(res, &error, &self.api.docs_url, RequestId::of(depot)),
         }
     }
 }
 
-fn write(res: &mut Response, kept: StoredResponse, replayed: bool) {
-    res.status_code(StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK));
+fn write(res: &mut Response, Rendered { response, replay }: Rendered) {
+    res.status_code(StatusCode::from_u16(response.status).unwrap_or(StatusCode::OK));
     res.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if replayed {
+    if replay == Replay::Replayed {
         res.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
     }
-    res.replace_body(kept.body.into());
+    res.replace_body(response.body.into());
 }
 
 impl Endpoint {
-    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<(StoredResponse, bool)> {
+    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<Rendered> {
         let Self { api, row } = self;
         let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
         if !caller.permissions.contains(row.action.permission()) {
             let detail = format!("The key lacks the scope {}.", row.action.permission());
             return Err(Error::new(Code::InsufficientScope, detail));
         }
-        let policies = depot.get_typed::<Pinned>().map_err(|_| Error::internal("a request without policies"))?.clone();
+        let policies =
+            depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?.clone();
         let entitlement = gate::entitlement(&policies, &caller.scope.plan)?;
         if !entitlement.api_access {
             return Err(Error::new(Code::FeatureNotAvailable, "The plan does not include the API."));
@@ -77,13 +78,13 @@ impl Endpoint {
             }
         };
         let path = Path::of(depot);
-        let claim = if row.idempotent { Some(claim(req, path, &caller, body.as_ref())?) } else { None };
-        let _turn = match &claim {
-            Some(claim) => Some(self.wait_for_first(claim).await?),
+        let key = if row.idempotent { Some(idempotency_key(req, path, &caller, body.as_ref())?) } else { None };
+        let _turn = match &key {
+            Some(key) => Some(self.wait_for_first(key).await?),
             None => None,
         };
-        if let Some(kept) = self.kept(claim.as_ref()).await? {
-            return Ok((kept, true));
+        if let Some(response) = self.stored(key.as_ref()).await? {
+            return Ok(Rendered { response, replay: Replay::Replayed });
         }
         let call = Call {
             api: api.clone(),
@@ -99,28 +100,28 @@ impl Endpoint {
                 .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
                 .collect(),
             ids: req.params().iter().map(|(_, id)| id.clone()).collect(),
-            claim: claim.clone(),
+            idempotency_key: key.clone(),
         };
         match (row.run)(call, body).await {
             Ok(answered) => Ok(answered),
             // Another host may have carried out the same request meanwhile.
-            Err(error) => match self.kept(claim.as_ref()).await? {
-                Some(kept) => Ok((kept, true)),
+            Err(error) => match self.stored(key.as_ref()).await? {
+                Some(response) => Ok(Rendered { response, replay: Replay::Replayed }),
                 None => Err(error),
             },
         }
     }
 
-    async fn kept(&self, claim: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
-        match claim {
-            Some(claim) => idempotency::find(&self.api.service.store, &self.api.service.secrets, claim).await,
+    async fn stored(&self, key: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
+        match key {
+            Some(key) => self.api.service.stored_response(key).await,
             None => Ok(None),
         }
     }
 
     /// One request with a key at a time: the others get what it got.
-    async fn wait_for_first(&self, claim: &IdempotencyKey) -> Result<KeyedMutexGuard> {
-        let turn = self.api.idempotency_locks.lock((claim.api_key_id, claim.key.clone()));
+    async fn wait_for_first(&self, key: &IdempotencyKey) -> Result<KeyedMutexGuard> {
+        let turn = self.api.idempotency_locks.lock((key.api_key_id, key.key.clone()));
         let waited = self.api.clock.timeout(IN_PROGRESS_WAIT, turn).await;
         waited.map_err(|_| Error::of(Code::IdempotencyInProgress).after(Duration::from_secs(1)))
     }
@@ -150,7 +151,7 @@ async fn read_body(req: &mut Request, takes: BodyKind) -> Result<Option<JsonTree
 }
 
 /// The request's Idempotency-Key, and what the request is.
-fn claim(req: &Request, path: &str, caller: &Caller, body: Option<&JsonTree>) -> Result<IdempotencyKey> {
+fn idempotency_key(req: &Request, path: &str, caller: &Caller, body: Option<&JsonTree>) -> Result<IdempotencyKey> {
     let mut keys = req.headers().get_all("idempotency-key").iter();
     let key = keys.next().ok_or_else(|| Error::of(Code::IdempotencyKeyRequired))?;
     let visible = |key: &&str| (1..=KEY_LIMIT).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());

@@ -7,16 +7,16 @@ use culvert_wire::enrolment::{Enrol, Enrolled};
 use salvo::writing::Json;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
-use crate::http::Api;
-use crate::http::middleware::auth::client_address;
-use crate::http::middleware::trace::RequestId;
-use crate::http::problem;
-use crate::service::enrolment;
+use crate::Api;
+use crate::middleware::auth::client_address;
+use crate::middleware::trace::RequestId;
+use crate::problem;
 use culvert_domain::device::Description;
+use culvert_domain::device::NewDevice;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::EnrolmentCode;
 use culvert_domain::text;
-use culvert_store::devices::NewDevice;
+use culvert_service::enrolment;
 
 const BODY_LIMIT: usize = 16 * 1024;
 /// For the whole of it: it comes from somebody without a key.
@@ -38,7 +38,7 @@ impl Handler for Enrolment {
 async fn enrol(api: &Api, req: &mut Request) -> Result<Enrolled> {
     let client = client_address(req, &api.trusted_proxies);
     // Nobody is hurt by waiting: a person types a code.
-    if let Some(wait) = api.authentication.wrong_codes.is_over(client, api.clock.moment()) {
+    if let Some(wait) = api.authentication.wrong_codes.wait(client, api.clock.moment()) {
         api.metrics.connections.count("codes");
         return Err(Error::new(Code::RateLimited, "Too many wrong codes from this address.").after(wait));
     }

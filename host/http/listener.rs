@@ -11,7 +11,7 @@ use salvo::async_trait;
 use salvo::conn::ConnCtrl;
 use salvo::fuse::{ArcConnObserver, ConnObserver, FuseAction, FuseConfig, FuseInfo, FusePolicy};
 
-use crate::metrics::ConnectionRefusals;
+use culvert_service::metrics::ConnectionRefusals;
 use culvert_wire::client_network::prefix;
 use culvert_wire::tally::Tally;
 

@@ -1,4 +1,4 @@
-//! What every request passes, one after the other; `http.rs` says in which order.
+//! What every request passes, one after the other; `service` in `lib.rs` says in which order.
 
 pub mod auth;
 pub mod drain;

@@ -5,26 +5,39 @@ use std::marker::PhantomData;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use crate::service::idempotency::StoredResponse;
 use culvert_domain::error::{Error, Result};
+use culvert_service::idempotency::StoredResponse;
 
 /// What a handler returns.
 pub type HandlerResult<S> = Result<Reply<S>>;
 
+/// Whether a response was made for this request, or for an earlier one with the same idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replay {
+    Fresh,
+    Replayed,
+}
+
+/// A rendered answer.
+#[derive(Debug)]
+pub struct Rendered {
+    pub response: StoredResponse,
+    pub replay: Replay,
+}
+
 /// A rendered answer of a shape.
 pub struct Reply<S> {
-    pub kept: StoredResponse,
-    pub replayed: bool,
+    pub rendered: Rendered,
     shape: PhantomData<fn() -> S>,
 }
 
 impl<S> Reply<S> {
-    pub fn fresh(kept: StoredResponse) -> Self {
-        Self { kept, replayed: false, shape: PhantomData }
+    pub fn fresh(response: StoredResponse) -> Self {
+        Self { rendered: Rendered { response, replay: Replay::Fresh }, shape: PhantomData }
     }
 
-    pub fn replayed(kept: StoredResponse) -> Self {
-        Self { kept, replayed: true, shape: PhantomData }
+    pub fn replayed(response: StoredResponse) -> Self {
+        Self { rendered: Rendered { response, replay: Replay::Replayed }, shape: PhantomData }
     }
 }
 

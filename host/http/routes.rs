@@ -3,21 +3,14 @@
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use salvo::Router;
 use salvo::http::Method;
-use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-use super::body::{self, FromJsonTree, JsonTree};
-use super::call::Call;
 use super::endpoint::Endpoint;
-use super::reply::{Reply, ResponseShape};
+use super::row::{Row, delete, get, patch, post, put};
 use super::{access, account, catalog, devices, domains, operations, ports, tunnels, webhooks};
-use crate::gate::{Body, NoBody};
-use crate::http::Api;
-use crate::service::idempotency::StoredResponse;
+use crate::Api;
 use culvert_domain::action::Action;
-use culvert_domain::error::Result;
 
 /// Every endpoint of the API.
 pub fn table() -> Vec<Row> {
@@ -111,137 +104,6 @@ pub fn table() -> Vec<Row> {
         ),
     ]
 }
-
-/// One endpoint.
-pub struct Row {
-    pub method: Method,
-    pub path: &'static str,
-    pub action: Action,
-    pub title: &'static str,
-    pub takes: BodyKind,
-    pub idempotent: bool,
-    pub status: u16,
-    pub paged: bool,
-    pub request: Option<fn(&mut SchemaGenerator) -> Schema>,
-    pub response: fn(&mut SchemaGenerator) -> Schema,
-    pub run: EndpointHandler,
-}
-
-/// A handler behind its types; whether the answer is a repeated one comes with it.
-pub type EndpointHandler =
-    Box<dyn Fn(Call, Option<JsonTree>) -> BoxFuture<'static, Result<(StoredResponse, bool)>> + Send + Sync>;
-
-/// What an endpoint takes for a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyKind {
-    /// None; what is sent is not read.
-    Nothing,
-    /// None, or an empty object.
-    EmptyObject,
-    Object,
-}
-
-impl Row {
-    /// The request names its effect by an Idempotency-Key.
-    fn idempotent(mut self) -> Self {
-        self.idempotent = true;
-        self
-    }
-}
-
-/// A handler's argument, by which it says what it takes.
-pub trait RequestBody: Sized {
-    const TAKES: BodyKind;
-
-    fn take(tree: Option<&JsonTree>) -> Self;
-
-    fn schema() -> Option<fn(&mut SchemaGenerator) -> Schema> {
-        None
-    }
-}
-
-impl RequestBody for () {
-    const TAKES: BodyKind = BodyKind::Nothing;
-
-    fn take(_: Option<&JsonTree>) -> Self {}
-}
-
-impl RequestBody for Body<NoBody> {
-    const TAKES: BodyKind = BodyKind::EmptyObject;
-
-    fn take(tree: Option<&JsonTree>) -> Self {
-        body::read(tree)
-    }
-}
-
-impl<D: FromJsonTree + JsonSchema> RequestBody for Body<D> {
-    const TAKES: BodyKind = BodyKind::Object;
-
-    fn take(tree: Option<&JsonTree>) -> Self {
-        body::read(tree)
-    }
-
-    fn schema() -> Option<fn(&mut SchemaGenerator) -> Schema> {
-        Some(|generator| generator.subschema_for::<D>())
-    }
-}
-
-fn row<B, S, F>(
-    method: Method,
-    path: &'static str,
-    action: Action,
-    title: &'static str,
-    handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
-) -> Row
-where
-    B: RequestBody + Send,
-    S: ResponseShape,
-    F: Future<Output = Result<Reply<S>>> + Send,
-{
-    let run: EndpointHandler = Box::new(move |call, tree| {
-        let handler = handler.clone();
-        Box::pin(async move {
-            let body = B::take(tree.as_ref());
-            let Reply { kept, replayed, .. } = handler(call, body).await?;
-            Ok((kept, replayed))
-        })
-    });
-    Row {
-        method,
-        path,
-        action,
-        title,
-        takes: B::TAKES,
-        idempotent: false,
-        status: S::STATUS,
-        paged: S::PAGED,
-        request: B::schema(),
-        response: S::schema,
-        run,
-    }
-}
-
-macro_rules! methods {
-    ($($name:ident $method:ident)*) => {
-        $(
-            fn $name<B, S, F>(
-                path: &'static str,
-                action: Action,
-                title: &'static str,
-                handler: impl Fn(Call, B) -> F + Send + Sync + Clone + 'static,
-            ) -> Row
-            where
-                B: RequestBody + Send,
-                S: ResponseShape,
-                F: Future<Output = Result<Reply<S>>> + Send,
-            {
-                row(Method::$method, path, action, title, handler)
-            }
-        )*
-    };
-}
-
-methods! { get GET post POST put PUT patch PATCH delete DELETE }
 
 /// The table as routes under `/v2`.
 pub fn router(api: &Arc<Api>) -> Router {

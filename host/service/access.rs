@@ -1,12 +1,27 @@
 //! Replacing the access rules for visitors.
 
+use crate::Service;
+use culvert_domain::caller::Caller;
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::Permit;
-use crate::service::commit::Change;
 use culvert_domain::access::{CountryRule, FirewallRule, NewFirewallRule};
 use culvert_domain::error::Result;
 use culvert_store::Write;
+
+impl Service {
+    pub async fn firewall(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<FirewallRule>> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        self.store.firewall(tunnel.id).await
+    }
+
+    pub async fn country_rules(&self, caller: &Caller, tunnel_id: Uuid) -> Result<CountryRules> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        let rules = self.store.country_rules(tunnel.id).await?;
+        Ok(CountryRules { rules, enforced: tunnel.node.knows_countries })
+    }
+}
 
 pub struct ReplaceFirewall {
     pub tunnel_id: Uuid,
@@ -27,16 +42,16 @@ pub struct ReplaceCountryRules {
 }
 
 /// The rules after the change, and whether the tunnel's node can look up countries and enforce them.
-pub struct ReplacedCountryRules {
+pub struct CountryRules {
     pub rules: Vec<CountryRule>,
     pub enforced: bool,
 }
 
 impl Change for ReplaceCountryRules {
-    type Done = ReplacedCountryRules;
+    type Done = CountryRules;
 
-    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<ReplacedCountryRules> {
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<CountryRules> {
         let rules = write.replace_country_rules(self.tunnel_id, &self.rules).await?;
-        Ok(ReplacedCountryRules { rules, enforced: permit.facts().tunnel()?.node.knows_countries })
+        Ok(CountryRules { rules, enforced: permit.facts().tunnel()?.node.knows_countries })
     }
 }

@@ -2,14 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use culvert_api_types::read::Body;
+use culvert_domain::action::Action;
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::facts::Resource;
+use culvert_store::Write;
 use uuid::Uuid;
 
-use super::idempotency::{self, IdempotencyKey, StoredResponse};
-use crate::gate::Permit;
-use crate::secret::Secrets;
-use culvert_domain::error::Result;
-use culvert_store::{Store, Write};
+use crate::Service;
+use crate::gate::{Permit, PinnedPolicies, RequestDraft};
+use crate::idempotency::{self, IdempotencyKey, StoredResponse};
+
+/// How often a decision is made anew because its inputs have changed.
+const DECISIONS: usize = 3;
 
 /// What a permitted request changes in the store.
 pub trait Change: Send + Sync + 'static {
@@ -21,47 +29,115 @@ pub trait Change: Send + Sync + 'static {
     fn apply(&self, write: &mut Write, permit: &Permit) -> impl Future<Output = Result<Self::Done>> + Send;
 }
 
-/// How a transaction ended.
+/// A request that may be carried out, and what it would take to decide on it again.
+pub struct Admitted<D: RequestDraft> {
+    permit: Permit,
+    /// The body, as it was found to be valid.
+    pub valid: D::Valid,
+    body: Body<D>,
+}
+
+/// The response of a request that took effect.
 #[derive(Debug)]
 pub enum Committed {
-    /// With the nodes whose assignments have changed.
-    Fresh(StoredResponse, BTreeSet<Uuid>),
-    /// A response was already stored under the idempotency key. Nothing was changed.
+    /// Now.
+    Fresh(StoredResponse),
+    /// Before, under the same idempotency key. Nothing was changed.
     Replayed(StoredResponse),
+}
+
+/// How one transaction ended.
+enum Attempt {
+    Committed(Committed, BTreeSet<Uuid>),
     /// The decision inputs of the permit have changed. Nothing was written.
     Stale,
 }
 
-/// Applies a permitted change. The response is made inside the transaction. With an idempotency key, it
-/// is also stored in that transaction.
-pub async fn commit<C: Change>(
-    store: &Store,
-    secrets: &Secrets,
-    permit: Arc<Permit>,
-    change: Arc<C>,
-    claim: Option<IdempotencyKey>,
-    answer: impl Fn(C::Done) -> Result<StoredResponse> + Send + Sync + 'static,
-) -> Result<Committed> {
-    let secrets = secrets.clone();
-    let scope_id = permit.caller().scope.id;
-    store
-        .write(Some(scope_id), move |write| {
+impl Service {
+    /// Decides on a request that changes something: steps 9 to 12 of
+    /// `docs/develop/decisions/0001-order-of-checks.md`.
+    ///
+    /// # Errors
+    ///
+    /// Why the request is refused.
+    pub async fn admit<D: RequestDraft>(
+        &self,
+        policies: &PinnedPolicies,
+        caller: &Caller,
+        action: Action,
+        subject: Resource,
+        body: Body<D>,
+    ) -> Result<Admitted<D>> {
+        let (permit, valid) = self.gate.admit(policies, caller, action, subject, body.clone()).await?;
+        Ok(Admitted { permit, valid, body })
+    }
+
+    /// Carries out what was admitted: the change that `change` makes of it, anew for every decision. Requests of one
+    /// scope take turns here, so that a decision that has to be made again is not overtaken a second time.
+    ///
+    /// # Errors
+    ///
+    /// Why the change is refused, or that the scope changes too often. Nothing was changed then.
+    pub async fn commit<D, C>(
+        &self,
+        policies: &PinnedPolicies,
+        admitted: Admitted<D>,
+        key: Option<&IdempotencyKey>,
+        change: impl Fn(D::Valid) -> C,
+        render: impl Fn(C::Done) -> Result<StoredResponse> + Clone + Send + Sync + 'static,
+    ) -> Result<Committed>
+    where
+        D: RequestDraft,
+        C: Change,
+    {
+        let Admitted { permit, mut valid, body } = admitted;
+        let mut permit = Arc::new(permit);
+        let turn = self.scope_locks.lock(permit.caller().scope.id).await;
+        for _ in 0..DECISIONS {
+            match self.attempt(permit.clone(), change(valid), key.cloned(), render.clone()).await? {
+                Attempt::Committed(committed, nodes) => {
+                    drop(turn);
+                    self.nodes.wait_until_applied(nodes).await;
+                    return Ok(committed);
+                }
+                Attempt::Stale => {
+                    let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
+                    (permit, valid) = (Arc::new(anew), still_valid);
+                }
+            }
+        }
+        let busy = Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.");
+        Err(busy.after(Duration::from_secs(1)))
+    }
+
+    /// Applies a permitted change. The response is made inside the transaction. With an idempotency key, it
+    /// is also stored in that transaction.
+    async fn attempt<C: Change>(
+        &self,
+        permit: Arc<Permit>,
+        change: C,
+        key: Option<IdempotencyKey>,
+        render: impl Fn(C::Done) -> Result<StoredResponse> + Send + Sync + 'static,
+    ) -> Result<Attempt> {
+        let secrets = self.secrets.clone();
+        let scope_id = permit.caller().scope.id;
+        let transaction = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
-                if let Some(claim) = &claim
-                    && let Some(kept) = idempotency::find_in(write, &secrets, claim).await?
+                if let Some(key) = &key
+                    && let Some(stored) = idempotency::find_in(write, &secrets, key).await?
                 {
-                    return Ok(Committed::Replayed(kept));
+                    return Ok(Attempt::Committed(Committed::Replayed(stored), BTreeSet::new()));
                 }
                 if write.decision_inputs(permit.caller(), permit.subject()).await? != *permit.decision_inputs() {
-                    return Ok(Committed::Stale);
+                    return Ok(Attempt::Stale);
                 }
-                let done = change.apply(write, &permit).await?;
-                let kept = answer(done)?;
-                if let Some(claim) = &claim {
-                    idempotency::store(write, &secrets, claim, &kept).await?;
+                let response = render(change.apply(write, &permit).await?)?;
+                if let Some(key) = &key {
+                    idempotency::store(write, &secrets, key, &response).await?;
                 }
-                Ok(Committed::Fresh(kept, write.touched_nodes()))
+                Ok(Attempt::Committed(Committed::Fresh(response), write.touched_nodes()))
             })
-        })
-        .await
+        });
+        transaction.await
+    }
 }

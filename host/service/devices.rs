@@ -1,17 +1,31 @@
 //! Devices: changing and removing them.
 
+use crate::Service;
+use culvert_domain::caller::Caller;
+use culvert_domain::page::{Page, PageRows};
+use culvert_wire::failure_code::FailureCode;
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::Permit;
-use crate::service::commit::Change;
-use crate::service::{operations, presence, sessions};
+use crate::{operations, presence, sessions};
+use culvert_api_types::requests::DevicePatch;
 use culvert_domain::device::Device;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::event::OfflineReason;
-use culvert_domain::input::DevicePatch;
-use culvert_domain::operation::{OperationError, OperationErrorCode};
+use culvert_domain::operation::OperationError;
 use culvert_domain::session::EndReason;
 use culvert_store::{Hint, Write};
+
+impl Service {
+    pub async fn devices(&self, caller: &Caller, page: Page) -> Result<PageRows<Device>> {
+        self.store.devices(caller.scope.id, page).await
+    }
+
+    pub async fn device(&self, caller: &Caller, device_id: Uuid) -> Result<Device> {
+        self.store.device(caller.scope.id, device_id).await?.ok_or_else(Error::not_found)
+    }
+}
 
 pub struct UpdateDevice {
     pub device_id: Uuid,
@@ -40,8 +54,7 @@ impl Change for UpdateDevice {
 pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> {
     write.revoke_consent(id).await?;
     let detail = "Remote control was turned off on the device.";
-    operations::cancel_queued(write, id, &OperationError::new(OperationErrorCode::RemoteControlDisabled, detail))
-        .await?;
+    operations::cancel_queued(write, id, &OperationError::new(FailureCode::RemoteControlDisabled, detail)).await?;
     write.notify(Hint::Device(id));
     Ok(())
 }
@@ -59,7 +72,7 @@ pub async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> R
 
 /// Moves a device to the personal scope of its owner, who has left the Team.
 async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
-    let error = OperationError::new(OperationErrorCode::AccessLost, "The device's owner has left the Team.");
+    let error = OperationError::new(FailureCode::AccessLost, "The device's owner has left the Team.");
     revoke_work(write, id, &error).await?;
     operations::fail_of_lost_device(write, id).await?;
     presence::set_offline(write, id, OfflineReason::NotAllowed).await?;
@@ -68,7 +81,7 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
 
 /// Removes a device, ends its sessions and cancels its operations.
 pub async fn remove(write: &mut Write, id: Uuid) -> Result<()> {
-    let error = OperationError::new(OperationErrorCode::DeviceRemoved, "The device was removed.");
+    let error = OperationError::new(FailureCode::DeviceRemoved, "The device was removed.");
     revoke_work(write, id, &error).await?;
     operations::fail_of_lost_device(write, id).await?;
     presence::set_offline(write, id, OfflineReason::Removed).await?;

@@ -1,12 +1,33 @@
 //! Verifying, assigning and removing custom domains.
 
+use crate::Service;
+use culvert_domain::caller::Caller;
+use culvert_domain::tunnel::Tunnel;
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::Permit;
-use crate::service::commit::Change;
 use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_store::Write;
+
+impl Service {
+    /// A tunnel and its custom domain.
+    pub async fn custom_domain(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, Option<CustomDomain>)> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        let domain = self.store.custom_domain(tunnel.id).await?;
+        Ok((tunnel, domain))
+    }
+
+    /// Looks in the DNS whether a domain's CNAME is `target`.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not.
+    pub async fn check_cname(&self, domain: &str, target: &str) -> Result<(), LookupError> {
+        self.guard.check_cname(domain, target).await
+    }
+}
 
 /// Records the result of a DNS lookup of a custom domain.
 pub struct VerifyDomain {

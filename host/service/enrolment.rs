@@ -4,7 +4,7 @@ use culvert_domain::error::Result;
 use uuid::Uuid;
 
 use super::Service;
-use culvert_store::devices::NewDevice;
+use culvert_domain::device::NewDevice;
 
 /// Creates a device for a valid enrolment code; `None` if the code is used up, too old or wrong.
 ///

@@ -10,7 +10,7 @@ use culvert_domain::string_enum::StringEnum;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::record::event::{
+use culvert_api_types::event::{
     CommandResponse, DevicePresenceResponse, EventResponse, EventScopeResponse, EventTunnelResponse, TunnelRunResponse,
     WebhookTestResponse,
 };

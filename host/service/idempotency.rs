@@ -4,9 +4,10 @@
 use culvert_domain::error::{Code, Error, Result};
 use uuid::Uuid;
 
-use crate::secret::{Purpose, Secrets};
+use crate::Service;
+use crate::secrets::{Purpose, Secrets};
+use culvert_store::Write;
 use culvert_store::idempotency::SealedResponse;
-use culvert_store::{Store, Write};
 
 /// How long a stored response is kept and replayed.
 const RESPONSE_RETENTION: chrono::TimeDelta = chrono::TimeDelta::hours(24);
@@ -45,21 +46,36 @@ impl IdempotencyKey {
     }
 }
 
-/// The stored response of an earlier request with this key, if there is one.
-pub async fn find(store: &Store, secrets: &Secrets, key: &IdempotencyKey) -> Result<Option<StoredResponse>> {
-    let stored = store.sealed_response(key.api_key_id, &key.key).await?;
-    stored.map(|stored| key.open(&stored, secrets)).transpose()
+impl Service {
+    /// The stored response of an earlier request with this key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `idempotency_conflict` if the key was used for another request.
+    pub async fn stored_response(&self, key: &IdempotencyKey) -> Result<Option<StoredResponse>> {
+        let stored = self.store.sealed_response(key.api_key_id, &key.key).await?;
+        stored.map(|stored| key.open(&stored, &self.secrets)).transpose()
+    }
 }
 
-/// As [`find`]. A key belongs to one scope, whose row is locked. So another request with the same key has either
-/// finished before this transaction or runs after it.
-pub async fn find_in(write: &mut Write, secrets: &Secrets, key: &IdempotencyKey) -> Result<Option<StoredResponse>> {
+/// The stored response, inside a transaction. A key belongs to one scope, whose row is locked. So another request
+/// with the same key has either finished before this transaction or runs after it.
+pub(crate) async fn find_in(
+    write: &mut Write,
+    secrets: &Secrets,
+    key: &IdempotencyKey,
+) -> Result<Option<StoredResponse>> {
     let stored = write.sealed_response(key.api_key_id, &key.key).await?;
     stored.map(|stored| key.open(&stored, secrets)).transpose()
 }
 
 /// Stores the response that is replayed for this key from now on.
-pub async fn store(write: &mut Write, secrets: &Secrets, key: &IdempotencyKey, answer: &StoredResponse) -> Result<()> {
+pub(crate) async fn store(
+    write: &mut Write,
+    secrets: &Secrets,
+    key: &IdempotencyKey,
+    answer: &StoredResponse,
+) -> Result<()> {
     let response = SealedResponse {
         fingerprint: secrets.mac(Purpose::Fingerprints, &key.request),
         status: answer.status,

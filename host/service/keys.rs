@@ -6,7 +6,7 @@ use culvert_domain::error::Result;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
-use crate::secret::{Purpose, SecretError, Secrets};
+use crate::secrets::{Purpose, SecretError, Secrets};
 use culvert_store::db::Db;
 use culvert_store::error::StoreError;
 use culvert_store::{Store, Write};

@@ -2,6 +2,7 @@
 //! consent, because consent is only about remote control.
 
 use culvert_wire::control::Failure;
+use culvert_wire::failure_code::FailureCode;
 use uuid::Uuid;
 
 use super::startable::{Bandwidth, StartRefusal, check_startable};
@@ -21,13 +22,18 @@ pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &st
     let found = service.store.tunnels_by_name(device.scope_id, tunnel).await?;
     let tunnel_id = match found.as_slice() {
         [id] => *id,
-        [] => return Ok(Err(Failure::new("not_found", format!("There is no tunnel `{tunnel}`.")))),
-        _ => return Ok(Err(Failure::new("ambiguous", format!("Several tunnels are called `{tunnel}`; use an id.")))),
+        [] => return Ok(Err(Failure::new(FailureCode::NotFound, format!("There is no tunnel `{tunnel}`.")))),
+        _ => {
+            return Ok(Err(Failure::new(
+                FailureCode::Ambiguous,
+                format!("Several tunnels are called `{tunnel}`; use an id."),
+            )));
+        }
     };
     let plan = scope_plan(service, device.scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(&service.policies.pin(None), &plan)? else {
+    let Some(entitlement) = gate::known_entitlement(&service.pin_policies(None), &plan)? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
-        return Ok(Err(Failure::new("feature_not_available", detail)));
+        return Ok(Err(Failure::new(FailureCode::FeatureNotAvailable, detail)));
     };
     let _turn = service.scope_locks.lock(device.scope_id).await;
     service
@@ -35,7 +41,7 @@ pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &st
         .write(Some(device.scope_id), move |write| {
             Box::pin(async move {
                 let Some(tunnel) = write.tunnel(device.scope_id, tunnel_id).await? else {
-                    return Ok(Err(Failure::new("not_found", "The tunnel was deleted.")));
+                    return Ok(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted.")));
                 };
                 let used = write.scope_bandwidth(device.scope_id).await?.month.total();
                 let used_up = entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
@@ -49,7 +55,7 @@ pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &st
 /// Whether some policy defines what the scope's plan includes. If none does, no tunnel of the scope runs.
 pub async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
     let plan = scope_plan(service, scope_id).await?;
-    Ok(gate::known_entitlement(&service.policies.pin(None), &plan)?.is_some())
+    Ok(gate::known_entitlement(&service.pin_policies(None), &plan)?.is_some())
 }
 
 async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {
@@ -64,22 +70,24 @@ async fn open(
     tunnel: &Tunnel,
     bandwidth: Bandwidth,
 ) -> Result<LocalStart> {
-    let refuse = |code: &str, detail: String| Ok(Err(Failure::new(code, detail)));
+    let refuse = |code: FailureCode, detail: String| Ok(Err(Failure::new(code, detail)));
     if let Err(refusal) = check_startable(tunnel, device, bandwidth) {
         return match refusal {
-            StartRefusal::UnsupportedProtocol(_) => refuse("unsupported_action", refusal.detail()),
-            StartRefusal::BandwidthUsedUp => refuse("tunnel_suspended", refusal.detail()),
+            StartRefusal::UnsupportedProtocol(_) => refuse(FailureCode::UnsupportedAction, refusal.detail()),
+            StartRefusal::BandwidthUsedUp => refuse(FailureCode::TunnelSuspended, refusal.detail()),
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {
-                refuse("device_not_allowed", "This device is not allowed for the tunnel.".into())
+                refuse(FailureCode::DeviceNotAllowed, "This device is not allowed for the tunnel.".into())
             }
         };
     }
     if let Some(operation) = &tunnel.operation {
-        return refuse("operation_in_progress", format!("The operation {} has not ended yet.", operation.id));
+        return refuse(FailureCode::OperationInProgress, format!("The operation {} has not ended yet.", operation.id));
     }
     match &tunnel.run {
         Some(run) if run.device_id == device.id => Ok(Ok(run.session_id)),
-        Some(run) => refuse("tunnel_already_running", format!("The device {} runs the tunnel.", run.device_id)),
+        Some(run) => {
+            refuse(FailureCode::TunnelAlreadyRunning, format!("The device {} runs the tunnel.", run.device_id))
+        }
         None => {
             let target = write.current_target(tunnel).await?;
             Ok(Ok(sessions::open(write, tunnel, device.id, boot_id, &target).await?))

@@ -2,9 +2,9 @@
 
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::Permit;
-use crate::service::commit::Change;
-use crate::service::sessions;
+use crate::sessions;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::session::EndReason;

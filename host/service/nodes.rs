@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_domain::operation::OperationErrorCode;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, NodeAddress};
+use culvert_wire::failure_code::FailureCode;
 use culvert_wire::lease_token::{self, SigningKey};
 use culvert_wire::node::{Assignment, HostEnd, ToHost, ToNode, TrafficBatch};
 use futures_util::future::join_all;
@@ -23,10 +23,10 @@ use uuid::Uuid;
 
 use super::{Service, traffic};
 use crate::metrics::NodeMetrics;
+use culvert_domain::lease::Lease;
 use culvert_store::Store;
 use culvert_store::assignments::Assigned;
 use culvert_store::error::first_error;
-use culvert_store::sessions::Lease;
 pub use link::Link;
 use link::Sent;
 
@@ -165,7 +165,7 @@ impl Nodes {
     ///
     /// Why the tunnel cannot be served, for the client who asked for it.
     pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
-        let failed = |detail: &str| Failure::new(&OperationErrorCode::TunnelStartFailed.to_string(), detail);
+        let failed = |detail: &str| Failure::new(FailureCode::TunnelStartFailed, detail);
         let link = self.link(lease.node_id).ok_or_else(|| failed("The tunnel's node is not there."))?;
         let address = link.address();
         let outcome = match link.outcome(lease.tunnel_id, lease.session_id) {
@@ -366,7 +366,7 @@ impl Nodes {
 }
 
 fn unavailable() -> Failure {
-    Failure::new(&OperationErrorCode::NodeUnavailable.to_string(), "The tunnel's node did not answer in time.")
+    Failure::new(FailureCode::NodeUnavailable, "The tunnel's node did not answer in time.")
 }
 
 fn digest(assignment: &Assignment) -> u64 {

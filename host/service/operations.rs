@@ -5,16 +5,28 @@ pub mod reports;
 pub mod requests;
 mod rollback;
 
+use crate::Service;
 use chrono::{DateTime, Utc};
-use culvert_domain::error::Result;
-use culvert_domain::operation::{
-    CLAIM_WITHIN, Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction,
-};
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::operation::{CLAIM_WITHIN, Operation, OperationError, OperationStatus, RemoteAction};
+use culvert_domain::page::{Page, PageRows};
+use culvert_wire::failure_code::FailureCode;
 use uuid::Uuid;
 
 use super::events;
 use culvert_store::operations::NewOperation;
 use culvert_store::{Hint, Write};
+
+impl Service {
+    pub async fn operations(&self, caller: &Caller, page: Page) -> Result<PageRows<Operation>> {
+        self.store.operations(caller.scope.id, page).await
+    }
+
+    pub async fn operation(&self, caller: &Caller, operation_id: Uuid) -> Result<Operation> {
+        self.store.operation(caller.scope.id, operation_id).await?.ok_or_else(Error::not_found)
+    }
+}
 
 /// Queues an operation, unless an unfinished one conflicts with it.
 pub async fn queue(write: &mut Write, new: NewOperation) -> Result<Operation> {
@@ -92,14 +104,14 @@ pub async fn cancel_queued(write: &mut Write, device_id: Uuid, why: &OperationEr
 pub async fn cancel_queued_by(write: &mut Write, scope_id: Uuid, account_id: Uuid) -> Result<()> {
     let queued = write.queued_operations_by(scope_id, account_id).await?;
     let detail = "Whoever asked for it has left the Team.";
-    cancel(write, queued, &OperationError::new(OperationErrorCode::AccessLost, detail)).await
+    cancel(write, queued, &OperationError::new(FailureCode::AccessLost, detail)).await
 }
 
 /// Ends the unfinished operations of a tunnel that is being deleted.
 pub async fn end_of_tunnel(write: &mut Write, tunnel_id: Uuid) -> Result<()> {
     for mut operation in write.active_operations_of_tunnel(tunnel_id).await? {
         write.notify(Hint::Device(operation.device_id));
-        let error = OperationError::new(OperationErrorCode::TunnelDeleted, "The tunnel was deleted.");
+        let error = OperationError::new(FailureCode::TunnelDeleted, "The tunnel was deleted.");
         if operation.status == OperationStatus::Queued {
             operation.error = Some(error);
             advance(write, &mut operation, OperationStatus::Canceled).await?;
@@ -115,11 +127,9 @@ pub async fn end_of_tunnel(write: &mut Write, tunnel_id: Uuid) -> Result<()> {
 pub async fn fail_of_lost_device(write: &mut Write, device_id: Uuid) -> Result<()> {
     for mut operation in write.active_operations(device_id).await? {
         let (code, detail) = match operation.status {
-            OperationStatus::Claimed => {
-                (OperationErrorCode::DeviceDisconnected, "The device went away before it began.")
-            }
+            OperationStatus::Claimed => (FailureCode::DeviceDisconnected, "The device went away before it began."),
             OperationStatus::Running if operation.action != RemoteAction::RestartAgent => {
-                (OperationErrorCode::OutcomeUnknown, "The device went away after it had begun.")
+                (FailureCode::OutcomeUnknown, "The device went away after it had begun.")
             }
             _ => continue,
         };
@@ -141,7 +151,7 @@ pub async fn expire(write: &mut Write, id: Uuid) -> Result<()> {
         }
         Some(_) => {
             let detail = "The device did not finish in time.";
-            abort(write, &mut operation, OperationError::new(OperationErrorCode::ExecutionTimeout, detail)).await
+            abort(write, &mut operation, OperationError::new(FailureCode::ExecutionTimeout, detail)).await
         }
         None => Ok(()),
     }
@@ -161,5 +171,5 @@ pub fn timeout_status(operation: &Operation, now: DateTime<Utc>) -> Option<Opera
 
 /// The error of an operation that expired unclaimed.
 fn not_claimed() -> OperationError {
-    OperationError::new(OperationErrorCode::NotClaimed, "The device did not take the command in time.")
+    OperationError::new(FailureCode::NotClaimed, "The device did not take the command in time.")
 }

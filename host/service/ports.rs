@@ -1,13 +1,24 @@
 //! Adding and removing extra ports.
 
+use crate::Service;
+use culvert_domain::caller::Caller;
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::Permit;
-use crate::service::commit::Change;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::{Hint, Write};
+
+impl Service {
+    /// A tunnel and its extra ports.
+    pub async fn extra_ports(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, Vec<ExtraPort>)> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        let ports = self.store.extra_ports(tunnel.id).await?;
+        Ok((tunnel, ports))
+    }
+}
 
 pub struct CreateExtraPort {
     pub tunnel_id: Uuid,
@@ -30,7 +41,7 @@ impl Change for CreateExtraPort {
 }
 
 /// Checks the number of extra ports against the plan's limit and the host's own maximum. The permit's
-/// counters are current, because [`Store::commit`](culvert_store::Store::commit) has compared them under
+/// counters are current, because [`Service::commit`](crate::Service::commit) has compared them under
 /// the scope's row lock.
 fn check_limit(permit: &Permit) -> Result<()> {
     let ports = permit.facts().counters.extra_ports;

@@ -5,8 +5,8 @@ use culvert_domain::event::OfflineReason;
 use uuid::Uuid;
 
 use super::{events, operations};
+use culvert_domain::connection::{Connection, NewConnection};
 use culvert_store::Write;
-use culvert_store::presence::{Connection, NewConnection};
 
 /// Records a new connection of a device. Its former connection is no longer current.
 pub async fn connect(write: &mut Write, device_id: Uuid, new: NewConnection) -> Result<Connection> {

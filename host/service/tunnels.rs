@@ -1,10 +1,17 @@
 //! Creating, changing, binding and deleting tunnels.
 
+use crate::Service;
+use culvert_domain::caller::Caller;
+use culvert_domain::device::Device;
+use culvert_domain::page::{Page, PageRows};
+use culvert_domain::port::ExtraPort;
+use culvert_domain::session::Session;
+use culvert_domain::usage::Bandwidth;
 use uuid::Uuid;
 
+use crate::commit::Change;
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
-use crate::service::commit::Change;
-use crate::service::{operations, sessions};
+use crate::{operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
 use culvert_domain::node::{self, Preference};
@@ -12,6 +19,56 @@ use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
 use culvert_store::tunnels::NewTunnelRow;
 use culvert_store::{Hint, Write};
+
+/// A tunnel with the devices and ports that belong to it.
+#[derive(Clone, Debug)]
+pub struct TunnelDetail {
+    pub tunnel: Tunnel,
+    /// The device that runs it.
+    pub current_device: Option<Device>,
+    /// The devices that may run it.
+    pub authorized_devices: Vec<Device>,
+    pub extra_ports: Vec<ExtraPort>,
+}
+
+impl Service {
+    pub async fn tunnels(&self, caller: &Caller, page: Page) -> Result<PageRows<Tunnel>> {
+        self.store.tunnels(caller.scope.id, page).await
+    }
+
+    pub async fn tunnel(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Tunnel> {
+        self.store.tunnel(caller.scope.id, tunnel_id).await?.ok_or_else(Error::not_found)
+    }
+
+    pub async fn tunnel_detail(&self, caller: &Caller, tunnel_id: Uuid) -> Result<TunnelDetail> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        let authorized_devices = self.store.authorized_devices(caller.scope.id, tunnel.id).await?;
+        let current_device = match tunnel.running_on() {
+            Some(device_id) => self.store.device(caller.scope.id, device_id).await?,
+            None => None,
+        };
+        let extra_ports = self.store.extra_ports(tunnel.id).await?;
+        Ok(TunnelDetail { tunnel, current_device, authorized_devices, extra_ports })
+    }
+
+    pub async fn tunnel_bandwidth(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Bandwidth> {
+        let tunnel = self.tunnel(caller, tunnel_id).await?;
+        self.store.tunnel_bandwidth(caller.scope.id, tunnel.id).await
+    }
+
+    pub async fn sessions_of(&self, tunnel: &Tunnel, page: Page) -> Result<PageRows<Session>> {
+        self.store.sessions(tunnel.scope_id, tunnel.id, page).await
+    }
+
+    /// The hash under which a basic-auth password is stored.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be computed.
+    pub async fn hash_password(&self, password: Option<String>) -> Result<Option<String>> {
+        self.passwords.hash(password).await
+    }
+}
 
 /// How many generated subdomains are tried for an http tunnel without a requested one.
 const NAMES: usize = 4;
@@ -70,7 +127,7 @@ impl Change for CreateTunnel {
 }
 
 /// Checks the plan's limits. The permit's counters are current, because
-/// [`Store::commit`](culvert_store::Store::commit) has compared them under the scope's row lock.
+/// [`Service::commit`](crate::Service::commit) has compared them under the scope's row lock.
 fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
     let entitlement = permit.entitlement();
     let tunnels = permit.facts().counters.tunnels;

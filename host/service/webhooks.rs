@@ -1,13 +1,51 @@
 //! Creating, changing, testing and deleting webhook endpoints.
 
+use crate::Service;
+use crate::secrets::Purpose;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use culvert_domain::caller::Caller;
+use culvert_domain::page::{Page, PageRows};
+use culvert_domain::webhook::Attempt;
 use uuid::Uuid;
 
+use crate::commit::Change;
+use crate::events;
 use crate::gate::{Permit, WebhookChange, WebhookDefinition};
-use crate::service::commit::Change;
-use crate::service::events;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
 use culvert_store::Write;
+
+/// The secret of a new endpoint.
+#[derive(Clone)]
+pub struct NewSecret {
+    pub webhook_id: Uuid,
+    /// What the client is shown, once.
+    pub secret: String,
+    /// What is stored: it opens for the endpoint's row alone.
+    pub sealed: Vec<u8>,
+}
+
+impl Service {
+    pub async fn webhooks(&self, caller: &Caller, page: Page) -> Result<PageRows<Webhook>> {
+        self.store.webhooks(caller.scope.id, page).await
+    }
+
+    pub async fn webhook(&self, caller: &Caller, webhook_id: Uuid) -> Result<Webhook> {
+        self.store.webhook(caller.scope.id, webhook_id).await?.ok_or_else(Error::not_found)
+    }
+
+    pub async fn attempts_of(&self, webhook: &Webhook, page: Page) -> Result<PageRows<Attempt>> {
+        self.store.attempts(webhook.id, page).await
+    }
+
+    pub fn new_webhook_secret(&self) -> NewSecret {
+        let webhook_id = self.clock().id();
+        let secret = format!("whsec_{}", STANDARD.encode(self.clock().random::<32>()));
+        let sealed = self.secrets.seal(Purpose::Webhooks, webhook_id.as_bytes(), secret.as_bytes());
+        NewSecret { webhook_id, secret, sealed }
+    }
+}
 
 pub struct CreateWebhook {
     pub id: Uuid,

@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::access::{Country, CountryRule, FirewallRule, NewFirewallRule, Range};
 use culvert_domain::error::Result;

@@ -9,7 +9,9 @@ use culvert_domain::usage::Traffic;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
 use uuid::Uuid;
 
-use super::db::{ByIds, DbResult, Read, Row, args, readable};
+use super::arg::{ByIds, args};
+use super::db::{DbResult, Read};
+use super::row::{Row, readable};
 use super::{Hint, Store, Write};
 
 /// Most assignments that are read at once.

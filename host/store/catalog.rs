@@ -2,7 +2,9 @@
 
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::node::{Node, PlatformDomain};

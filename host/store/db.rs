@@ -4,42 +4,43 @@
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
 
-use std::path::Path;
-use std::str::FromStr;
-use std::time::Duration;
-
-use chrono::{DateTime, Utc};
+use crate::arg::{Arg, ByIds, args, check, postgres_ids, query, sqlite_ids};
+use crate::error::StoreError;
+use crate::migrations;
+use crate::row::Row;
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
-use sqlx::{
-    ColumnIndex, Connection as _, Decode, Executor as _, PgConnection, PgPool, Postgres, Row as _, Sqlite, SqlitePool,
-    Transaction, Type,
-};
-use uuid::Uuid;
-
-use crate::error::StoreError;
-use crate::migrations;
-use culvert_domain::error::Chain;
-use culvert_domain::string_enum::StringEnum;
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+
 /// How long a request waits for a connection of the pool.
 const POOL_WAIT: Duration = Duration::from_secs(5);
+
 /// How long PostgreSQL lets a statement run (`statement_timeout`). This program itself waits one second
 /// longer ([`ANSWER_WAIT`]), for a server that does not answer at all.
 const STATEMENT_WAIT: Duration = Duration::from_secs(7);
+
 const ANSWER_WAIT: Duration = Duration::from_secs(8);
+
 /// How long PostgreSQL keeps a transaction open without receiving a statement.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(5);
+
 /// How long a connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);
+
 /// Size in bytes to which SQLite truncates its write-ahead log (64 MiB).
 const JOURNAL_BYTES: &str = "67108864";
+
 const READERS: u32 = 4;
+
 const CONNECTIONS: u32 = 16;
 
 pub type DbResult<T, E = StoreError> = Result<T, E>;
@@ -68,68 +69,6 @@ pub enum Schema {
 pub enum Tx {
     Sqlite(Transaction<'static, Sqlite>),
     Postgres(PostgresTx),
-}
-
-/// One bound value of a statement.
-#[derive(Clone, Copy, Debug)]
-pub enum Arg<'a> {
-    Id(Option<Uuid>),
-    Int(Option<i64>),
-    Flag(bool),
-    Text(Option<&'a str>),
-    Bytes(&'a [u8]),
-    /// A list of ids, for `by_ids`.
-    Ids(&'a [Uuid]),
-}
-
-pub enum Row {
-    Sqlite(SqliteRow),
-    Postgres(PgRow),
-}
-
-/// Builds the bound values of a statement, in the order of its placeholders.
-macro_rules! args {
-    ($($value:expr),* $(,)?) => { &[$($crate::db::Arg::from($value)),*] };
-}
-pub(super) use args;
-
-/// A statement with a condition on a list of ids, in the SQL of each engine. The list is bound as one value.
-pub struct ByIds {
-    pub sqlite: &'static str,
-    pub postgres: &'static str,
-}
-
-/// Builds a `ByIds` from the SQL before the list, the list's placeholder and the SQL after it. `locked` is a
-/// row-lock clause that ends the statement on PostgreSQL; SQLite has no row locks.
-macro_rules! by_ids {
-    ($before:literal, $list:literal, $after:literal) => {
-        by_ids!($before, $list, $after, locked: "")
-    };
-    ($before:literal, $list:literal, $after:literal, locked: $locked:literal) => {
-        $crate::db::ByIds {
-            sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
-            postgres: concat!($before, " = ANY(", $list, ") ", $after, $locked),
-        }
-    };
-}
-pub(super) use by_ids;
-
-/// Builds a query of either engine and binds its values.
-macro_rules! query {
-    ($sql:expr, $args:expr, $ids:ident) => {{
-        let mut query = sqlx::query($sql);
-        for arg in $args {
-            query = match *arg {
-                Arg::Id(id) => query.bind(id),
-                Arg::Int(number) => query.bind(number),
-                Arg::Flag(flag) => query.bind(flag),
-                Arg::Text(text) => query.bind(text),
-                Arg::Bytes(bytes) => query.bind(bytes),
-                Arg::Ids(ids) => query.bind($ids(ids)),
-            };
-        }
-        query
-    }};
 }
 
 impl Db {
@@ -439,16 +378,6 @@ impl Tx {
     }
 }
 
-/// Encodes ids as a JSON array of hexadecimal strings, which `json_each` and `unhex` decode in SQL.
-fn sqlite_ids(ids: &[Uuid]) -> String {
-    let texts: Vec<String> = ids.iter().map(|id| id.simple().to_string()).collect();
-    format!("[{}]", texts.iter().map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(","))
-}
-
-fn postgres_ids(ids: &[Uuid]) -> Vec<Uuid> {
-    ids.to_vec()
-}
-
 fn sqlite_rows(rows: Vec<SqliteRow>) -> Vec<Row> {
     rows.into_iter().map(Row::Sqlite).collect()
 }
@@ -456,219 +385,3 @@ fn sqlite_rows(rows: Vec<SqliteRow>) -> Vec<Row> {
 fn postgres_rows(rows: Vec<PgRow>) -> Vec<Row> {
     rows.into_iter().map(Row::Postgres).collect()
 }
-
-/// Checks in debug builds that a statement gets as many values as it has placeholders. SQLite silently
-/// reads a missing value as NULL.
-fn check(sql: &str, args: &[Arg<'_>]) {
-    if cfg!(debug_assertions) {
-        let numbers = sql.split('$').skip(1).filter_map(|rest| {
-            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-            rest[..digits].parse::<usize>().ok()
-        });
-        assert_eq!(numbers.max().unwrap_or(0), args.len(), "values of: {sql}");
-    }
-}
-
-impl Row {
-    fn get<'r, T>(&'r self, column: &'static str) -> DbResult<T>
-    where
-        T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>,
-        &'static str: ColumnIndex<SqliteRow> + ColumnIndex<PgRow>,
-    {
-        match self {
-            Row::Sqlite(row) => Ok(row.try_get(column)?),
-            Row::Postgres(row) => Ok(row.try_get(column)?),
-        }
-    }
-
-    pub fn id(&self, column: &'static str) -> DbResult<Uuid> {
-        self.get(column)
-    }
-
-    pub fn optional_id(&self, column: &'static str) -> DbResult<Option<Uuid>> {
-        self.get(column)
-    }
-
-    pub fn int(&self, column: &'static str) -> DbResult<i64> {
-        self.get(column)
-    }
-
-    /// An integer, converted to a narrower type.
-    pub fn number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<T> {
-        self.int(column).and_then(|number| narrow(column, number))
-    }
-
-    pub fn optional_number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<Option<T>> {
-        let number: Option<i64> = self.get(column)?;
-        number.map(|number| narrow(column, number)).transpose()
-    }
-
-    pub fn flag(&self, column: &'static str) -> DbResult<bool> {
-        self.get(column)
-    }
-
-    pub fn text(&self, column: &'static str) -> DbResult<String> {
-        self.get(column)
-    }
-
-    pub fn optional_text(&self, column: &'static str) -> DbResult<Option<String>> {
-        self.get(column)
-    }
-
-    pub fn bytes(&self, column: &'static str) -> DbResult<Vec<u8>> {
-        self.get(column)
-    }
-
-    pub fn time(&self, column: &'static str) -> DbResult<DateTime<Utc>> {
-        let micros = self.int(column)?;
-        DateTime::from_timestamp_micros(micros).ok_or_else(|| unreadable(column, &micros))
-    }
-
-    pub fn optional_time(&self, column: &'static str) -> DbResult<Option<DateTime<Utc>>> {
-        let micros: Option<i64> = self.get(column)?;
-        micros
-            .map(|micros| DateTime::from_timestamp_micros(micros).ok_or_else(|| unreadable(column, &micros)))
-            .transpose()
-    }
-
-    pub fn string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<W> {
-        let word = self.text(column)?;
-        W::parse(&word).ok_or_else(|| unreadable(column, &word))
-    }
-
-    pub fn optional_string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<Option<W>> {
-        let word = self.optional_text(column)?;
-        word.map(|word| W::parse(&word).ok_or_else(|| unreadable(column, &word))).transpose()
-    }
-
-    /// The error for a column with a value that this program never writes.
-    pub fn unreadable(&self, column: &'static str) -> StoreError {
-        unreadable(column, &"what it is")
-    }
-
-    /// JSON that is stored as text.
-    pub fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str) -> DbResult<Option<T>> {
-        let text = self.optional_text(column)?;
-        text.map(|text| serde_json::from_str(&text).map_err(|e| unreadable(column, &e))).transpose()
-    }
-}
-
-/// Decodes rows and skips those that cannot be decoded, with a log entry. It is for jobs that process all
-/// rows of a kind: one broken row must not stop the others.
-pub fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
-    let read = |row: &Row| {
-        read(row).inspect_err(|error| tracing::error!(error = %Chain(error), what, "a row cannot be read")).ok()
-    };
-    rows.iter().filter_map(read).collect()
-}
-
-fn narrow<T: TryFrom<i64>>(column: &'static str, number: i64) -> DbResult<T> {
-    T::try_from(number).map_err(|_| unreadable(column, &number))
-}
-
-/// The error for a column with a value that this program never writes.
-fn unreadable(column: &'static str, value: &dyn std::fmt::Display) -> StoreError {
-    StoreError::Unreadable { column, value: value.to_string() }
-}
-
-impl From<Uuid> for Arg<'_> {
-    fn from(id: Uuid) -> Self {
-        Arg::Id(Some(id))
-    }
-}
-
-impl From<Option<Uuid>> for Arg<'_> {
-    fn from(id: Option<Uuid>) -> Self {
-        Arg::Id(id)
-    }
-}
-
-impl From<i64> for Arg<'_> {
-    fn from(number: i64) -> Self {
-        Arg::Int(Some(number))
-    }
-}
-
-impl From<u32> for Arg<'_> {
-    fn from(number: u32) -> Self {
-        Arg::Int(Some(number.into()))
-    }
-}
-
-impl From<u16> for Arg<'_> {
-    fn from(number: u16) -> Self {
-        Arg::Int(Some(number.into()))
-    }
-}
-
-impl From<Option<u32>> for Arg<'_> {
-    fn from(number: Option<u32>) -> Self {
-        Arg::Int(number.map(i64::from))
-    }
-}
-
-/// A count of bytes. Counts of 2^63 and more do not occur; they would be stored as `i64::MAX`.
-impl From<u64> for Arg<'_> {
-    fn from(number: u64) -> Self {
-        Arg::Int(Some(i64::try_from(number).unwrap_or(i64::MAX)))
-    }
-}
-
-impl From<bool> for Arg<'_> {
-    fn from(flag: bool) -> Self {
-        Arg::Flag(flag)
-    }
-}
-
-impl<'a> From<&'a str> for Arg<'a> {
-    fn from(text: &'a str) -> Self {
-        Arg::Text(Some(text))
-    }
-}
-
-impl<'a> From<&'a String> for Arg<'a> {
-    fn from(text: &'a String) -> Self {
-        Arg::Text(Some(text))
-    }
-}
-
-impl<'a> From<Option<&'a str>> for Arg<'a> {
-    fn from(text: Option<&'a str>) -> Self {
-        Arg::Text(text)
-    }
-}
-
-impl<'a> From<&'a [u8]> for Arg<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Arg::Bytes(bytes)
-    }
-}
-
-impl<'a> From<&'a [Uuid]> for Arg<'a> {
-    fn from(ids: &'a [Uuid]) -> Self {
-        Arg::Ids(ids)
-    }
-}
-
-impl From<DateTime<Utc>> for Arg<'_> {
-    fn from(time: DateTime<Utc>) -> Self {
-        Arg::Int(Some(time.timestamp_micros()))
-    }
-}
-
-impl From<Option<DateTime<Utc>>> for Arg<'_> {
-    fn from(time: Option<DateTime<Utc>>) -> Self {
-        Arg::Int(time.map(|time| time.timestamp_micros()))
-    }
-}
-
-/// The text of an enum value.
-impl<W: StringEnum> From<StringArg<W>> for Arg<'_> {
-    fn from(StringArg(word): StringArg<W>) -> Self {
-        Arg::Text(Some(word.as_str()))
-    }
-}
-
-/// Binds an enum value as its text.
-#[derive(Clone, Copy)]
-pub struct StringArg<W>(pub W);

@@ -2,12 +2,14 @@
 
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, args};
+use super::arg::args;
+use super::db::{DbResult, Read};
 use super::error::StoreError;
-use super::page::{CursorPosition, Page, PageRows};
+use super::row::Row;
 use super::{Store, Write};
-use culvert_domain::device::{Description, Device};
+use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 
 macro_rules! select_device {
     ($rest:literal) => {
@@ -21,21 +23,6 @@ macro_rules! select_device {
             $rest
         )
     };
-}
-
-/// What a new device reports about itself.
-#[derive(Clone, Debug)]
-pub struct NewDevice {
-    pub name: Option<String>,
-    pub description: Description,
-    pub public_key: Vec<u8>,
-}
-
-/// A device and the public key that authenticates it.
-#[derive(Clone, Debug)]
-pub struct EnrolledDevice {
-    pub device: Device,
-    pub public_key: Vec<u8>,
 }
 
 impl Store {

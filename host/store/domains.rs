@@ -3,7 +3,9 @@
 use chrono::TimeDelta;
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
 use culvert_domain::error::Result;
@@ -164,6 +166,6 @@ fn custom_domain(row: &Row) -> DbResult<CustomDomain> {
         verified_at: row.optional_time("verified_at")?,
         last_checked_at: row.time("last_checked_at")?,
         missed: row.number("missed")?,
-        error: code.zip(detail).map(|(code, detail)| LookupError { code, detail }),
+        error: code.zip(detail).map(|(code, detail)| LookupError { code: code.into(), detail }),
     })
 }

@@ -2,7 +2,9 @@
 
 use uuid::Uuid;
 
-use super::db::{Db, DbResult, Read, Row, args};
+use super::arg::args;
+use super::db::{Db, DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 

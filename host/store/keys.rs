@@ -4,8 +4,10 @@ use chrono::{DateTime, Utc};
 use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, args};
+use super::arg::args;
+use super::db::{DbResult, Read};
 use super::error::StoreError;
+use super::row::Row;
 use super::{Store, Write, scopes};
 use culvert_domain::caller::{Caller, Role, ScopeKind};
 use culvert_domain::error::Result;

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod access;
+pub mod arg;
 pub mod assignments;
 pub mod catalog;
 pub mod db;
@@ -21,11 +22,11 @@ pub mod keys;
 pub mod migrations;
 pub mod operations;
 pub mod outbox;
-pub mod page;
 pub mod ports;
 pub mod presence;
 pub mod prune;
 pub mod rate;
+pub mod row;
 pub mod scopes;
 pub mod sessions;
 pub mod tunnels;
@@ -43,8 +44,9 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use arg::args;
 use culvert_domain::error::{Chain, Error, Result};
-use db::{Db, Tx, args};
+use db::{Db, Tx};
 
 pub struct Store {
     db: Db,

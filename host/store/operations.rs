@@ -2,12 +2,14 @@
 
 use uuid::Uuid;
 
-use super::db::{Arg, DbResult, Read, Row, StringArg, args, readable};
-use super::page::{CursorPosition, Page, PageRows};
+use super::arg::{Arg, StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::{Row, readable};
 use super::sessions::RunRef;
 use super::{Store, Write};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 
 macro_rules! select_operation {
     ($rest:literal) => {

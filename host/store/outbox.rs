@@ -7,7 +7,9 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args, by_ids};
+use super::arg::{StringArg, args, by_ids};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Hint, Store, Write};
 use culvert_domain::caller::ScopeKind;
 use culvert_domain::error::Result;

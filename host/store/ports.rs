@@ -6,7 +6,9 @@ use chrono::TimeDelta;
 use uuid::Uuid;
 
 use super::Write;
-use super::db::{DbResult, Read, Row, StringArg, args};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::node::Node;
 use culvert_domain::port::{ExtraPort, NewExtraPort, Transport};

@@ -3,8 +3,11 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args, readable};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::{Row, readable};
 use super::{Store, Write};
+use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
 use culvert_domain::error::Result;
 use culvert_domain::event::OfflineReason;
@@ -14,29 +17,11 @@ use culvert_domain::event::OfflineReason;
 const TOLD_TIMES: u32 = 10;
 const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
-/// One connection of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
-    pub device_id: Uuid,
-    /// Increases with every connection of the device. Messages of a connection with an older epoch are
-    /// ignored.
-    pub epoch: i64,
-}
-
 /// Whether a device is online.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
     /// `None` while the device is online.
     pub offline_reason: Option<OfflineReason>,
-}
-
-/// What is recorded of a new connection.
-#[derive(Clone, Copy, Debug)]
-pub struct NewConnection {
-    pub host_id: Uuid,
-    pub boot_id: Uuid,
-    /// Whether the agent takes the token of a repeated grant.
-    pub renews_tokens: bool,
 }
 
 impl Store {

@@ -4,7 +4,7 @@ use chrono::{Months, TimeDelta};
 use futures_util::future::BoxFuture;
 
 use super::Store;
-use super::db::Arg;
+use super::arg::Arg;
 use super::error::first_error;
 use culvert_domain::error::Result;
 use culvert_domain::usage::day_number;

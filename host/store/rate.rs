@@ -3,7 +3,9 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, args};
+use super::arg::args;
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 

@@ -1,22 +1,14 @@
 //! Accounts, Teams and their members.
 
-use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
+use culvert_domain::account::Account;
 use culvert_domain::caller::{Role, Scope, ScopeKind};
 use culvert_domain::error::Result;
-
-/// An account with its personal scope.
-#[derive(Clone, Debug)]
-pub struct Account {
-    pub id: Uuid,
-    pub email: String,
-    pub name: String,
-    pub plan: String,
-    pub created_at: DateTime<Utc>,
-}
 
 #[derive(Clone, Debug)]
 pub struct Member {

@@ -5,38 +5,17 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args, by_ids, readable};
+use super::arg::{StringArg, args, by_ids};
+use super::db::{DbResult, Read};
 use super::error::StoreError;
-use super::page::{CursorPosition, Page, PageRows};
+use super::row::{Row, readable};
 use super::{Store, Write};
 use culvert_domain::error::Result;
+use culvert_domain::lease::{Lease, LeasePort};
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
 use culvert_domain::tunnel::Tunnel;
 use culvert_domain::usage::Traffic;
-
-/// An open session, with everything that a node and an agent need to serve it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
-    pub session_id: Uuid,
-    pub tunnel_id: Uuid,
-    pub scope_id: Uuid,
-    pub device_id: Uuid,
-    pub node_id: Uuid,
-    pub epoch: i64,
-    pub boot_id: Uuid,
-    pub name: String,
-    pub remote_port: u16,
-    /// The public host name.
-    pub hostname: String,
-    pub local_host: String,
-    pub local_port: u16,
-    pub idle_timeout: Option<u32>,
-    pub buffer_size: u32,
-    pub ready: bool,
-    pub lease_until: DateTime<Utc>,
-    /// The extra ports that the session's device has agreed to serve.
-    pub ports: Vec<LeasePort>,
-}
 
 /// The ids of a session.
 #[derive(Clone, Copy, Debug)]
@@ -58,14 +37,6 @@ pub struct NewSession<'s> {
     pub epoch: i64,
     pub target: &'s Target,
     pub lease_until: DateTime<Utc>,
-}
-
-/// An extra port of a lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeasePort {
-    pub id: Uuid,
-    pub local_port: u16,
-    pub remote_port: u16,
 }
 
 macro_rules! select_lease {

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::arg::{StringArg, args};
 use super::catalog::{self, node_columns};
-use super::db::{DbResult, Read, Row, StringArg, args};
-use super::page::{CursorPosition, Page, PageRows};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write, ports};
 use culvert_domain::error::Result;
 use culvert_domain::node::Node;
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::ExtraPort;
 use culvert_domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
 

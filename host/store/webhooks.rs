@@ -2,11 +2,13 @@
 
 use uuid::Uuid;
 
-use super::db::{DbResult, Read, Row, StringArg, args};
-use super::page::{CursorPosition, Page, PageRows};
+use super::arg::{StringArg, args};
+use super::db::{DbResult, Read};
+use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::event::EventKind;
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
 

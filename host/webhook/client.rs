@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,17 @@ const SLOW_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Most bytes of a response's body.
 const MOST_READ: usize = 16 * 1024;
 
+/// Why no client can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("{}: {error}", .path.display())]
+    Roots { path: PathBuf, error: io::Error },
+    #[error("{}: there is no certificate in it (PEM)", .0.display())]
+    NoCertificate(PathBuf),
+    #[error(transparent)]
+    Http(#[from] reqwest::Error),
+}
+
 pub struct Client {
     http: reqwest::Client,
     guard: Arc<Guard>,
@@ -40,7 +51,7 @@ impl Client {
     /// # Errors
     ///
     /// Where the file cannot be read or contains no certificate.
-    pub fn new(guard: Arc<Guard>, clock: Clock, extra_roots: Option<&Path>) -> Result<Self, String> {
+    pub fn new(guard: Arc<Guard>, clock: Clock, extra_roots: Option<&Path>) -> Result<Self, ClientError> {
         let http = reqwest::Client::builder()
             .redirect(Policy::none())
             .no_proxy()
@@ -51,7 +62,7 @@ impl Client {
             .dns_resolver(Resolver(guard.clone()))
             .tls_certs_merge(extra_roots.map(read_roots).transpose()?.unwrap_or_default())
             .build();
-        Ok(Self { http: http.map_err(|e| e.to_string())?, guard, clock })
+        Ok(Self { http: http?, guard, clock })
     }
 
     pub async fn deliver(&self, delivery: &Delivery) -> Outcome {
@@ -107,11 +118,11 @@ async fn read(mut response: Response) -> Result<(), AttemptError> {
     Ok(())
 }
 
-fn read_roots(file: &Path) -> Result<Vec<Certificate>, String> {
-    let pem = std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+fn read_roots(file: &Path) -> Result<Vec<Certificate>, ClientError> {
+    let pem = std::fs::read(file).map_err(|error| ClientError::Roots { path: file.into(), error })?;
     match Certificate::from_pem_bundle(&pem) {
         Ok(roots) if !roots.is_empty() => Ok(roots),
-        _ => Err(format!("{}: there is no certificate in it (PEM)", file.display())),
+        _ => Err(ClientError::NoCertificate(file.into())),
     }
 }
 

@@ -30,13 +30,22 @@ pub enum DnsError {
     Unavailable,
 }
 
+/// Why no resolver can be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolverError {
+    #[error("the resolver configuration of the operating system cannot be used: {0}")]
+    System(#[source] NetError),
+    #[error("the resolver cannot be set up: {0}")]
+    Setup(#[source] NetError),
+}
+
 impl Dns {
     /// Uses this resolver, or those of the operating system if it is none.
     ///
     /// # Errors
     ///
     /// Where the operating system's resolver configuration cannot be read.
-    pub fn new(resolver: Option<SocketAddr>) -> Result<Self, String> {
+    pub fn new(resolver: Option<SocketAddr>) -> Result<Self, ResolverError> {
         let aliases = |options: &mut ResolverOpts| options.cache_size = 0;
         Ok(Self { addresses: open(resolver, |_| {})?, aliases: open(resolver, aliases)? })
     }
@@ -67,7 +76,7 @@ impl Dns {
     }
 }
 
-fn open(resolver: Option<SocketAddr>, change: impl FnOnce(&mut ResolverOpts)) -> Result<TokioResolver, String> {
+fn open(resolver: Option<SocketAddr>, change: impl FnOnce(&mut ResolverOpts)) -> Result<TokioResolver, ResolverError> {
     let mut builder = match resolver {
         Some(address) => {
             let connection = |mut connection: ConnectionConfig| {
@@ -79,11 +88,11 @@ fn open(resolver: Option<SocketAddr>, change: impl FnOnce(&mut ResolverOpts)) ->
             let config = ResolverConfig::from_name_servers(vec![server]);
             Resolver::builder_with_config(config, TokioRuntimeProvider::default())
         }
-        None => Resolver::builder_tokio().map_err(|e| e.to_string())?,
+        None => Resolver::builder_tokio().map_err(ResolverError::System)?,
     };
     set_up(builder.options_mut());
     change(builder.options_mut());
-    builder.build().map_err(|e| e.to_string())
+    builder.build().map_err(ResolverError::Setup)
 }
 
 fn set_up(options: &mut ResolverOpts) {

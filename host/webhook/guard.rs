@@ -12,7 +12,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::Url;
 
 use crate::dns::{Dns, DnsError};
-use culvert_domain::custom_domain::LookupError;
+use culvert_domain::custom_domain::{LookupError, LookupErrorCode};
 
 /// How long a name may take to resolve.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(3);
@@ -98,6 +98,13 @@ pub enum AddressBlocked {
     NotPublic,
 }
 
+/// Whether a text is a URL that events can be sent to: with a host, without user information, not to port 0.
+pub fn is_endpoint(url: &str) -> bool {
+    Url::parse(url).is_ok_and(|url| {
+        url.has_host() && url.username().is_empty() && url.password().is_none() && url.port() != Some(0)
+    })
+}
+
 /// Resolves names, and returns only addresses that the address policy allows.
 pub struct Guard {
     dns: Dns,
@@ -118,8 +125,17 @@ impl Guard {
         addresses.filter(admitted).ok_or(AddressBlocked::NoPublicAddress)
     }
 
+    /// Checks that an https URL leads to addresses that are allowed. A text that is no such URL passes:
+    /// [`is_endpoint`] is for those.
+    pub async fn check_endpoint(&self, url: &str) -> Result<(), AddressBlocked> {
+        match Url::parse(url) {
+            Ok(url) if url.scheme() == "https" => self.addresses_of(&url).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// The addresses of a URL: those of its host name, or the IP address in it.
-    pub async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, AddressBlocked> {
+    async fn addresses_of(&self, url: &Url) -> Result<Vec<IpAddr>, AddressBlocked> {
         match literal(url) {
             Some(address) => self.judge(address).map(|()| vec![address]),
             None => self.resolve(url.host_str().unwrap_or_default()).await,
@@ -130,15 +146,21 @@ impl Guard {
     /// error shows that only if it is below the platform's own domains.
     pub async fn check_cname(&self, name: &str, target: &str) -> Result<(), LookupError> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
-        let error = |code: &str, detail: String| Err(LookupError { code: code.into(), detail });
+        let error = |code: LookupErrorCode, detail: String| Err(LookupError { code, detail });
         match found {
             Ok(Ok(alias)) if alias == target => Ok(()),
             Ok(Ok(alias)) if is_sibling(&alias, target) => {
-                error("cname_mismatch", format!("The CNAME of {name} is {alias}, not {target}."))
+                error(LookupErrorCode::CnameMismatch, format!("The CNAME of {name} is {alias}, not {target}."))
             }
-            Ok(Ok(_)) => error("cname_mismatch", format!("{name} is an alias for another name, not for {target}.")),
-            Ok(Err(DnsError::NoSuchName)) => error("cname_not_found", format!("{name} has no CNAME that is visible.")),
-            Ok(Err(DnsError::Unavailable)) | Err(_) => error("dns_failed", format!("{name} could not be looked up.")),
+            Ok(Ok(_)) => {
+                error(LookupErrorCode::CnameMismatch, format!("{name} is an alias for another name, not for {target}."))
+            }
+            Ok(Err(DnsError::NoSuchName)) => {
+                error(LookupErrorCode::CnameNotFound, format!("{name} has no CNAME that is visible."))
+            }
+            Ok(Err(DnsError::Unavailable)) | Err(_) => {
+                error(LookupErrorCode::DnsFailed, format!("{name} could not be looked up."))
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::{Answer, Request};
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Action, Capability, ConsentState, Done, Failure, ToAgent, ToHost, connect_statement};
+use culvert_wire::failure_code::FailureCode;
 use futures_util::future::poll_immediate;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
@@ -421,7 +422,7 @@ async fn failed_handoff_restores_previous_device(engine: Engine) {
 
     let asked = handoff().await;
     wire.begin(asked).await.unwrap();
-    wire.finish(asked, Err(Failure::new("local_target_unreachable", "nothing there"))).await;
+    wire.finish(asked, Err(Failure::new(FailureCode::LocalTargetUnreachable, "nothing there"))).await;
     let failed = api.get(&format!("/operations/{asked}")).await;
     allow_duplicates! { assert_snapshot!(failed, @r#"
     200
@@ -789,7 +790,8 @@ async fn command_interrupted_by_crash_reports_unknown_outcome() {
     let device = TestDevice::again(folder, state);
     let mut agent = host.welcome(consent).await;
     assert_eq!(agent.hello.operation_ids, [operation_id]);
-    let failure = Failure::new("outcome_unknown", "The agent's process ended while the action was carried out.");
+    let failure =
+        Failure::new(FailureCode::OutcomeUnknown, "The agent's process ended while the action was carried out.");
     assert_eq!(agent.next().await, ToHost::Finished { operation_id, outcome: Err(failure) });
     assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
     device.shut_down().await;
@@ -805,7 +807,7 @@ async fn consent_claimed_by_host_is_rejected_by_agent() {
     let operation_id = Uuid::from_u128(1);
     agent.command(operation_id, Action::StopAll, None).await;
     assert_eq!(agent.next().await, ToHost::Claimed { operation_id });
-    let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+    let failure = Failure::new(FailureCode::RemoteControlDisabled, "Remote control is turned off on the device.");
     assert_eq!(agent.next().await, ToHost::Finished { operation_id, outcome: Err(failure) });
     device.shut_down().await;
 }
@@ -828,7 +830,7 @@ async fn consent_withdrawn_after_claim_fails_command() {
     assert!(off.is_ok());
     let target = echo_service().await;
     agent.send(ToAgent::Proceed { operation_id, grant: Some(grant(tunnel_id, target.port())) }).await;
-    let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+    let failure = Failure::new(FailureCode::RemoteControlDisabled, "Remote control is turned off on the device.");
     assert_eq!(agent.next().await, ToHost::Finished { operation_id, outcome: Err(failure) });
     assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
     device.shut_down().await;

@@ -13,19 +13,20 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert::config::Config;
-use culvert::jobs::Ticker;
-use culvert::jobs::ticker;
-use culvert::service::sessions;
 use culvert_agent::device::{Device, DeviceKey};
 use culvert_domain::caller::Role;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::port::PortRange;
 use culvert_domain::session::{EndReason, SESSION_LEASE};
+use culvert_service::jobs::Ticker;
+use culvert_service::jobs::ticker;
+use culvert_service::sessions;
 use culvert_store::Hint;
 use culvert_test_macros::both_engines;
 use culvert_webhook::sign::signature;
 use culvert_wire::control::{CONNECT_PATH, Capability, Done, Failure, Grant, Hello, PROTOCOL, ToAgent, ToHost};
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};
+use culvert_wire::failure_code::FailureCode;
 use culvert_wire::socket;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -165,7 +166,7 @@ fn has_control_characters(text: &str) -> bool {
 
 /// The lease of a tunnel, while there is one.
 async fn session_of(host: &TestHost, tunnel: Uuid) -> Option<Uuid> {
-    host.app.service.store.lease_of_tunnel(tunnel).await.unwrap().map(|lease| lease.session_id)
+    host.app.store.lease_of_tunnel(tunnel).await.unwrap().map(|lease| lease.session_id)
 }
 
 /// A place for the operator's programs beside a host of this process.
@@ -354,7 +355,7 @@ async fn visitor_buffers_stay_within_node_limit() {
     device.start_tunnel(&tunnel.to_string()).await.unwrap();
     let public = host.public(&api, tunnel).await;
 
-    let bytes: Vec<u8> = (0..16 * MIB).map(|at| (at % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at % 251) as u8).collect();
     let over = AtomicBool::new(false);
     let visits = async {
         let answers = join_all((0..4).map(|_| exchange(public, &bytes))).await;
@@ -427,7 +428,7 @@ async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
     let distinct: HashSet<_> = revoked.iter().collect();
     assert!(distinct.len() == revoked.len() && !revoked.contains(&lease), "each at most once");
 
-    let until = async || stage.host.app.service.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
+    let until = async || stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap().lease_until;
     stage.host.clock.advance(SECOND);
     let too_many = [most, vec![Uuid::from_u128(1000)]].concat();
     stage.wire.send(ToHost::Renew { sequence: 8, lease_ids: too_many }).await;
@@ -561,7 +562,7 @@ async fn agent_that_stops_reading_is_disconnected(engine: Engine) {
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     let (_, mut wire) = host.wired(&ada, ada.account_id).await;
-    assert_eq!(host.app.control.agents.connected(), 1);
+    assert_eq!(host.app.control.agents.count(), 1);
     let sent = AtomicUsize::new(0);
     // The answer to each repeats the name, so a few of them fill what lies between the two.
     let flood = async {
@@ -580,7 +581,7 @@ async fn agent_that_stops_reading_is_disconnected(engine: Engine) {
             for _ in 0..20 {
                 api.get("/account").await.data();
             }
-            if host.app.control.agents.connected() == 0 {
+            if host.app.control.agents.count() == 0 {
                 break;
             }
             // The host may only be slow to read: then it is given the time once more.
@@ -934,7 +935,7 @@ async fn agent_failure_text_is_truncated_and_sanitized(engine: Engine) {
     ] {
         let asked = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
         within(SOON, wire.begin(asked)).await.unwrap();
-        within(SOON, wire.finish(asked, Err(Failure::new(&code, detail)))).await;
+        within(SOON, wire.finish(asked, Err(Failure::new(code.into(), detail)))).await;
         let failed = api.get(&format!("/operations/{asked}")).await;
         assert_eq!(failed.data()["status"], "failed");
         for (field, most) in [("code", 64), ("detail", 500)] {
@@ -1030,7 +1031,7 @@ async fn wrong_enrolment_codes_block_only_their_address(engine: Engine) {
         enrol_from(&host, "192.0.2.3", &wrong()).await;
     }
     // Without a store nobody can ask it.
-    host.app.service.store.close().await;
+    host.app.store.close().await;
     assert_eq!(enrol_from(&host, "192.0.2.3", &wrong()).await, 429);
     for none in ["", "guess", "AAAA-BBBB", "ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ-ÄÄÄÄ", &"A".repeat(10_000)] {
         assert_eq!(enrol_from(&host, "192.0.2.4", none).await, 422, "{none}");
@@ -1062,7 +1063,7 @@ async fn unknown_api_keys_do_not_block_valid_key(engine: Engine) {
         ask_from(&unknown(&api), "192.0.2.1").await;
     }
     assert_eq!(ask_from(&api, "192.0.2.1").await, "200");
-    host.app.service.store.close().await;
+    host.app.store.close().await;
     assert_eq!(ask_from(&unknown(&api), "192.0.2.1").await, "429 rate_limited", "without a question to the store");
     assert_eq!(ask_from(&unknown(&api), "192.0.2.2").await, "503 service_unavailable");
 }
@@ -1079,7 +1080,7 @@ async fn request_waiting_when_key_is_revoked_is_rejected(engine: Engine) {
     let (held, is_held) = oneshot::channel();
     let (let_go, go) = oneshot::channel::<()>();
     let key_id = ada.key_id.to_string();
-    let turn = host.app.service.store.write(Some(ada.account_id), move |write| {
+    let turn = host.app.store.write(Some(ada.account_id), move |write| {
         Box::pin(async move {
             held.send(()).unwrap();
             go.await.unwrap();
@@ -1269,7 +1270,7 @@ async fn slow_enrolment_request_times_out() {
 async fn wake_up_flood_does_not_delay_lease_expiry(engine: Engine) {
     let stage = Stage::set(engine).await;
     let (host, tunnel) = (&stage.host, stage.tunnel);
-    let node = host.app.service.nodes.ids()[0];
+    let node = host.app.service.nodes().ids()[0];
     let (wakes, woken) = mpsc::unbounded_channel();
     for _ in 0..2_000 {
         wakes.send(Hint::Node(node)).unwrap();
@@ -1518,7 +1519,7 @@ impl Handoff {
 
     /// The new device fails; the tunnel is nobody's then.
     async fn fails_for_good(mut self) {
-        let failure = Failure::new("local_target_unreachable", "nothing there");
+        let failure = Failure::new(FailureCode::LocalTargetUnreachable, "nothing there");
         within(SOON, self.wire.finish(self.operation, Err(failure))).await;
         let failed = self.api.get(&format!("/operations/{}", self.operation)).await;
         assert_eq!(failed.data()["error"]["code"], "local_target_unreachable");
@@ -1550,7 +1551,6 @@ async fn failed_handoff_does_not_restore_suspended_scope(engine: Engine) {
     let suspended = handoff
         .host
         .app
-        .service
         .store
         .write(Some(team), move |write| Box::pin(async move { write.suspend_scope(team, until).await }));
     suspended.await.unwrap();
@@ -1623,7 +1623,7 @@ async fn freed_port_is_not_reused_while_others_are_free(engine: Engine) {
 async fn reconcile_does_not_reopen_port_of_ended_lease(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let public = stage.public().await;
-    let (nodes, store) = (&stage.host.app.service.nodes, &stage.host.app.service.store);
+    let (nodes, store) = (&stage.host.app.service.nodes(), &stage.host.app.store);
     assert!(!is_closed(public).await);
     let lease = store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
     let ended = nodes.end(std::slice::from_ref(&lease)).await.unwrap();

@@ -4,12 +4,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use culvert::http::routes::{Row, table};
 use culvert_domain::caller::Role;
 use culvert_domain::permission::Permission;
 use culvert_domain::string_enum::StringEnum;
+use culvert_http::routes::table;
+use culvert_http::row::Row;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Failure, ToHost};
+use culvert_wire::failure_code::FailureCode;
 use insta::{allow_duplicates, assert_snapshot};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -668,7 +670,7 @@ async fn team_member_cannot_redirect_device_of_another_member(engine: Engine) {
         ("hand over to own", Method::POST, "/actions/start", json!({"device_id": own.id, "handoff": true})),
         ("stop", Method::POST, "/actions/stop", json!({})),
         ("restart", Method::POST, "/actions/restart", json!({})),
-        ("move", Method::POST, "/move", json!({"node_id": host.app.service.nodes.ids()[0]})),
+        ("move", Method::POST, "/move", json!({"node_id": host.app.service.nodes().ids()[0]})),
         ("allowlist", Method::PUT, "/devices", json!({"device_ids": [own.id]})),
         ("delete", Method::DELETE, "", json!({})),
     ] {
@@ -725,7 +727,7 @@ async fn team_member_cannot_redirect_device_of_another_member(engine: Engine) {
     assert!(wire.begin(handoff).await.is_some());
     host.until_operation(&owner, handoff, "running").await;
     assert_eq!(member.patch(&path, change.clone()).await.outcome(), "403 team_role_forbidden");
-    let outcome = Err(Failure::new("tunnel_start_failed", "It does not start."));
+    let outcome = Err(Failure::new(FailureCode::TunnelStartFailed, "It does not start."));
     wire.send(ToHost::Finished { operation_id: handoff, outcome }).await;
     host.until_operation(&owner, handoff, "failed").await;
     host.until_tunnel(&owner, tunnel, "running").await;

@@ -3,8 +3,9 @@
 //! What there is to send is read from the API's own description, so that a new field is tried out by
 //! itself.
 
-use culvert::http::openapi::document;
-use culvert::http::routes::{BodyKind, Row, table};
+use culvert_http::openapi::document;
+use culvert_http::routes::table;
+use culvert_http::row::{BodyKind, Row};
 use culvert_test_macros::both_engines;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -56,7 +57,7 @@ impl Stage {
         api.put(&format!("/tunnels/{tunnel}/firewall"), rules).await.data();
         api.put(&format!("/tunnels/{tunnel}/geoip"), json!({"rules": [{"country_code": "FR"}]})).await.data();
         let webhook = host.webhook(ada.account_id).await;
-        let node = host.app.service.store.nodes().await.unwrap()[0].id;
+        let node = host.app.store.nodes().await.unwrap()[0].id;
         let document = document("https://api.example.test", "https://api.example.test/docs");
         Self { host, api, document, tunnel, port, device, webhook, node, refused: 0, problems: Vec::new() }
     }

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use culvert::config::Config;
-use culvert::http::routes::table;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;
 use culvert_domain::caller::Role;
+use culvert_domain::connection::Connection;
+use culvert_http::routes::table;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::load::chain::PolicyConfig;
-use culvert_store::presence::Connection;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};
@@ -484,9 +484,7 @@ async fn departing_member_device_moves_to_personal_scope(engine: Engine) {
     // Its agent comes back by itself. The host said when; the agent's time is the host's.
     let newer = Connection { device_id: device.id, epoch: 2 };
     device
-        .until(async || {
-            !device.status().await.connected || crew.host.app.service.store.is_current(newer).await.unwrap()
-        })
+        .until(async || !device.status().await.connected || crew.host.app.store.is_current(newer).await.unwrap())
         .await;
     crew.host.clock.advance(Duration::from_secs(10));
     crew.host.until_connections(device.id, 2).await;
@@ -610,8 +608,8 @@ async fn canceled_or_expired_operation_reports_reason(engine: Engine) {
     let (device, _wire) = host.wired(&ada, ada.account_id).await;
     let queued = queue(&api, tunnel().await, device.id).await;
     let id = device.id;
-    let removed = host.app.service.store.write(Some(ada.account_id), move |write| {
-        Box::pin(async move { culvert::service::devices::remove(write, id).await })
+    let removed = host.app.store.write(Some(ada.account_id), move |write| {
+        Box::pin(async move { culvert_service::devices::remove(write, id).await })
     });
     removed.await.unwrap();
     said += &format!("the device is removed: {}\n", why(&api, queued).await);

@@ -42,6 +42,7 @@ const FRAMEWORKS: &[&str] = &[
 const RULES: &[Rule] = &[
     Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "rustls", "tokio"] },
     Rule { name: "culvert-domain", crates: &["culvert-wire"], frameworks: &[] },
+    Rule { name: "culvert-api-types", crates: &["culvert-domain"], frameworks: &[] },
     Rule {
         name: "culvert-node",
         crates: &["culvert-domain", "culvert-wire"],
@@ -68,6 +69,28 @@ const RULES: &[Rule] = &[
         frameworks: &["hickory-resolver", "reqwest", "rustls"],
     },
     Rule {
+        name: "culvert-service",
+        crates: &[
+            "culvert-api-types",
+            "culvert-domain",
+            "culvert-policy",
+            "culvert-store",
+            "culvert-webhook",
+            "culvert-wire",
+        ],
+        frameworks: &["argon2", "chacha20poly1305", "prometheus-client", "tokio"],
+    },
+    Rule {
+        name: "culvert-gateway",
+        crates: &["culvert-domain", "culvert-service", "culvert-wire"],
+        frameworks: &["salvo", "tokio"],
+    },
+    Rule {
+        name: "culvert-http",
+        crates: &["culvert-api-types", "culvert-domain", "culvert-service", "culvert-wire"],
+        frameworks: &["maud", "pulldown-cmark", "salvo"],
+    },
+    Rule {
         name: "culvert-agent",
         crates: &["culvert-wire"],
         frameworks: &["aws-lc-rs", "reqwest", "rustls", "tokio", "tokio-rustls", "tokio-tungstenite"],
@@ -77,22 +100,16 @@ const RULES: &[Rule] = &[
         crates: &[
             "culvert-agent",
             "culvert-domain",
+            "culvert-gateway",
+            "culvert-http",
             "culvert-node",
             "culvert-policy",
+            "culvert-service",
             "culvert-store",
             "culvert-webhook",
             "culvert-wire",
         ],
-        frameworks: &[
-            "argon2",
-            "chacha20poly1305",
-            "maud",
-            "prometheus-client",
-            "pulldown-cmark",
-            "reqwest",
-            "salvo",
-            "tokio",
-        ],
+        frameworks: &["prometheus-client", "reqwest", "salvo", "tokio"],
     },
     Rule { name: "culvert-test-macros", crates: &[], frameworks: &[] },
     Rule { name: "culvert-policy-sdk", crates: &[], frameworks: &[] },

@@ -864,10 +864,10 @@ async fn delivery_attempts_are_deleted_after_30_days(engine: Engine) {
     let event = stage.send().await;
     stage.attempt(&event, 1).await;
     stage.host.clock.advance(30 * DAY - Duration::from_secs(1));
-    stage.host.app.service.store.prune().await.unwrap();
+    stage.host.app.store.prune().await.unwrap();
     assert_eq!(stage.attempts().await.len(), 1);
     stage.host.clock.advance(Duration::from_secs(1));
-    stage.host.app.service.store.prune().await.unwrap();
+    stage.host.app.store.prune().await.unwrap();
     assert_eq!(stage.attempts().await.len(), 0);
     let rows = crate::support::database::bytes_of(&stage.host, "SELECT body AS bytes FROM events").await;
     assert_eq!(rows.len(), 0, "nor is the event itself");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use culvert::http::book::{PAGES, render};
+use culvert_http::book::{PAGES, render};
 use regex::Regex;
 
 use crate::support::host::{Engine, TestHost};

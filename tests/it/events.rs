@@ -9,6 +9,7 @@ use culvert_domain::caller::Role;
 use culvert_domain::usage::Traffic;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Done, Failure, ToAgent, ToHost};
+use culvert_wire::failure_code::FailureCode;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -314,7 +315,7 @@ async fn failed_command_emits_failed_event(engine: Engine) {
     stage.heard().await;
     let asked = stage.api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
     wire.begin(asked).await.unwrap();
-    wire.finish(asked, Err(Failure::new("local_target_unreachable", "127.0.0.1:80 does not answer."))).await;
+    wire.finish(asked, Err(Failure::new(FailureCode::LocalTargetUnreachable, "127.0.0.1:80 does not answer."))).await;
     let events = stage.heard().await;
     // It never stood ready for visitors, so it did not stop either.
     assert_eq!(kinds(&events), ["command.queued", "command.claimed", "command.running", "command.failed"]);
@@ -356,7 +357,7 @@ async fn failed_command_emits_failed_event(engine: Engine) {
     let stop_all = stage.api.post(&format!("/devices/{}/actions/stop-all", device.id), json!({})).await.id();
     wire.until(|frame| matches!(frame, ToAgent::Command(command) if command.operation_id == stop_all).then_some(()))
         .await;
-    wire.finish(stop_all, Err(Failure::new("agent_rejected", "No."))).await;
+    wire.finish(stop_all, Err(Failure::new(FailureCode::AgentRejected, "No."))).await;
     let events = stage.heard().await;
     assert_eq!(kinds(&events), ["command.queued", "command.claimed", "command.failed"]);
     assert_eq!(events[2]["data"]["operation"]["tunnel_id"], Value::Null);
@@ -600,7 +601,7 @@ async fn rolled_back_handoff_emits_started_for_previous_device(engine: Engine) {
     let body = json!({"device_id": latter.id, "handoff": true});
     let asked = stage.api.post(&format!("/tunnels/{tunnel}/actions/start"), body).await.id();
     wire.begin(asked).await.unwrap();
-    wire.finish(asked, Err(Failure::new("local_target_unreachable", "nothing there"))).await;
+    wire.finish(asked, Err(Failure::new(FailureCode::LocalTargetUnreachable, "nothing there"))).await;
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     let events = stage.heard().await;
     assert_eq!(
@@ -672,8 +673,8 @@ async fn exhausted_bandwidth_emits_tunnel_stopped_event(engine: Engine) {
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     let used = Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
     let scope = stage.ada.account_id;
-    let session = stage.host.app.service.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-    let noted = stage.host.app.service.store.write(Some(scope), move |write| {
+    let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    let noted = stage.host.app.store.write(Some(scope), move |write| {
         Box::pin(async move { write.add_traffic(scope, tunnel, session, used).await })
     });
     noted.await.unwrap();
@@ -860,11 +861,8 @@ async fn removed_device_emits_cancel_stop_and_offline_events(engine: Engine) {
         stage
             .host
             .app
-            .service
             .store
-            .write(Some(scope), move |write| {
-                Box::pin(async move { culvert::service::devices::remove(write, id).await })
-            })
+            .write(Some(scope), move |write| Box::pin(async move { culvert_service::devices::remove(write, id).await }))
             .await
             .unwrap();
     }

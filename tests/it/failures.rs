@@ -85,7 +85,7 @@ async fn unavailable_database_returns_service_unavailable(engine: Engine) {
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     api.get("/tunnels").await.data();
-    host.app.service.store.close().await;
+    host.app.store.close().await;
     let refused = api.get("/tunnels").await;
     allow_duplicates! { assert_snapshot!(refused, @r#"
     503

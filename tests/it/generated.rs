@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use culvert::config::Config;
-use culvert::http::problem;
 use culvert_domain::error::Code;
 use culvert_domain::event::EventKind;
 use culvert_domain::string_enum::StringEnum;
+use culvert_http::problem;
 use regex::Regex;
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ fn covered() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn coverage_page_lists_every_endpoint_code_and_event() {
     let mut covered = covered();
-    let endpoints = culvert::http::routes::table().iter().map(|row| format!("{} {}", row.method, row.path)).collect();
+    let endpoints = culvert_http::routes::table().iter().map(|row| format!("{} {}", row.method, row.path)).collect();
     let codes = Code::ALL.iter().map(|code| code.as_str().to_owned()).collect();
     let events = EventKind::ALL.iter().map(|kind| kind.to_string()).collect();
     let mut page = String::from(
@@ -171,7 +171,7 @@ fn errors_page_lists_every_code() {
 fn metrics() -> Vec<(String, String)> {
     let registration = Regex::new(r#"\.register(?:_with_unit)?\(\s*"(\w+)",\s*"([^"]+)",\s*(?:Unit::(\w+))?"#).unwrap();
     let sources = [
-        ("culvert_", "host/metrics.rs"),
+        ("culvert_", "host/service/metrics.rs"),
         ("culvert_", "host/node/bounds.rs"),
         ("culvert_policy_", "host/policy/serve/metrics.rs"),
     ];

@@ -53,7 +53,6 @@ async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
     let (made, id, until) = (key.clone(), ada.account_id, host.clock.now() + chrono::TimeDelta::minutes(1));
     let permissions = Permissions::parse("account:read").unwrap();
     host.app
-        .service
         .store
         .write(None, move |write| {
             Box::pin(async move { write.create_key(&made, id, id, permissions, Some(until)).await })
@@ -77,10 +76,9 @@ async fn team_key_is_rejected_after_membership_ends(engine: Engine) {
     assert_eq!(host.api(&key.key).get("/account").await.data()["scope"]["role"], "member");
     let account_id = bob.account_id;
     host.app
-        .service
         .store
         .write(Some(team), move |write| {
-            Box::pin(async move { culvert::service::devices::remove_member(write, team, account_id).await })
+            Box::pin(async move { culvert_service::devices::remove_member(write, team, account_id).await })
         })
         .await
         .unwrap();
@@ -93,7 +91,7 @@ async fn team_key_is_rejected_after_membership_ends(engine: Engine) {
 async fn key_last_used_time_is_updated_once_a_minute(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
-    let last_used = async || host.app.service.store.keys().await.unwrap()[0].last_used_at;
+    let last_used = async || host.app.store.keys().await.unwrap()[0].last_used_at;
     assert_eq!(last_used().await, None);
     let first = host.clock.now();
     host.api(&ada.key).get("/account").await.data();

@@ -88,7 +88,6 @@ async fn rate_limit_counts_of_two_hosts_are_added(engine: Engine) {
     let windows = culvert_store::rate::Windows { minute: elsewhere, day: elsewhere };
     let key_id = ada.key_id;
     host.app
-        .service
         .store
         .write(None, move |write| Box::pin(async move { write.add_requests(key_id, windows).await }))
         .await

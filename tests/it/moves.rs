@@ -43,7 +43,7 @@ impl Stage {
         .await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
-        let nodes = host.app.service.store.nodes().await.unwrap();
+        let nodes = host.app.store.nodes().await.unwrap();
         let (second, first): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.hostname == address.to_string());
         let stage = Self { host, ada, api, north: first[0].id, south: second[0].id };
         stage.set_node(stage.north, |node| node.region = "north".into()).await;
@@ -53,15 +53,11 @@ impl Stage {
 
     /// What the operator's command line does.
     async fn set_node(&self, id: Uuid, change: impl FnOnce(&mut Node)) {
-        let nodes = self.host.app.service.store.nodes().await.unwrap();
+        let nodes = self.host.app.store.nodes().await.unwrap();
         let mut node = nodes.into_iter().find(|node| node.id == id).unwrap();
         change(&mut node);
-        let write = self
-            .host
-            .app
-            .service
-            .store
-            .write(None, move |write| Box::pin(async move { write.update_node(&node).await }));
+        let write =
+            self.host.app.store.write(None, move |write| Box::pin(async move { write.update_node(&node).await }));
         write.await.unwrap();
     }
 

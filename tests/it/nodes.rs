@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use culvert::embedded::identities;
-use culvert::service::nodes::serve_node;
 use culvert_domain::error::Chain;
 use culvert_node::bounds::Limits;
 use culvert_node::countries::Countries;
 use culvert_node::{Node, NodeContext, Settings};
+use culvert_service::nodes::serve_node;
 use culvert_test_macros::both_engines;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
@@ -74,7 +74,7 @@ impl Stage {
 
 /// What the database says that a node is to serve.
 async fn stored(host: &TestHost, node_id: Uuid) -> BTreeMap<Uuid, Assignment> {
-    let assigned = host.app.service.store.assignments(node_id).await.unwrap();
+    let assigned = host.app.store.assignments(node_id).await.unwrap();
     assigned.into_iter().map(|assigned| (assigned.assignment.tunnel_id, assigned.assignment)).collect()
 }
 
@@ -113,7 +113,7 @@ async fn withheld_end_fails_stop_with_node_unavailable(engine: Engine) {
 async fn silent_node_fails_start_with_node_unavailable(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let (host_end, node_end) = culvert_wire::node::in_process();
-    let id = stage.host.app.service.nodes.ids()[0];
+    let id = stage.host.app.service.nodes().ids()[0];
     tokio::spawn(serve_node(stage.host.app.service.clone(), host_end));
     let hello = culvert_wire::node::NodeHello {
         node_id: id,
@@ -249,11 +249,11 @@ async fn stopped_session_shows_its_last_traffic_at_once(engine: Engine) {
 async fn node_refuses_tokens_of_other_leases_and_keys(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let grant = stage.start().await;
-    let lease = stage.host.app.service.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
-    let token = |change: &dyn Fn(&mut culvert_store::sessions::Lease)| {
+    let lease = stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().unwrap();
+    let token = |change: &dyn Fn(&mut culvert_domain::lease::Lease)| {
         let mut other = lease.clone();
         change(&mut other);
-        stage.host.app.service.nodes.token(&other)
+        stage.host.app.service.nodes().token(&other)
     };
     let strangers = SigningKey::from_seed(&[9; 32]);
     let own = culvert_wire::lease_token::Lease {
@@ -383,9 +383,9 @@ async fn changes_equal_desired(engine: Engine, steps: Vec<Step>) {
     for step in steps {
         take(&mut stage, &mut tunnels, step).await;
     }
-    let nodes = &stage.host.app.service.nodes;
+    let nodes = &stage.host.app.service.nodes();
     nodes.wait_until_applied([node.id]).await;
-    let revision = stage.host.app.service.store.assignment_changes(node.id, 0).await.unwrap().revision;
+    let revision = stage.host.app.store.assignment_changes(node.id, 0).await.unwrap().revision;
     let held = node.until(|held| held.revision == revision).await;
     assert_eq!(held.assignments, stored(&stage.host, node.id).await);
     assert_eq!(held.desired, 1, "all else came by changes");
@@ -446,7 +446,7 @@ async fn node_converges(steps: Vec<Step>, faults: Faults) {
         }
     }
     faults.lock().unwrap().clear();
-    let nodes = &stage.host.app.service.nodes;
+    let nodes = &stage.host.app.service.nodes();
     for _ in 0..3 {
         nodes.check().await.unwrap_or_else(|error| panic!("{}", Chain(&error)));
     }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use culvert::http::openapi::{document, path_parameters};
-use culvert::http::problem::status;
-use culvert::http::routes::table;
 use culvert_domain::error::Code;
 use culvert_domain::event::{EventKind, TEST_EVENT};
 use culvert_domain::permission::Permission;
 use culvert_domain::string_enum::StringEnum;
+use culvert_http::openapi::{document, path_parameters};
+use culvert_http::problem::status;
+use culvert_http::routes::table;
 use insta::assert_snapshot;
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn openapi_paths_match_served_routes() {
 /// The routes, for review: what they need, take and answer.
 #[test]
 fn route_table_matches_snapshot() {
-    let line = |row: &culvert::http::routes::Row| {
+    let line = |row: &culvert_http::row::Row| {
         let key = if row.idempotent { " key" } else { "" };
         let paged = if row.paged { " paged" } else { "" };
         format!(

@@ -10,6 +10,7 @@ use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
 use culvert_domain::string_enum::StringEnum;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Action, Capability, Done, Failure, ToAgent, ToHost};
+use culvert_wire::failure_code::FailureCode;
 use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -268,9 +269,8 @@ async fn queued_operation_is_canceled_when_device_is_removed(engine: Engine) {
     stage
         .host
         .app
-        .service
         .store
-        .write(Some(scope), move |write| Box::pin(async move { culvert::service::devices::remove(write, id).await }))
+        .write(Some(scope), move |write| Box::pin(async move { culvert_service::devices::remove(write, id).await }))
         .await
         .unwrap();
     assert_eq!(stage.operation(queued).await["status"], "canceled");
@@ -409,7 +409,10 @@ async fn agent_reported_failure_is_shown_in_operation_error(engine: Engine) {
     let mut stage = Stage::set(engine).await;
     let id = stage.act("start").await;
     stage.wire.begin(id).await.unwrap();
-    stage.wire.finish(id, Err(Failure::new("local_target_unreachable", "127.0.0.1:80 does not answer."))).await;
+    stage
+        .wire
+        .finish(id, Err(Failure::new(FailureCode::LocalTargetUnreachable, "127.0.0.1:80 does not answer.")))
+        .await;
     let failed = stage.operation(id).await;
     assert_eq!(failed["error"], json!({"code": "local_target_unreachable", "detail": "127.0.0.1:80 does not answer."}));
     assert_eq!(failed["result"], Value::Null);
@@ -426,7 +429,7 @@ async fn agent_refusal_for_missing_consent_fails_operation(engine: Engine) {
     let id = stage.act("start").await;
     stage.wire.command().await;
     stage.wire.send(ToHost::Claimed { operation_id: id }).await;
-    let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+    let failure = Failure::new(FailureCode::RemoteControlDisabled, "Remote control is turned off on the device.");
     stage.wire.finish(id, Err(failure)).await;
     assert_eq!(outcome(&stage.operation(id).await), "failed remote_control_disabled");
 }
@@ -617,10 +620,10 @@ async fn finished_operations_are_pruned_after_30_days(engine: Engine) {
     let id = stage.act("start").await;
     stage.api.patch(&format!("/devices/{}", stage.device.id), json!({"remote_control_enabled": false})).await.data();
     stage.host.clock.advance(Duration::from_secs(30 * 86_400 - 1));
-    stage.host.app.service.store.prune().await.unwrap();
+    stage.host.app.store.prune().await.unwrap();
     assert_eq!(stage.operation(id).await["status"], "canceled");
     stage.host.clock.advance(Duration::from_secs(1));
-    stage.host.app.service.store.prune().await.unwrap();
+    stage.host.app.store.prune().await.unwrap();
     assert_eq!(stage.api.get(&format!("/operations/{id}")).await.outcome(), "404 not_found");
 }
 

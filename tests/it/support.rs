@@ -21,8 +21,8 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use culvert::secret::Secrets;
 use culvert_policy::load::artefact::Artefacts;
+use culvert_service::secrets::Secrets;
 use culvert_wire::clock::Clock;
 
 /// Compiled modules, shared by all tests: compiling is most of what they would do.

@@ -339,8 +339,8 @@ async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: En
     let stage = Stage::set(engine, echo_service().await.port()).await;
     let used = culvert_domain::usage::Traffic { bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
     let (scope, tunnel) = (stage.ada.account_id, stage.tunnel);
-    let session = stage.host.app.service.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-    let noted = stage.host.app.service.store.write(Some(scope), move |write| {
+    let session = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    let noted = stage.host.app.store.write(Some(scope), move |write| {
         Box::pin(async move { write.add_traffic(scope, tunnel, session, used).await })
     });
     noted.await.unwrap();

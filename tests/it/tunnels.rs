@@ -516,14 +516,9 @@ async fn tunnel_creation_without_free_port_or_node_is_refused(engine: Engine) {
     api.delete(&format!("/tunnels/{}", both.id())).await.data();
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["remote_port"], both.data()["remote_port"]);
 
-    let mut node = host.app.service.store.nodes().await.unwrap().remove(0);
+    let mut node = host.app.store.nodes().await.unwrap().remove(0);
     node.status = culvert_domain::node::NodeStatus::Maintenance;
-    host.app
-        .service
-        .store
-        .write(None, move |write| Box::pin(async move { write.update_node(&node).await }))
-        .await
-        .unwrap();
+    host.app.store.write(None, move |write| Box::pin(async move { write.update_node(&node).await })).await.unwrap();
     let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
     assert_eq!(refused.outcome(), "409 node_unavailable");
     assert_eq!(api.get("/").await.data()["status"], "maintenance");

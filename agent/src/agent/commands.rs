@@ -9,7 +9,8 @@ use crate::journal::{Entry, Stage};
 use crate::target::Chosen;
 use crate::tunnel::Probe;
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Action, Command, Done, Failure, Grant, ToHost};
+use culvert_wire::control::{Action, Command, Done, Failure, Grant, RevokeReason, ToHost};
+use culvert_wire::failure_code::FailureCode;
 
 impl Agent {
     /// Takes a command. If it is delivered again, it is answered from the journal.
@@ -48,7 +49,7 @@ impl Agent {
     }
 
     async fn refuse_remote_control(&mut self, operation_id: Uuid) -> io::Result<()> {
-        let failure = Failure::new("remote_control_disabled", "Remote control is turned off on the device.");
+        let failure = Failure::new(FailureCode::RemoteControlDisabled, "Remote control is turned off on the device.");
         self.finish(operation_id, Err(failure)).await
     }
 
@@ -69,14 +70,14 @@ impl Agent {
             }
             (Action::Stop, _, Some(tunnel_id)) => {
                 if let Some(lease_id) = self.leases.of_tunnel(tunnel_id) {
-                    self.end_lease(lease_id, "stopped_api").await?;
+                    self.end_lease(lease_id, &RevokeReason::StoppedApi).await?;
                 }
                 self.finish(operation_id, Ok(Done::Stop)).await
             }
             (Action::StopAll, ..) => {
                 let mut stopped = Vec::new();
                 for (lease_id, tunnel_id) in self.leases.tunnels() {
-                    self.end_lease(lease_id, "stop_all").await?;
+                    self.end_lease(lease_id, &RevokeReason::StopAll).await?;
                     stopped.push(tunnel_id);
                 }
                 self.finish(operation_id, Ok(Done::StopAll { stopped })).await
@@ -87,7 +88,7 @@ impl Agent {
                 Ok(())
             }
             (Action::Start | Action::Restart | Action::Stop, ..) => {
-                let failure = Failure::new("agent_rejected", "The command lacks its lease or its tunnel.");
+                let failure = Failure::new(FailureCode::AgentRejected, "The command lacks its lease or its tunnel.");
                 self.finish(operation_id, Err(failure)).await
             }
         }
@@ -98,7 +99,8 @@ impl Agent {
             self.leases.end(former);
         }
         if self.host.is_none() {
-            let failure = Failure::new("device_disconnected", "The connection was lost before the tunnel started.");
+            let failure =
+                Failure::new(FailureCode::DeviceDisconnected, "The connection was lost before the tunnel started.");
             return self.finish(operation_id, Err(failure)).await;
         }
         self.waiting.operations.insert(grant.lease_id, operation_id);
@@ -194,8 +196,9 @@ pub(super) fn provable_outcome(entry: &Entry, boot_id: Uuid) -> Result<Done, Fai
         Action::RestartAgent => {
             Ok(Done::RestartAgent { previous_version: entry.version.clone(), version: VERSION.into(), boot_id })
         }
-        Action::Start | Action::Restart => {
-            Err(Failure::new("outcome_unknown", "The agent's process ended while the action was carried out."))
-        }
+        Action::Start | Action::Restart => Err(Failure::new(
+            FailureCode::OutcomeUnknown,
+            "The agent's process ended while the action was carried out.",
+        )),
     }
 }

@@ -12,7 +12,8 @@ use crate::target::Chosen;
 use crate::tunnel::Probe;
 use culvert_wire::allowed_target::{self, AllowedTarget};
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{ConsentState, Done, Failure, Grant, Target, ToHost};
+use culvert_wire::control::{ConsentState, Done, Failure, Grant, RevokeReason, Target, ToHost};
+use culvert_wire::failure_code::FailureCode;
 
 /// What is waiting for an answer or an event.
 #[derive(Default)]
@@ -55,7 +56,7 @@ impl Waiting {
         self.ready.clear();
         let wishes = self.answers.drain().map(|(_, wish)| wish.reply);
         for reply in wishes.chain(self.consents.drain(..).map(|(reply, _)| reply)) {
-            answer(reply, Err(Failure::new("not_connected", detail)));
+            answer(reply, Err(Failure::new(FailureCode::NotConnected, detail)));
         }
     }
 
@@ -98,7 +99,7 @@ pub(super) async fn take(agent: &mut Agent, request: Request, reply: oneshot::Se
         Request::Stop { tunnel } => match agent.leases.find(&tunnel) {
             Some(lease_id) => {
                 agent.stopped.add(lease_id)?;
-                let tunnel_id = agent.end_lease(lease_id, "stopped_local").await?;
+                let tunnel_id = agent.end_lease(lease_id, &RevokeReason::StoppedLocal).await?;
                 agent.tell_stopped(lease_id).await;
                 answer(reply, tunnel_id.map(|tunnel_id| Answer::Stopped { tunnel_id }).ok_or_else(not_running));
             }
@@ -109,7 +110,7 @@ pub(super) async fn take(agent: &mut Agent, request: Request, reply: oneshot::Se
 }
 
 fn not_running() -> Failure {
-    Failure::new("tunnel_not_running", "No tunnel of this id or name runs on this device.")
+    Failure::new(FailureCode::TunnelNotRunning, "No tunnel of this id or name runs on this device.")
 }
 
 impl Agent {
@@ -205,7 +206,10 @@ impl Agent {
     /// Asks the host for a lease, for a local start.
     async fn wish(&mut self, tunnel: String, accept: Option<String>, reply: oneshot::Sender<Reply>) {
         if self.host.is_none() {
-            return answer(reply, Err(Failure::new("not_connected", "The agent is not connected to its host.")));
+            return answer(
+                reply,
+                Err(Failure::new(FailureCode::NotConnected, "The agent is not connected to its host.")),
+            );
         }
         let request_id = self.clock.id();
         self.waiting.answers.insert(request_id, LocalStart { reply, accept, since: self.clock.moment() });
@@ -296,7 +300,7 @@ impl Agent {
         }
         let (name, said) = (name.escape_debug(), outside.join(", "));
         let detail = format!("{name} leads to {said}, which is not in this device's list.");
-        Some(Failure { accept: Some(wanted), ..Failure::new("target_not_accepted", detail) })
+        Some(Failure { accept: Some(wanted), ..Failure::new(FailureCode::TargetNotAccepted, detail) })
     }
 
     /// Resumes a tunnel. If its target is forbidden or has to be looked up first, the tunnel goes on with its
@@ -452,17 +456,17 @@ impl Agent {
     }
 
     /// Ends the tunnel that runs under a lease, and returns the tunnel's id.
-    pub(super) async fn end_lease(&mut self, lease_id: Uuid, reason: &str) -> io::Result<Option<Uuid>> {
+    pub(super) async fn end_lease(&mut self, lease_id: Uuid, reason: &RevokeReason) -> io::Result<Option<Uuid>> {
         let Some(grant) = self.leases.end(lease_id) else { return Ok(None) };
-        tracing::info!(tunnel = %grant.name, reason, "stopped");
-        let ended = Failure::new("lease_conflict", format!("The tunnel's lease ended: {reason}."));
+        tracing::info!(tunnel = %grant.name, %reason, "stopped");
+        let ended = Failure::new(FailureCode::LeaseConflict, format!("The tunnel's lease ended: {reason}."));
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(ended.clone())).await?;
         }
         if let Some(reply) = self.waiting.starts.remove(&lease_id) {
             answer(reply, Err(ended));
         }
-        if matches!(reason, "stopped_local" | "stopped_api" | "stop_all" | "tunnel_deleted") {
+        if reason.is_stop() {
             self.agreed.forget(grant.tunnel_id)?;
         }
         Ok(Some(grant.tunnel_id))

@@ -10,8 +10,8 @@ use salvo::http::StatusCode;
 use salvo::http::header::{CONNECTION, HeaderValue};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
-use crate::http::Api;
-use crate::http::endpoint::BODY_LIMIT;
+use crate::Api;
+use crate::endpoint::BODY_LIMIT;
 
 /// How long the rest of a body is waited for.
 const WITHIN: Duration = Duration::from_secs(2);

@@ -8,9 +8,9 @@ use salvo::http::{Method, ResBody, Version};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
-use crate::http::Api;
-use crate::http::path::Path;
-use crate::http::{self, problem};
+use crate::Api;
+use crate::path::Path;
+use crate::{is_page, problem};
 use culvert_domain::error::{Code, Error};
 
 const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
@@ -34,7 +34,7 @@ impl Handler for Headers {
         if req.method() == Method::HEAD {
             finish_head(res, depot, docs_url);
         }
-        let is_page = http::is_page(Path::of(depot));
+        let is_page = is_page(Path::of(depot));
         let headers = res.headers_mut();
         headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
         headers.insert(REFERRER, HeaderValue::from_static("no-referrer"));

@@ -7,8 +7,8 @@ use salvo::http::header::HeaderValue;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use tracing::Instrument;
 
-use crate::http::Api;
-use crate::http::path::{Path, normalised};
+use crate::Api;
+use crate::path::{Path, normalised};
 
 /// The id of a request, as its answer carries it.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl Handler for Trace {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let clock = &self.0.clock;
         let id = clock.id();
-        let policies = self.0.service.policies.pin(Some(id));
+        let policies = self.0.service.pin_policies(Some(id));
         let (id, generation) = (id.to_string(), policies.generation());
         depot.insert_typed(policies);
         let (method, started) = (req.method().clone(), clock.moment());

@@ -7,8 +7,9 @@ use schemars::Schema;
 use serde_json::{Map, Value, json};
 
 use super::{Schemas, links, problems};
-use crate::http::page::{DEFAULT_LIMIT, MAX_LIMIT};
-use crate::http::routes::{self, BodyKind, Row};
+use crate::page::{DEFAULT_LIMIT, MAX_LIMIT};
+use crate::routes;
+use crate::row::{BodyKind, Row};
 use culvert_domain::action::Action;
 
 const TAGS: [(&str, &str); 7] = [

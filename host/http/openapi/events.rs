@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::Schemas;
-use crate::record::event::{
+use culvert_api_types::event::{
     CommandResponse, DevicePresenceResponse, EventResponse, TunnelRunResponse, WebhookTestResponse,
 };
 use culvert_domain::event::{EventKind, TEST_EVENT};

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::endpoints::{operation_id, path_parameters};
-use crate::http::routes::Row;
+use crate::row::Row;
 use culvert_domain::action::Action;
 
 /// The record's id; that of a list's first one.

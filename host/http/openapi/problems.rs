@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-use crate::http::problem;
+use crate::problem;
 use culvert_domain::error::Code;
 
 /// Errors of these statuses, each with its codes.

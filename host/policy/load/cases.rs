@@ -33,7 +33,7 @@ use crate::load::artefact::Artefacts;
 use crate::load::component::{LoadError, Module};
 use crate::load::dynamic::UntypedModule;
 use crate::load::sections;
-use crate::load::text_file;
+use crate::load::text_file::{self, TextFileError};
 use culvert_domain::field_path;
 
 /// One file of cases.
@@ -105,7 +105,7 @@ impl fmt::Display for Difference {
 impl File {
     /// Reads a file of cases, TOML or JSON.
     pub fn read(path: &Path) -> Result<Self, CasesError> {
-        let fail = |problem: String| CasesError::File { path: path.into(), problem };
+        let fail = |error: TextFileError| CasesError::File { path: path.into(), problem: error.to_string() };
         let mut file: Self = text_file::read(path).map_err(fail)?;
         file.file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(file)

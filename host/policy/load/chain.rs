@@ -238,23 +238,33 @@ impl Loader {
     }
 }
 
+/// Why a module's file cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("it is no file")]
+    NoFile,
+    #[error("it changed while it was read; write the new one aside, rename it into place, and reload")]
+    Changed,
+}
+
 /// Reads a file, and fails if it changes while it is read.
-fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
-    let text = |error: std::io::Error| error.to_string();
+fn read_whole(path: &Path) -> Result<Vec<u8>, ReadError> {
     // Checked before the file is opened, because opening a pipe would wait for a writer.
-    if !fs::metadata(path).map_err(text)?.is_file() {
-        return Err("it is no file".into());
+    if !fs::metadata(path)?.is_file() {
+        return Err(ReadError::NoFile);
     }
-    let file = fs::File::open(path).map_err(text)?;
-    let before = file.metadata().map_err(text)?;
+    let file = fs::File::open(path)?;
+    let before = file.metadata()?;
     let mut wasm = Vec::new();
-    (&file).take(SIZE_LIMIT as u64 + 1).read_to_end(&mut wasm).map_err(text)?;
+    (&file).take(SIZE_LIMIT as u64 + 1).read_to_end(&mut wasm)?;
     // The path may name another file by now. That is allowed, because the file that was opened is
     // complete. It is not complete if it was written to while it was read.
-    let after = file.metadata().map_err(text)?;
+    let after = file.metadata()?;
     let version = |metadata: &Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
     if version(&before) == version(&after) {
         return Ok(wasm);
     }
-    Err("it changed while it was read; write the new one aside, rename it into place, and reload".into())
+    Err(ReadError::Changed)
 }

@@ -7,17 +7,29 @@ use serde_json::Value;
 use crate::engine::bindings::types::Problem;
 use culvert_domain::field_path;
 
+/// Why a text is no JSON Schema.
+#[derive(Debug, thiserror::Error)]
+pub enum SchemaError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("it is no JSON object")]
+    NoObject,
+    #[error(transparent)]
+    Schema(Box<ValidationError<'static>>),
+}
+
 /// Compiles a module's schema.
 ///
 /// # Errors
 ///
-/// Where the text is no JSON Schema: one line that says what is wrong with it.
-pub fn compile(schema: &str) -> Result<Validator, String> {
-    let schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
+/// Where the text is no JSON Schema.
+pub fn compile(schema: &str) -> Result<Validator, SchemaError> {
+    let schema: Value = serde_json::from_str(schema)?;
     if !schema.is_object() {
-        return Err("it is no JSON object".into());
+        return Err(SchemaError::NoObject);
     }
-    jsonschema::options().with_draft(Draft::Draft202012).build(&schema).map_err(|error| error.to_string())
+    let built = jsonschema::options().with_draft(Draft::Draft202012).build(&schema);
+    built.map_err(|error| SchemaError::Schema(Box::new(error)))
 }
 
 /// All violations of the schema, each with its path into the settings.

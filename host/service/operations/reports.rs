@@ -2,18 +2,19 @@
 //! `docs/develop/decisions/0003-operations.md`.
 
 use culvert_wire::control::{Done, Failure};
+use culvert_wire::failure_code::FailureCode;
 use uuid::Uuid;
 
 use super::requests::{StartOutcome, start_result};
 use super::{abort, advance, not_claimed};
-use crate::record::operation::{
+use crate::sessions;
+use crate::startable::{Bandwidth, StartRefusal, check_startable};
+use culvert_api_types::operation::{
     OperationResultResponse, RestartAgentResultResponse, StopAllResultResponse, StopResultResponse,
 };
-use crate::service::sessions;
-use crate::service::startable::{Bandwidth, StartRefusal, check_startable};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Result, is_code};
-use culvert_domain::operation::{Operation, OperationError, OperationErrorCode, OperationStatus, RemoteAction};
+use culvert_domain::operation::{Operation, OperationError, OperationStatus, RemoteAction};
 use culvert_domain::session::EndReason;
 use culvert_domain::text;
 use culvert_domain::tunnel::Tunnel;
@@ -57,8 +58,8 @@ pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Re
 fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError> {
     device.check_consent(operation.action).map_err(|refused| {
         let code = match refused.code {
-            Code::RemoteControlDisabled => OperationErrorCode::RemoteControlDisabled,
-            _ => OperationErrorCode::UnsupportedAction,
+            Code::RemoteControlDisabled => FailureCode::RemoteControlDisabled,
+            _ => FailureCode::UnsupportedAction,
         };
         OperationError::new(code, refused.detail)
     })
@@ -104,16 +105,16 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
 fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<(), OperationError> {
     if let Err(refusal) = check_startable(tunnel, device, Bandwidth::Left) {
         let code = match refusal {
-            StartRefusal::UnsupportedProtocol(_) => OperationErrorCode::UnsupportedAction,
-            StartRefusal::BandwidthUsedUp => OperationErrorCode::TunnelStartFailed,
-            StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => OperationErrorCode::DeviceNotAllowed,
+            StartRefusal::UnsupportedProtocol(_) => FailureCode::UnsupportedAction,
+            StartRefusal::BandwidthUsedUp => FailureCode::TunnelStartFailed,
+            StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => FailureCode::DeviceNotAllowed,
         };
         return Err(OperationError::new(code, refusal.detail()));
     }
     let other = tunnel.run.as_ref().map(|run| run.device_id).filter(|other| *other != device.id);
     if other.is_some() && other != operation.handoff_from_device_id {
         let detail = "Another device has started the tunnel meanwhile.";
-        return Err(OperationError::new(OperationErrorCode::LeaseConflict, detail));
+        return Err(OperationError::new(FailureCode::LeaseConflict, detail));
     }
     Ok(())
 }
@@ -129,7 +130,7 @@ async fn tunnel(write: &mut Write, operation: &Operation) -> Result<Option<Tunne
 pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<()> {
     if let Some(mut operation) = own(write, device, operation_id).await? {
         let detail = "The agent canceled the command before it began.";
-        operation.error = Some(OperationError::new(OperationErrorCode::AgentRejected, detail));
+        operation.error = Some(OperationError::new(FailureCode::AgentRejected, detail));
         advance(write, &mut operation, OperationStatus::Canceled).await?;
     }
     Ok(())
@@ -153,7 +154,7 @@ pub async fn finish(
 }
 
 async fn fail(write: &mut Write, operation: &mut Operation, failure: Failure) -> Result<()> {
-    let code = if is_code(&failure.code) { failure.code } else { OperationErrorCode::AgentRejected.to_string() };
+    let code = if is_code(failure.code.as_str()) { failure.code } else { FailureCode::AgentRejected };
     let detail = text::cleaned(&failure.detail, 500);
     abort(write, operation, OperationError { code, detail }).await
 }
@@ -179,7 +180,8 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
             OperationResultResponse::RestartAgent(result)
         }
         (_, other) => {
-            let failure = Failure::new("agent_rejected", format!("The agent reported another action: {other:?}."));
+            let failure =
+                Failure::new(FailureCode::AgentRejected, format!("The agent reported another action: {other:?}."));
             return fail(write, operation, failure).await;
         }
     };
@@ -192,7 +194,7 @@ async fn succeed(write: &mut Write, device: &Device, operation: &mut Operation, 
 async fn finish_start(write: &mut Write, operation: &mut Operation) -> Result<()> {
     let session_id = operation.session_id.unwrap_or_default();
     let (Some(tunnel), Some(lease)) = (tunnel(write, operation).await?, write.lease(session_id).await?) else {
-        let failure = Failure::new("lease_conflict", "The tunnel's lease ended before the start was done.");
+        let failure = Failure::new(FailureCode::LeaseConflict, "The tunnel's lease ended before the start was done.");
         return fail(write, operation, failure).await;
     };
     sessions::set_ready(write, lease.session_id).await?;

@@ -5,12 +5,12 @@
 use uuid::Uuid;
 
 use super::queue;
+use crate::commit::Change;
+use crate::events;
 use crate::gate::{Permit, StartChoice};
-use crate::record::address::AddressResponse;
-use crate::record::operation::{OperationResultResponse, StartResultResponse};
-use crate::service::commit::Change;
-use crate::service::events;
-use crate::service::startable::{Bandwidth, StartRefusal, check_startable};
+use crate::startable::{Bandwidth, StartRefusal, check_startable};
+use culvert_api_types::address::AddressResponse;
+use culvert_api_types::operation::{OperationResultResponse, StartResultResponse};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};

@@ -5,8 +5,8 @@ use culvert_domain::operation::Operation;
 use culvert_domain::session::EndReason;
 
 use super::requests::{StartOutcome, start_result};
-use crate::service::sessions;
-use crate::service::startable::{Bandwidth, check_startable};
+use crate::sessions;
+use crate::startable::{Bandwidth, check_startable};
 use culvert_store::Write;
 
 /// Ends the lease of a start or restart that has failed, and gives the tunnel back to the device of a handoff.

@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use culvert::app::Host;
 use culvert::config::Config;
-use culvert::jobs::Ticker;
-use culvert::service::nodes::serve_node;
 use culvert_bench::{median, verdict};
 use culvert_domain::session::Target;
 use culvert_domain::tunnel::Protocol;
+use culvert_service::jobs::Ticker;
+use culvert_service::nodes::serve_node;
 use culvert_store::tunnels::NewTunnelRow;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
@@ -67,9 +67,9 @@ impl Stage {
         let mut config = Config { data_dir, listen: any, admin_listen: any, ..Config::default() };
         config.node.listen = any;
         let host = Host::start(config, Clock::system(), Ticker::Manual).await.unwrap();
-        let node_id = host.app.service.nodes.ids()[0];
+        let node_id = host.app.service.nodes().ids()[0];
         play(&host, node_id).await;
-        let store = &host.app.service.store;
+        let store = &host.app.store;
         let account = store.write(None, |write| {
             Box::pin(async move { write.create_account("b@example.com", "B", "self-hosted").await })
         });
@@ -88,7 +88,7 @@ impl Stage {
                         let tunnel = write.tunnel(scope_id, row.id).await?.unwrap();
                         let target = Target { host: "127.0.0.1".into(), port: 80, extra: Vec::new() };
                         let id = write.clock.id();
-                        culvert::service::sessions::open(write, &tunnel, id, id, &target).await?;
+                        culvert_service::sessions::open(write, &tunnel, id, id, &target).await?;
                         ids.push(row.id);
                     }
                     Ok(ids)
@@ -97,22 +97,22 @@ impl Stage {
             tunnels.extend(made.await.unwrap());
         }
         let stage = Self { host, node_id, tunnels, _folder: folder };
-        stage.host.app.service.nodes.wait_until_applied([node_id]).await;
+        stage.host.app.service.nodes().wait_until_applied([node_id]).await;
         stage
     }
 
     async fn idle_second(&self) -> f64 {
         let start = Instant::now();
-        self.host.app.service.nodes.tick().await.unwrap();
+        self.host.app.service.nodes().tick().await.unwrap();
         start.elapsed().as_secs_f64()
     }
 
     /// From the commit of changes until the node has applied them.
     async fn change_a_tenth(&self) -> f64 {
         let tenth = self.tunnels[..self.tunnels.len() / 10].to_vec();
-        self.host.app.service.store.resend_assignments(self.node_id, tenth).await.unwrap();
+        self.host.app.store.resend_assignments(self.node_id, tenth).await.unwrap();
         let start = Instant::now();
-        self.host.app.service.nodes.wait_until_applied([self.node_id]).await;
+        self.host.app.service.nodes().wait_until_applied([self.node_id]).await;
         start.elapsed().as_secs_f64()
     }
 }

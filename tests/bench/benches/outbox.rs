@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use culvert::app::Host;
 use culvert::config::Config;
-use culvert::jobs::Ticker;
-use culvert::secret::{Purpose, Secrets};
 use culvert_bench::{median, verdict};
 use culvert_domain::event::EventKind;
 use culvert_domain::webhook::{AttemptError, Outcome, Webhook, WebhookStatus};
+use culvert_service::jobs::Ticker;
+use culvert_service::secrets::{Purpose, Secrets};
 use culvert_store::Store;
 use culvert_store::db::Db;
 use culvert_store::outbox::UnderWay;
@@ -65,8 +65,8 @@ async fn pick_up(stage: &Stage) {
     let webhooks: Vec<Uuid> = stage.webhooks(20).await;
     for number in 0..EVENTS {
         let (scope_id, webhook_id) = (stage.scope_id, webhooks[number % webhooks.len()]);
-        let write = host.app.service.store.write(Some(scope_id), move |write| {
-            Box::pin(async move { culvert::service::events::webhook_test(write, scope_id, webhook_id).await })
+        let write = host.app.store.write(Some(scope_id), move |write| {
+            Box::pin(async move { culvert_service::events::webhook_test(write, scope_id, webhook_id).await })
         });
         write.await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -169,7 +169,7 @@ impl Stage {
         let store = &self.store;
         let (scope_id, webhook_id) = (self.scope_id, self.webhooks(1).await[0]);
         let write = store.write(Some(scope_id), move |write| {
-            Box::pin(async move { culvert::service::events::webhook_test(write, scope_id, webhook_id).await })
+            Box::pin(async move { culvert_service::events::webhook_test(write, scope_id, webhook_id).await })
         });
         write.await.unwrap();
         let start = Instant::now();

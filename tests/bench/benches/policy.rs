@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
 };
-use culvert::gate::UsageRequest;
-use culvert::gate::wit_input;
 use culvert_bench::{median, race, verdict};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
@@ -27,6 +25,8 @@ use culvert_policy::serve::live::PolicySet as ModuleSet;
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
+use culvert_service::gate::UsageRequest;
+use culvert_service::gate::wit_input;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};

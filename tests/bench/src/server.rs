@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use culvert::app::Host;
 use culvert::config::Config;
-use culvert::jobs::Ticker;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 use culvert_policy::load::chain::Trust;
+use culvert_service::jobs::Ticker;
 use culvert_store::db::Db;
 use culvert_wire::clock::Clock;
 use salvo::conn::TcpListener;
@@ -125,7 +125,7 @@ async fn key(host: &Host, number: usize) -> String {
     let email = format!("bench-{number}@example.com");
     let key = ApiKey::generate(&host.app.clock);
     let (made, permissions) = (key.clone(), Permissions::parse("full_access").unwrap());
-    let write = host.app.service.store.write(None, move |write| {
+    let write = host.app.store.write(None, move |write| {
         Box::pin(async move {
             let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
             write.create_key(&made, account.id, account.id, permissions, None).await

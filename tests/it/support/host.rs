@@ -10,16 +10,16 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use culvert::app::{App, Host};
 use culvert::config::Config;
-use culvert::jobs::Ticker;
-use culvert::jobs::ticker;
-use culvert::secret::Purpose;
 use culvert_domain::caller::Role;
+use culvert_domain::connection::Connection;
 use culvert_domain::event::EventKind;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::Permissions;
 use culvert_domain::session::SESSION_LEASE;
 use culvert_domain::webhook::{Webhook, WebhookStatus};
-use culvert_store::presence::Connection;
+use culvert_service::jobs::Ticker;
+use culvert_service::jobs::ticker;
+use culvert_service::secrets::Purpose;
 use culvert_wire::clock::Clock;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
@@ -141,7 +141,7 @@ impl TestHost {
 
     /// Has the nodes report their load, which they do once a second, and waits until the host knows it.
     pub async fn report_load(&self) {
-        let (embedded, nodes) = (&self.app.embedded, &self.app.service.nodes);
+        let (embedded, nodes) = (&self.app.embedded, &self.app.service.nodes());
         embedded.tick().await;
         within(20, async {
             while nodes.load() != embedded.load() {
@@ -156,7 +156,7 @@ impl TestHost {
         self.clock.advance(time);
         self.app.embedded.tick().await;
         ticker::tick(&self.app.jobs, 1).await;
-        self.app.service.nodes.wait_until_applied(self.app.service.nodes.ids()).await;
+        self.app.service.nodes().wait_until_applied(self.app.service.nodes().ids()).await;
         self.app.embedded.traffic_stored().await;
     }
 
@@ -172,7 +172,7 @@ impl TestHost {
 
     /// As [`Self::until`]; what the last look saw instead is in the failure.
     pub async fn until_seen<T, S: Debug>(&self, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
-        let mut commits = self.app.service.store.commits();
+        let mut commits = self.app.store.commits();
         let mut last = None;
         let wait = async {
             loop {
@@ -219,11 +219,7 @@ impl TestHost {
     pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
         let newest = Connection { device_id, epoch };
         let look = async || {
-            let read = self
-                .app
-                .service
-                .store
-                .write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
+            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
             read.await.unwrap().then_some(())
         };
         self.until(look).await;
@@ -232,7 +228,7 @@ impl TestHost {
     /// Waits until a tunnel's lease has been renewed at this moment.
     pub async fn until_renewed(&self, tunnel: Uuid) {
         let renewed = async || {
-            let lease = self.app.service.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
+            let lease = self.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
             (lease.lease_until == self.clock.now() + SESSION_LEASE).then_some(())
         };
         self.until(renewed).await;
@@ -243,7 +239,6 @@ impl TestHost {
         let plan = self.config.default_plan.clone();
         let account = self
             .app
-            .service
             .store
             .write(None, move |write| Box::pin(async move { write.create_account(&email, &called, &plan).await }))
             .await
@@ -258,7 +253,6 @@ impl TestHost {
         let (made, permissions) = (key.clone(), Permissions::parse(permissions).unwrap());
         let key_id = self
             .app
-            .service
             .store
             .write(None, move |write| {
                 Box::pin(async move { write.create_key(&made, account_id, scope_id, permissions, None).await })
@@ -270,18 +264,12 @@ impl TestHost {
 
     pub async fn revoke(&self, key_id: Uuid) {
         let key = key_id.to_string();
-        self.app
-            .service
-            .store
-            .write(None, move |write| Box::pin(async move { write.revoke_key(&key).await }))
-            .await
-            .unwrap();
+        self.app.store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await.unwrap();
     }
 
     pub async fn set_plan(&self, scope_id: Uuid, plan: &str) {
         let plan = plan.to_owned();
         self.app
-            .service
             .store
             .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan).await }))
             .await
@@ -293,7 +281,6 @@ impl TestHost {
         let (name, plan, owner) = (name.to_owned(), self.config.default_plan.clone(), owner.account_id);
         let team = self
             .app
-            .service
             .store
             .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner).await }))
             .await;
@@ -303,7 +290,6 @@ impl TestHost {
     pub async fn join(&self, team_id: Uuid, person: &Person, role: Role) {
         let account_id = person.account_id;
         self.app
-            .service
             .store
             .write(Some(team_id), move |write| Box::pin(async move { write.set_role(team_id, account_id, role).await }))
             .await
@@ -313,10 +299,9 @@ impl TestHost {
     pub async fn leave(&self, team_id: Uuid, person: &Person) {
         let account_id = person.account_id;
         self.app
-            .service
             .store
             .write(Some(team_id), move |write| {
-                Box::pin(async move { culvert::service::devices::remove_member(write, team_id, account_id).await })
+                Box::pin(async move { culvert_service::devices::remove_member(write, team_id, account_id).await })
             })
             .await
             .unwrap();
@@ -325,7 +310,7 @@ impl TestHost {
     /// A webhook endpoint of a scope, at an address that nobody is asked for.
     pub async fn webhook(&self, scope_id: Uuid) -> Uuid {
         let (id, now) = (self.clock.id(), self.clock.now());
-        let secret = self.app.service.secrets.seal(Purpose::Webhooks, id.as_bytes(), b"secret");
+        let secret = self.app.secrets.seal(Purpose::Webhooks, id.as_bytes(), b"secret");
         let webhook = Webhook {
             id,
             scope_id,
@@ -338,7 +323,6 @@ impl TestHost {
             updated_at: now,
         };
         self.app
-            .service
             .store
             .write(Some(scope_id), move |write| Box::pin(async move { write.insert_webhook(&webhook, &secret).await }))
             .await
@@ -351,7 +335,6 @@ impl TestHost {
         let code = EnrolmentCode::generate(&self.clock);
         let hash = EnrolmentCode::hash(code.reveal());
         self.app
-            .service
             .store
             .write(None, move |write| {
                 Box::pin(async move {

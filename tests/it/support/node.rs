@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use culvert::service::nodes::serve_node;
+use culvert_service::nodes::serve_node;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
@@ -45,7 +45,7 @@ pub struct PlayedNode {
 impl TestHost {
     /// A node in the place of the host's first one.
     pub async fn played_node(&self, ended: Ended) -> PlayedNode {
-        let id = self.app.service.nodes.ids()[0];
+        let id = self.app.service.nodes().ids()[0];
         self.played_process(id, Uuid::from_bytes(Clock::system().random()), ended).await
     }
 

@@ -1,0 +1,109 @@
+//! `enroll`: makes this machine a device of a server.
+
+use culvert_wire::clock::Clock;
+use culvert_wire::control::{Capability, Failure};
+use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
+use culvert_wire::failure_code::FailureCode;
+
+use super::{CliError, Output, print, read_line};
+use crate::agent::{VERSION, platform};
+use crate::device::{Device, DeviceKey};
+use crate::state_dir::StateDir;
+
+/// The code itself, which others on the machine would see among the arguments.
+fn read_code(code: String) -> Result<String, CliError> {
+    if code != "-" {
+        return Ok(code);
+    }
+    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(CliError::NoCode)
+}
+
+pub(super) async fn enrol(
+    state: &StateDir,
+    server: &str,
+    code: String,
+    name: Option<String>,
+    output: Output,
+) -> Result<(), CliError> {
+    if let Some(device) = Device::load(state)? {
+        return Err(CliError::AlreadyEnrolled(device.id));
+    }
+    let (server, client) = (server_url(server)?, client(server)?);
+    let code = read_code(code)?;
+    let key = DeviceKey::generate(&Clock::system());
+    let enrol = Enrol {
+        code,
+        name: name.or_else(host_name),
+        platform: platform(),
+        version: VERSION.into(),
+        capabilities: Capability::ALL.map(String::from).into(),
+        public_key: key.public(),
+    };
+    let request = client.post(format!("{server}{ENROL_PATH}")).json(&enrol);
+    let response = request.send().await.map_err(unreachable)?;
+    if !response.status().is_success() {
+        let status = response.status();
+        let failure = response.json().await;
+        return Err(CliError::Refused(
+            failure.unwrap_or_else(|_| Failure::new(FailureCode::Refused, status.to_string())),
+        ));
+    }
+    let Enrolled { device_id, name } = response.json().await.map_err(unreachable)?;
+    let device = Device { id: device_id, name, server, key };
+    device.save(state)?;
+    print(output, &serde_json::json!({"device_id": device.id, "name": device.name, "server": device.server}), || {
+        let name = device.name.as_deref().unwrap_or("this machine");
+        format!("{name} is now the device {}. Run it with `culvert-agent run`.", device.id)
+    });
+    Ok(())
+}
+
+fn unreachable(error: reqwest::Error) -> CliError {
+    CliError::Unreachable(chain(&error))
+}
+
+/// What sends the code to the server that was named and to nobody else: no redirect takes it on, and
+/// no proxy sees it on its way to this machine itself.
+fn client(server: &str) -> Result<reqwest::Client, CliError> {
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+    let local = reqwest::Url::parse(server).is_ok_and(|url| is_loopback(&url));
+    let builder = if local { builder.no_proxy() } else { builder };
+    builder.build().map_err(unreachable)
+}
+
+fn is_loopback(url: &reqwest::Url) -> bool {
+    match url.host_str() {
+        Some("localhost") => true,
+        Some(host) => host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
+        None => false,
+    }
+}
+
+/// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is
+/// for this machine alone.
+fn server_url(server: &str) -> Result<String, CliError> {
+    let url = reqwest::Url::parse(server).map_err(|error| CliError::Server(error.to_string()))?;
+    match url.scheme() {
+        "https" => {}
+        "http" if is_loopback(&url) => {}
+        "http" => return Err(CliError::Server("http:// is for loopback only; use https://".into())),
+        other => return Err(CliError::Server(format!("{other}:// is no https:// URL"))),
+    }
+    Ok(url.as_str().trim_end_matches('/').into())
+}
+
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,29 @@
+//! Extra ports of a tunnel.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::address::AddressResponse;
+use culvert_domain::port::ExtraPort;
+use culvert_domain::tunnel::{Protocol, Tunnel};
+
+/// Extra port
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ExtraPort")]
+pub struct ExtraPortResponse {
+    id: Uuid,
+    local_port: u16,
+    remote_port: u16,
+    protocol: Protocol,
+    label: Option<String>,
+    public_address: AddressResponse,
+}
+
+impl ExtraPortResponse {
+    pub fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
+        let public_address = tunnel.extra_address(&port).into();
+        let ExtraPort { id, local_port, remote_port, protocol, label } = port;
+        Self { id, local_port, remote_port, protocol, label, public_address }
+    }
+}

@@ -1,0 +1,119 @@
+//! The HTTP service: what every request passes, in order, and where it goes.
+
+#![deny(unsafe_code)]
+
+pub mod access;
+pub mod account;
+pub mod book;
+pub mod call;
+pub mod catalog;
+pub mod devices;
+pub mod docs;
+pub mod domains;
+pub mod endpoint;
+pub mod enrolment;
+pub mod listener;
+pub mod middleware;
+pub mod openapi;
+pub mod operations;
+pub mod page;
+pub mod path;
+pub mod ports;
+pub mod problem;
+pub mod reply;
+pub mod routes;
+pub mod row;
+pub mod tunnels;
+pub mod webhooks;
+
+use std::sync::Arc;
+
+use culvert_wire::clock::Clock;
+use culvert_wire::enrolment::ENROL_PATH;
+use ipnet::IpNet;
+use salvo::catcher::Catcher;
+use salvo::http::StatusCode;
+use salvo::prelude::CatchPanic;
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
+use uuid::Uuid;
+
+use culvert_service::Service;
+use culvert_service::authentication::Authentication;
+use culvert_service::keyed_mutex::KeyedMutex;
+use culvert_service::metrics::Metrics;
+use culvert_service::rate_limits::RateLimits;
+use enrolment::Enrolment;
+use middleware::auth::Auth;
+use middleware::drain::DrainRequestBody;
+use middleware::headers::Headers;
+use middleware::rate_limit::RateLimit;
+use middleware::trace::{RequestId, Trace};
+
+/// What requests are served with.
+pub struct Api {
+    pub service: Arc<Service>,
+    pub authentication: Authentication,
+    pub rate_limits: Arc<RateLimits>,
+    /// Requests with the same Idempotency-Key, one after the other.
+    pub idempotency_locks: KeyedMutex<(Uuid, String)>,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+    pub public_url: String,
+    pub docs_url: String,
+    /// Networks whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// Everything that is served on `listen`: the API, its documentation, enrolment, and what else `more` routes to.
+pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
+    let enrol = Router::with_path(ENROL_PATH.trim_start_matches('/')).post(Enrolment(api.clone()));
+    let router = Router::new().push(routes::router(api)).push(docs::router(api)).push(enrol).append(&mut { more });
+    salvo::Service::new(router)
+        .hoop(Trace(api.clone()))
+        .hoop(Headers(api.clone()))
+        .hoop(DrainRequestBody(api.clone()))
+        .hoop(CatchPanic::new())
+        .hoop(Auth(api.clone()))
+        .hoop(RateLimit(api.clone()))
+        .catcher(Catcher::default().hoop(Problems(api.clone())))
+}
+
+/// Whether a page for people is here, or the description of the API.
+pub fn is_page(path: &str) -> bool {
+    path == "/" || path == openapi::PATH || path == "/docs" || path.starts_with("/docs/")
+}
+
+/// Whom a path is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthRequirement {
+    /// Documentation, and the agents, which prove who they are in their own way.
+    Anybody,
+    /// Version 1 of the API.
+    FormerClients,
+    /// Whoever has an API key; what does not exist is for them as well.
+    Clients,
+}
+
+/// Of a normalised path.
+pub fn auth_requirement(path: &str) -> AuthRequirement {
+    let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if is_page(path) || below("/agent") {
+        AuthRequirement::Anybody
+    } else if below("/v1") {
+        AuthRequirement::FormerClients
+    } else {
+        AuthRequirement::Clients
+    }
+}
+
+/// What the framework answers by itself, as problems: unknown routes, wrong methods, panics.
+struct Problems(Arc<Api>);
+
+#[async_trait]
+impl Handler for Problems {
+    async fn handle(&self, _: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+        let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND);
+        problem::render(res, &problem::of_status(status), &self.0.docs_url, RequestId::of(depot));
+        ctrl.skip_rest();
+    }
+}

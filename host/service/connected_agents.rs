@@ -1,0 +1,72 @@
+//! The agents that are connected to this host.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use chrono::{DateTime, Utc};
+use culvert_domain::connection::Connection;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+#[derive(Default)]
+pub struct ConnectedAgents {
+    connected: Mutex<HashMap<Uuid, ConnectionHandle>>,
+    /// When each device was last heard of. The ticker records these times together.
+    seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
+}
+
+/// A connection, as the rest of the host sees it.
+#[derive(Clone)]
+pub struct ConnectionHandle {
+    connection: Connection,
+    /// Notified when the agent may have to be told something.
+    pub woken: Arc<Notify>,
+    /// Cancelled when a newer connection of the device takes its place.
+    pub replaced: CancellationToken,
+}
+
+impl ConnectedAgents {
+    /// Registers a connection. An older connection of the same device is replaced and ends.
+    pub fn add(&self, connection: Connection) -> ConnectionHandle {
+        let handle =
+            ConnectionHandle { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
+        let former = lock(&self.connected).insert(connection.device_id, handle.clone());
+        if let Some(former) = former {
+            former.replaced.cancel();
+        }
+        handle
+    }
+
+    /// Removes a connection, unless a newer one has taken its place.
+    pub fn remove(&self, connection: Connection) {
+        let mut connected = lock(&self.connected);
+        if connected.get(&connection.device_id).is_some_and(|handle| handle.connection == connection) {
+            connected.remove(&connection.device_id);
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        lock(&self.connected).len()
+    }
+
+    /// Has a device's connection compare the database with what it has sent to the agent.
+    pub fn wake(&self, device_id: Uuid) {
+        if let Some(handle) = lock(&self.connected).get(&device_id) {
+            handle.woken.notify_one();
+        }
+    }
+
+    pub fn record_seen(&self, connection: Connection, at: DateTime<Utc>) {
+        lock(&self.seen).insert(connection.device_id, (connection, at));
+    }
+
+    /// Takes the times that were recorded since the last call.
+    pub fn take_seen(&self) -> Vec<(Connection, DateTime<Utc>)> {
+        lock(&self.seen).drain().map(|(_, seen)| seen).collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

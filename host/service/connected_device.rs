@@ -1,0 +1,375 @@
+//! What the agent of a connected device reports and asks for: one function for each frame of the control channel.
+
+mod accept;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use culvert_domain::connection::Connection;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::event::OfflineReason;
+use culvert_domain::lease::Lease;
+use culvert_domain::operation::{Operation, RemoteAction};
+use culvert_domain::session::EndReason;
+use culvert_domain::text;
+use culvert_store::Write;
+use culvert_wire::control::{ConsentState, Done, Failure, Grant, RevokeReason, SignedConsent};
+use culvert_wire::failure_code::FailureCode;
+use futures_util::future::{BoxFuture, join_all};
+use uuid::Uuid;
+
+use crate::nodes::EndedSessions;
+use crate::operations::reports::{self, BeginDecision};
+use crate::{Service, consent, local_runs, operations, presence, resumption, sessions};
+
+pub use accept::{Identified, identify};
+
+/// How many ids one frame may list, in addition to one for each open session of the device.
+const MORE_IDS: usize = 256;
+/// Characters of a text of an agent that are stored.
+const DETAIL_LENGTH: usize = 500;
+
+/// Why a device's connection has to end.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error("a newer connection of the device counts")]
+    Replaced,
+    #[error("the device was removed")]
+    Removed,
+    #[error("the device's owner has left its Team")]
+    NotAllowed,
+    #[error("it lists more leases than there can be")]
+    TooManyLeases,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// What the agent is told that is ready to begin an operation.
+#[derive(Debug)]
+pub enum Begin {
+    /// Begin. If the action runs a tunnel, it runs under this grant.
+    Proceed(Option<Box<Grant>>),
+    /// Do not begin: the operation has ended otherwise.
+    Abandon,
+}
+
+/// A device on its current connection. Nothing is written on behalf of a connection that was replaced.
+pub struct ConnectedDevice {
+    service: Arc<Service>,
+    connection: Connection,
+    scope_id: Uuid,
+    boot_id: Uuid,
+    public_key: Vec<u8>,
+    /// The leases that the agent held when it connected.
+    held: Vec<Uuid>,
+}
+
+impl ConnectedDevice {
+    pub fn connection(&self) -> Connection {
+        self.connection
+    }
+
+    pub fn id(&self) -> Uuid {
+        self.connection.device_id
+    }
+
+    /// Whether the agent held a lease when it connected.
+    pub fn held(&self, lease_id: Uuid) -> bool {
+        self.held.contains(&lease_id)
+    }
+
+    /// The device as it is now.
+    ///
+    /// # Errors
+    ///
+    /// If the device may not be connected any longer.
+    pub async fn current(&self) -> Result<Device, DeviceError> {
+        let device = self.service.store.device(self.scope_id, self.id()).await?;
+        let device = device.ok_or(DeviceError::Removed)?;
+        if device.owner_active { Ok(device) } else { Err(DeviceError::NotAllowed) }
+    }
+
+    /// # Errors
+    ///
+    /// If this is not the device's current connection.
+    pub async fn check_current(&self) -> Result<(), DeviceError> {
+        if self.service.store.is_current(self.connection).await? { Ok(()) } else { Err(DeviceError::Replaced) }
+    }
+
+    /// The operations that have not ended.
+    pub async fn active_operations(&self) -> Result<Vec<Operation>> {
+        self.service.store.active_operations(self.id()).await
+    }
+
+    /// The ids of all open sessions of the device.
+    pub async fn lease_ids(&self) -> Result<HashSet<Uuid>> {
+        let leases = self.service.store.leases_of_device(self.id()).await?;
+        Ok(leases.iter().map(|lease| lease.session_id).collect())
+    }
+
+    /// The leases that this agent process holds or should hold, except those that an operation is about to
+    /// give it.
+    pub async fn leases_of_this_boot(&self) -> Result<Vec<Lease>> {
+        let operations = self.active_operations().await?;
+        let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
+        let leases = self.service.store.leases_of_device(self.id()).await?;
+        let begun = |id: &Uuid| !given.contains(id) || self.held.contains(id);
+        let own = |lease: &Lease| lease.boot_id == self.boot_id && begun(&lease.session_id);
+        Ok(leases.into_iter().filter(own).collect())
+    }
+
+    /// The grants of those leases that their nodes serve.
+    pub async fn grants(&self, leases: impl IntoIterator<Item = &Lease>) -> Vec<Grant> {
+        let granted = join_all(leases.into_iter().map(|lease| self.service.serve_and_grant(lease))).await;
+        granted.into_iter().flatten().collect()
+    }
+
+    /// Why a session has ended, as the agent is told.
+    pub async fn end_reason(&self, lease_id: Uuid) -> Result<RevokeReason> {
+        let reason = self.service.store.end_reason(lease_id).await?;
+        Ok(reason.map_or(RevokeReason::Ended, |reason| reason.to_string().into()))
+    }
+
+    /// Renews leases, and returns those that were.
+    ///
+    /// # Errors
+    ///
+    /// If more are listed than there can be.
+    pub async fn renew(&self, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>, DeviceError> {
+        if lease_ids.is_empty() {
+            return Ok(lease_ids);
+        }
+        let renewed = self.write(move |write, device| {
+            Box::pin(async move {
+                let count = lease_ids.len();
+                if count > MORE_IDS && count > write.open_sessions(device.id).await? + MORE_IDS {
+                    return Ok(Err(DeviceError::TooManyLeases));
+                }
+                write.renew_leases(&lease_ids, device.id).await.map(Ok)
+            })
+        });
+        renewed.await?
+    }
+
+    /// Opens sessions for the tunnels that wait for this device.
+    pub async fn resume(&self) -> Result<(), DeviceError> {
+        if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await?
+            || !local_runs::plan_is_known(&self.service, self.scope_id).await?
+        {
+            return Ok(());
+        }
+        let boot_id = self.boot_id;
+        self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id))).await
+    }
+
+    /// The agent has journaled a command. Returns whether the operation goes on.
+    pub async fn claim(&self, operation_id: Uuid) -> Result<bool, DeviceError> {
+        self.write(move |write, device| Box::pin(reports::claim(write, device, operation_id))).await
+    }
+
+    /// The agent has canceled a command before it began.
+    pub async fn cancel(&self, operation_id: Uuid) -> Result<(), DeviceError> {
+        self.write(move |write, device| Box::pin(reports::cancel(write, device, operation_id))).await
+    }
+
+    /// The agent is ready to begin an operation.
+    pub async fn begin(&self, operation_id: Uuid) -> Result<Begin, DeviceError> {
+        let boot_id = self.boot_id;
+        let decision =
+            self.write(move |write, device| Box::pin(reports::begin(write, device, boot_id, operation_id))).await?;
+        let session_id = match decision {
+            BeginDecision::Abandon => return Ok(Begin::Abandon),
+            BeginDecision::Proceed { session_id: None } => return Ok(Begin::Proceed(None)),
+            BeginDecision::Proceed { session_id: Some(session_id) } => session_id,
+        };
+        let granted = match self.service.store.lease(session_id).await? {
+            Some(lease) => self.service.serve_and_grant(&lease).await,
+            None => {
+                Err(Failure::new(FailureCode::TunnelStartFailed, "The tunnel's lease ended before the start was done."))
+            }
+        };
+        match granted {
+            Ok(grant) => Ok(Begin::Proceed(Some(Box::new(grant)))),
+            Err(failure) => {
+                self.write(move |write, device| Box::pin(reports::finish(write, device, operation_id, Err(failure))))
+                    .await?;
+                Ok(Begin::Abandon)
+            }
+        }
+    }
+
+    /// The agent reports the outcome of an operation.
+    pub async fn finish(&self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), DeviceError> {
+        let stopped = if outcome.is_ok() { self.leases_to_stop(operation_id).await? } else { Vec::new() };
+        // Ports are closed before the stop is recorded as succeeded, so that nobody reads of a stop while a port
+        // is still open.
+        let (ended, outcome) = match self.service.nodes.end(&stopped).await {
+            Ok(ended) => (Some(ended), outcome),
+            Err(failure) => (None, Err(failure)),
+        };
+        self.write_ends(ended, move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome)))
+            .await
+    }
+
+    /// The leases that the success of a stop ends.
+    async fn leases_to_stop(&self, operation_id: Uuid) -> Result<Vec<Lease>> {
+        let operations = self.active_operations().await?;
+        let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
+            return Ok(Vec::new());
+        };
+        let stopped = |lease: &Lease| match operation.action {
+            RemoteAction::Stop => Some(lease.tunnel_id) == operation.tunnel_id,
+            RemoteAction::StopAll => true,
+            _ => false,
+        };
+        Ok(self.service.store.leases_of_device(self.id()).await?.into_iter().filter(stopped).collect())
+    }
+
+    /// Somebody at the device has started a tunnel, by id or name. Returns its grant, if it has not ended meanwhile.
+    pub async fn start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
+        let device = self.current().await?;
+        let session_id = match local_runs::start(&self.service, device, self.boot_id, tunnel).await? {
+            Ok(session_id) => session_id,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let Some(lease) = self.service.store.lease(session_id).await? else { return Ok(Ok(None)) };
+        let granted = self.service.serve_and_grant(&lease).await;
+        if granted.is_err() {
+            self.write(move |write, _| {
+                Box::pin(async move { sessions::stop(write, session_id, EndReason::Error).await.map(drop) })
+            })
+            .await?;
+        }
+        Ok(granted.map(Some))
+    }
+
+    /// Somebody at the device has stopped a tunnel.
+    pub async fn stop(&self, lease_id: Uuid) -> Result<(), DeviceError> {
+        let lease = self.service.store.lease(lease_id).await?;
+        let own: Vec<Lease> = lease.into_iter().filter(|lease| lease.device_id == self.id()).collect();
+        // A node that does not answer hears of the end by the next change.
+        let ended = self.service.nodes.end(&own).await.ok();
+        self.write_ends(ended, move |write, device| {
+            Box::pin(async move { local_runs::stop(write, device, &[lease_id]).await })
+        })
+        .await
+    }
+
+    /// The agent serves a lease.
+    pub async fn serving(&self, lease_id: Uuid) -> Result<(), DeviceError> {
+        self.write(move |write, device| {
+            Box::pin(async move {
+                match write.lease(lease_id).await? {
+                    Some(lease) if lease.device_id == device.id => sessions::set_ready(write, lease_id).await,
+                    _ => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Whether the local target of a lease answers.
+    pub async fn set_target_error(&self, lease_id: Uuid, error: Option<&str>) -> Result<(), DeviceError> {
+        let error = error.map(|error| text::cleaned(error, DETAIL_LENGTH));
+        self.write(move |write, device| {
+            Box::pin(async move { write.set_target_error(lease_id, device.id, error.as_deref()).await })
+        })
+        .await
+    }
+
+    /// The agent could not resume a tunnel.
+    pub async fn not_resumed(&self, lease_id: Uuid, detail: &str) -> Result<(), DeviceError> {
+        let detail = text::cleaned(detail, DETAIL_LENGTH);
+        self.write(move |write, device| {
+            Box::pin(async move { local_runs::not_resumed(write, device, lease_id, &detail).await })
+        })
+        .await
+    }
+
+    /// A decision of the device's owner about remote control. Returns the consent as it is now.
+    pub async fn consent(&self, signed: SignedConsent) -> Result<ConsentState, DeviceError> {
+        let public_key = self.public_key.clone();
+        self.write(move |write, device| {
+            Box::pin(async move {
+                consent::apply_consent(write, device, &public_key, &signed).await?;
+                consent::consent_of(write, device).await
+            })
+        })
+        .await
+    }
+
+    /// Records the end of the connection. With `for_good`, the device goes offline and its sessions end at
+    /// once. Without it, the agent may reconnect before its leases end.
+    pub async fn disconnect(&self, for_good: Option<OfflineReason>) -> Result<()> {
+        let connection = self.connection;
+        let _turn = self.service.scope_locks.lock(self.scope_id).await;
+        let written = self.service.store.write(Some(self.scope_id), move |write| {
+            Box::pin(async move {
+                if !write.is_current(connection).await? {
+                    return Ok(());
+                }
+                write.disconnect_device(connection).await?;
+                if let Some(reason) = for_good {
+                    for lease in write.leases_of_device(connection.device_id).await? {
+                        sessions::end(write, lease.session_id, EndReason::DeviceDisconnected).await?;
+                    }
+                    presence::set_offline(write, connection.device_id, reason).await?;
+                    operations::fail_of_lost_device(write, connection.device_id).await?;
+                }
+                Ok(())
+            })
+        });
+        written.await
+    }
+
+    /// Writes the ends of sessions that nodes have ended, together with their last traffic.
+    async fn write_ends<F>(&self, ended: Option<EndedSessions>, work: F) -> Result<(), DeviceError>
+    where
+        F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<()>> + Send + 'static,
+    {
+        let nodes = self.service.nodes.clone();
+        let traffic = ended.as_ref().map(|ended| ended.traffic.clone()).unwrap_or_default();
+        let written = self.write(move |write, device| {
+            Box::pin(async move {
+                let mut new = Vec::new();
+                for (node_id, batch) in traffic {
+                    if write.apply_traffic(node_id, &batch).await? {
+                        new.push(batch);
+                    }
+                }
+                work(write, device).await?;
+                Ok(new)
+            })
+        });
+        let written = written.await;
+        if let Some(ended) = ended {
+            nodes.release(ended).await;
+        }
+        written?.iter().for_each(|batch| nodes.count(batch));
+        Ok(())
+    }
+
+    /// Writes on behalf of the device, as long as this is the device's current connection.
+    async fn write<T, F>(&self, work: F) -> Result<T, DeviceError>
+    where
+        T: Send + 'static,
+        F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<T>> + Send + 'static,
+    {
+        let (connection, scope_id) = (self.connection, self.scope_id);
+        // Lock the scope before taking a database connection: waiting for a scope must not occupy one.
+        let _turn = self.service.scope_locks.lock(scope_id).await;
+        let written = self.service.store.write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                if !write.is_current(connection).await? {
+                    return Ok(Err(DeviceError::Replaced));
+                }
+                match write.device(scope_id, connection.device_id).await? {
+                    Some(device) => work(write, &device).await.map(Ok),
+                    None => Ok(Err(DeviceError::Removed)),
+                }
+            })
+        });
+        written.await?
+    }
+}

@@ -1,0 +1,84 @@
+//! Failed authentications by address, to slow down whoever guesses keys.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use culvert_wire::client_network::{network, prefix};
+use culvert_wire::clock::Moment;
+use hashlink::LruCache;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Addresses that are remembered each for itself. Beyond them, whole networks are counted as one.
+const MAX_ADDRESSES: usize = 10_000;
+/// Entries of both kinds. Beyond them, the one that began first is forgotten.
+const MAX_ENTRIES: usize = 15_000;
+/// The networks: an IPv6 provider's customer has a /48 at most.
+const NETWORK_V4: u32 = 24;
+const NETWORK_V6: u32 = 48;
+
+/// Failures of one address within a minute. An IPv6 client has a /64 to itself.
+pub struct FailedAuthLimiter {
+    per_minute: u32,
+    windows: Mutex<Windows>,
+}
+
+/// For each address or network: when its window began, and the failures in it.
+struct Windows(LruCache<Option<IpAddr>, (Moment, u32)>);
+
+impl FailedAuthLimiter {
+    pub fn new(per_minute: u32) -> Self {
+        Self { per_minute, windows: Mutex::new(Windows(LruCache::new(MAX_ENTRIES))) }
+    }
+
+    /// Counts one failure. Returns how long to wait if that was one too many.
+    pub fn count(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
+        let mut windows = self.windows();
+        windows.remove_expired(now);
+        let key = windows.key(client);
+        if !windows.0.contains_key(&key) {
+            windows.0.insert(key, (now, 0));
+        }
+        let (start, count) = windows.0.peek_mut(&key)?;
+        if *count >= self.per_minute {
+            return Some(MINUTE.saturating_sub(now.since(*start)));
+        }
+        *count += 1;
+        None
+    }
+
+    /// How long an address has to wait, if it has failed too often.
+    pub fn wait(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
+        let windows = self.windows();
+        let (start, count) = windows.0.peek(&windows.key(client))?;
+        let age = now.since(*start);
+        (*count >= self.per_minute && age < MINUTE).then(|| MINUTE - age)
+    }
+
+    /// How many addresses and networks are remembered.
+    pub fn remembered(&self) -> usize {
+        self.windows().0.len()
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Windows {
+    /// An address, or its network where there are many addresses and this one is new.
+    fn key(&self, client: Option<IpAddr>) -> Option<IpAddr> {
+        let own = client.map(prefix);
+        if self.0.len() < MAX_ADDRESSES || self.0.contains_key(&own) {
+            return own;
+        }
+        client.map(|client| network(client, NETWORK_V4, NETWORK_V6))
+    }
+
+    /// Removes the windows that are over. The one that began first comes first, because using one does not move it.
+    fn remove_expired(&mut self, now: Moment) {
+        while self.0.iter().next().is_some_and(|(_, (start, _))| now.since(*start) >= MINUTE) {
+            self.0.remove_lru();
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Background jobs of the host: the ticker, the checks of custom domains, and the webhook deliveries.
+
+pub mod deliveries;
+pub mod domain_checks;
+pub mod sweep;
+pub mod ticker;
+
+use std::sync::Arc;
+
+use culvert_wire::clock::Clock;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Service;
+use crate::connected_agents::ConnectedAgents;
+use crate::metrics::Metrics;
+use crate::rate_limits::RateLimits;
+use deliveries::DeliveryWorker;
+
+/// What background jobs need of the host.
+pub struct Jobs {
+    pub service: Arc<Service>,
+    pub agents: Arc<ConnectedAgents>,
+    pub rate_limits: Arc<RateLimits>,
+    pub deliveries: DeliveryWorker,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+    pub stop: CancellationToken,
+    pub tasks: TaskTracker,
+}
+
+/// Whether the ticker runs by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ticker {
+    Auto,
+    /// For tests, which call [`ticker::tick`] themselves.
+    Manual,
+}

@@ -1,0 +1,54 @@
+//! Timeouts: work that becomes due only because time has passed.
+
+use culvert_domain::error::{Chain, Result};
+use culvert_domain::operation::Operation;
+use futures_util::{StreamExt, stream};
+
+use crate::{operations, presence, sessions};
+use culvert_store::Store;
+use culvert_store::error::first_error;
+
+/// Maximum number of due items that are processed concurrently. If one waits for a lock, the others go on.
+const AT_ONCE: usize = 8;
+
+/// Processes everything that is due now. A failure with one item does not stop the others.
+pub async fn sweep(store: &Store) -> Result<()> {
+    let (silent, expired, unfinished, untold) = tokio::join!(
+        store.silent_devices(),
+        store.expired_leases(),
+        store.unfinished_operations(),
+        store.untold_devices(),
+    );
+    let lost = each(silent, |(device_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(presence::lose(write, device_id)))
+    })
+    .await;
+    let ended = each(expired, |(session_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(sessions::expire(write, session_id)))
+    })
+    .await;
+    let now = store.clock().now();
+    let is_due = |operation: &Operation| operations::timeout_status(operation, now).is_some();
+    let timed_out = unfinished.map(|all| all.into_iter().filter(is_due).collect());
+    let timed_out = each(timed_out, |operation: Operation| {
+        store.write(Some(operation.scope_id), move |write| Box::pin(operations::expire(write, operation.id)))
+    })
+    .await;
+    let published = each(untold, |(device_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(presence::publish(write, device_id)))
+    })
+    .await;
+    [ended, timed_out, published].into_iter().fold(lost, first_error)
+}
+
+/// Processes due items and logs the failures. An error is returned only if the items could not be read.
+async fn each<T, F: Future<Output = Result<()>>>(due: Result<Vec<T>>, act: impl Fn(T) -> F) -> Result<()> {
+    let acts = stream::iter(due?).map(act).buffer_unordered(AT_ONCE);
+    acts.for_each(async |done| {
+        if let Err(error) = done {
+            tracing::warn!(error = %Chain(&error), "something that is due could not be done");
+        }
+    })
+    .await;
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The ticker: does what is due every second, and passes on the hints of committed transactions.
+//!
+//! All state is in the store, so the next tick makes up for a lost hint.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::{Jobs, Ticker, sweep};
+use crate::{gate, sessions};
+use culvert_domain::error::{Chain, Result};
+use culvert_domain::session::EndReason;
+use culvert_store::Hint;
+
+const TICK: Duration = Duration::from_secs(1);
+/// Ticks between two comparisons of what nodes were sent with what the database has.
+const CHECK_EVERY: u64 = 30;
+/// Interval between two deletions of old rows, and delay of the first one. The delay is shorter, so that a
+/// host that is restarted often deletes old rows as well.
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+const FIRST_PRUNE: Duration = Duration::from_secs(60);
+
+/// Runs until the host stops. Ticks, hints and deletions do not wait for each other: many hints do not delay
+/// what is due, and a locked row does not delay hints.
+pub async fn run(jobs: Arc<Jobs>, hints: mpsc::UnboundedReceiver<Hint>, mode: Ticker) {
+    let time = async {
+        if mode == Ticker::Auto {
+            tokio::join!(keep_time(&jobs), prune(&jobs));
+        }
+    };
+    tokio::join!(time, dispatch_all(&jobs, hints));
+}
+
+async fn keep_time(jobs: &Jobs) {
+    let mut next = jobs.clock.moment().plus(TICK);
+    for ticks in 1.. {
+        tokio::select! {
+            biased;
+            () = jobs.stop.cancelled() => return,
+            () = jobs.clock.until(next) => {
+                next = jobs.clock.moment().plus(TICK);
+                tick(jobs, ticks).await;
+            }
+        }
+    }
+}
+
+async fn prune(jobs: &Jobs) {
+    let mut next = jobs.clock.moment().plus(FIRST_PRUNE);
+    while jobs.stop.run_until_cancelled(jobs.clock.until(next)).await.is_some() {
+        if let Some(result) = jobs.stop.run_until_cancelled(jobs.service.store.prune()).await {
+            report("old rows could not be deleted", result);
+        }
+        next = jobs.clock.moment().plus(PRUNE_EVERY);
+    }
+}
+
+async fn dispatch_all(jobs: &Jobs, mut hints: mpsc::UnboundedReceiver<Hint>) {
+    loop {
+        tokio::select! {
+            biased;
+            () = jobs.stop.cancelled() => return,
+            Some(wake) = hints.recv() => dispatch(jobs, wake, &mut hints).await,
+        }
+    }
+}
+
+/// Passes on all waiting hints. Several hints about one node are handled once.
+async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<Hint>) {
+    let mut nodes = HashSet::new();
+    let mut wake = Some(first);
+    while let Some(next) = wake {
+        match next {
+            Hint::Device(device_id) => jobs.agents.wake(device_id),
+            Hint::Node(node_id) => drop(nodes.insert(node_id)),
+            Hint::Deliveries => jobs.deliveries.wake(),
+        }
+        wake = hints.try_recv().ok();
+    }
+    for node_id in nodes {
+        jobs.service.nodes.notify(node_id).await;
+    }
+}
+
+/// Does everything that is due; `ticks` counts the calls, because some work is done only every few ticks. If
+/// the database does not answer, the rest waits for the next tick.
+pub async fn tick(jobs: &Jobs, ticks: u64) {
+    // Another host may have written deliveries that are due now.
+    jobs.deliveries.wake();
+    let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
+        ("presence could not be noted", Box::pin(jobs.service.store.record_seen(jobs.agents.take_seen()))),
+        ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
+        ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service.store))),
+        ("queued operations could not be looked for", Box::pin(wake_queued(jobs))),
+        ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick())),
+        ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
+    ];
+    for (what, step) in steps {
+        let result = step.await;
+        let failed = result.is_err();
+        report(what, result);
+        if failed && !jobs.service.store.answers().await {
+            return;
+        }
+    }
+    end_unknown_plans(jobs).await;
+}
+
+fn report(what: &str, result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(error = %Chain(&error), "{what}");
+    }
+}
+
+async fn wake_queued(jobs: &Jobs) -> Result<()> {
+    jobs.service.store.devices_with_queued().await?.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
+    Ok(())
+}
+
+async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {
+    if ticks.is_multiple_of(CHECK_EVERY) { jobs.service.nodes.check().await } else { Ok(()) }
+}
+
+/// Ends the sessions under a plan that no policy knows, because nothing defines what the plan allows.
+async fn end_unknown_plans(jobs: &Jobs) {
+    let policies = jobs.service.pin_policies(None);
+    for plan in jobs.service.nodes.plans().await {
+        if !gate::known_entitlement(&policies, &plan).is_ok_and(|known| known.is_none()) {
+            continue;
+        }
+        for scope_id in jobs.service.nodes.scopes_of(&plan).await {
+            tracing::warn!(%scope_id, plan, "no policy knows this plan; what runs under it ends");
+            let end = jobs.service.store.write(Some(scope_id), move |write| {
+                Box::pin(async move { sessions::end_of_scope(write, scope_id, EndReason::LimitReached).await })
+            });
+            report("what runs under an unknown plan could not be ended", end.await);
+        }
+    }
+}
+
+/// Records the final state of a host that stops: request counts, and the end of its nodes' sessions.
+pub async fn end_sessions_of_nodes(jobs: &Jobs) -> Result<()> {
+    report("request counts could not be kept", jobs.rate_limits.save(&jobs.service).await);
+    let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
+    for node_id in jobs.service.nodes.ids() {
+        for lease in jobs.service.store.leases_on_node(node_id).await? {
+            by_scope.entry(lease.scope_id).or_default().push(lease.session_id);
+        }
+    }
+    for (scope_id, session_ids) in by_scope {
+        sessions::end_all(&jobs.service.store, scope_id, session_ids, EndReason::NodeShutdown).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The host's use cases: one file a noun, one function a use case. HTTP, agents and background jobs call them, and
+//! reach the store in no other way. The operator's commands write rows that no use case is for.
+//!
+//! A change on behalf of a caller passes [`gate`]: facts, three policy decisions, a permit; then [`commit`]: one
+//! transaction with the change, its events and the stored response. [`jobs`] does what is due later.
+
+#![deny(unsafe_code)]
+
+pub mod access;
+pub mod accounts;
+pub mod authentication;
+pub mod commit;
+pub mod connected_agents;
+pub mod connected_device;
+pub mod consent;
+pub mod cursors;
+pub mod devices;
+pub mod domains;
+pub mod enrolment;
+pub mod events;
+pub mod failed_auth;
+pub mod gate;
+pub mod idempotency;
+pub mod jobs;
+pub mod keyed_mutex;
+pub mod keys;
+pub mod leases;
+pub mod local_runs;
+pub mod metrics;
+pub mod moves;
+pub mod nodes;
+pub mod operations;
+mod passwords;
+pub mod ports;
+pub mod presence;
+pub mod rate_limits;
+pub mod resumption;
+pub mod secrets;
+pub mod sessions;
+pub mod startable;
+pub mod traffic;
+pub mod tunnels;
+pub mod webhooks;
+
+use std::sync::Arc;
+
+use culvert_policy::serve::generations::Generations;
+use culvert_store::Store;
+use culvert_webhook::guard::Guard;
+use culvert_wire::clock::Clock;
+use uuid::Uuid;
+
+use gate::{Gate, PinnedPolicies};
+use keyed_mutex::KeyedMutex;
+use metrics::NodeMetrics;
+use nodes::Nodes;
+use passwords::Passwords;
+use secrets::Secrets;
+
+/// The parts that use cases share. Other crates cannot name them: they call use cases.
+pub struct Service {
+    store: Arc<Store>,
+    secrets: Secrets,
+    policies: Arc<Generations>,
+    gate: Gate,
+    /// Looks up DNS names, and checks their addresses.
+    guard: Arc<Guard>,
+    nodes: Arc<Nodes>,
+    passwords: Passwords,
+    /// Serializes changes of the same scope, by requests and by agents.
+    scope_locks: KeyedMutex<Uuid>,
+}
+
+impl Service {
+    pub fn new(
+        store: Arc<Store>,
+        secrets: Secrets,
+        policies: Arc<Generations>,
+        guard: Arc<Guard>,
+        metrics: NodeMetrics,
+    ) -> Self {
+        Self {
+            gate: Gate::new(store.clone(), guard.clone()),
+            nodes: Arc::new(Nodes::new(store.clone(), secrets.lease_key(), metrics)),
+            passwords: Passwords::new(store.clock().clone()),
+            scope_locks: KeyedMutex::new(),
+            store,
+            secrets,
+            policies,
+            guard,
+        }
+    }
+
+    pub fn clock(&self) -> &Clock {
+        self.store.clock()
+    }
+
+    /// The nodes that are connected to this host.
+    pub fn nodes(&self) -> &Arc<Nodes> {
+        &self.nodes
+    }
+
+    /// The policies as they are now. A request is decided by one set of them, from its beginning to its end; its id
+    /// is on what they record.
+    pub fn pin_policies(&self, request_id: Option<Uuid>) -> PinnedPolicies {
+        PinnedPolicies::new(self.policies.pin(request_id))
+    }
+}

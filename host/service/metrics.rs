@@ -1,0 +1,232 @@
+//! The metrics of `/metrics`, in the OpenMetrics text format.
+//!
+//! Counters are incremented where something happens; gauges are read from the host on request.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use culvert_domain::webhook::Outcome;
+use culvert_wire::node::TrafficBatch;
+
+/// Buckets for the duration of one request, in seconds.
+const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
+
+/// All metrics of the host, except the policies' own.
+pub struct Metrics {
+    pub registry: Registry,
+    pub http: HttpMetrics,
+    refusals: Family<Refusal, Counter>,
+    deliveries: Family<Delivery, Counter>,
+    pub nodes: NodeMetrics,
+    /// Connections that nodes refused.
+    pub refused: Refusals,
+    /// Connections to the API that were refused.
+    pub connections: ConnectionRefusals,
+    node_buffers: Gauge,
+    agents: Gauge,
+    tunnels: Gauge,
+    visitors: Gauge,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    method: &'static str,
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refusal {
+    window: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Delivery {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Direction {
+    direction: &'static str,
+}
+
+/// Metrics of what nodes report.
+#[derive(Clone, Default)]
+pub struct NodeMetrics {
+    /// Payload bytes of tunnels.
+    bytes: Family<Direction, Counter>,
+    corrections: Counter,
+}
+
+impl NodeMetrics {
+    /// Counts traffic that was stored.
+    pub fn count(&self, batch: &TrafficBatch) {
+        for row in &batch.rows {
+            self.add(row.bytes_in, row.bytes_out);
+        }
+    }
+
+    /// Counts a tunnel whose newest state a node was not sent.
+    pub fn corrected(&self) {
+        self.corrections.inc();
+    }
+
+    fn add(&self, bytes_in: u64, bytes_out: u64) {
+        for (direction, bytes) in [("in", bytes_in), ("out", bytes_out)] {
+            self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
+        }
+    }
+}
+
+/// Counter of connections that nodes refused, by limit.
+#[derive(Clone, Default)]
+pub struct Refusals(Family<RefusedBy, Counter>);
+
+impl Refusals {
+    pub fn count(&self, bound: &'static str) {
+        self.0.get_or_create(&RefusedBy { bound }).inc();
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedBy {
+    bound: &'static str,
+}
+
+/// Counter of connections to `listen` that were refused, by limit.
+#[derive(Clone, Default)]
+pub struct ConnectionRefusals(Family<RefusedBy, Counter>);
+
+impl ConnectionRefusals {
+    /// `address` is for `api.connections_per_address`, `agents` for `api.agents`, `unproven` for connections
+    /// of agents that were closed before they proved their device, `arrivals` and `starts` for devices that
+    /// connect or start tunnels too often, `codes` for addresses with too many wrong enrolment codes.
+    pub const BOUNDS: [&str; 6] = ["address", "agents", "unproven", "arrivals", "starts", "codes"];
+
+    pub fn count(&self, bound: &'static str) {
+        self.0.get_or_create(&RefusedBy { bound }).inc();
+    }
+}
+
+/// Metrics of the requests to the API.
+pub struct HttpMetrics {
+    requests: Family<Request, Counter>,
+    durations: Family<Route, Histogram, fn() -> Histogram>,
+}
+
+impl HttpMetrics {
+    /// Counts an answer. Unknown methods count as `other`, so that clients cannot add labels.
+    pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration) {
+        let known = METHODS.into_iter().find(|known| *known == method);
+        let method = known.unwrap_or("other");
+        self.requests.get_or_create(&Request { method, route, status }).inc();
+        self.durations.get_or_create(&Route { route }).observe(took.as_secs_f64());
+    }
+}
+
+impl Metrics {
+    /// `node_bounds` are the names of the limits by which nodes refuse connections.
+    pub fn new(node_bounds: impl IntoIterator<Item = &'static str>) -> Self {
+        let http = HttpMetrics {
+            requests: Family::default(),
+            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+        };
+        let mut metrics = Self {
+            registry: Registry::with_prefix("culvert"),
+            http,
+            refusals: Family::default(),
+            deliveries: Family::default(),
+            nodes: NodeMetrics::default(),
+            refused: Refusals::default(),
+            connections: ConnectionRefusals::default(),
+            node_buffers: Gauge::default(),
+            agents: Gauge::default(),
+            tunnels: Gauge::default(),
+            visitors: Gauge::default(),
+        };
+        let registry = &mut metrics.registry;
+        registry.register("http_requests", "Answers to requests", metrics.http.requests.clone());
+        let durations = metrics.http.durations.clone();
+        registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
+        registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
+        registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
+        registry.register("tunnel_bytes", "Payload, as it was noted", metrics.nodes.bytes.clone());
+        let corrections = metrics.nodes.corrections.clone();
+        registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
+        let refused = metrics.refused.0.clone();
+        registry.register("node_refused", "Connections that a node refused, by the bound", refused);
+        let refused = metrics.connections.0.clone();
+        registry.register("api_refused", "Connections to the API that were one too many, by the bound", refused);
+        let buffers = metrics.node_buffers.clone();
+        registry.register_with_unit("node_buffer", "Buffers that visitors' bytes are in", Unit::Bytes, buffers);
+        registry.register("agents_connected", "Agents on this host", metrics.agents.clone());
+        registry.register("tunnels_served", "Tunnels that this host's nodes serve", metrics.tunnels.clone());
+        registry.register("visitors", "Visitors that are being served", metrics.visitors.clone());
+        metrics.begin(node_bounds);
+        metrics
+    }
+
+    /// Sets counters to zero at the start. Otherwise the first failure would not show as an increase.
+    fn begin(&self, node_bounds: impl IntoIterator<Item = &'static str>) {
+        for window in ["minute", "day", "address"] {
+            self.refusals.get_or_create(&Refusal { window }).inc_by(0);
+        }
+        for outcome in ["succeeded", "failed"] {
+            self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
+        }
+        self.nodes.add(0, 0);
+        for bound in node_bounds {
+            self.refused.0.get_or_create(&RefusedBy { bound }).inc_by(0);
+        }
+        for bound in ConnectionRefusals::BOUNDS {
+            self.connections.0.get_or_create(&RefusedBy { bound }).inc_by(0);
+        }
+    }
+
+    /// A request was refused by a window: `minute`, `day`, or `address` for failed authentications.
+    pub fn count_refusal(&self, window: &'static str) {
+        self.refusals.get_or_create(&Refusal { window }).inc();
+    }
+
+    pub fn count_delivery(&self, outcome: &Outcome) {
+        let succeeded =
+            outcome.status_code.is_some_and(|status| (200..300).contains(&status)) && outcome.error.is_none();
+        let outcome = if succeeded { "succeeded" } else { "failed" };
+        self.deliveries.get_or_create(&Delivery { outcome }).inc();
+    }
+
+    /// All metrics as text, with the given gauges.
+    pub fn text(&self, gauges: Gauges) -> String {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.agents.set(gauge(gauges.agents));
+        self.tunnels.set(gauge(gauges.tunnels));
+        self.visitors.set(gauge(gauges.visitors));
+        self.node_buffers.set(gauge(gauges.buffer_bytes));
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+/// The current values of the gauges.
+#[derive(Clone, Copy, Debug)]
+pub struct Gauges {
+    pub agents: usize,
+    pub tunnels: usize,
+    pub visitors: usize,
+    pub buffer_bytes: usize,
+}

@@ -1,0 +1,265 @@
+//! The host's secret keys: they encrypt stored values, and make message authentication codes (MACs).
+//!
+//! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The last key is the current one:
+//! it encrypts and makes MACs. Older keys still decrypt stored values, but their MACs are not accepted
+//! (except those of fingerprints): whoever has stolen an older key can forge no cursor, lease or compiled
+//! policy. Every purpose has its own key, derived from the master key and the purpose.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
+use culvert_policy::load::artefact::ArtefactKey;
+use culvert_wire::clock::Clock;
+use culvert_wire::lease_token::SigningKey;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+/// What a derived key is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose {
+    /// Stored answers of idempotent requests.
+    Answers,
+    /// Fingerprints of idempotent requests.
+    Fingerprints,
+    /// Page cursors.
+    Cursors,
+    /// The key pair that signs the tokens with which agents prove their leases to nodes.
+    LeaseTokens,
+    /// The secrets that webhook deliveries are signed with.
+    Webhooks,
+    /// Compiled policies.
+    Artefacts,
+    /// The value by which a database recognises its host's keys.
+    KeyCheck,
+}
+
+impl Purpose {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Purpose::Answers => b"answers",
+            Purpose::Fingerprints => b"fingerprints",
+            Purpose::Cursors => b"cursors",
+            Purpose::LeaseTokens => b"lease tokens",
+            Purpose::Webhooks => b"webhooks",
+            Purpose::Artefacts => b"artefacts",
+            Purpose::KeyCheck => b"key check",
+        }
+    }
+
+    /// Whether a MAC of an older key is still accepted. Those of fingerprints are, for a day at most: they
+    /// only say that a repeated request is the same.
+    fn outlives_its_key(self) -> bool {
+        matches!(self, Purpose::Fingerprints)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    #[error("{}: {error}", .path.display())]
+    File { path: PathBuf, error: io::Error },
+    #[error("{}:{line}: a key is `v<number from 1 to 255>:<base64 of 32 bytes>`, each number once", .path.display())]
+    Line { path: PathBuf, line: usize },
+    #[error("{}: it is not there, and the database holds what was sealed with it; bring it back", .0.display())]
+    Missing(PathBuf),
+    #[error("{}: none of its keys opens what the database holds; bring back the file that belongs to it", .0.display())]
+    Other(PathBuf),
+    #[error("{}: there is no key in it; delete it, and a new one is made (what was sealed is then lost)", .0.display())]
+    Empty(PathBuf),
+}
+
+#[derive(Clone)]
+struct Key {
+    version: u8,
+    bytes: [u8; 32],
+}
+
+#[derive(Clone)]
+pub struct Secrets {
+    clock: Clock,
+    /// Never empty; the last one is the current key.
+    keys: Vec<Key>,
+}
+
+const NONCE_BYTES: usize = 24;
+/// The plaintext of a database's check value.
+const CHECK: &[u8] = b"culvert";
+
+impl Secrets {
+    /// Reads the key file, or creates it.
+    pub fn open(path: &Path, clock: &Clock) -> Result<Self, SecretError> {
+        let file = |error| SecretError::File { path: path.into(), error };
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, clock).map_err(file)?,
+            read => read.map_err(file)?,
+        };
+        Self::parse(path, &text, clock)
+    }
+
+    /// Reads the key file of an existing database. The sealed value `check` shows whether the file belongs to
+    /// it.
+    pub fn of_database(path: &Path, clock: &Clock, check: &[u8]) -> Result<Self, SecretError> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing(path.into())),
+            read => read.map_err(|error| SecretError::File { path: path.into(), error })?,
+        };
+        let secrets = Self::parse(path, &text, clock)?;
+        let opened = secrets.open_sealed(Purpose::KeyCheck, CHECK, check);
+        if opened.as_deref() == Some(CHECK) { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
+    }
+
+    /// A sealed value by which a database recognises these keys.
+    pub fn check(&self) -> Vec<u8> {
+        self.seal(Purpose::KeyCheck, CHECK, CHECK)
+    }
+
+    /// Whether a value was sealed with the current key.
+    pub fn is_current(&self, sealed: &[u8]) -> bool {
+        sealed.first() == Some(&self.current().version)
+    }
+
+    fn parse(path: &Path, text: &str, clock: &Clock) -> Result<Self, SecretError> {
+        let mut keys: Vec<Key> = Vec::new();
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            match parse(line.trim()).filter(|key| keys.iter().all(|known| known.version != key.version)) {
+                Some(key) => keys.push(key),
+                None => return Err(SecretError::Line { path: path.into(), line: index + 1 }),
+            }
+        }
+        if keys.is_empty() { Err(SecretError::Empty(path.into())) } else { Ok(Self { clock: clock.clone(), keys }) }
+    }
+
+    /// Encrypts a value for a purpose. It can be decrypted only with the same context, such as the row that
+    /// it is for.
+    pub fn seal(&self, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
+        let key = self.current();
+        let nonce: [u8; NONCE_BYTES] = self.clock.random();
+        let sealed = cipher(key, purpose)
+            .encrypt(&XNonce::from(nonce), Payload { msg: plain, aad: context })
+            .expect("less than 256 GiB is sealed at once");
+        [&[key.version], &nonce[..], &sealed].concat()
+    }
+
+    /// Decrypts a value; `None` if it was not sealed here, for this purpose and in this context.
+    pub fn open_sealed(&self, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        let (version, rest) = sealed.split_first()?;
+        let (nonce, sealed) = rest.split_first_chunk::<NONCE_BYTES>()?;
+        let key = self.keys.iter().find(|key| key.version == *version)?;
+        cipher(key, purpose).decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: context }).ok()
+    }
+
+    /// A MAC that only this host can make: the key's version, followed by the HMAC-SHA256.
+    pub fn mac(&self, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+        mac_by(self.current(), purpose, data)
+    }
+
+    pub fn verify_mac(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
+        let key = tag.first().and_then(|version| self.keys.iter().find(|key| key.version == *version));
+        let key = key.filter(|key| purpose.outlives_its_key() || key.version == self.current().version);
+        key.is_some_and(|key| mac_by(key, purpose, data).ct_eq(tag).into())
+    }
+
+    /// The key that lease tokens are signed with. Every host with the same key file has the same.
+    pub fn lease_key(&self) -> SigningKey {
+        SigningKey::from_seed(&derived(self.current(), Purpose::LeaseTokens))
+    }
+
+    fn current(&self) -> &Key {
+        &self.keys[self.keys.len() - 1]
+    }
+}
+
+impl ArtefactKey for Secrets {
+    fn mac(&self, data: &[u8]) -> Vec<u8> {
+        self.mac(Purpose::Artefacts, data)
+    }
+
+    fn verify_mac(&self, data: &[u8], mac: &[u8]) -> bool {
+        self.verify_mac(Purpose::Artefacts, data, mac)
+    }
+}
+
+fn mac_by(key: &Key, purpose: Purpose, data: &[u8]) -> Vec<u8> {
+    let mut tag = vec![key.version];
+    tag.extend(hmac(&derived(key, purpose), data));
+    tag
+}
+
+fn cipher(key: &Key, purpose: Purpose) -> XChaCha20Poly1305 {
+    XChaCha20Poly1305::new(&derived(key, purpose).into())
+}
+
+fn derived(key: &Key, purpose: Purpose) -> [u8; 32] {
+    hmac(&key.bytes, &[b"culvert ", purpose.label()].concat())
+}
+
+fn hmac(key: &[u8; 32], data: &[u8]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(data);
+    mac.finalize().into_bytes().into()
+}
+
+fn parse(line: &str) -> Option<Key> {
+    let (version, key) = line.strip_prefix('v')?.split_once(':')?;
+    let version = version.parse().ok().filter(|version| *version != 0)?;
+    Some(Key { version, bytes: STANDARD.decode(key).ok()?.try_into().ok()? })
+}
+
+/// Creates the file with one key. The file appears with all of its content, and only if no other process has
+/// created it meanwhile.
+fn create(path: &Path, clock: &Clock) -> io::Result<String> {
+    let text = format!("v1:{}\n", STANDARD.encode(clock.random::<32>()));
+    let aside = path.with_extension(hex::encode(clock.random::<8>()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+    let linked =
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&aside, path));
+    fs::remove_file(&aside)?;
+    match linked {
+        Ok(()) => Ok(text),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => fs::read_to_string(path),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_rotation_keeps_sealed_data_readable_in_its_context() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let clock = Clock::system();
+        let old = Secrets::open(&path, &clock).unwrap();
+        let sealed = old.seal(Purpose::Answers, b"row 1", b"hello");
+        let tag = old.mac(Purpose::Cursors, b"page");
+
+        let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        writeln!(file, "v2:{}", STANDARD.encode([7; 32])).unwrap();
+        let new = Secrets::open(&path, &clock).unwrap();
+        assert_eq!(new.open_sealed(Purpose::Answers, b"row 1", &sealed).as_deref(), Some(&b"hello"[..]));
+        assert_eq!(new.open_sealed(Purpose::Answers, b"row 2", &sealed), None);
+        assert_eq!(new.open_sealed(Purpose::LeaseTokens, b"row 1", &sealed), None);
+        assert!(old.verify_mac(Purpose::Cursors, b"page", &tag) && !old.verify_mac(Purpose::Cursors, b"pagf", &tag));
+        assert!(!new.verify_mac(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
+        let fingerprint = old.mac(Purpose::Fingerprints, b"request");
+        assert!(new.verify_mac(Purpose::Fingerprints, b"request", &fingerprint), "but a repeated request is the same");
+    }
+
+    #[test]
+    fn invalid_key_file_error_names_faulty_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        for (text, said) in [("v1:abc\n", ":1: a key is"), ("\n", "no key"), ("v0:\n", ":1: a key is")] {
+            fs::write(&path, text).unwrap();
+            let error = Secrets::open(&path, &Clock::system()).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Bound values of statements.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use culvert_domain::string_enum::StringEnum;
+
+/// One bound value of a statement.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    Id(Option<Uuid>),
+    Int(Option<i64>),
+    Flag(bool),
+    Text(Option<&'a str>),
+    Bytes(&'a [u8]),
+    /// A list of ids, for `by_ids`.
+    Ids(&'a [Uuid]),
+}
+
+/// Builds the bound values of a statement, in the order of its placeholders.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { &[$($crate::arg::Arg::from($value)),*] };
+}
+pub(super) use args;
+
+/// A statement with a condition on a list of ids, in the SQL of each engine. The list is bound as one value.
+pub struct ByIds {
+    pub sqlite: &'static str,
+    pub postgres: &'static str,
+}
+
+/// Builds a `ByIds` from the SQL before the list, the list's placeholder and the SQL after it. `locked` is a
+/// row-lock clause that ends the statement on PostgreSQL; SQLite has no row locks.
+macro_rules! by_ids {
+    ($before:literal, $list:literal, $after:literal) => {
+        by_ids!($before, $list, $after, locked: "")
+    };
+    ($before:literal, $list:literal, $after:literal, locked: $locked:literal) => {
+        $crate::arg::ByIds {
+            sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
+            postgres: concat!($before, " = ANY(", $list, ") ", $after, $locked),
+        }
+    };
+}
+pub(super) use by_ids;
+
+/// Builds a query of either engine and binds its values.
+macro_rules! query {
+    ($sql:expr, $args:expr, $ids:ident) => {{
+        let mut query = sqlx::query($sql);
+        for arg in $args {
+            query = match *arg {
+                Arg::Id(id) => query.bind(id),
+                Arg::Int(number) => query.bind(number),
+                Arg::Flag(flag) => query.bind(flag),
+                Arg::Text(text) => query.bind(text),
+                Arg::Bytes(bytes) => query.bind(bytes),
+                Arg::Ids(ids) => query.bind($ids(ids)),
+            };
+        }
+        query
+    }};
+}
+pub(super) use query;
+
+/// Encodes ids as a JSON array of hexadecimal strings, which `json_each` and `unhex` decode in SQL.
+pub(super) fn sqlite_ids(ids: &[Uuid]) -> String {
+    let texts: Vec<String> = ids.iter().map(|id| id.simple().to_string()).collect();
+    format!("[{}]", texts.iter().map(|text| format!("\"{text}\"")).collect::<Vec<_>>().join(","))
+}
+
+pub(super) fn postgres_ids(ids: &[Uuid]) -> Vec<Uuid> {
+    ids.to_vec()
+}
+
+/// Checks in debug builds that a statement gets as many values as it has placeholders. SQLite silently
+/// reads a missing value as NULL.
+pub(super) fn check(sql: &str, args: &[Arg<'_>]) {
+    if cfg!(debug_assertions) {
+        let numbers = sql.split('$').skip(1).filter_map(|rest| {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            rest[..digits].parse::<usize>().ok()
+        });
+        assert_eq!(numbers.max().unwrap_or(0), args.len(), "values of: {sql}");
+    }
+}
+
+impl From<Uuid> for Arg<'_> {
+    fn from(id: Uuid) -> Self {
+        Arg::Id(Some(id))
+    }
+}
+
+impl From<Option<Uuid>> for Arg<'_> {
+    fn from(id: Option<Uuid>) -> Self {
+        Arg::Id(id)
+    }
+}
+
+impl From<i64> for Arg<'_> {
+    fn from(number: i64) -> Self {
+        Arg::Int(Some(number))
+    }
+}
+
+impl From<u32> for Arg<'_> {
+    fn from(number: u32) -> Self {
+        Arg::Int(Some(number.into()))
+    }
+}
+
+impl From<u16> for Arg<'_> {
+    fn from(number: u16) -> Self {
+        Arg::Int(Some(number.into()))
+    }
+}
+
+impl From<Option<u32>> for Arg<'_> {
+    fn from(number: Option<u32>) -> Self {
+        Arg::Int(number.map(i64::from))
+    }
+}
+
+/// A count of bytes. Counts of 2^63 and more do not occur; they would be stored as `i64::MAX`.
+impl From<u64> for Arg<'_> {
+    fn from(number: u64) -> Self {
+        Arg::Int(Some(i64::try_from(number).unwrap_or(i64::MAX)))
+    }
+}
+
+impl From<bool> for Arg<'_> {
+    fn from(flag: bool) -> Self {
+        Arg::Flag(flag)
+    }
+}
+
+impl<'a> From<&'a str> for Arg<'a> {
+    fn from(text: &'a str) -> Self {
+        Arg::Text(Some(text))
+    }
+}
+
+impl<'a> From<&'a String> for Arg<'a> {
+    fn from(text: &'a String) -> Self {
+        Arg::Text(Some(text))
+    }
+}
+
+impl<'a> From<Option<&'a str>> for Arg<'a> {
+    fn from(text: Option<&'a str>) -> Self {
+        Arg::Text(text)
+    }
+}
+
+impl<'a> From<&'a [u8]> for Arg<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Arg::Bytes(bytes)
+    }
+}
+
+impl<'a> From<&'a [Uuid]> for Arg<'a> {
+    fn from(ids: &'a [Uuid]) -> Self {
+        Arg::Ids(ids)
+    }
+}
+
+impl From<DateTime<Utc>> for Arg<'_> {
+    fn from(time: DateTime<Utc>) -> Self {
+        Arg::Int(Some(time.timestamp_micros()))
+    }
+}
+
+impl From<Option<DateTime<Utc>>> for Arg<'_> {
+    fn from(time: Option<DateTime<Utc>>) -> Self {
+        Arg::Int(time.map(|time| time.timestamp_micros()))
+    }
+}
+
+/// The text of an enum value.
+impl<W: StringEnum> From<StringArg<W>> for Arg<'_> {
+    fn from(StringArg(word): StringArg<W>) -> Self {
+        Arg::Text(Some(word.as_str()))
+    }
+}
+
+/// Binds an enum value as its text.
+#[derive(Clone, Copy)]
+pub struct StringArg<W>(pub W);
