@@ -3,6 +3,7 @@
 //! in `culvert-service`, the nodes in `culvert-node`.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod admin;
 pub mod app;

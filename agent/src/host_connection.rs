@@ -15,7 +15,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent, ToHost};
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-const RETRY_MOST: Duration = Duration::from_secs(60);
+const RETRY_MOST: Duration = Duration::from_mins(1);
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 /// How long the host may be silent. It answers every renewal, so the connection is dead after this time.
 const SILENCE: Duration = Duration::from_secs(25);

@@ -6,6 +6,7 @@
 //! [`pending_stops`]). The crate `culvert-wire` has the code that agent, host and node share.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod agent;
 pub mod approved_targets;

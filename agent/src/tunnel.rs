@@ -34,7 +34,7 @@ const MIN_IDLE: usize = 4;
 /// Connections that are idle or being dialled, at most.
 const MAX_IDLE: usize = 64;
 /// How long a connection beyond [`MIN_IDLE`] stays idle before it is closed.
-const SURPLUS_FOR: Duration = Duration::from_secs(60);
+const SURPLUS_FOR: Duration = Duration::from_mins(1);
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 /// How long a new tunnel has to get its first connection.
 const READY_WITHIN: Duration = Duration::from_secs(15);

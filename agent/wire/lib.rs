@@ -6,6 +6,7 @@
 //! and random numbers to all three programs.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod allowed_target;
 pub mod base64_bytes;

@@ -70,7 +70,7 @@ pub struct EventTunnelResponse {
 
 impl From<&Tunnel> for EventTunnelResponse {
     fn from(tunnel: &Tunnel) -> Self {
-        Self { id: tunnel.id, name: tunnel.name.clone(), protocol: tunnel.protocol }
+        Self { id: tunnel.id, name: tunnel.spec.name.clone(), protocol: tunnel.spec.protocol }
     }
 }
 

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unparseable_body_is_refused_with_matching_error_code() {
+    fn unparsable_body_is_refused_with_matching_error_code() {
         for (body, code) in [
             ("", Code::InvalidJson),
             ("{", Code::InvalidJson),

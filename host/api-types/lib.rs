@@ -2,6 +2,7 @@
 //! doc comment is its description in the OpenAPI document.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod account;

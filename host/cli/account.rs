@@ -7,7 +7,7 @@ use super::{CliError, operator, print, refused};
 use crate::config::Config;
 
 #[derive(Subcommand)]
-pub enum Account {
+pub(super) enum Account {
     /// Make an account
     Create {
         #[arg(long)]
@@ -22,7 +22,7 @@ pub enum Account {
 }
 
 impl Account {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Create { email, name, plan } = self;
         let plan = plan.unwrap_or_else(|| config.default_plan.clone());
         check_email(&email)?;

@@ -47,7 +47,7 @@ struct Notes {
     tunnel_id: Uuid,
 }
 
-pub async fn run(mut config: Config) -> Result<(), CliError> {
+pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
     config.data_dir = data_dir(&config);
     // Whoever tries a policy out builds it again and again.
     config.trust = Trust::Path;
@@ -81,7 +81,7 @@ pub async fn run(mut config: Config) -> Result<(), CliError> {
 }
 
 /// Where this command keeps everything.
-pub fn data_dir(config: &Config) -> PathBuf {
+pub(super) fn data_dir(config: &Config) -> PathBuf {
     if config.data_dir == Config::default().data_dir { FOLDER.into() } else { config.data_dir.clone() }
 }
 
@@ -99,12 +99,11 @@ async fn set_up(
 ) -> Result<String, CliError> {
     let state = folder.join("agent");
     let notes = read_notes(folder)?;
-    let (key, device_id) = match &notes {
-        Some(notes) => (notes.key.clone(), notes.device_id),
-        None => {
-            let (key, code) = first_account(app).await?;
-            (key, enrol(api, &state, &code).await?)
-        }
+    let (key, device_id) = if let Some(notes) = &notes {
+        (notes.key.clone(), notes.device_id)
+    } else {
+        let (key, code) = first_account(app).await?;
+        (key, enrol(api, &state, &code).await?)
     };
     *agent = Some(run_agent(folder, &state)?);
     let client = ApiClient { api: api.into(), key, clock: app.clock.clone(), http: Client::new() };

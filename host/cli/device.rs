@@ -15,7 +15,7 @@ use culvert_service::devices;
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
 
 #[derive(Subcommand)]
-pub enum Device {
+pub(super) enum Device {
     /// Make a one-time code by which a machine enrols; it is good for 10 minutes
     Code {
         /// The account that will own the device, by e-mail address or id
@@ -32,7 +32,7 @@ pub enum Device {
 }
 
 impl Device {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Code { account, team } => code(config, json, &account, team.as_deref()).await,
             Self::List => list(config, json).await,

@@ -10,7 +10,7 @@ use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 
 #[derive(Subcommand)]
-pub enum Key {
+pub(super) enum Key {
     /// Make a key; it is shown this once
     Create {
         /// The account, by e-mail address or id
@@ -36,7 +36,7 @@ pub enum Key {
 }
 
 impl Key {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Create { account, team, scopes, expires_at } => {
                 create(config, json, &account, team.as_deref(), &scopes, expires_at).await
@@ -99,8 +99,7 @@ async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     };
     let value = json!({"data": keys.iter().map(record).collect::<Vec<_>>()});
     print(json, &value, || {
-        let time =
-            |at: Option<DateTime<Utc>>| at.map(|at| at.format("%F %R").to_string()).unwrap_or_else(|| "-".into());
+        let time = |at: Option<DateTime<Utc>>| at.map_or_else(|| "-".into(), |at| at.format("%F %R").to_string());
         let mut rows = vec![["KEY", "ACCOUNT", "TEAM", "LAST USED", "REVOKED", "SCOPES"].map(String::from).into()];
         rows.extend(keys.iter().map(|key| {
             let team = key.team.clone().unwrap_or_else(|| "-".into());

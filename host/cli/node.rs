@@ -9,7 +9,7 @@ use crate::config::Config;
 use culvert_domain::node::{self, NodeStatus};
 
 #[derive(Subcommand)]
-pub enum Node {
+pub(super) enum Node {
     /// List nodes
     List,
     /// Change what clients see of a node
@@ -36,7 +36,7 @@ pub enum Node {
 }
 
 impl Node {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let store = operator::store(config).await?;
         let nodes = store.nodes().await?;
         let Self::Set { node, name, region, country, flag, status, pro_only } = self else {

@@ -18,12 +18,12 @@ use culvert_store::Store;
 use culvert_store::db::{Db, Schema};
 
 /// Opens the store that the host of this configuration uses.
-pub async fn store(config: &Config) -> Result<Store, CliError> {
+pub(super) async fn store(config: &Config) -> Result<Store, CliError> {
     Ok(store_and_secrets(config).await?.0)
 }
 
 /// As [`store`], with the keys of the host.
-pub async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets), CliError> {
+pub(super) async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets), CliError> {
     let clock = Clock::system();
     let folder = &config.data_dir;
     culvert_wire::private_dir::open(folder)
@@ -45,7 +45,7 @@ pub async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets), CliE
 }
 
 /// An account by e-mail address or id.
-pub async fn account(store: &Store, account: &str) -> Result<Account, CliError> {
+pub(super) async fn account(store: &Store, account: &str) -> Result<Account, CliError> {
     let found = match Uuid::parse_str(account) {
         Ok(id) => store.account(id).await?,
         Err(_) => store.account_by_email(account).await?,
@@ -54,7 +54,7 @@ pub async fn account(store: &Store, account: &str) -> Result<Account, CliError> 
 }
 
 /// A Team by name or id.
-pub async fn team(store: &Store, team: &str) -> Result<Scope, CliError> {
+pub(super) async fn team(store: &Store, team: &str) -> Result<Scope, CliError> {
     let mut found = store.teams_by_name(team).await?;
     match found.len() {
         0 => Err(refused(format!("there is no Team {team}; `culvert team create` makes one"))),
@@ -64,7 +64,7 @@ pub async fn team(store: &Store, team: &str) -> Result<Scope, CliError> {
 }
 
 /// The scope that an account acts in: its own, or that of a Team which it must be in.
-pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Result<Uuid, CliError> {
+pub(super) async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Result<Uuid, CliError> {
     let Some(name) = team else { return Ok(account.id) };
     let team = self::team(store, name).await?;
     let members = store.members(team.id).await?;
@@ -75,7 +75,7 @@ pub async fn scope(store: &Store, account: &Account, team: Option<&str>) -> Resu
 }
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
+pub(super) fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
     let policies = policies::load_once(config, Clock::system(), secrets)?;
     match policies.entitlement(plan).map_err(refused)? {
         Some(_) => Ok(()),
@@ -84,7 +84,7 @@ pub fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), 
 }
 
 /// A name that people are shown.
-pub fn check_name(option: &str, name: &str) -> Result<(), CliError> {
+pub(super) fn check_name(option: &str, name: &str) -> Result<(), CliError> {
     let fits = (1..=100).contains(&name.chars().count()) && text::is_plain(name);
     if fits {
         Ok(())

@@ -7,7 +7,7 @@ use super::{CliError, operator, print};
 use crate::config::Config;
 
 #[derive(Subcommand)]
-pub enum Plan {
+pub(super) enum Plan {
     /// Give an account or a Team a plan
     #[command(group = ArgGroup::new("whose").required(true))]
     Set {
@@ -22,7 +22,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Set { account, team, plan } = self;
         let (store, secrets) = operator::store_and_secrets(config).await?;
         operator::check_plan(config, &secrets, &plan)?;

@@ -24,7 +24,7 @@ use culvert_policy::load::component::{LoadError, Module};
 use culvert_policy::load::text_file;
 
 #[derive(Subcommand)]
-pub enum Policy {
+pub(super) enum Policy {
     /// Begin a policy project, in a new folder
     New(project::New),
     /// Build a policy project and make it a component
@@ -51,7 +51,7 @@ pub enum Policy {
 
 impl Policy {
     /// Whether it is about the host of a configuration.
-    pub fn needs_host_config(&self) -> bool {
+    pub(super) fn needs_host_config(&self) -> bool {
         match self {
             Self::Replay(replay) => replay.needs_host_config(),
             Self::Reload | Self::Rollback | Self::Status => true,
@@ -59,7 +59,7 @@ impl Policy {
         }
     }
 
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::New(new) => new.run(json),
             Self::Build(build) => build.run(json),

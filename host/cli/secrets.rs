@@ -8,14 +8,14 @@ use crate::config::Config;
 use culvert_service::keys::{self, Resealed};
 
 #[derive(Subcommand)]
-pub enum Secrets {
+pub(super) enum Secrets {
     /// Seal everything that is stored with the newest key of secret_key_file, so that the older ones can
     /// be taken out of it
     Reseal,
 }
 
 impl Secrets {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let Self::Reseal = self;
         let (store, secrets) = operator::store_and_secrets(config).await?;
         if !keys::newest_is_used(&store, &secrets).await? {

@@ -15,7 +15,7 @@ use crate::config::{Config, LogFormat};
 use crate::policies;
 use culvert_service::jobs::Ticker;
 
-pub async fn run(config: Config) -> Result<(), CliError> {
+pub(super) async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");
     socket::allow_many();
     // From the first moment on: unheard, it ends the process.
@@ -41,7 +41,7 @@ async fn reload_on(mut hangup: Signal, app: Arc<App>) {
 }
 
 /// Writes the log to standard error; `RUST_LOG` says what of it.
-pub fn log(format: LogFormat, level: &str) {
+pub(super) fn log(format: LogFormat, level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
@@ -51,7 +51,7 @@ pub fn log(format: LogFormat, level: &str) {
 }
 
 /// Waits for Ctrl-C or a request to end, from now on.
-pub fn stopped() -> std::io::Result<impl Future<Output = ()>> {
+pub(super) fn stopped() -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {

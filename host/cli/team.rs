@@ -11,7 +11,7 @@ use culvert_service::devices;
 use culvert_store::Store;
 
 #[derive(Subcommand)]
-pub enum Team {
+pub(super) enum Team {
     /// Make a Team
     Create {
         /// What the Team is called
@@ -48,7 +48,7 @@ pub enum Team {
 }
 
 #[derive(clap::Args)]
-pub struct Member {
+pub(super) struct Member {
     /// The Team, by name or id
     #[arg(long)]
     team: String,
@@ -58,7 +58,7 @@ pub struct Member {
 }
 
 impl Team {
-    pub async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         match self {
             Self::Create { name, owner, plan } => create(config, json, name, &owner, plan).await,
             Self::Add { member, role } => change(config, json, member, Membership::Added(role)).await,

@@ -1,6 +1,7 @@
 //! What the service is about, as plain values and pure functions: no HTTP, no SQL, no WebAssembly.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod account;

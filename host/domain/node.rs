@@ -66,3 +66,60 @@ pub fn place<'a>(nodes: impl IntoIterator<Item = (&'a Node, u64)>, wanted: &Pref
         eligible.max_by(|(a, busy_a), (b, busy_b)| fit(a).cmp(&fit(b)).then(busy_b.cmp(busy_a)).then(b.id.cmp(&a.id)));
     best.map(|(node, _)| node)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A node in a region, which is its name as well.
+    pub(crate) fn node(number: u128, region: &str, country: &str) -> Node {
+        Node {
+            id: Uuid::from_u128(number),
+            name: region.into(),
+            hostname: format!("{region}.example.com"),
+            region: region.into(),
+            country: country.into(),
+            region_flag: None,
+            status: NodeStatus::Online,
+            pro_only: false,
+            knows_countries: false,
+            ports: PortRange { first: 20_000, last: 20_009 },
+        }
+    }
+
+    fn placed(nodes: &[(Node, u64)], wanted: &Preference) -> Option<u128> {
+        place(nodes.iter().map(|(node, load)| (node, *load)), wanted).map(|node| node.id.as_u128())
+    }
+
+    #[test]
+    fn placement_prefers_region_then_country_then_fewest_tunnels() {
+        let nodes = [
+            (node(1, "berlin", "DE"), 9),
+            (node(2, "munich", "DE"), 3),
+            (node(3, "oslo", "NO"), 0),
+            (node(4, "oslo", "NO"), 0),
+        ];
+        let wanted = |region: Option<&str>, country: Option<&str>| Preference {
+            region: region.map(String::from),
+            country: country.map(String::from),
+            premium: false,
+        };
+        assert_eq!(placed(&nodes, &wanted(Some("berlin"), Some("NO"))), Some(1), "region before country");
+        assert_eq!(placed(&nodes, &wanted(Some("nowhere"), Some("de"))), Some(2), "country, in either case");
+        assert_eq!(placed(&nodes, &wanted(None, None)), Some(3), "the fewest tunnels, then the lowest id");
+        assert_eq!(placed(&[], &wanted(None, None)), None);
+    }
+
+    #[test]
+    fn placement_takes_only_online_nodes_of_the_network() {
+        let mut premium = (node(1, "berlin", "DE"), 0);
+        premium.0.pro_only = true;
+        let mut resting = (node(2, "berlin", "DE"), 0);
+        resting.0.status = NodeStatus::Maintenance;
+        let nodes = [premium, resting, (node(3, "berlin", "DE"), 7)];
+        let wanted = |premium| Preference { premium, ..Preference::default() };
+        assert_eq!(placed(&nodes, &wanted(false)), Some(3));
+        assert_eq!(placed(&nodes, &wanted(true)), Some(1));
+        assert_eq!(placed(&nodes[1..2], &wanted(true)), None);
+    }
+}

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::string_enum::string_enum;
 
 /// How long an operation waits to be claimed.
-pub const CLAIM_WITHIN: Duration = Duration::from_secs(60);
+pub const CLAIM_WITHIN: Duration = Duration::from_mins(1);
 
 string_enum! {
     RemoteAction {
@@ -54,8 +54,8 @@ impl RemoteAction {
     /// How long it may take from the claim on.
     pub fn execution_timeout(self) -> Duration {
         match self {
-            RemoteAction::RestartAgent => Duration::from_secs(180),
-            _ => Duration::from_secs(120),
+            RemoteAction::RestartAgent => Duration::from_mins(3),
+            _ => Duration::from_mins(2),
         }
     }
 }

@@ -46,19 +46,13 @@ pub const DEFAULT_IDLE_TIMEOUT: u32 = 3600;
 /// Bytes that one direction of a connection is copied with, where nothing else was asked for.
 pub const DEFAULT_BUFFER_SIZE: u32 = 65_536;
 
+/// What a client defines of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tunnel {
-    pub id: Uuid,
-    pub scope_id: Uuid,
-    pub created_by: Uuid,
+pub struct TunnelSpec {
     pub name: String,
     pub protocol: Protocol,
     pub local_host: String,
     pub local_port: u16,
-    pub remote_port: u16,
-    pub node: Node,
-    /// The platform domain that its subdomain belongs to.
-    pub domain: String,
     pub subdomain: Option<String>,
     pub region: Option<String>,
     pub country: Option<String>,
@@ -67,11 +61,24 @@ pub struct Tunnel {
     pub https: bool,
     pub basic_auth: bool,
     pub basic_auth_user: Option<String>,
-    pub basic_auth_password_set: bool,
     /// Seconds without a byte in either direction after which one connection is closed.
     pub idle_timeout: Option<u32>,
+    /// Bytes that each direction of a connection is copied with.
     pub buffer_size: u32,
     pub pro_network: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    pub id: Uuid,
+    pub scope_id: Uuid,
+    pub created_by: Uuid,
+    pub spec: TunnelSpec,
+    pub remote_port: u16,
+    pub node: Node,
+    /// The platform domain that its subdomain belongs to.
+    pub domain: String,
+    pub basic_auth_password_set: bool,
     /// The devices that may run it.
     pub device_ids: Vec<Uuid>,
     /// Whether only these may; otherwise any of the scope. They can have become none.
@@ -151,7 +158,7 @@ impl Tunnel {
     }
 
     pub fn public_address(&self) -> PublicAddress {
-        address(self.protocol, self.remote_port, self.https, self.name_in_domain(), &self.node)
+        address(self.spec.protocol, self.remote_port, self.spec.https, self.name_in_domain(), &self.node)
     }
 
     /// The address of one of its extra ports.
@@ -161,7 +168,7 @@ impl Tunnel {
             Protocol::Http => name.map(|name| format!("p{}-{name}", port.local_port)),
             _ => name,
         };
-        address(port.protocol, port.remote_port, self.https, name, &self.node)
+        address(port.protocol, port.remote_port, self.spec.https, name, &self.node)
     }
 
     /// What a custom domain must be an alias of. It is the tunnel's alone, else an alias would prove
@@ -171,7 +178,7 @@ impl Tunnel {
     }
 
     fn name_in_domain(&self) -> Option<String> {
-        self.subdomain.as_ref().map(|subdomain| format!("{subdomain}.{}", self.domain))
+        self.spec.subdomain.as_ref().map(|subdomain| format!("{subdomain}.{}", self.domain))
     }
 }
 
@@ -186,4 +193,108 @@ fn address(protocol: Protocol, port: u16, https: bool, name: Option<String>, nod
 /// The public port of an http tunnel, which shares it with all others of its node.
 pub fn http_port(https: bool) -> u16 {
     if https { 443 } else { 80 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::node;
+
+    fn tunnel() -> Tunnel {
+        Tunnel {
+            id: Uuid::from_u128(1),
+            scope_id: Uuid::from_u128(2),
+            created_by: Uuid::from_u128(2),
+            spec: TunnelSpec {
+                name: "web".into(),
+                protocol: Protocol::Tcp,
+                local_host: "127.0.0.1".into(),
+                local_port: 80,
+                subdomain: None,
+                region: None,
+                country: None,
+                preset_id: None,
+                https: true,
+                basic_auth: false,
+                basic_auth_user: None,
+                idle_timeout: None,
+                buffer_size: DEFAULT_BUFFER_SIZE,
+                pro_network: false,
+            },
+            remote_port: 20_000,
+            node: node(1, "berlin", "DE"),
+            domain: "example.com".into(),
+            basic_auth_password_set: false,
+            device_ids: Vec::new(),
+            restricted: false,
+            desired_device_id: None,
+            start_error: None,
+            suspended: false,
+            moving: false,
+            custom_domain: None,
+            run: None,
+            operation: None,
+            created_at: DateTime::UNIX_EPOCH,
+            updated_at: DateTime::UNIX_EPOCH,
+        }
+    }
+
+    fn run() -> Run {
+        Run {
+            session_id: Uuid::from_u128(3),
+            device_id: Uuid::from_u128(4),
+            ready: true,
+            target_error: None,
+            agent_connected: true,
+        }
+    }
+
+    fn operation(action: RemoteAction) -> Option<ActiveOperation> {
+        Some(ActiveOperation {
+            id: Uuid::from_u128(5),
+            action,
+            status: OperationStatus::Queued,
+            device_id: Uuid::from_u128(4),
+            handoff_from_device_id: None,
+        })
+    }
+
+    #[test]
+    fn tunnel_without_session_is_stopped_starting_or_failed() {
+        let stopped = tunnel();
+        assert_eq!(stopped.status(), TunnelStatus::Stopped);
+        assert_eq!(Tunnel { start_error: Some("no".into()), ..tunnel() }.status(), TunnelStatus::Error);
+        for action in [RemoteAction::Start, RemoteAction::Restart] {
+            let asked = Tunnel { operation: operation(action), start_error: Some("before".into()), ..tunnel() };
+            assert_eq!(asked.status(), TunnelStatus::Starting);
+        }
+        assert_eq!(stopped.running_on(), None);
+    }
+
+    #[test]
+    fn tunnel_with_session_follows_agent_target_and_operation() {
+        let with = |run: Run, change: fn(&mut Tunnel)| {
+            let mut tunnel = Tunnel { run: Some(run), ..tunnel() };
+            change(&mut tunnel);
+            (tunnel.status(), tunnel.running_on().is_some())
+        };
+        assert_eq!(with(run(), |_| {}), (TunnelStatus::Running, true));
+        assert_eq!(with(Run { agent_connected: false, ..run() }, |_| {}), (TunnelStatus::Degraded, true));
+        assert_eq!(with(Run { target_error: Some("refused".into()), ..run() }, |_| {}), (TunnelStatus::Degraded, true));
+        assert_eq!(with(Run { ready: false, ..run() }, |_| {}), (TunnelStatus::Starting, false));
+        assert_eq!(with(Run { ready: false, ..run() }, |t| t.moving = true), (TunnelStatus::Moving, false));
+        assert_eq!(with(run(), |t| t.moving = true), (TunnelStatus::Running, true));
+        assert_eq!(with(run(), |t| t.operation = operation(RemoteAction::Stop)), (TunnelStatus::Stopping, true));
+        assert_eq!(with(run(), |t| t.operation = operation(RemoteAction::Restart)), (TunnelStatus::Running, true));
+        assert_eq!(with(run(), |t| t.suspended = true), (TunnelStatus::Suspended, false));
+    }
+
+    #[test]
+    fn suspension_comes_before_every_other_status() {
+        let mut suspended = Tunnel { suspended: true, ..tunnel() };
+        for operation in [None, operation(RemoteAction::Start), operation(RemoteAction::Stop)] {
+            suspended.operation = operation;
+            assert_eq!(suspended.status(), TunnelStatus::Suspended);
+        }
+    }
 }

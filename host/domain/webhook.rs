@@ -17,11 +17,11 @@ pub const ATTEMPTS_SHOWN: u32 = 100;
 /// About how long after a failed attempt the next one is made; see
 /// `docs/develop/decisions/0011-events-and-webhooks.md`.
 pub const RETRIES: [Duration; 5] = [
-    Duration::from_secs(60),
-    Duration::from_secs(5 * 60),
-    Duration::from_secs(30 * 60),
-    Duration::from_secs(2 * 60 * 60),
-    Duration::from_secs(12 * 60 * 60),
+    Duration::from_mins(1),
+    Duration::from_mins(5),
+    Duration::from_mins(30),
+    Duration::from_hours(2),
+    Duration::from_hours(12),
 ];
 
 string_enum! {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use culvert_wire::clock::Moment;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     per_second: f64,
     most: f64,
     /// Negative if more was taken than there was.
@@ -16,30 +16,30 @@ pub struct Bucket {
 
 impl Bucket {
     /// A full bucket.
-    pub fn new(most: u32, per_second: u32, now: Moment) -> Self {
+    pub(crate) fn new(most: u32, per_second: u32, now: Moment) -> Self {
         let most = f64::from(most);
         Self { per_second: f64::from(per_second), most, left: most, at: now }
     }
 
     /// How long it takes until one token is available; `None` if one is available now.
-    pub fn wait(&mut self, now: Moment) -> Option<Duration> {
+    pub(crate) fn wait(&mut self, now: Moment) -> Option<Duration> {
         self.fill(now);
         (self.left < 1.0).then(|| Duration::from_secs_f64((1.0 - self.left) / self.per_second))
     }
 
     /// Takes tokens. The balance may become negative.
-    pub fn take(&mut self, cost: u32, now: Moment) {
+    pub(crate) fn take(&mut self, cost: u32, now: Moment) {
         self.fill(now);
         self.left -= f64::from(cost);
     }
 
     /// Adds tokens. A negative balance is cleared first, and the result may exceed the capacity.
-    pub fn give(&mut self, more: u32, now: Moment) {
+    pub(crate) fn give(&mut self, more: u32, now: Moment) {
         self.fill(now);
         self.left = self.left.max(0.0) + f64::from(more);
     }
 
-    pub fn is_full(&mut self, now: Moment) -> bool {
+    pub(crate) fn is_full(&mut self, now: Moment) -> bool {
         self.fill(now);
         self.left >= self.most
     }
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(bucket.wait(clock.moment()), None);
         bucket.take(5, clock.moment());
         assert_eq!(bucket.wait(clock.moment()), Some(Duration::from_millis(2500)));
-        clock.advance(Duration::from_secs(60));
+        clock.advance(Duration::from_mins(1));
         assert!(bucket.is_full(clock.moment()));
     }
 }

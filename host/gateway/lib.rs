@@ -5,6 +5,7 @@
 //! heartbeat.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod arrivals;
 mod bucket;

@@ -24,7 +24,7 @@ const STARTS_PER_SECOND: u32 = 2;
 /// Devices that are remembered before idle ones are removed.
 const MOST_REMEMBERED: usize = 1024;
 
-pub struct Pace {
+pub(crate) struct Pace {
     pub arrivals: Bucket,
     pub frames: Bucket,
     pub starts: Bucket,
@@ -47,13 +47,13 @@ impl Pace {
     }
 
     /// Allows additional frames after a welcome, because the agent reports on each of its leases.
-    pub fn welcome(&mut self, leases: usize, now: Moment) {
+    pub(crate) fn welcome(&mut self, leases: usize, now: Moment) {
         self.frames.give(FRAMES_PER_LEASE.saturating_mul(leases.try_into().unwrap_or(u32::MAX)), now);
     }
 }
 
 #[derive(Default)]
-pub struct Paces(Mutex<Table>);
+pub(crate) struct Paces(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
@@ -63,14 +63,14 @@ struct Table {
 }
 
 /// An arrival that waits for its turn. Dropping it ends the wait.
-pub struct Waiting {
+pub(crate) struct Waiting {
     paces: Arc<Paces>,
     device_id: Uuid,
 }
 
 impl Paces {
     /// Gives access to the rate limits of one device.
-    pub fn of<T>(&self, device_id: Uuid, now: Moment, look: impl FnOnce(&mut Pace) -> T) -> T {
+    pub(crate) fn of<T>(&self, device_id: Uuid, now: Moment, look: impl FnOnce(&mut Pace) -> T) -> T {
         let mut table = lock(&self.0);
         if table.by_device.len() >= table.room.max(MOST_REMEMBERED) && !table.by_device.contains_key(&device_id) {
             table.by_device.retain(|_, pace| !pace.is_idle(now));
@@ -80,7 +80,7 @@ impl Paces {
     }
 
     /// Registers a waiting arrival of a device; `None` if too many wait already.
-    pub fn wait(self: &Arc<Self>, device_id: Uuid, now: Moment) -> Option<Waiting> {
+    pub(crate) fn wait(self: &Arc<Self>, device_id: Uuid, now: Moment) -> Option<Waiting> {
         let admitted = self.of(device_id, now, |pace| {
             let admitted = pace.waiting < MOST_WAITING;
             pace.waiting += usize::from(admitted);

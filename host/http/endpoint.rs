@@ -25,7 +25,7 @@ use culvert_service::keyed_mutex::KeyedMutexGuard;
 /// Bytes of a request body.
 pub const BODY_LIMIT: usize = 256 * 1024;
 /// For the whole of a body: 256 KiB come over a slow line within it.
-const BODY_WITHIN: Duration = Duration::from_secs(60);
+const BODY_WITHIN: Duration = Duration::from_mins(1);
 const KEY_LIMIT: usize = 128;
 /// How long a request waits for the first one with its key.
 const IN_PROGRESS_WAIT: Duration = Duration::from_secs(5);
@@ -158,7 +158,7 @@ fn idempotency_key(req: &Request, path: &str, caller: &Caller, body: Option<&Jso
     let key = key.to_str().ok().filter(visible).filter(|_| keys.next().is_none());
     let key = key.ok_or_else(|| Error::of(Code::InvalidIdempotencyKey))?;
     let (method, uri) = (req.method(), req.uri());
-    let body = body.map(JsonTree::canonical).unwrap_or_else(|| "{}".into());
+    let body = body.map_or_else(|| "{}".into(), JsonTree::canonical);
     let request = format!("{method}\n{path}\n{}\n{body}", uri.query().unwrap_or_default()).into_bytes();
     Ok(IdempotencyKey { api_key_id: caller.key_id, key: key.into(), request })
 }

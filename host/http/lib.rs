@@ -1,6 +1,7 @@
 //! The HTTP service: what every request passes, in order, and where it goes.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod account;

@@ -10,7 +10,7 @@ pub struct Path(pub String);
 
 impl Path {
     pub fn of(depot: &Depot) -> &str {
-        depot.get_typed::<Path>().map(|path| path.0.as_str()).unwrap_or("/")
+        depot.get_typed::<Path>().map_or("/", |path| path.0.as_str())
     }
 }
 

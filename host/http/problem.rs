@@ -109,9 +109,10 @@ pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id
 /// One line about what caused an error. What the client did wrong has no cause.
 fn log(error: &Error, request_id: &str) {
     let Some(source) = error.source.as_deref() else { return };
-    match error.code {
-        Code::InternalError => tracing::error!(request_id, error = %Chain(source), "internal error"),
-        _ => tracing::warn!(request_id, error = %Chain(source), "service unavailable"),
+    if error.code == Code::InternalError {
+        tracing::error!(request_id, error = %Chain(source), "internal error");
+    } else {
+        tracing::warn!(request_id, error = %Chain(source), "service unavailable");
     }
 }
 

@@ -13,7 +13,7 @@ use culvert_domain::access::AccessRules;
 use culvert_wire::client_network::prefix;
 use culvert_wire::tally::Tally;
 
-pub struct Admission {
+pub(crate) struct Admission {
     countries: Arc<Countries>,
     bounds: Arc<Bounds>,
     door: Mutex<AdmissionState>,
@@ -33,14 +33,14 @@ struct AdmissionState {
 
 /// Why a visitor was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdmissionRefusal {
+pub(crate) enum AdmissionRefusal {
     Rules,
     /// A limit on the number of visitors is reached.
     Bound(Bound),
 }
 
 /// An admitted visitor. Dropping it ends the admission.
-pub struct AdmittedVisitor {
+pub(crate) struct AdmittedVisitor {
     access: Arc<Admission>,
     number: u64,
     _place: Place,
@@ -49,7 +49,7 @@ pub struct AdmittedVisitor {
 }
 
 impl Admission {
-    pub fn new(countries: Arc<Countries>, bounds: Arc<Bounds>, version: i64, rules: AccessRules) -> Arc<Self> {
+    pub(crate) fn new(countries: Arc<Countries>, bounds: Arc<Bounds>, version: i64, rules: AccessRules) -> Arc<Self> {
         Arc::new(Self {
             countries,
             bounds,
@@ -57,12 +57,12 @@ impl Admission {
         })
     }
 
-    pub fn version(&self) -> i64 {
+    pub(crate) fn version(&self) -> i64 {
         lock(&self.door).version
     }
 
     /// Admits or refuses a visitor. The admission ends at the latest when `port` is cancelled.
-    pub fn enter(
+    pub(crate) fn enter(
         self: &Arc<Self>,
         visitor: IpAddr,
         port: &CancellationToken,
@@ -90,14 +90,14 @@ impl Admission {
     }
 
     /// Replaces the rules, and evicts the visitors that the new rules deny.
-    pub fn replace(&self, version: i64, rules: AccessRules) {
+    pub(crate) fn replace(&self, version: i64, rules: AccessRules) {
         let mut door = lock(&self.door);
         (door.version, door.rules) = (version, rules);
         self.evict_denied(&door);
     }
 
     /// Applies the rules again to the admitted visitors, after the country database has changed.
-    pub fn reevaluate(&self) {
+    pub(crate) fn reevaluate(&self) {
         self.evict_denied(&lock(&self.door));
     }
 

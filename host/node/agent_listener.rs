@@ -26,7 +26,7 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait after a failed accept, for example when no file descriptor is free.
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-pub fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
+pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
     let bounds = shared.bounds.clone();
     let (most, per_address) = (bounds.unproven, bounds.unproven_per_address);
     let unproven = Unproven::new(most, per_address, move || bounds.refused(Bound::Unproven));
@@ -77,11 +77,10 @@ async fn admit(
     let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));
     connection.write_all(&[answer]).await?;
     connection.flush().await?;
-    match run.filter(|_| answer == ATTACHED) {
-        Some(run) => Ok(Some((run, connection))),
-        None => {
-            connection.shutdown().await?;
-            Ok(None)
-        }
+    if let Some(run) = run.filter(|_| answer == ATTACHED) {
+        Ok(Some((run, connection)))
+    } else {
+        connection.shutdown().await?;
+        Ok(None)
     }
 }

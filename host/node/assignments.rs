@@ -15,7 +15,7 @@ use super::{Node, lock};
 
 /// The state of the channel's changes.
 #[derive(Default)]
-pub struct Assignments {
+pub(crate) struct Assignments {
     /// Everything up to this revision is in force.
     revision: u64,
     /// Whether no whole state has come since the channel was opened.
@@ -30,7 +30,7 @@ pub struct Assignments {
 
 impl Assignments {
     /// Begins a new channel. Returns the revision that the node holds.
-    pub fn reconnected(&mut self) -> u64 {
+    pub(crate) fn reconnected(&mut self) -> u64 {
         self.is_reconnected = true;
         // The host has to be told again of what fails.
         self.failed.clear();
@@ -38,7 +38,7 @@ impl Assignments {
     }
 
     /// Whether visitors were evaluated by an older generation of the country database.
-    pub fn evaluated(&mut self, generation: u64) -> bool {
+    pub(crate) fn evaluated(&mut self, generation: u64) -> bool {
         std::mem::replace(&mut self.countries, generation) != generation
     }
 
@@ -156,9 +156,10 @@ impl Node {
             Ok(Served::Now) => {
                 state.failed.remove(&tunnel_id);
                 let unopened = self.open_ports(&assignment).await;
-                match unopened.is_empty() {
-                    true => state.incomplete.remove(&tunnel_id),
-                    false => state.incomplete.insert(tunnel_id),
+                if unopened.is_empty() {
+                    state.incomplete.remove(&tunnel_id)
+                } else {
+                    state.incomplete.insert(tunnel_id)
                 };
                 self.report_serving(&assignment, unopened).await;
             }

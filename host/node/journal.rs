@@ -17,14 +17,14 @@ const ROWS: usize = 500;
 
 /// Which unacknowledged batches are sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resend {
+pub(crate) enum Resend {
     /// Those that were sent too long ago.
     Due,
     /// All of them, after a reconnect.
     All,
 }
 
-pub struct Journal {
+pub(crate) struct Journal {
     boot_id: Uuid,
     last: u64,
     /// By number.
@@ -42,19 +42,19 @@ struct Pending {
 }
 
 impl Journal {
-    pub fn new(boot_id: Uuid) -> Self {
+    pub(crate) fn new(boot_id: Uuid) -> Self {
         let (batches, scopes) = (BTreeMap::new(), Tally::default());
         Self { boot_id, last: 0, batches, scopes, waiting: watch::Sender::new(0) }
     }
 
     /// Whether a batch of this scope waits for the host. Running sessions then keep their counts, so that the
     /// journal does not grow while the host cannot store them.
-    pub fn waits_for(&self, scope_id: Uuid) -> bool {
+    pub(crate) fn waits_for(&self, scope_id: Uuid) -> bool {
         self.scopes.of(&scope_id) > 0
     }
 
     /// Adds the traffic of a scope's sessions, and returns the batches to send.
-    pub fn add(&mut self, scope_id: Uuid, rows: &[SessionTraffic], now: Moment) -> Vec<TrafficBatch> {
+    pub(crate) fn add(&mut self, scope_id: Uuid, rows: &[SessionTraffic], now: Moment) -> Vec<TrafficBatch> {
         let from = self.last + 1;
         for rows in rows.chunks(ROWS) {
             self.last += 1;
@@ -66,7 +66,7 @@ impl Journal {
     }
 
     /// The host has stored these batches.
-    pub fn acknowledge(&mut self, boot_id: Uuid, numbers: &[u64]) {
+    pub(crate) fn acknowledge(&mut self, boot_id: Uuid, numbers: &[u64]) {
         if boot_id != self.boot_id {
             return;
         }
@@ -79,7 +79,7 @@ impl Journal {
     }
 
     /// The batches to send again.
-    pub fn due(&mut self, now: Moment, resend: Resend) -> Vec<TrafficBatch> {
+    pub(crate) fn due(&mut self, now: Moment, resend: Resend) -> Vec<TrafficBatch> {
         let due = |pending: &Pending| resend == Resend::All || now.since(pending.sent) >= RESEND_AFTER;
         let numbers: Vec<u64> = self.batches.iter().filter(|(_, p)| due(p)).map(|(number, _)| *number).collect();
         for number in &numbers {
@@ -91,7 +91,7 @@ impl Journal {
     }
 
     /// The number of unacknowledged batches, as it changes.
-    pub fn waiting(&self) -> watch::Receiver<usize> {
+    pub(crate) fn waiting(&self) -> watch::Receiver<usize> {
         self.waiting.subscribe()
     }
 

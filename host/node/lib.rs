@@ -4,6 +4,7 @@
 //! [`culvert_wire::node`]). It knows no database and holds no secret of the host.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod admission;
 mod agent_listener;

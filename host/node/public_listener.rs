@@ -18,7 +18,7 @@ use super::bounds::Bound;
 use super::session::SessionRelay;
 use super::{Shared, lock};
 
-pub struct Tunnel {
+pub(crate) struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
     pub access: Arc<Admission>,
     /// The open ports, by public port number.
@@ -34,7 +34,7 @@ struct Port {
 }
 
 /// The result of [`Tunnel::switch_to`].
-pub enum EpochChange {
+pub(crate) enum EpochChange {
     /// A newer epoch is served already.
     Outdated,
     Serving {
@@ -44,32 +44,32 @@ pub enum EpochChange {
 
 /// A port that should be open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortSpec {
+pub(crate) struct PortSpec {
     pub port: u16,
     pub id: Option<Uuid>,
 }
 
 impl PortSpec {
     /// The TCP ports of an assignment.
-    pub fn of(assignment: &Assignment) -> Vec<Self> {
+    pub(crate) fn of(assignment: &Assignment) -> Vec<Self> {
         let tcp = assignment.ports.iter().filter(|port| port.transport == Transport::Tcp);
         tcp.map(|port| Self { port: port.port, id: port.port_id }).collect()
     }
 }
 
 impl Tunnel {
-    pub fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
+    pub(crate) fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
         let run = SessionRelay::new(assignment.clone(), shared);
         Self { run: Arc::new(Mutex::new(run)), access, ports: HashMap::new() }
     }
 
-    pub fn run(&self) -> Arc<SessionRelay> {
+    pub(crate) fn run(&self) -> Arc<SessionRelay> {
         lock(&self.run).clone()
     }
 
     /// Takes over an assignment of this tunnel. If it has a newer epoch, the former run ends at once: everything
     /// older than the newest epoch is fenced off.
-    pub fn switch_to(&self, assignment: &Assignment, shared: &Arc<Shared>) -> EpochChange {
+    pub(crate) fn switch_to(&self, assignment: &Assignment, shared: &Arc<Shared>) -> EpochChange {
         let mut run = lock(&self.run);
         match assignment.epoch.cmp(&run.epoch()) {
             Ordering::Less => EpochChange::Outdated,
@@ -86,13 +86,13 @@ impl Tunnel {
     }
 
     /// The wanted ports that are not open yet.
-    pub fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
+    pub(crate) fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
         let open = |wanted: &&PortSpec| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
         wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
     }
 
     /// Starts to accept visitors on a port.
-    pub fn listen(&mut self, wanted: PortSpec, listener: TcpListener, shared: Arc<Shared>) {
+    pub(crate) fn listen(&mut self, wanted: PortSpec, listener: TcpListener, shared: Arc<Shared>) {
         let stop = CancellationToken::new();
         let door = PublicListener {
             port_id: wanted.id,
@@ -108,7 +108,7 @@ impl Tunnel {
     }
 
     /// Removes the ports that are no longer wanted. [`ClosingPorts::close`] closes them.
-    pub fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
+    pub(crate) fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
         let still = |number: u16, port: &Port| wanted.contains(&PortSpec { port: number, id: port.id });
         let over: Vec<u16> =
             self.ports.iter().filter(|(number, port)| !still(**number, port)).map(|(number, _)| *number).collect();
@@ -116,7 +116,7 @@ impl Tunnel {
     }
 
     /// Ends the run and closes the ports. When this returns, other tunnels can bind them.
-    pub async fn close(mut self) -> Arc<SessionRelay> {
+    pub(crate) async fn close(mut self) -> Arc<SessionRelay> {
         let run = self.run();
         run.end();
         self.ports_to_close(&[]).close().await;
@@ -126,11 +126,11 @@ impl Tunnel {
 
 /// Ports that are no longer wanted, with their visitors.
 #[must_use]
-pub struct ClosingPorts(Vec<Port>);
+pub(crate) struct ClosingPorts(Vec<Port>);
 
 impl ClosingPorts {
     /// Closes the ports and disconnects their visitors. When this returns, other tunnels can bind the ports.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         for Port { listening, stop, .. } in self.0 {
             stop.cancel();
             if let Err(error) = listening.await {
@@ -141,7 +141,7 @@ impl ClosingPorts {
 }
 
 /// Binds a public port.
-pub async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<TcpListener> {
+pub(crate) async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
 }
 

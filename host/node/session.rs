@@ -36,7 +36,7 @@ const MOST_WAITING: usize = 128;
 
 type Connection = TlsStream<TcpStream>;
 
-pub struct SessionRelay {
+pub(crate) struct SessionRelay {
     assignment: Mutex<Assignment>,
     scope_id: Uuid,
     /// The tunnel's name, for logs.
@@ -62,7 +62,7 @@ pub struct SessionRelay {
 }
 
 impl SessionRelay {
-    pub fn new(assignment: Assignment, shared: &Shared) -> Arc<Self> {
+    pub(crate) fn new(assignment: Assignment, shared: &Shared) -> Arc<Self> {
         let Assignment { tunnel_id, session_id, epoch, .. } = assignment;
         Arc::new(Self {
             limits: Mutex::new(limits(&assignment)),
@@ -84,29 +84,29 @@ impl SessionRelay {
         })
     }
 
-    pub fn assignment(&self) -> Assignment {
+    pub(crate) fn assignment(&self) -> Assignment {
         lock(&self.assignment).clone()
     }
 
-    pub fn scope_id(&self) -> Uuid {
+    pub(crate) fn scope_id(&self) -> Uuid {
         self.scope_id
     }
 
-    pub fn session_id(&self) -> Uuid {
+    pub(crate) fn session_id(&self) -> Uuid {
         self.lease.session_id
     }
 
-    pub fn epoch(&self) -> i64 {
+    pub(crate) fn epoch(&self) -> i64 {
         self.lease.epoch
     }
 
     /// The number of connected visitors, including those that wait.
-    pub fn visitors(&self) -> usize {
+    pub(crate) fn visitors(&self) -> usize {
         *self.active.borrow()
     }
 
     /// Takes over changes of the assignment. New limits apply to new connections only.
-    pub fn follow(&self, assignment: &Assignment) {
+    pub(crate) fn follow(&self, assignment: &Assignment) {
         *lock(&self.limits) = limits(assignment);
         self.ready.send_if_modified(|ready| {
             let becomes_ready = assignment.ready && !*ready;
@@ -117,7 +117,7 @@ impl SessionRelay {
     }
 
     /// The answer to an attach frame: whether it proves this run's lease.
-    pub fn admit(&self, attach: &Attach, shared: &Shared) -> u8 {
+    pub(crate) fn admit(&self, attach: &Attach, shared: &Shared) -> u8 {
         if attach.epoch != self.lease.epoch || self.ended.is_cancelled() {
             return FENCED;
         }
@@ -131,7 +131,7 @@ impl SessionRelay {
 
     /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
     /// dropped.
-    pub fn add_idle_connection(&self, connection: Connection) {
+    pub(crate) fn add_idle_connection(&self, connection: Connection) {
         let mut waiting = lock(&self.waiting);
         waiting.retain_mut(|connection| !is_stale(connection));
         waiting.push(connection);
@@ -142,20 +142,20 @@ impl SessionRelay {
     }
 
     /// Ends the run: disconnects all visitors, and drops all idle connections.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.cancel();
         lock(&self.waiting).clear();
     }
 
     /// Ends the run, and waits until no more bytes of its visitors can arrive.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.end();
         // This cannot fail: the sender lives as long as `self`.
         let _ = self.active.subscribe().wait_for(|active| *active == 0).await;
     }
 
     /// Takes the traffic since the last call.
-    pub fn take_traffic(&self) -> SessionTraffic {
+    pub(crate) fn take_traffic(&self) -> SessionTraffic {
         let take = |counter: &AtomicU64, taken: &AtomicU64| {
             let now = counter.load(Ordering::Acquire);
             // Another call may have taken more meanwhile.
@@ -170,7 +170,7 @@ impl SessionRelay {
     }
 
     /// Serves one visitor, of an extra port or (`None`) of the tunnel's own port.
-    pub async fn relay_visitor(
+    pub(crate) async fn relay_visitor(
         self: Arc<Self>,
         mut visitor: TcpStream,
         address: SocketAddr,

@@ -9,6 +9,7 @@
 //! fails with an error and is never allowed.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod engine;
 pub mod load;

@@ -18,7 +18,7 @@ use crate::failed_auth::FailedAuthLimiter;
 /// How old a key's owner may be that is taken from the cache.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long a key that was good is known.
-const KNOWN_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+const KNOWN_FOR: Duration = Duration::from_hours(24);
 /// Keys that are remembered. Beyond them, the one that was used longest ago is forgotten.
 const MAX_KEYS: usize = 10_000;
 

@@ -8,7 +8,7 @@ use culvert_wire::client_network::{network, prefix};
 use culvert_wire::clock::Moment;
 use hashlink::LruCache;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 /// Addresses that are remembered each for itself. Beyond them, whole networks are counted as one.
 const MAX_ADDRESSES: usize = 10_000;
 /// Entries of both kinds. Beyond them, the one that began first is forgotten.
@@ -52,7 +52,7 @@ impl FailedAuthLimiter {
         let windows = self.windows();
         let (start, count) = windows.0.peek(&windows.key(client))?;
         let age = now.since(*start);
-        (*count >= self.per_minute && age < MINUTE).then(|| MINUTE - age)
+        (*count >= self.per_minute && age < MINUTE).then(|| MINUTE.saturating_sub(age))
     }
 
     /// How many addresses and networks are remembered.

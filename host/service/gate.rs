@@ -230,10 +230,7 @@ impl Gate {
         allowed(policies.0.plan_access(ask))?;
         // If the body names an unknown device, the policy judges the tunnel alone.
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
-        let devices = match names_none {
-            true => Vec::new(),
-            false => self.involved(caller, action, &facts, &draft).await?,
-        };
+        let devices = if names_none { Vec::new() } else { self.involved(caller, action, &facts, &draft).await? };
         let ask = wit_input::role_ask(caller, action, &facts, &devices);
         allowed(policies.0.team_role(ask))?;
 

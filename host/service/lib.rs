@@ -5,6 +5,7 @@
 //! transaction with the change, its events and the stored response. [`jobs`] does what is due later.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod accounts;

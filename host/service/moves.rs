@@ -33,7 +33,7 @@ impl Change for MoveTunnel {
         if node.id == tunnel.node.id {
             return Err(Error::of(Code::AlreadyOnNode));
         }
-        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.pro_network) {
+        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) {
             return Err(Error::of(Code::NodeUnavailable));
         }
         place(write, &tunnel, &node).await?;

@@ -8,13 +8,13 @@ use tokio::sync::Semaphore;
 /// Hashes that are computed at the same time, at most: each takes 19 MiB of memory.
 const AT_ONCE: usize = 2;
 
-pub struct Passwords {
+pub(crate) struct Passwords {
     hashers: Semaphore,
     clock: Clock,
 }
 
 impl Passwords {
-    pub fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         Self { hashers: Semaphore::new(AT_ONCE), clock }
     }
 
@@ -23,7 +23,7 @@ impl Passwords {
     /// # Errors
     ///
     /// If the hash cannot be computed.
-    pub async fn hash(&self, password: Option<String>) -> Result<Option<String>> {
+    pub(crate) async fn hash(&self, password: Option<String>) -> Result<Option<String>> {
         let Some(password) = password else { return Ok(None) };
         let salt: [u8; 16] = self.clock.random();
         let _one = self.hashers.acquire().await.map_err(Error::internal)?;

@@ -33,7 +33,7 @@ impl Change for CreateExtraPort {
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         check_limit(permit)?;
         check_target(write, &tunnel, &self.port).await?;
-        let port = write.create_extra_port(&tunnel.node, tunnel.https, tunnel.id, &self.port).await?;
+        let port = write.create_extra_port(&tunnel.node, tunnel.spec.https, tunnel.id, &self.port).await?;
         write.set_updated_at(tunnel.id).await?;
         open_at_once(write, &tunnel, &port).await?;
         Ok((port, tunnel))
@@ -60,7 +60,7 @@ fn check_limit(permit: &Permit) -> Result<()> {
 async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -> Result<()> {
     let Some(run) = tunnel.run.as_ref().filter(|_| port.carries_tcp()) else { return Ok(()) };
     match write.device(tunnel.scope_id, run.device_id).await? {
-        Some(device) => device.may_be_led_to(&tunnel.local_host, [port.local_port]),
+        Some(device) => device.may_be_led_to(&tunnel.spec.local_host, [port.local_port]),
         None => Ok(()),
     }
 }

@@ -37,8 +37,8 @@ impl StartRefusal {
 
 /// Checks whether a tunnel may run on a device.
 pub fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
-    if tunnel.protocol != Protocol::Tcp {
-        return Err(StartRefusal::UnsupportedProtocol(tunnel.protocol));
+    if tunnel.spec.protocol != Protocol::Tcp {
+        return Err(StartRefusal::UnsupportedProtocol(tunnel.spec.protocol));
     }
     if tunnel.suspended || bandwidth == Bandwidth::UsedUp {
         return Err(StartRefusal::BandwidthUsedUp);

@@ -17,7 +17,7 @@ use culvert_domain::key::generated_subdomain;
 use culvert_domain::node::{self, Preference};
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
-use culvert_store::tunnels::NewTunnelRow;
+use culvert_store::tunnels::NewTunnel;
 use culvert_store::{Hint, Write};
 
 /// A tunnel with the devices and ports that belong to it.
@@ -83,58 +83,45 @@ impl Change for CreateTunnel {
     type Done = Tunnel;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Tunnel> {
-        let new = &self.definition;
-        check_limits(permit, new)?;
+        let TunnelDefinition { spec, device_ids, extra_ports, .. } = &self.definition;
+        check_limits(permit, extra_ports.len())?;
         let id = write.clock.id();
         let scope_id = permit.caller().scope.id;
-        let wanted = Preference { region: new.region.clone(), country: new.country.clone(), premium: new.pro_network };
+        let wanted =
+            Preference { region: spec.region.clone(), country: spec.country.clone(), premium: spec.pro_network };
         let nodes = write.nodes_with_load().await?;
         let node = node::place(nodes.iter().map(|(node, load)| (node, *load)), &wanted);
         let node = node.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
         let domain = write.default_domain().await?;
-        let row = NewTunnelRow {
+        let new = NewTunnel {
             id,
             scope_id,
             created_by: permit.caller().account_id,
-            name: new.name.clone(),
-            protocol: new.protocol,
-            local_host: new.local_host.clone(),
-            local_port: new.local_port,
-            remote_port: 0,
+            spec: spec.clone(),
             node_id: node.id,
             domain_id: domain.id,
-            subdomain: new.subdomain.clone(),
-            region: new.region.clone(),
-            country: new.country.clone(),
-            preset_id: new.preset_id,
-            https: new.https,
-            basic_auth: new.basic_auth,
-            basic_auth_user: new.basic_auth_user.clone(),
             basic_auth_hash: self.password_hash.clone(),
-            idle_timeout: new.idle_timeout,
-            buffer_size: new.buffer_size,
-            pro_network: new.pro_network,
         };
-        insert(write, row).await?;
-        let port = write.allocate_port(node, new.protocol, new.https, id).await?;
+        insert(write, new).await?;
+        let port = write.allocate_port(node, spec.protocol, spec.https, id).await?;
         write.set_remote_port(id, port).await?;
-        for port in &new.extra_ports {
-            write.create_extra_port(node, new.https, id, port).await?;
+        for port in extra_ports {
+            write.create_extra_port(node, spec.https, id, port).await?;
         }
-        bind(write, scope_id, id, &new.device_ids).await?;
+        bind(write, scope_id, id, device_ids).await?;
         write.tunnel(scope_id, id).await?.ok_or_else(Error::not_found)
     }
 }
 
 /// Checks the plan's limits. The permit's counters are current, because
 /// [`Service::commit`](crate::Service::commit) has compared them under the scope's row lock.
-fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
+fn check_limits(permit: &Permit, extra_ports: usize) -> Result<()> {
     let entitlement = permit.entitlement();
     let tunnels = permit.facts().counters.tunnels;
     if entitlement.tunnel_limit.is_some_and(|limit| tunnels >= limit) {
         return Err(Error::new(Code::PlanLimitReached, format!("The plan's {tunnels} tunnels exist already.")));
     }
-    let ports = u32::try_from(new.extra_ports.len()).unwrap_or(u32::MAX);
+    let ports = u32::try_from(extra_ports).unwrap_or(u32::MAX);
     if let Some(limit) = entitlement.extra_ports_per_tunnel.filter(|limit| ports > *limit) {
         let detail = format!("The plan allows {limit} extra ports of a tunnel; this would make {ports}.");
         return Err(Error::new(Code::PlanLimitReached, detail));
@@ -143,13 +130,13 @@ fn check_limits(permit: &Permit, new: &TunnelDefinition) -> Result<()> {
 }
 
 /// Inserts a tunnel. An http tunnel is addressed by its subdomain, so one is generated if none is requested.
-async fn insert(write: &mut Write, mut row: NewTunnelRow) -> Result<()> {
-    let chosen = row.subdomain.is_some() || row.protocol != Protocol::Http;
+async fn insert(write: &mut Write, mut new: NewTunnel) -> Result<()> {
+    let chosen = new.spec.subdomain.is_some() || new.spec.protocol != Protocol::Http;
     for _ in 0..if chosen { 1 } else { NAMES } {
         if !chosen {
-            row.subdomain = Some(generated_subdomain(&write.clock));
+            new.spec.subdomain = Some(generated_subdomain(&write.clock));
         }
-        if write.insert_tunnel(&row).await? {
+        if write.insert_tunnel(&new).await? {
             return Ok(());
         }
     }
@@ -179,29 +166,22 @@ impl Change for UpdateTunnel {
         let scope_id = permit.caller().scope.id;
         let mut tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         let change = self.change.clone();
-        let target = (tunnel.local_host.clone(), tunnel.local_port);
+        let target = (tunnel.spec.local_host.clone(), tunnel.spec.local_port);
         let wanted = (change.local_host.clone().unwrap_or(target.0.clone()), change.local_port.unwrap_or(target.1));
         if wanted != target {
             check_target(write, &tunnel, &wanted.0, wanted.1).await?;
         }
-        change.name.into_iter().for_each(|name| tunnel.name = name);
-        change.local_host.into_iter().for_each(|host| tunnel.local_host = host);
-        change.local_port.into_iter().for_each(|port| tunnel.local_port = port);
-        change.https.into_iter().for_each(|https| tunnel.https = https);
-        change.basic_auth.into_iter().for_each(|auth| tunnel.basic_auth = auth);
-        change.basic_auth_user.into_iter().for_each(|user| tunnel.basic_auth_user = user);
-        change.idle_timeout.into_iter().for_each(|seconds| tunnel.idle_timeout = seconds);
-        change.buffer_size.into_iter().for_each(|bytes| tunnel.buffer_size = bytes);
-        change.pro_network.into_iter().for_each(|premium| tunnel.pro_network = premium);
-        if tunnel.protocol == Protocol::Http {
-            tunnel.remote_port = http_port(tunnel.https);
+        let password_changes = change.basic_auth_password.is_some();
+        tunnel.spec = change.applied_to(tunnel.spec);
+        if tunnel.spec.protocol == Protocol::Http {
+            tunnel.remote_port = http_port(tunnel.spec.https);
             write.set_http_port_of_extra_ports(tunnel.id, tunnel.remote_port).await?;
         }
         write.update_tunnel(&tunnel).await?;
-        if change.basic_auth_password.is_some() {
+        if password_changes {
             write.set_basic_auth_hash(tunnel.id, self.password_hash.as_deref()).await?;
         }
-        if target != (tunnel.local_host.clone(), tunnel.local_port) {
+        if target != (tunnel.spec.local_host.clone(), tunnel.spec.local_port) {
             retarget(write, &tunnel).await?;
         }
         if let Some(run) = &tunnel.run {
@@ -227,7 +207,7 @@ async fn retarget(write: &mut Write, tunnel: &Tunnel) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
     if device.is_some_and(|device| device.remote_control) {
-        write.set_local_target(run.session_id, &tunnel.local_host, tunnel.local_port).await?;
+        write.set_local_target(run.session_id, &tunnel.spec.local_host, tunnel.spec.local_port).await?;
     }
     Ok(())
 }

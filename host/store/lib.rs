@@ -6,6 +6,7 @@
 //! deadlock. Each transaction runs in a task of its own, so it also ends when the client disconnects.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod arg;

@@ -136,9 +136,10 @@ impl Write {
                    RETURNING online, offline_reason";
         let row = self.optional(sql, args![device_id, now - TOLD_WITHIN, now, TOLD_TIMES]).await?;
         let Some(row) = row else { return Ok(None) };
-        let offline_reason = match row.flag("online")? {
-            true => None,
-            false => Some(row.optional_string_enum("offline_reason")?.unwrap_or(OfflineReason::Timeout)),
+        let offline_reason = if row.flag("online")? {
+            None
+        } else {
+            Some(row.optional_string_enum("offline_reason")?.unwrap_or(OfflineReason::Timeout))
         };
         Ok(Some(Presence { offline_reason }))
     }

@@ -203,7 +203,7 @@ impl Write {
     pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
         let extra = ports.iter().filter(|port| port.carries_tcp()).map(|port| (port.id, port.local_port)).collect();
-        Ok(Target { host: tunnel.local_host.clone(), port: tunnel.local_port, extra })
+        Ok(Target { host: tunnel.spec.local_host.clone(), port: tunnel.spec.local_port, extra })
     }
 
     /// The target that a device last agreed to for a tunnel.

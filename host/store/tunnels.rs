@@ -14,7 +14,7 @@ use culvert_domain::error::Result;
 use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::ExtraPort;
-use culvert_domain::tunnel::{ActiveOperation, Protocol, Run, Tunnel};
+use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
 
 /// Selects a tunnel with its open session, the presence of the device that holds the session, and the
 /// unfinished operation.
@@ -43,30 +43,17 @@ macro_rules! select_tunnel {
     };
 }
 
-/// The values of a new tunnel's row.
+/// A tunnel that is to be inserted.
 #[derive(Clone, Debug)]
-pub struct NewTunnelRow {
+pub struct NewTunnel {
     pub id: Uuid,
     pub scope_id: Uuid,
     pub created_by: Uuid,
-    pub name: String,
-    pub protocol: Protocol,
-    pub local_host: String,
-    pub local_port: u16,
-    pub remote_port: u16,
+    pub spec: TunnelSpec,
     pub node_id: Uuid,
     pub domain_id: Uuid,
-    pub subdomain: Option<String>,
-    pub region: Option<String>,
-    pub country: Option<String>,
-    pub preset_id: Option<Uuid>,
-    pub https: bool,
-    pub basic_auth: bool,
-    pub basic_auth_user: Option<String>,
+    /// Argon2id hash (RFC 9106).
     pub basic_auth_hash: Option<String>,
-    pub idle_timeout: Option<u32>,
-    pub buffer_size: u32,
-    pub pro_network: bool,
 }
 
 impl Store {
@@ -166,37 +153,36 @@ impl Write {
         ports::extra_ports(&mut **self, tunnel_id).await
     }
 
-    /// Inserts a tunnel. Returns false if the subdomain is taken.
-    pub async fn insert_tunnel(&mut self, new: &NewTunnelRow) -> Result<bool> {
+    /// Inserts a tunnel without a public port. Returns false if the subdomain is taken.
+    pub async fn insert_tunnel(&mut self, new: &NewTunnel) -> Result<bool> {
         let sql = "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                        node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
                        basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-                       0, $21, $21, $22) ON CONFLICT DO NOTHING";
-        let now = self.now;
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+                       0, $20, $20, $21) ON CONFLICT DO NOTHING";
+        let (now, spec) = (self.now, &new.spec);
         let args = args![
             new.id,
             new.scope_id,
             new.created_by,
-            &new.name,
-            StringArg(new.protocol),
-            &new.local_host,
-            new.local_port,
-            new.remote_port,
+            &spec.name,
+            StringArg(spec.protocol),
+            &spec.local_host,
+            spec.local_port,
             new.node_id,
             new.domain_id,
-            new.subdomain.as_deref(),
-            new.region.as_deref(),
-            new.country.as_deref(),
-            new.preset_id,
-            new.https,
-            new.basic_auth,
-            new.basic_auth_user.as_deref(),
+            spec.subdomain.as_deref(),
+            spec.region.as_deref(),
+            spec.country.as_deref(),
+            spec.preset_id,
+            spec.https,
+            spec.basic_auth,
+            spec.basic_auth_user.as_deref(),
             new.basic_auth_hash.as_deref(),
-            new.buffer_size,
-            new.pro_network,
+            spec.buffer_size,
+            spec.pro_network,
             now,
-            new.idle_timeout,
+            spec.idle_timeout,
         ];
         Ok(self.execute(sql, args).await? == 1)
     }
@@ -216,16 +202,16 @@ impl Write {
         let now = self.now;
         let args = args![
             tunnel.id,
-            &tunnel.name,
-            &tunnel.local_host,
-            tunnel.local_port,
+            &tunnel.spec.name,
+            &tunnel.spec.local_host,
+            tunnel.spec.local_port,
             tunnel.remote_port,
-            tunnel.https,
-            tunnel.basic_auth,
-            tunnel.basic_auth_user.as_deref(),
-            tunnel.idle_timeout,
-            tunnel.buffer_size,
-            tunnel.pro_network,
+            tunnel.spec.https,
+            tunnel.spec.basic_auth,
+            tunnel.spec.basic_auth_user.as_deref(),
+            tunnel.spec.idle_timeout,
+            tunnel.spec.buffer_size,
+            tunnel.spec.pro_network,
             now,
         ];
         self.execute(sql, args).await?;
@@ -292,24 +278,11 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         id: row.id("id")?,
         scope_id: row.id("scope_id")?,
         created_by: row.id("created_by")?,
-        name: row.text("name")?,
-        protocol: row.string_enum("protocol")?,
-        local_host: row.text("local_host")?,
-        local_port: row.number("local_port")?,
+        spec: spec(row)?,
         remote_port: row.number("remote_port")?,
         node,
         domain: row.text("domain")?,
-        subdomain: row.optional_text("subdomain")?,
-        region: row.optional_text("region")?,
-        country: row.optional_text("country")?,
-        preset_id: row.optional_id("preset_id")?,
-        https: row.flag("https")?,
-        basic_auth: row.flag("basic_auth")?,
-        basic_auth_user: row.optional_text("basic_auth_user")?,
         basic_auth_password_set: row.flag("basic_auth_password_set")?,
-        idle_timeout: row.optional_number("idle_timeout")?,
-        buffer_size: row.number("buffer_size")?,
-        pro_network: row.flag("pro_network")?,
         device_ids: Vec::new(),
         restricted: row.flag("restricted")?,
         desired_device_id: row.optional_id("desired_device_id")?,
@@ -321,6 +294,25 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         operation: operation(row)?,
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
+    })
+}
+
+fn spec(row: &Row) -> DbResult<TunnelSpec> {
+    Ok(TunnelSpec {
+        name: row.text("name")?,
+        protocol: row.string_enum("protocol")?,
+        local_host: row.text("local_host")?,
+        local_port: row.number("local_port")?,
+        subdomain: row.optional_text("subdomain")?,
+        region: row.optional_text("region")?,
+        country: row.optional_text("country")?,
+        preset_id: row.optional_id("preset_id")?,
+        https: row.flag("https")?,
+        basic_auth: row.flag("basic_auth")?,
+        basic_auth_user: row.optional_text("basic_auth_user")?,
+        idle_timeout: row.optional_number("idle_timeout")?,
+        buffer_size: row.number("buffer_size")?,
+        pro_network: row.flag("pro_network")?,
     })
 }
 

@@ -12,7 +12,7 @@ use hickory_resolver::{Resolver, TokioResolver};
 /// How long a query waits for its response. A query is sent twice.
 const ANSWER_WITHIN: Duration = Duration::from_millis(1200);
 /// Longest time that an address is cached, even if the record's TTL is longer.
-const KEEP: Duration = Duration::from_secs(60);
+const KEEP: Duration = Duration::from_mins(1);
 
 #[derive(Clone)]
 pub struct Dns {

@@ -2,6 +2,7 @@
 //! before the client connects to it. DNS lookups are in [`dns`], for custom domains as well.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod client;
 pub mod dns;

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -49,8 +49,8 @@ use crate::support::visitor::{Visitor, echo_service, exchange, is_closed, named_
 use crate::support::wire::Wire;
 
 const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const DAY: Duration = Duration::from_secs(86_400);
+const MINUTE: Duration = Duration::from_mins(1);
+const DAY: Duration = Duration::from_hours(24);
 
 /// Seconds of real time within which whatever is to come has come.
 const SOON: u64 = 20;
@@ -728,7 +728,7 @@ async fn timed_out_endpoint_gets_less_time_and_concurrency(engine: Engine) {
     let events = [send(&api, &webhook).await, send(&api, &webhook).await, send(&api, &webhook).await];
     for (event, seconds) in events.iter().zip([5, 15, 5]) {
         assert_eq!(within(SOON, receiver.next()).await.header("service-webhook-id"), event);
-        host.pass(seconds * SECOND - Duration::from_millis(1)).await;
+        host.pass((seconds * SECOND).checked_sub(Duration::from_millis(1)).unwrap()).await;
         assert!(
             deliveries(&api, &webhook)
                 .await
@@ -1444,7 +1444,7 @@ async fn operator_commands_read_admin_token_file() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forged_compiled_policy_is_recompiled() {
     const DIGEST: usize = 32;
-    let mut folder = Default::default();
+    let mut folder = PathBuf::new();
     let host = TestHost::with(Engine::Sqlite, |config| {
         folder = config.data_dir.join("policies");
         fs::remove_file(&folder).unwrap();

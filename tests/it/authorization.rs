@@ -74,14 +74,12 @@ impl Member {
             true => self.api.post("/tunnels", json!({"local_port": 80})).await.id(),
             false => Uuid::nil(),
         };
-        let port = match row.path.contains("{port_id}") {
-            true => self.api.post(&format!("/tunnels/{tunnel}/extra-ports"), json!({"local_port": 81})).await.id(),
-            false => Uuid::nil(),
+        let port = if row.path.contains("{port_id}") {
+            self.api.post(&format!("/tunnels/{tunnel}/extra-ports"), json!({"local_port": 81})).await.id()
+        } else {
+            Uuid::nil()
         };
-        let webhook = match row.path.contains("{webhook_id}") {
-            true => host.webhook(self.scope).await,
-            false => Uuid::nil(),
-        };
+        let webhook = if row.path.contains("{webhook_id}") { host.webhook(self.scope).await } else { Uuid::nil() };
         let ids = Ids { tunnel, port, webhook, device: self.device.id, operation: self.operation };
         if row.method == Method::DELETE && of_domains {
             // Something to delete: a name that was looked for.

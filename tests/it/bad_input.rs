@@ -77,7 +77,7 @@ impl Stage {
     fn right(&self, row: &Row) -> Value {
         match (row.method.as_str(), row.path) {
             ("POST", "/tunnels") => json!({"local_port": 80, "protocol": "http", "extra_ports": [{"local_port": 81}]}),
-            ("PATCH", "/tunnels/{tunnel_id}") => json!({"name": "another"}),
+            ("PATCH", "/tunnels/{tunnel_id}" | "/devices/{device_id}") => json!({"name": "another"}),
             ("PUT", "/tunnels/{tunnel_id}/devices") => json!({"device_ids": [self.device]}),
             ("POST", "/tunnels/{tunnel_id}/actions/start") => json!({"device_id": self.device}),
             ("POST", "/tunnels/{tunnel_id}/extra-ports") => json!({"local_port": 82}),
@@ -89,7 +89,6 @@ impl Stage {
             }
             ("PUT", "/tunnels/{tunnel_id}/geoip") => json!({"rules": [{"country_code": "DE"}]}),
             ("POST", "/tunnels/{tunnel_id}/move") => json!({"node_id": self.node}),
-            ("PATCH", "/devices/{device_id}") => json!({"name": "another"}),
             ("POST", "/webhooks") => json!({"url": "https://8.8.8.8/", "events": ["tunnel.started"]}),
             ("PATCH", "/webhooks/{webhook_id}") => json!({"description": "another"}),
             _ if row.takes == BodyKind::EmptyObject => json!({}),

@@ -653,7 +653,7 @@ async fn delivery_attempt_records_actual_attempt_time(engine: Engine) {
     let due = attempt(2, "pending").await;
     assert_eq!((due.get("attempted_at"), &due["created_at"]), (Some(&Value::Null), &json!(first)));
 
-    host.pass(Duration::from_secs(60)).await;
+    host.pass(Duration::from_mins(1)).await;
     receiver.next().await;
     let second = host.clock.now();
     let under_way = attempt(2, "pending").await;

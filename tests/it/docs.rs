@@ -17,10 +17,7 @@ fn sources() -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => found.push(path),
-            }
+            if path.is_dir() { folders.push(path) } else { found.push(path) }
         }
     }
     found
@@ -33,7 +30,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_page_of_the_book_is_embedded() {
-    let embedded: BTreeSet<String> = PAGES.iter().map(|page| page.path()).collect();
+    let embedded: BTreeSet<String> = PAGES.iter().map(culvert_http::book::Page::path).collect();
     for source in sources().iter().filter(|source| source.starts_with("docs") && !source.ends_with("errors.md")) {
         let path = source.with_extension("");
         let path = if path.ends_with("docs/README") { "docs/book".into() } else { path.display().to_string() };
@@ -104,4 +101,34 @@ async fn every_page_is_served_and_its_links_resolve() {
     assert!(pages.len() > PAGES.len());
     let broken: Vec<_> = links.iter().filter(|(_, target, id)| !anchors(&pages[target]).contains(id)).collect();
     assert!(broken.is_empty(), "{broken:?}");
+}
+
+/// An optional field of a tunnel is in eight files, and in those that act on it while the tunnel runs. The page names
+/// all of them. A ninth makes a column more work than it is meant to be.
+#[test]
+fn added_tunnel_column_changes_eight_files() {
+    let page = std::fs::read_to_string("docs/develop/add-a-column.md").unwrap();
+    let (definition, runtime) = page.split_once("## Where it acts").unwrap();
+    let mut folders = vec![PathBuf::from("host"), PathBuf::from("migrations")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "rs" || kind == "sql")
+                && std::fs::read_to_string(&path).unwrap().contains("idle_timeout")
+            {
+                found.push(path);
+            }
+        }
+    }
+    let named = |page: &str, path: &Path| {
+        let migration = path.starts_with("migrations") && page.contains("migrations/sqlite");
+        migration || page.contains(&format!("`{}`", path.strip_prefix("host").unwrap_or(path).display()))
+    };
+    let (defining, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|path| named(definition, path));
+    let unnamed: Vec<_> = others.iter().filter(|path| !named(runtime, path)).collect();
+    assert!(unnamed.is_empty(), "the page does not name {unnamed:?}");
+    assert_eq!(defining.len(), 8, "{defining:#?}");
 }

@@ -53,7 +53,7 @@ fn coverage_page_lists_every_endpoint_code_and_event() {
     let mut covered = covered();
     let endpoints = culvert_http::routes::table().iter().map(|row| format!("{} {}", row.method, row.path)).collect();
     let codes = Code::ALL.iter().map(|code| code.as_str().to_owned()).collect();
-    let events = EventKind::ALL.iter().map(|kind| kind.to_string()).collect();
+    let events = EventKind::ALL.iter().map(ToString::to_string).collect();
     let mut page = String::from(
         "# What the tests cover\n\nGenerated from the `/// covers:` lines above the tests. \
          `authorization::every_route_enforces_role_and_ownership` asks every endpoint in every role, `bad_input` \

@@ -100,7 +100,7 @@ async fn key_last_used_time_is_updated_once_a_minute(engine: Engine) {
     host.api(&ada.key).get("/account").await.data();
     host.pass(Duration::from_secs(1)).await;
     assert_eq!(last_used().await, Some(first));
-    host.clock.advance(Duration::from_secs(60));
+    host.clock.advance(Duration::from_mins(1));
     let later = host.clock.now();
     host.api(&ada.key).get("/account").await.data();
     host.pass(Duration::from_secs(1)).await;

@@ -53,7 +53,7 @@ async fn daily_quota_is_reported_when_lower_than_minute_limit(engine: Engine) {
             "what is refused later counts as well"
         );
     }
-    host.clock.advance(Duration::from_secs(60));
+    host.clock.advance(Duration::from_mins(1));
     let last = api.get("/account").await;
     assert_eq!((last.header("x-ratelimit-limit"), last.header("x-ratelimit-remaining")), (Some("4"), Some("0")));
     let refused = api.get("/account").await;
@@ -61,7 +61,7 @@ async fn daily_quota_is_reported_when_lower_than_minute_limit(engine: Engine) {
         (refused.outcome().as_str(), refused.header("retry-after")),
         ("429 daily_quota_exceeded", Some("86340"))
     );
-    host.clock.advance(Duration::from_secs(86_340));
+    host.clock.advance(Duration::from_mins(1439));
     assert_eq!(api.get("/account").await.status, 200);
 }
 
@@ -119,7 +119,7 @@ async fn auth_failure_limit_does_not_affect_valid_key(engine: Engine) {
     let refused = api.with_key("x").get("/account").await;
     assert_eq!((refused.outcome().as_str(), refused.header("retry-after")), ("429 rate_limited", Some("60")));
     assert_eq!(api.get("/account").await.status, 200);
-    host.clock.advance(Duration::from_secs(60));
+    host.clock.advance(Duration::from_mins(1));
     assert_eq!(api.with_key("x").get("/account").await.outcome(), "401 invalid_api_key");
 }
 

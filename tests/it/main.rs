@@ -1,6 +1,9 @@
 //! The tests of the whole, in one binary: by resource, through the front door.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
+#![allow(clippy::too_many_lines, reason = "a test is one story, told in its order")]
+#![allow(clippy::float_cmp, reason = "gauges and percentages are exact here")]
+#![allow(clippy::large_stack_arrays, clippy::format_collect, reason = "tests make large inputs as it is easiest")]
 
 mod account;
 mod agents;
@@ -35,6 +38,7 @@ mod pages;
 mod parity;
 mod policy;
 mod ports;
+mod properties;
 mod reload;
 mod sandbox;
 mod support;

@@ -528,7 +528,7 @@ async fn concurrent_starts_accept_exactly_one_operation(engine: Engine) {
     let path = format!("/tunnels/{}/actions/start", stage.tunnel);
     let asked = (0..64).map(|_| stage.api.post(&path, json!({"device_id": stage.device.id})));
     let answers = futures_util::future::join_all(asked).await;
-    let mut outcomes: Vec<_> = answers.iter().map(|answer| answer.outcome()).collect();
+    let mut outcomes: Vec<_> = answers.iter().map(super::support::api::Answer::outcome).collect();
     outcomes.sort();
     assert_eq!(
         (outcomes[0].as_str(), outcomes[1].as_str(), outcomes[63].as_str()),

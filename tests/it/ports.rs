@@ -338,7 +338,7 @@ async fn extra_port_limit_follows_plan_up_to_ten(engine: Engine) {
         ("pro", 5, "403 plan_limit_reached"),
     ] {
         host.set_plan(ada.account_id, plan).await;
-        host.pass(std::time::Duration::from_secs(60)).await;
+        host.pass(std::time::Duration::from_mins(1)).await;
         let ports = |count: u16| (0..count).map(|port| json!({"local_port": 1000 + port})).collect::<Vec<_>>();
         let refused = api.post("/tunnels", json!({"local_port": 80, "extra_ports": ports(most + 1)})).await;
         let at_once = if most == 10 { "422 validation_failed" } else { refusal };

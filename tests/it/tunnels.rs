@@ -427,7 +427,7 @@ async fn concurrent_tunnel_creation_respects_plan_limit(engine: Engine) {
     let api = host.api(&ada.key);
     let creates = (0..64).map(|_| api.post("/tunnels", json!({"local_port": 80})));
     let answers = futures_util::future::join_all(creates).await;
-    let outcomes: Vec<String> = answers.iter().map(|answer| answer.outcome()).collect();
+    let outcomes: Vec<String> = answers.iter().map(super::support::api::Answer::outcome).collect();
     assert_eq!(outcomes.iter().filter(|outcome| *outcome == "201").count(), 3, "{outcomes:?}");
     assert_eq!(outcomes.iter().filter(|outcome| *outcome == "403 plan_limit_reached").count(), 61, "{outcomes:?}");
     assert_eq!(api.get("/account/usage").await.data()["total_tunnels"], 3);
@@ -444,7 +444,7 @@ async fn concurrent_tunnel_creation_without_limit_succeeds(engine: Engine) {
     assert!(
         answers.iter().all(|answer| answer.status == 201),
         "{:?}",
-        answers.iter().map(|a| a.outcome()).collect::<Vec<_>>()
+        answers.iter().map(super::support::api::Answer::outcome).collect::<Vec<_>>()
     );
     let ports: std::collections::HashSet<u64> =
         answers.iter().map(|answer| answer.data()["remote_port"].as_u64().unwrap()).collect();

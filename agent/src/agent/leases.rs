@@ -13,7 +13,7 @@ use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{Grant, Target};
 
-pub struct Leases {
+pub(super) struct Leases {
     cx: TunnelContext,
     /// How long a lease holds, counted from when its renewal was sent.
     term: Duration,
@@ -34,15 +34,15 @@ struct Held {
 }
 
 impl Leases {
-    pub fn new(cx: TunnelContext) -> Self {
+    pub(super) fn new(cx: TunnelContext) -> Self {
         Self { cx, term: Duration::ZERO, held: HashMap::new(), renewals: VecDeque::new(), sequence: 0 }
     }
 
-    pub fn set_term(&mut self, term: Duration) {
+    pub(super) fn set_term(&mut self, term: Duration) {
         self.term = term;
     }
 
-    pub fn ids(&self) -> Vec<Uuid> {
+    pub(super) fn ids(&self) -> Vec<Uuid> {
         self.held.keys().copied().collect()
     }
 
@@ -52,7 +52,7 @@ impl Leases {
     /// # Errors
     ///
     /// If TLS 1.3 is not available.
-    pub fn begin(&mut self, grant: Grant, chosen: Chosen, probe: Probe, since: Moment) -> io::Result<()> {
+    pub(super) fn begin(&mut self, grant: Grant, chosen: Chosen, probe: Probe, since: Moment) -> io::Result<()> {
         let until = since.plus(self.term);
         let lease_id = grant.lease_id;
         let running = Running::start(grant, chosen, probe, self.cx.clone()).map_err(io::Error::other)?;
@@ -61,51 +61,51 @@ impl Leases {
     }
 
     /// Stops the tunnel that runs under a lease.
-    pub fn end(&mut self, lease_id: Uuid) -> Option<Grant> {
+    pub(super) fn end(&mut self, lease_id: Uuid) -> Option<Grant> {
         self.held.remove(&lease_id).map(|held| held.running.into_grant())
     }
 
     /// The tunnel that runs under a lease.
-    pub fn tunnel(&self, lease_id: Uuid) -> Option<Uuid> {
+    pub(super) fn tunnel(&self, lease_id: Uuid) -> Option<Uuid> {
         self.held.get(&lease_id).map(|held| held.running.grant.tunnel_id)
     }
 
     /// The target of a lease's tunnel, and who chose it.
-    pub fn led(&self, lease_id: Uuid) -> Option<(Target, Chosen)> {
+    pub(super) fn led(&self, lease_id: Uuid) -> Option<(Target, Chosen)> {
         self.held.get(&lease_id).map(|held| (held.running.target(), held.running.chosen()))
     }
 
     /// Takes the token of a repeated grant: the host may have new keys.
-    pub fn renew_token(&self, lease_id: Uuid, token: Base64Bytes) {
+    pub(super) fn renew_token(&self, lease_id: Uuid, token: Base64Bytes) {
         if let Some(held) = self.held.get(&lease_id) {
             held.running.renew_token(token);
         }
     }
 
-    pub fn holds(&self, lease_id: Uuid) -> bool {
+    pub(super) fn holds(&self, lease_id: Uuid) -> bool {
         self.held.contains_key(&lease_id)
     }
 
     /// The lease under which a tunnel runs.
-    pub fn of_tunnel(&self, tunnel_id: Uuid) -> Option<Uuid> {
+    pub(super) fn of_tunnel(&self, tunnel_id: Uuid) -> Option<Uuid> {
         let held = self.held.values().find(|held| held.running.grant.tunnel_id == tunnel_id);
         held.map(|held| held.running.grant.lease_id)
     }
 
     /// All running tunnels, as pairs of lease id and tunnel id.
-    pub fn tunnels(&self) -> Vec<(Uuid, Uuid)> {
+    pub(super) fn tunnels(&self) -> Vec<(Uuid, Uuid)> {
         self.held.values().map(|held| (held.running.grant.lease_id, held.running.grant.tunnel_id)).collect()
     }
 
     /// The lease of a tunnel, by the tunnel's id, or by its name if only one has it.
-    pub fn find(&self, tunnel: &str) -> Option<Uuid> {
+    pub(super) fn find(&self, tunnel: &str) -> Option<Uuid> {
         let by_id = self.held.values().find(|held| held.running.grant.tunnel_id.to_string() == tunnel);
         let mut by_name = self.held.values().filter(|held| held.running.grant.name == tunnel);
         let found = by_id.or_else(|| by_name.next().filter(|_| by_name.next().is_none()));
         found.map(|held| held.running.grant.lease_id)
     }
 
-    pub fn status(&self, lease_id: Uuid) -> Option<TunnelStatus> {
+    pub(super) fn status(&self, lease_id: Uuid) -> Option<TunnelStatus> {
         let running = &self.held.get(&lease_id)?.running;
         let Target { host, port, .. } = running.target();
         Some(TunnelStatus {
@@ -117,7 +117,7 @@ impl Leases {
         })
     }
 
-    pub fn retarget(&mut self, lease_id: Uuid, target: Target, chosen: Chosen) {
+    pub(super) fn retarget(&mut self, lease_id: Uuid, target: Target, chosen: Chosen) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             (held.looking_up, held.refused) = (None, None);
             held.running.retarget(target, chosen);
@@ -125,7 +125,7 @@ impl Leases {
     }
 
     /// Refuses a new target. The tunnel keeps its target and reports why.
-    pub fn refuse(&mut self, lease_id: Uuid, target: Target, detail: String) {
+    pub(super) fn refuse(&mut self, lease_id: Uuid, target: Target, detail: String) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             (held.looking_up, held.refused) = (None, Some(target));
             held.running.refuse(detail);
@@ -133,7 +133,7 @@ impl Leases {
     }
 
     /// Looks up a target. Only the result of the latest lookup counts.
-    pub fn look_up(&mut self, lease_id: Uuid, target: Target) {
+    pub(super) fn look_up(&mut self, lease_id: Uuid, target: Target) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             held.looking_up = Some(target.clone());
             held.running.look_up(target);
@@ -141,38 +141,38 @@ impl Leases {
     }
 
     /// Whether this target is that of the latest lookup. If so, the lookup is completed.
-    pub fn has_looked_up(&mut self, lease_id: Uuid, target: &Target) -> bool {
+    pub(super) fn has_looked_up(&mut self, lease_id: Uuid, target: &Target) -> bool {
         let held = self.held.get_mut(&lease_id);
         held.is_some_and(|held| held.looking_up.take_if(|waited| *waited == *target).is_some())
     }
 
     /// The refused targets, by lease.
-    pub fn refused(&self) -> Vec<(Uuid, Target)> {
+    pub(super) fn refused(&self) -> Vec<(Uuid, Target)> {
         self.held.iter().filter_map(|(id, held)| held.refused.clone().map(|target| (*id, target))).collect()
     }
 
     /// What is wrong with the target of a lease's tunnel.
-    pub fn target_error(&self, lease_id: Uuid) -> Option<String> {
+    pub(super) fn target_error(&self, lease_id: Uuid) -> Option<String> {
         self.held.get(&lease_id)?.running.target_error()
     }
 
-    pub fn set_serving(&mut self, lease_id: Uuid) {
+    pub(super) fn set_serving(&mut self, lease_id: Uuid) {
         if let Some(held) = self.held.get_mut(&lease_id) {
             held.serving = true;
         }
     }
 
-    pub fn is_serving(&self, lease_id: Uuid) -> bool {
+    pub(super) fn is_serving(&self, lease_id: Uuid) -> bool {
         self.held.get(&lease_id).is_some_and(|held| held.serving)
     }
 
     /// Whether all tunnels are ready.
-    pub fn all_serving(&self) -> bool {
+    pub(super) fn all_serving(&self) -> bool {
         self.held.values().all(|held| held.serving)
     }
 
     /// The sequence number and the leases of a renewal that is sent now.
-    pub fn renewal(&mut self, now: Moment) -> (u64, Vec<Uuid>) {
+    pub(super) fn renewal(&mut self, now: Moment) -> (u64, Vec<Uuid>) {
         self.sequence += 1;
         self.renewals.retain(|(_, sent)| now.since(*sent) < self.term);
         self.renewals.push_back((self.sequence, now));
@@ -182,7 +182,7 @@ impl Leases {
     /// The host has renewed leases. Their new term counts from when the renewal was sent. The host counts
     /// from a later time, so this device stops a tunnel before the host gives it to another device. An answer
     /// that took longer than a heartbeat still extends the lease to the end of that term.
-    pub fn renewed(&mut self, sequence: u64, lease_ids: &[Uuid]) {
+    pub(super) fn renewed(&mut self, sequence: u64, lease_ids: &[Uuid]) {
         let sent = self.renewals.iter().find(|(sent, _)| *sent == sequence).map(|(_, at)| *at);
         self.renewals.retain(|(sent, _)| *sent > sequence);
         let Some(sent) = sent else { return };
@@ -194,20 +194,20 @@ impl Leases {
         }
     }
 
-    pub fn next_expiry(&self) -> Option<Moment> {
+    pub(super) fn next_expiry(&self) -> Option<Moment> {
         self.held.values().map(|held| held.until).min()
     }
 
-    pub fn expired(&self, now: Moment) -> Vec<Uuid> {
+    pub(super) fn expired(&self, now: Moment) -> Vec<Uuid> {
         self.held.iter().filter(|(_, held)| held.until <= now).map(|(id, _)| *id).collect()
     }
 
     /// Ends the back-off of all tunnels, because the host is reachable again.
-    pub fn dial_now(&self) {
+    pub(super) fn dial_now(&self) {
         self.held.values().for_each(|held| held.running.dial_now());
     }
 
-    pub fn probe_again(&self) {
+    pub(super) fn probe_again(&self) {
         self.held.values().for_each(|held| held.running.probe_again());
     }
 }

@@ -17,7 +17,7 @@ use culvert_wire::failure_code::FailureCode;
 
 /// What is waiting for an answer or an event.
 #[derive(Default)]
-pub struct Waiting {
+pub(super) struct Waiting {
     /// The sender for a new connection, until the host's welcome arrives.
     pub outbox: Option<mpsc::Sender<ToHost>>,
     /// Operations whose tunnel is starting, by lease.
@@ -50,7 +50,7 @@ enum Decided {
 }
 
 impl Waiting {
-    pub fn fail_all(&mut self, detail: &str) {
+    pub(super) fn fail_all(&mut self, detail: &str) {
         // Stops that were not confirmed are in the next hello.
         self.stops.clear();
         self.ready.clear();
@@ -60,7 +60,7 @@ impl Waiting {
         }
     }
 
-    pub fn consent_confirmed(&mut self, state: ConsentState) {
+    pub(super) fn consent_confirmed(&mut self, state: ConsentState) {
         for (reply, decided) in self.consents.drain(..) {
             let said = match decided {
                 Decided::RemoteControl => Answer::RemoteControl { state, confirmed: true },

@@ -11,7 +11,7 @@ use crate::admin;
 use crate::cli::{CliError, dev, print, refused, table};
 use crate::config::Config;
 
-pub async fn reload(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn reload(config: &Config, json: bool) -> Result<(), CliError> {
     let shown = Progress::of("the host loads its policies");
     let answer = ask(config, Method::POST, "policies/reload").await;
     drop(shown);
@@ -20,7 +20,7 @@ pub async fn reload(config: &Config, json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-pub async fn rollback(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn rollback(config: &Config, json: bool) -> Result<(), CliError> {
     let answer = ask(config, Method::POST, "policies/rollback").await?;
     print(json, &answer, || {
         format!("generation {} decides again, until the next reload or restart", answer["generation"])
@@ -28,7 +28,7 @@ pub async fn rollback(config: &Config, json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-pub async fn status(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn status(config: &Config, json: bool) -> Result<(), CliError> {
     let status = ask(config, Method::GET, "policies").await?;
     print(json, &status, || describe(&status));
     Ok(())

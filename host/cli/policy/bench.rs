@@ -13,7 +13,7 @@ use culvert_policy::load::cases::File;
 use culvert_policy::tools::bench::{self, BenchInput, BenchResult};
 
 #[derive(Args)]
-pub struct Bench {
+pub(crate) struct Bench {
     /// The component
     module: PathBuf,
     /// The questions, as a file of cases [default: the cases that the component carries]
@@ -28,7 +28,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let mut files = match &self.cases {
             Some(path) => vec![File::read(path).map_err(refused)?],

@@ -10,7 +10,7 @@ use crate::cli::{CliError, print, refused};
 use culvert_policy::tools::compile::{self, CompiledPolicy};
 
 #[derive(Args)]
-pub struct Build {
+pub(crate) struct Build {
     /// The project's folder
     #[arg(default_value = ".")]
     folder: PathBuf,
@@ -20,7 +20,7 @@ pub struct Build {
 }
 
 impl Build {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let Self { folder, out } = self;
         let built = build(&folder)?;
         let name = built.name.strip_prefix("culvert-policy-").unwrap_or(&built.name);
@@ -48,7 +48,7 @@ impl Build {
 }
 
 /// Builds a project; cargo says itself how far it is.
-pub fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
+pub(super) fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
     let _shown = folder.join("package.json").is_file().then(|| Progress::of("ComponentizeJS makes the component"));
     compile::build(folder).map_err(refused)
 }

@@ -14,7 +14,7 @@ use culvert_policy::load::cases::{File, Outcome};
 use culvert_policy::tools::compile;
 
 #[derive(Args)]
-pub struct Check {
+pub(crate) struct Check {
     /// The component
     module: PathBuf,
     /// What it must decide
@@ -32,7 +32,7 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.module.display()));
         let shown = Progress::of("checking");
         let Tool { engines, module } = Tool::open(&self.module)?;
@@ -70,13 +70,13 @@ impl Check {
 }
 
 #[derive(Args)]
-pub struct Inspect {
+pub(crate) struct Inspect {
     /// The component
     module: PathBuf,
 }
 
 impl Inspect {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { module, .. } = Tool::open(&self.module)?;
         let about = &module.description;
         let rules: Vec<_> = about.rules.iter().map(|rule| json!({"id": rule.id, "summary": rule.summary})).collect();

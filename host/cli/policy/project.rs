@@ -10,7 +10,7 @@ use culvert_policy::engine::kind::Kind;
 use culvert_policy::tools::project::{self, Language};
 
 #[derive(Args)]
-pub struct New {
+pub(crate) struct New {
     /// The policy's name, and its folder's
     name: String,
     /// What it decides
@@ -22,7 +22,7 @@ pub struct New {
 }
 
 impl New {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let Self { name, kind, lang } = self;
         let files = project::create(Path::new("."), &name, kind, lang).map_err(refused)?;
         let value = json!({"folder": name, "kind": kind, "files": files});

@@ -21,7 +21,7 @@ use culvert_policy::load::dynamic::UntypedModule;
 use culvert_policy::tools::replay::{self, Recorded, Report};
 
 #[derive(Args)]
-pub struct Replay {
+pub(crate) struct Replay {
     /// Decision records, as the host writes them (`decisions.file`)
     records: PathBuf,
     /// The module to ask [default: every module of the configuration]
@@ -47,11 +47,11 @@ struct Candidate {
 }
 
 impl Replay {
-    pub fn needs_host_config(&self) -> bool {
+    pub(crate) fn needs_host_config(&self) -> bool {
         self.module.is_none()
     }
 
-    pub fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
         let progress = Progress::of("loading");
         let candidates = self.candidates(config)?;
         let mut reports: Vec<_> = candidates
@@ -130,12 +130,11 @@ fn nothing(candidate: &Candidate, recorded: &BTreeSet<(&str, String)>) -> String
     let same_kind = recorded.iter().filter(|(kind, _)| *kind == candidate.kind.name());
     let names: Vec<&str> = same_kind.map(|(_, name)| name.as_str()).collect();
     let kind = candidate.kind;
-    match names.is_empty() {
-        true => format!("it holds no decision of a {kind} policy"),
-        false => {
-            let names = names.join(", ");
-            format!("it holds no {kind} decision of {}; name one of {names} with --against", candidate.against)
-        }
+    if names.is_empty() {
+        format!("it holds no decision of a {kind} policy")
+    } else {
+        let names = names.join(", ");
+        format!("it holds no {kind} decision of {}; name one of {names} with --against", candidate.against)
     }
 }
 

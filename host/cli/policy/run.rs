@@ -13,7 +13,7 @@ use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::dynamic::UntypedModule;
 
 #[derive(Args)]
-pub struct Run {
+pub(crate) struct Run {
     /// The component
     module: PathBuf,
     /// The question, as JSON in the contract's names; `-` is standard input
@@ -28,7 +28,7 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let taken = settings(self.settings.as_ref())?;
         let configured = module.configure(&engines, &Artefacts::none(), &taken, Limits::generous()).map_err(refused)?;

@@ -14,7 +14,7 @@ use culvert_policy::tools::coverage::Coverage;
 use watch::Watched;
 
 #[derive(Args)]
-pub struct Test {
+pub(crate) struct Test {
     /// A project's folder, which is built first, or a component
     #[arg(default_value = ".")]
     subject: PathBuf,
@@ -54,7 +54,7 @@ impl Run {
 }
 
 impl Test {
-    pub fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
         if !self.watch {
             return self.once(json);
         }
@@ -68,12 +68,11 @@ impl Test {
     fn watched(&self) -> Watched {
         let beside =
             || self.subject.parent().filter(|path| *path != Path::new("")).unwrap_or(Path::new(".")).to_owned();
-        match self.subject.is_dir() {
-            true => Watched { folder: self.subject.clone(), module: None },
-            false => {
-                let folder = self.cases.clone().unwrap_or_else(beside);
-                Watched { folder, module: Some(self.subject.clone()) }
-            }
+        if self.subject.is_dir() {
+            Watched { folder: self.subject.clone(), module: None }
+        } else {
+            let folder = self.cases.clone().unwrap_or_else(beside);
+            Watched { folder, module: Some(self.subject.clone()) }
         }
     }
 
@@ -83,17 +82,19 @@ impl Test {
             let written = std::fs::write(path, report::junit(&run).map_err(refused)?);
             written.map_err(|error| refused(format!("{}: {error}", path.display())))?;
         }
-        match json {
-            true => report::json(&run),
-            false => report::human(&run),
+        if json {
+            report::json(&run);
+        } else {
+            report::human(&run);
         }
         self.verdict(&run)
     }
 
     fn test(&self) -> Result<Run, CliError> {
-        let tool = match self.subject.is_dir() {
-            true => Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?,
-            false => Tool::open(&self.subject)?,
+        let tool = if self.subject.is_dir() {
+            Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?
+        } else {
+            Tool::open(&self.subject)?
         };
         let mut files = match (&self.cases, self.subject.is_dir()) {
             (Some(folder), _) => File::read_all(folder),

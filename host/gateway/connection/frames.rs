@@ -17,17 +17,17 @@ pub(super) struct AgentSocket {
 }
 
 impl AgentSocket {
-    pub fn new(socket: WebSocket, clock: Clock) -> Self {
+    pub(super) fn new(socket: WebSocket, clock: Clock) -> Self {
         Self { socket, clock }
     }
 
-    pub async fn send(&mut self, frame: &ToAgent) -> Result<(), End> {
+    pub(super) async fn send(&mut self, frame: &ToAgent) -> Result<(), End> {
         let text = serde_json::to_string(frame).map_err(|e| End::Protocol(e.to_string()))?;
         let sent = self.clock.timeout(SEND_WITHIN, self.socket.send(Message::text(text))).await;
         sent.map_err(|_| End::Stuck)?.map_err(|_| End::Gone)
     }
 
-    pub async fn receive(&mut self) -> Result<ToHost, End> {
+    pub(super) async fn receive(&mut self) -> Result<ToHost, End> {
         loop {
             let message = self.socket.recv().await.ok_or(End::Gone)?.map_err(|_| End::Gone)?;
             if message.is_close() {

@@ -20,11 +20,11 @@ pub(super) struct SentState {
 
 impl SentState {
     /// The state after a welcome: the consent has been sent, and no commands yet.
-    pub fn of(consent: ConsentState) -> Self {
+    pub(super) fn of(consent: ConsentState) -> Self {
         Self { consent: Some(consent), ..Self::default() }
     }
 
-    pub fn add(&mut self, grant: &Grant) {
+    pub(super) fn add(&mut self, grant: &Grant) {
         self.leases.insert(grant.lease_id, grant.target.clone());
     }
 }

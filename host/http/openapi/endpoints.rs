@@ -22,11 +22,11 @@ const TAGS: [(&str, &str); 7] = [
     ("Events", "What webhook endpoints are sent"),
 ];
 
-pub fn tags() -> Value {
+pub(super) fn tags() -> Value {
     TAGS.iter().map(|(name, description)| json!({"name": name, "description": description})).collect()
 }
 
-pub fn paths(schemas: &mut Schemas) -> Map<String, Value> {
+pub(super) fn paths(schemas: &mut Schemas) -> Map<String, Value> {
     let mut paths: Map<String, Value> = Map::new();
     for row in routes::table() {
         let path = paths.entry(row.path).or_insert_with(|| json!({}));
@@ -58,7 +58,7 @@ fn operation(row: &Row, schemas: &mut Schemas) -> Value {
 }
 
 /// `tunnels.create` is the operation `tunnels_create`.
-pub fn operation_id(action: Action) -> String {
+pub(super) fn operation_id(action: Action) -> String {
     action.name().replace('.', "_")
 }
 
@@ -145,7 +145,7 @@ fn responses(row: &Row, schemas: &mut Schemas) -> Value {
 }
 
 /// The statuses that any endpoint's problems can have.
-pub fn all_problem_statuses() -> BTreeSet<u16> {
+pub(super) fn all_problem_statuses() -> BTreeSet<u16> {
     routes::table().iter().flat_map(problem_statuses).collect()
 }
 

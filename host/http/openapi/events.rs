@@ -11,7 +11,7 @@ use culvert_domain::event::{EventKind, TEST_EVENT};
 use culvert_domain::string_enum::StringEnum;
 
 /// Every event kind, as OpenAPI describes requests that the service makes.
-pub fn webhooks(schemas: &mut Schemas) -> Map<String, Value> {
+pub(super) fn webhooks(schemas: &mut Schemas) -> Map<String, Value> {
     let mut webhooks = Map::new();
     for kind in EventKind::ALL {
         let event = match kind.as_str().split_once('.').map(|(noun, _)| noun) {

@@ -121,7 +121,7 @@ impl Link {
 }
 
 /// The links of an endpoint's answer, by the operations that they lead to.
-pub fn of(row: &Row) -> Map<String, Value> {
+pub(super) fn of(row: &Row) -> Map<String, Value> {
     let mut links = Map::new();
     for link in table().iter().filter(|link| link.from.contains(&row.action)) {
         links.extend(link.to.iter().map(|goal| (operation_id(*goal), link.leading_to(*goal))));

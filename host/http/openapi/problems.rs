@@ -9,18 +9,18 @@ use crate::problem;
 use culvert_domain::error::Code;
 
 /// Errors of these statuses, each with its codes.
-pub fn responses(statuses: &BTreeSet<u16>, problem: &Schema, docs_url: &str) -> Map<String, Value> {
+pub(super) fn responses(statuses: &BTreeSet<u16>, problem: &Schema, docs_url: &str) -> Map<String, Value> {
     statuses.iter().map(|status| (name(*status), response(*status, problem, docs_url))).collect()
 }
 
 /// The codes of all other statuses, for the description.
-pub fn codes_beside(statuses: &BTreeSet<u16>) -> String {
+pub(super) fn codes_beside(statuses: &BTreeSet<u16>) -> String {
     let beside = Code::ALL.iter().filter(|code| !statuses.contains(&status(code)));
     beside.map(|code| format!("`{}` ({})", code.as_str(), status(code))).collect::<Vec<_>>().join(" or ")
 }
 
 /// The codes that have a status.
-pub fn codes(status: u16) -> impl Iterator<Item = &'static Code> {
+pub(super) fn codes(status: u16) -> impl Iterator<Item = &'static Code> {
     Code::ALL.iter().filter(move |code| self::status(code) == status)
 }
 
@@ -29,7 +29,7 @@ fn status(code: &Code) -> u16 {
 }
 
 /// The name of a status's response.
-pub fn name(status: u16) -> String {
+pub(super) fn name(status: u16) -> String {
     format!("Problem{status}")
 }
 

@@ -44,7 +44,7 @@ pub enum LoadError {
          into a host that offers {needs}"
     )]
     Version { needs: String },
-    #[error("it is no {wanted} policy: it exports no `culvert:policy/{}`{}", wanted.interface(), found(.exported))]
+    #[error("it is no {wanted} policy: it exports no `culvert:policy/{}`{}", wanted.interface(), found(*.exported))]
     World { wanted: Kind, exported: Option<Kind> },
     #[error("it does not fit the contract in wit/: {0}")]
     Contract(String),
@@ -72,7 +72,7 @@ pub enum LoadError {
     Panic(String),
 }
 
-fn found(exported: &Option<Kind>) -> String {
+fn found(exported: Option<Kind>) -> String {
     exported.map(|kind| format!("; it is a {kind} policy")).unwrap_or_default()
 }
 
@@ -187,20 +187,19 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     }
     let engine = engines.loader();
     let key = artefacts.key(engine, &[b"instrumented", &wasm]);
-    let compiled = match artefacts.find(&key) {
-        Some(artefact) => deserialize(engine, &artefact).map_err(LoadError::snapshot)?,
-        None => {
-            let compiled = compile(engine, &wasm)?;
-            artefacts.keep(&key, &compiled.serialize().map_err(LoadError::snapshot)?);
-            compiled
-        }
+    let compiled = if let Some(artefact) = artefacts.find(&key) {
+        deserialize(engine, &artefact).map_err(LoadError::snapshot)?
+    } else {
+        let compiled = compile(engine, &wasm)?;
+        artefacts.keep(&key, &compiled.serialize().map_err(LoadError::snapshot)?);
+        compiled
     };
     let kind = kind_of(engine, &compiled)?;
     refuse_imports(engine, &compiled)?;
     let (description, schema) = describe(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { kind, digest, description, initial_memory_bytes, compiled, schema, size, wasm })
+    Ok(Module { wasm, kind, digest, description, initial_memory_bytes, compiled, schema, size })
 }
 
 fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
@@ -246,14 +245,13 @@ fn configure(
     let settings = settings.to_string();
     let engine = engines.shards()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
-    let artefact = match artefacts.find(&key) {
-        Some(artefact) => artefact,
-        None => {
-            let snapshot = snapshot(module, engines, &settings, limits)?;
-            let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
-            artefacts.keep(&key, &artefact);
-            artefact
-        }
+    let artefact = if let Some(artefact) = artefacts.find(&key) {
+        artefact
+    } else {
+        let snapshot = snapshot(module, engines, &settings, limits)?;
+        let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
+        artefacts.keep(&key, &artefact);
+        artefact
     };
     let Module { kind, digest, description, size, .. } = module;
     let (digest, description) = (digest.clone(), description.clone());

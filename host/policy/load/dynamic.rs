@@ -193,7 +193,7 @@ fn value(path: &str, json: &Value, ty: &Type) -> Result<Val, String> {
             let (name, payload) = match json {
                 Value::String(name) => (name.as_str(), &Value::Null),
                 Value::Object(one) if one.len() == 1 => {
-                    one.iter().next().map(|(name, value)| (name.as_str(), value)).unwrap_or(("", json))
+                    one.iter().next().map_or(("", json), |(name, value)| (name.as_str(), value))
                 }
                 _ => ("", &Value::Null),
             };

@@ -238,8 +238,9 @@ fn stage(
     let now = observer.clock.now();
     let set = PolicySet::new(&loader.engines, &observer.metrics, modules, generation, now);
     let set = Arc::new(set.map_err(|error| ChainError::Engine(error.to_string()))?);
-    match set.has_plan(default_plan).map_err(ChainError::Failed)? {
-        true => Ok(set),
-        false => Err(ChainError::DefaultPlan(default_plan.clone())),
+    if set.has_plan(default_plan).map_err(ChainError::Failed)? {
+        Ok(set)
+    } else {
+        Err(ChainError::DefaultPlan(default_plan.clone()))
     }
 }

@@ -63,10 +63,8 @@ pub struct CompiledPolicy {
 
 /// Builds the project in a folder: a Rust crate, or a JavaScript package.
 pub fn build(folder: &Path) -> Result<CompiledPolicy, BuildError> {
-    let (name, mut wasm, digest) = match folder.join("package.json").is_file() {
-        true => javascript(folder)?,
-        false => rust(folder)?,
-    };
+    let (name, mut wasm, digest) =
+        if folder.join("package.json").is_file() { javascript(folder)? } else { rust(folder)? };
     sections::append(&mut wasm, sections::SOURCES, digest.as_bytes());
     let cases = folder.join("cases");
     if cases.is_dir() {
@@ -173,7 +171,8 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(sources).join("\x1f"));
     cargo.stdout(std::process::Stdio::piped());
-    let output = cargo.spawn().and_then(|child| child.wait_with_output()).map_err(|e| BuildError::Run("cargo", e))?;
+    let output =
+        cargo.spawn().and_then(std::process::Child::wait_with_output).map_err(|e| BuildError::Run("cargo", e))?;
     if !output.status.success() {
         return Err(BuildError::Cargo);
     }

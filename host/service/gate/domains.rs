@@ -67,7 +67,7 @@ async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault
 fn check(domain: Option<String>, facts: &ResourceFacts) -> Result<String, Vec<Fault>> {
     let fault = |message: &str| Err(vec![Fault::new("domain", message)]);
     let Some(domain) = domain.as_deref().map(normalized) else { return fault("is required") };
-    if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.protocol != Protocol::Http) {
+    if facts.tunnel.as_ref().is_some_and(|tunnel| tunnel.spec.protocol != Protocol::Http) {
         return fault("is for http tunnels only");
     }
     // A name whose last label is a number can be read as an IPv4 address: `1.2` is 1.0.0.2.

@@ -13,7 +13,7 @@ use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
-use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol};
+use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol, TunnelSpec};
 use culvert_store::Store;
 
 /// Limits of the idle timeout in seconds, as the API defines them.
@@ -24,21 +24,8 @@ const BUFFER_SIZE: RangeInclusive<u32> = 1024..=1_048_576;
 /// A validated request to create a tunnel.
 #[derive(Clone, Debug)]
 pub struct TunnelDefinition {
-    pub name: String,
-    pub protocol: Protocol,
-    pub local_host: String,
-    pub local_port: u16,
-    pub region: Option<String>,
-    pub country: Option<String>,
-    pub preset_id: Option<Uuid>,
-    pub subdomain: Option<String>,
-    pub https: bool,
-    pub basic_auth: bool,
-    pub basic_auth_user: Option<String>,
+    pub spec: TunnelSpec,
     pub basic_auth_password: Option<String>,
-    pub idle_timeout: Option<u32>,
-    pub buffer_size: u32,
-    pub pro_network: bool,
     pub device_ids: Vec<Uuid>,
     pub extra_ports: Vec<port::NewExtraPort>,
 }
@@ -101,22 +88,25 @@ impl RequestDraft for NewTunnel {
         let extra = extra_ports.into_iter().take(EXTRA_PORTS_PER_TUNNEL as usize).enumerate();
         let path = |index| format!("extra_ports[{index}].");
         let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, &path(index), &mut faults)).collect();
-        let definition = TunnelDefinition {
+        let spec = TunnelSpec {
             name: self.name.unwrap_or_else(|| format!("{protocol}-{local_port}")),
             protocol,
             local_host: self.local_host.unwrap_or_else(|| "127.0.0.1".into()),
             local_port,
+            subdomain,
             region: self.region,
             country: self.country.map(|country| country.to_ascii_uppercase()),
             preset_id: self.game_preset_id,
-            subdomain,
             https: self.http_ssl_enabled.unwrap_or(true),
             basic_auth: self.http_basic_auth_enabled.unwrap_or(false),
             basic_auth_user: self.http_basic_auth_username,
-            basic_auth_password: self.http_basic_auth_password,
             idle_timeout,
             buffer_size: buffer_size.unwrap_or(DEFAULT_BUFFER_SIZE),
             pro_network: self.pro_network.unwrap_or(entitlement.premium_network),
+        };
+        let definition = TunnelDefinition {
+            spec,
+            basic_auth_password: self.http_basic_auth_password,
             device_ids: distinct(self.device_ids.unwrap_or_default()),
             extra_ports,
         };
@@ -159,7 +149,7 @@ impl RequestDraft for NewExtraPort {
 
     fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
         let mut faults = Vec::new();
-        let tunnel = facts.tunnel.as_ref().map_or(Protocol::Tcp, |tunnel| tunnel.protocol);
+        let tunnel = facts.tunnel.as_ref().map_or(Protocol::Tcp, |tunnel| tunnel.spec.protocol);
         let port = extra_port(self, tunnel, "", &mut faults);
         if faults.is_empty() { Ok(port) } else { Err(faults) }
     }
@@ -199,6 +189,24 @@ pub struct TunnelChange {
     pub pro_network: Option<bool>,
 }
 
+impl TunnelChange {
+    /// The definition after the change.
+    pub fn applied_to(self, spec: TunnelSpec) -> TunnelSpec {
+        TunnelSpec {
+            name: self.name.unwrap_or(spec.name),
+            local_host: self.local_host.unwrap_or(spec.local_host),
+            local_port: self.local_port.unwrap_or(spec.local_port),
+            https: self.https.unwrap_or(spec.https),
+            basic_auth: self.basic_auth.unwrap_or(spec.basic_auth),
+            basic_auth_user: self.basic_auth_user.unwrap_or(spec.basic_auth_user),
+            idle_timeout: self.idle_timeout.unwrap_or(spec.idle_timeout),
+            buffer_size: self.buffer_size.unwrap_or(spec.buffer_size),
+            pro_network: self.pro_network.unwrap_or(spec.pro_network),
+            ..spec
+        }
+    }
+}
+
 impl RequestDraft for TunnelPatch {
     type Valid = TunnelChange;
 
@@ -217,8 +225,8 @@ impl RequestDraft for TunnelPatch {
     /// The devices that a change of the target redirects. None if the request repeats the current target.
     fn devices(&self, facts: &ResourceFacts) -> Vec<(Uuid, DeviceRole)> {
         let Some(tunnel) = &facts.tunnel else { return Vec::new() };
-        let leads = self.local_host.as_ref().is_some_and(|host| *host != tunnel.local_host)
-            || self.local_port.is_some_and(|port| port != i64::from(tunnel.local_port));
+        let leads = self.local_host.as_ref().is_some_and(|host| *host != tunnel.spec.local_host)
+            || self.local_port.is_some_and(|port| port != i64::from(tunnel.spec.local_port));
         if leads { led(facts) } else { Vec::new() }
     }
 

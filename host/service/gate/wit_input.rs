@@ -3,7 +3,7 @@
 use crate::gate::{DeviceRole, UsageRequest};
 use culvert_api_types::requests::{
     AssignDomain, BindDevices, DevicePatch, Input, MoveTunnel, NewExtraPort, NewFirewallRule, NewGeoipRule, NewTunnel,
-    NewWebhook, Nullable, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
+    NewWebhook, ReplaceFirewall, ReplaceGeoip, StartTunnel, TunnelPatch, VerifyDomain, WebhookPatch,
 };
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::action::Action;
@@ -114,16 +114,16 @@ pub fn input_facts(caller: &Caller, facts: &ResourceFacts, faults: &[Fault]) -> 
 
 fn current_tunnel(tunnel: &Tunnel) -> CurrentTunnel {
     CurrentTunnel {
-        name: tunnel.name.clone(),
-        protocol: protocol(tunnel.protocol),
-        local_host: tunnel.local_host.clone(),
-        local_port: tunnel.local_port.into(),
-        subdomain: tunnel.subdomain.clone(),
-        http_ssl_enabled: tunnel.https,
-        http_basic_auth_enabled: tunnel.basic_auth,
-        http_basic_auth_username: tunnel.basic_auth_user.clone(),
+        name: tunnel.spec.name.clone(),
+        protocol: protocol(tunnel.spec.protocol),
+        local_host: tunnel.spec.local_host.clone(),
+        local_port: tunnel.spec.local_port.into(),
+        subdomain: tunnel.spec.subdomain.clone(),
+        http_ssl_enabled: tunnel.spec.https,
+        http_basic_auth_enabled: tunnel.spec.basic_auth,
+        http_basic_auth_username: tunnel.spec.basic_auth_user.clone(),
         http_basic_auth_password_set: tunnel.basic_auth_password_set,
-        pro_network: tunnel.pro_network,
+        pro_network: tunnel.spec.pro_network,
     }
 }
 
@@ -180,7 +180,7 @@ pub fn input(input: Input<'_>) -> inputs::Input {
             inputs::Input::WebhookUpdate(inputs::WebhookUpdate {
                 url: url.clone(),
                 events: events.clone(),
-                description: nullable(description),
+                description: nullable(description.as_ref()),
                 status: status.map(webhook_status),
             })
         }
@@ -218,8 +218,8 @@ fn tunnel_update(patch: &TunnelPatch) -> inputs::TunnelUpdate {
         local_port: patch.local_port,
         http_ssl_enabled: patch.http_ssl_enabled,
         http_basic_auth_enabled: patch.http_basic_auth_enabled,
-        http_basic_auth_username: nullable(&patch.http_basic_auth_username),
-        http_basic_auth_password: nullable(&patch.http_basic_auth_password),
+        http_basic_auth_username: nullable(patch.http_basic_auth_username.as_ref()),
+        http_basic_auth_password: nullable(patch.http_basic_auth_password.as_ref()),
         // The contract has no null for these fields, where null means the default value.
         idle_timeout: patch.idle_timeout.map(|seconds| seconds.unwrap_or(DEFAULT_IDLE_TIMEOUT.into())),
         buffer_size: patch.buffer_size.map(|bytes| bytes.unwrap_or(DEFAULT_BUFFER_SIZE.into())),
@@ -227,8 +227,8 @@ fn tunnel_update(patch: &TunnelPatch) -> inputs::TunnelUpdate {
     }
 }
 
-fn nullable(text: &Nullable<String>) -> Option<NullableText> {
-    text.as_ref().map(|text| text.clone().map_or(NullableText::Null, NullableText::Text))
+fn nullable(text: Option<&Option<String>>) -> Option<NullableText> {
+    text.map(|text| text.clone().map_or(NullableText::Null, NullableText::Text))
 }
 
 fn protocol(protocol: Protocol) -> inputs::Protocol {

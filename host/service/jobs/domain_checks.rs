@@ -12,7 +12,7 @@ use culvert_store::domains::DueDomain;
 use culvert_store::error::first_error;
 
 /// How often the job looks for due domains.
-const LOOK_EVERY: Duration = Duration::from_secs(600);
+const LOOK_EVERY: Duration = Duration::from_mins(10);
 /// Lookups at the same time, at most.
 const AT_ONCE: usize = 8;
 

@@ -21,8 +21,8 @@ const TICK: Duration = Duration::from_secs(1);
 const CHECK_EVERY: u64 = 30;
 /// Interval between two deletions of old rows, and delay of the first one. The delay is shorter, so that a
 /// host that is restarted often deletes old rows as well.
-const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-const FIRST_PRUNE: Duration = Duration::from_secs(60);
+const PRUNE_EVERY: Duration = Duration::from_hours(1);
+const FIRST_PRUNE: Duration = Duration::from_mins(1);
 
 /// Runs until the host stops. Ticks, hints and deletions do not wait for each other: many hints do not delay
 /// what is due, and a locked row does not delay hints.

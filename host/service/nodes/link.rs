@@ -14,7 +14,7 @@ use super::{digest, digests, lock};
 use culvert_store::assignments::Assigned;
 
 /// Whether a session is served, or why not.
-pub type Outcome = Result<(), String>;
+pub(super) type Outcome = Result<(), String>;
 
 pub struct Link {
     hello: NodeHello,

@@ -10,7 +10,7 @@ use crate::startable::{Bandwidth, check_startable};
 use culvert_store::Write;
 
 /// Ends the lease of a start or restart that has failed, and gives the tunnel back to the device of a handoff.
-pub async fn end_failed_start(write: &mut Write, operation: &mut Operation, detail: &str) -> Result<()> {
+pub(super) async fn end_failed_start(write: &mut Write, operation: &mut Operation, detail: &str) -> Result<()> {
     let Some(tunnel_id) = operation.tunnel_id else { return Ok(()) };
     write.set_start_error(tunnel_id, Some(detail)).await?;
     // Without a session the start has not changed anything: the former session, if any, is still open.

@@ -10,10 +10,10 @@ use culvert::app::Host;
 use culvert::config::Config;
 use culvert_bench::{median, verdict};
 use culvert_domain::session::Target;
-use culvert_domain::tunnel::Protocol;
+use culvert_domain::tunnel::{Protocol, TunnelSpec};
 use culvert_service::jobs::Ticker;
 use culvert_service::nodes::serve_node;
-use culvert_store::tunnels::NewTunnelRow;
+use culvert_store::tunnels::NewTunnel;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
@@ -83,13 +83,14 @@ impl Stage {
                     let mut ids = Vec::new();
                     let domain_id = write.default_domain().await?.id;
                     for number in first..first + size {
-                        let row = row(write.clock.id(), scope_id, node_id, domain_id, number);
-                        write.insert_tunnel(&row).await?;
-                        let tunnel = write.tunnel(scope_id, row.id).await?.unwrap();
+                        let new = new_tunnel(write.clock.id(), scope_id, node_id, domain_id, number);
+                        write.insert_tunnel(&new).await?;
+                        write.set_remote_port(new.id, 20_000 + u16::try_from(number).unwrap()).await?;
+                        let tunnel = write.tunnel(scope_id, new.id).await?.unwrap();
                         let target = Target { host: "127.0.0.1".into(), port: 80, extra: Vec::new() };
                         let id = write.clock.id();
                         culvert_service::sessions::open(write, &tunnel, id, id, &target).await?;
-                        ids.push(row.id);
+                        ids.push(new.id);
                     }
                     Ok(ids)
                 })
@@ -117,18 +118,12 @@ impl Stage {
     }
 }
 
-fn row(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: usize) -> NewTunnelRow {
-    NewTunnelRow {
-        id,
-        scope_id,
-        created_by: scope_id,
+fn new_tunnel(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: usize) -> NewTunnel {
+    let spec = TunnelSpec {
         name: format!("tunnel-{number}"),
         protocol: Protocol::Tcp,
         local_host: "127.0.0.1".into(),
         local_port: 80,
-        remote_port: 20_000 + u16::try_from(number).unwrap(),
-        node_id,
-        domain_id,
         subdomain: None,
         region: None,
         country: None,
@@ -136,11 +131,11 @@ fn row(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: usize) 
         https: false,
         basic_auth: false,
         basic_auth_user: None,
-        basic_auth_hash: None,
         idle_timeout: None,
         buffer_size: 65_536,
         pro_network: false,
-    }
+    };
+    NewTunnel { id, scope_id, created_by: scope_id, spec, node_id, domain_id, basic_auth_hash: None }
 }
 
 /// Takes the place of the host's own node, and says that everything is served.

@@ -71,9 +71,12 @@ pub async fn execute_script(url: &str, script: &str) {
 /// Columns of a table as objects; ids and bytes as hexadecimal text.
 pub async fn rows(url: &str, table: &str, columns: &[String]) -> Vec<Value> {
     let is_sqlite = url.starts_with("sqlite:");
-    let value = |column: &String| match is_sqlite {
-        true => format!("'{column}', CASE typeof({column}) WHEN 'blob' THEN lower(hex({column})) ELSE {column} END"),
-        false => format!("'{column}', {column}"),
+    let value = |column: &String| {
+        if is_sqlite {
+            format!("'{column}', CASE typeof({column}) WHEN 'blob' THEN lower(hex({column})) ELSE {column} END")
+        } else {
+            format!("'{column}', {column}")
+        }
     };
     let columns: Vec<String> = columns.iter().map(value).collect();
     let object = if is_sqlite { "json_object" } else { "json_build_object" };

@@ -44,7 +44,7 @@ pub const POSTGRES: &str = "TEST_POSTGRES";
 const LOG: &str = "TEST_LOG";
 
 /// How long a test waits for an effect, in real time.
-const MAX_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_mins(1);
 
 /// When every test begins.
 pub fn start_of_time() -> DateTime<Utc> {

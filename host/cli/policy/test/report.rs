@@ -11,7 +11,7 @@ const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Colours go where a terminal is, and nowhere else: `anstream` sees to that.
-pub fn human(run: &Run) {
+pub(super) fn human(run: &Run) {
     for Outcome { file, name, differences, .. } in &run.outcomes {
         let (style, word) = if differences.is_empty() { (GOOD, "ok  ") } else { (BAD, "FAIL") };
         anstream::println!("{style}{word}{style:#}  {file}: {name}");
@@ -36,7 +36,7 @@ pub fn human(run: &Run) {
     }
 }
 
-pub fn json(run: &Run) {
+pub(super) fn json(run: &Run) {
     let case = |outcome: &Outcome| {
         json!({
             "file": outcome.file,
@@ -60,7 +60,7 @@ pub fn json(run: &Run) {
     anstream::println!("{value}");
 }
 
-pub fn junit(run: &Run) -> Result<String, SerializeError> {
+pub(super) fn junit(run: &Run) -> Result<String, SerializeError> {
     let mut report = Report::new(&*run.name);
     let mut suites: Vec<TestSuite> = Vec::new();
     for Outcome { file, name, differences, .. } in &run.outcomes {

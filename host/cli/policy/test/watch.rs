@@ -15,14 +15,14 @@ const MADE: [&str; 3] = ["target", "node_modules", ".git"];
 const SOURCES: [&str; 6] = ["rs", "js", "toml", "json", "wit", "mjs"];
 
 /// What is watched.
-pub struct Watched {
+pub(super) struct Watched {
     pub folder: PathBuf,
     /// A component that somebody else builds, and that is tested as it is.
     pub module: Option<PathBuf>,
 }
 
 /// Runs until the process is ended.
-pub fn again(watched: Watched, mut work: impl FnMut()) -> Result<(), CliError> {
+pub(super) fn again(watched: Watched, mut work: impl FnMut()) -> Result<(), CliError> {
     let canonical = |path: &Path| path.canonicalize().map_err(|error| refused(format!("{}: {error}", path.display())));
     let folder = canonical(&watched.folder)?;
     let module = watched.module.as_deref().map(canonical).transpose()?;
