@@ -388,7 +388,10 @@ async fn extra_ports_added_before_start_reach_their_services(engine: Engine) {
         (stage.says(named).await.as_str(), visit(&stage.host, &stage.api, stage.tunnel, b"").await.unwrap().as_slice()),
         ("another", &b"main"[..])
     );
-    assert!(is_closed(reached_at(udp.data())).await, "udp is no tcp");
+    // A number is given away once for each transport: one of the TCP ports may have it as well.
+    let udp = reached_at(udp.data());
+    let main = stage.host.public(&stage.api, stage.tunnel).await;
+    assert!([main, echo, patient, named].contains(&udp) || is_closed(udp).await, "{udp}: udp is no tcp");
 }
 
 /// What a device lets itself be told from afar holds at once, and interrupts nobody.
