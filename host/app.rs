@@ -110,54 +110,8 @@ impl Host {
             stop: stop.clone(),
         };
         let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
-        let policies = Arc::new(policies);
-        let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone());
-        let service = Arc::new(service);
-        let metrics = Arc::new(metrics);
-        let api = Arc::new(api(&config, &service, &metrics));
-        let connections = Connections::new(
-            config.api.connections_per_address,
-            config.trusted_proxies.clone(),
-            metrics.connections.clone(),
-        );
-        let control = Arc::new(control(&config, &service, &metrics, &connections, &stop, &tasks));
-        let jobs = Arc::new(Jobs {
-            service: service.clone(),
-            agents: control.agents.clone(),
-            rate_limits: api.rate_limits.clone(),
-            deliveries,
-            metrics: metrics.clone(),
-            clock: clock.clone(),
-            stop,
-            tasks,
-        });
-        let admin = Arc::new(Admin {
-            service: service.clone(),
-            policies: policies.clone(),
-            agents: control.agents.clone(),
-            metrics,
-            embedded: embedded.clone(),
-            host_id: control.host_id,
-            token: admin_token,
-            metrics_open: config.metrics_open,
-            is_loopback: config.admin_listen.ip().is_loopback(),
-            config_file: config.file.clone(),
-            geoip_database: config.geoip.database.clone(),
-        });
-        let app = Arc::new(App {
-            config,
-            clock,
-            store,
-            secrets,
-            policies,
-            service,
-            connections,
-            embedded,
-            api,
-            control,
-            jobs,
-            admin,
-        });
+        let parts = Parts { store, secrets, policies, guard, deliveries, metrics, embedded, admin_token, tasks, stop };
+        let app = Arc::new(compose(config, clock, parts));
         Self::open(app, hints, ticker, lock).await
     }
 
@@ -213,6 +167,60 @@ impl Host {
         app.store.close().await;
         tracing::info!("stopped");
     }
+}
+
+/// What a host is composed of.
+struct Parts {
+    store: Arc<Store>,
+    secrets: Secrets,
+    policies: Generations,
+    guard: Arc<Guard>,
+    deliveries: DeliveryWorker,
+    metrics: Metrics,
+    embedded: Arc<Embedded>,
+    admin_token: String,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Makes the service and the context of each of its callers.
+fn compose(config: Config, clock: Clock, parts: Parts) -> App {
+    let Parts { store, secrets, policies, guard, deliveries, metrics, embedded, admin_token, tasks, stop } = parts;
+    let policies = Arc::new(policies);
+    let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone());
+    let service = Arc::new(service);
+    let metrics = Arc::new(metrics);
+    let api = Arc::new(api(&config, &service, &metrics));
+    let connections = Connections::new(
+        config.api.connections_per_address,
+        config.trusted_proxies.clone(),
+        metrics.connections.clone(),
+    );
+    let control = Arc::new(control(&config, &service, &metrics, &connections, &stop, &tasks));
+    let jobs = Arc::new(Jobs {
+        service: service.clone(),
+        agents: control.agents.clone(),
+        rate_limits: api.rate_limits.clone(),
+        deliveries,
+        metrics: metrics.clone(),
+        clock: clock.clone(),
+        stop,
+        tasks,
+    });
+    let admin = Arc::new(Admin {
+        service: service.clone(),
+        policies: policies.clone(),
+        agents: control.agents.clone(),
+        metrics,
+        embedded: embedded.clone(),
+        host_id: control.host_id,
+        token: admin_token,
+        metrics_open: config.metrics_open,
+        is_loopback: config.admin_listen.ip().is_loopback(),
+        config_file: config.file.clone(),
+        geoip_database: config.geoip.database.clone(),
+    });
+    App { config, clock, store, secrets, policies, service, connections, embedded, api, control, jobs, admin }
 }
 
 /// Locks the data folder, so that only one host uses it. The lock is released when the process ends in any

@@ -112,7 +112,8 @@ pub fn main() -> ExitCode {
         Command::Policy(policy) if !policy.needs_host_config() => Ok(Config::default()),
         _ => Config::load(config.as_deref()).map_err(CliError::from),
     };
-    let ended = settings.and_then(|config| execute(config, json, command));
+    let output = if json { Output::Json } else { Output::Text };
+    let ended = settings.and_then(|config| execute(config, output, command));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
@@ -122,20 +123,20 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn execute(config: Config, json: bool, command: Command) -> Result<(), CliError> {
+fn execute(config: Config, output: Output, command: Command) -> Result<(), CliError> {
     let runtime = tokio::runtime::Runtime::new().map_err(refused)?;
     let ended = runtime.block_on(async {
         match command {
             Command::Serve => serve::run(config).await,
             Command::Dev => dev::run(config).await,
-            Command::Account(command) => command.run(&config, json).await,
-            Command::Team(command) => command.run(&config, json).await,
-            Command::Key(command) => command.run(&config, json).await,
-            Command::Device(command) => command.run(&config, json).await,
-            Command::Node(command) => command.run(&config, json).await,
-            Command::Plan(command) => command.run(&config, json).await,
-            Command::Policy(command) => command.run(&config, json).await,
-            Command::Secrets(command) => command.run(&config, json).await,
+            Command::Account(command) => command.run(&config, output).await,
+            Command::Team(command) => command.run(&config, output).await,
+            Command::Key(command) => command.run(&config, output).await,
+            Command::Device(command) => command.run(&config, output).await,
+            Command::Node(command) => command.run(&config, output).await,
+            Command::Plan(command) => command.run(&config, output).await,
+            Command::Policy(command) => command.run(&config, output).await,
+            Command::Secrets(command) => command.run(&config, output).await,
             // Handled before, for it brings its own runtime.
             Command::Agent { .. } => Ok(()),
         }
@@ -145,13 +146,20 @@ fn execute(config: Config, json: bool, command: Command) -> Result<(), CliError>
     ended
 }
 
-/// Prints a result: for programs, or for people.
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// For people.
+    Text,
+    /// For programs: one line.
+    Json,
+}
+
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]
-fn print(json: bool, value: &serde_json::Value, text: impl FnOnce() -> String) {
-    if json {
-        println!("{value}");
-    } else {
-        println!("{}", text());
+fn print(output: Output, value: &serde_json::Value, text: impl FnOnce() -> String) {
+    match output {
+        Output::Json => println!("{value}"),
+        Output::Text => println!("{}", text()),
     }
 }
 

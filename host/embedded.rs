@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use culvert_service::Service;
 use culvert_service::jobs::Ticker;
-use culvert_service::nodes::serve_node;
+use culvert_service::nodes::channel::serve_node;
 
 pub struct Embedded {
     nodes: Vec<Arc<Node>>,

@@ -10,10 +10,18 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::state_dir::StateDir;
-use crate::target::Chosen;
 use culvert_wire::control::Target;
 
 const FILE: &str = "targets.json";
+
+/// Who chose a tunnel's target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    /// Somebody at the device. Every address is allowed, except link-local and metadata addresses.
+    Here,
+    /// Somebody by remote control. Only the targets in the device's list are allowed.
+    FromAfar,
+}
 
 pub struct ApprovedTargets {
     state: StateDir,

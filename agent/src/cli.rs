@@ -3,6 +3,18 @@
 mod enrol;
 mod remote_control;
 
+use std::io::{self, IsTerminal};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+use culvert_wire::allowed_target::{AllowedTarget, ListError};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::Failure;
+use culvert_wire::socket;
+use tokio_util::sync::CancellationToken;
+
 use crate::agent::{Agent, Exit, Setup, VERSION};
 use crate::consent::Consent;
 use crate::device::Device;
@@ -10,16 +22,6 @@ use crate::ipc::{self, Answer, Request, Status, TunnelStatus};
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
-use clap::{Args, Parser, Subcommand};
-use culvert_wire::allowed_target::{AllowedTarget, ListError};
-use culvert_wire::clock::Clock;
-use culvert_wire::control::Failure;
-use culvert_wire::socket;
-use std::io::{self, IsTerminal};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use tokio_util::sync::CancellationToken;
 
 /// Runs on a device and opens its tunnels.
 #[derive(Parser)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpStream, lookup_host};
 
+use crate::approved_targets::Chosen;
 use crate::targets::Targets;
 use culvert_wire::allowed_target::{exactly, is_reserved, not_allowed, ports};
 use culvert_wire::clock::Clock;
@@ -21,15 +22,6 @@ const DIAL_WITHIN: Duration = Duration::from_secs(10);
 pub enum LinkLocal {
     Refused,
     Allowed,
-}
-
-/// Who chose a tunnel's target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chosen {
-    /// Somebody at the device. Every address is allowed, except link-local and metadata addresses.
-    Here,
-    /// Somebody by remote control. Only the targets in the device's list are allowed.
-    FromAfar,
 }
 
 /// What decides which addresses may be dialled.

@@ -18,7 +18,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use crate::target::{self, Bounds, Chosen, LinkLocal};
+use crate::approved_targets::Chosen;
+use crate::target::{self, Bounds, LinkLocal};
 use crate::targets::Targets;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;

@@ -314,8 +314,9 @@ pub enum Done {
 }
 
 open_enum! {
-    /// Why a lease has ended, where agents tell the reasons apart.
+    /// Why a lease has ended: the reasons that this program knows by name.
     RevokeReason {
+        /// For another reason.
         Ended "ended",
         /// A newer run of the tunnel has taken over.
         Handoff "handoff",
@@ -334,7 +335,7 @@ impl RevokeReason {
     }
 }
 
-/// Why something was not done. `code` is one of the API's operation errors or problem codes.
+/// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: FailureCode,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use culvert_domain::node::{Node, NodeStatus, PlatformDomain};
 use culvert_domain::permission::{Permission, PermissionPreset};
 use culvert_domain::preset::{Preset, PresetCategory, PresetPort};
-use culvert_domain::tunnel::Protocol;
+use culvert_domain::protocol::Protocol;
 
 /// Node
 #[derive(Serialize, JsonSchema)]

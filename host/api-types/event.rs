@@ -10,8 +10,9 @@ use crate::device::DeviceResponse;
 use crate::operation::OperationResponse;
 use culvert_domain::caller::ScopeKind;
 use culvert_domain::event::OfflineReason;
+use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::tunnel::Tunnel;
 
 /// The body of a delivery.
 #[derive(Serialize, JsonSchema)]

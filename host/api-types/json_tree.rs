@@ -1,4 +1,4 @@
-//! JSON as a tree that keeps what it was written as.
+//! JSON as a tree, with the keys of an object in their order. A key that stands twice is refused.
 
 use std::fmt;
 
@@ -72,7 +72,7 @@ fn canonical_number(number: &serde_json::Number) -> String {
     }
 }
 
-pub(crate) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     // Writing a text into a text does not fail.
     serde_json::to_string(text).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Patterns of the description (ECMA-262). The validation policy judges; these describe what it accepts.
+//! Patterns of the API's description (ECMA-262). The validation policy judges; these describe what it accepts.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ pub(crate) const USER: &str =
 
 pub(crate) const SUBDOMAIN: &str = "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$";
 
-pub(crate) const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
+const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
 
 pub(crate) const DOMAIN: &str =
     r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$";
@@ -44,7 +44,7 @@ pub(crate) fn range() -> Value {
 }
 
 /// IPv6 in hexadecimal, with at most one run of zeros left out (RFC 4291, section 2.2).
-pub(crate) fn ipv6() -> String {
+fn ipv6() -> String {
     let word = "[0-9A-Fa-f]{1,4}";
     let cut = |before: usize| format!("({word}:){{1,{before}}}(:{word}){{1,{}}}", 7 - before);
     let cuts: Vec<String> = (1..=6).map(cut).collect();

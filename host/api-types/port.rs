@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use crate::address::AddressResponse;
 use culvert_domain::port::ExtraPort;
-use culvert_domain::tunnel::{Protocol, Tunnel};
+use culvert_domain::protocol::Protocol;
+use culvert_domain::tunnel::Tunnel;
 
 /// Extra port
 #[derive(Serialize, JsonSchema)]

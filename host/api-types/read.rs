@@ -7,7 +7,6 @@ use schemars::{Schema, SchemaGenerator};
 use uuid::Uuid;
 
 use crate::json_tree::JsonTree;
-use crate::requests::Nullable;
 use culvert_domain::error::{Fault, MOST_FAULTS, Result};
 use culvert_domain::field_path;
 use culvert_domain::string_enum::StringEnum;
@@ -15,9 +14,9 @@ use culvert_domain::string_enum::StringEnum;
 /// Items that one list is read with, at most: more than any may hold.
 const MOST_ITEMS: usize = 250;
 
-/// Unknown fields that are named, of the whole body, and as much of their names as is repeated.
+/// Unknown fields that are named, of the whole body.
 const MOST_UNKNOWN: usize = 20;
-
+/// Characters of their names that are repeated.
 const LONGEST_NAME: usize = 100;
 
 /// Reads the fields of one object, and remembers which ones it was asked for.
@@ -226,6 +225,9 @@ pub struct Body<D> {
 /// A request without a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBody;
+
+/// A field that a change may also clear: absent, null, or a value.
+pub type Nullable<T> = Option<Option<T>>;
 
 /// What a body is read into.
 pub trait FromJsonTree: Sized {

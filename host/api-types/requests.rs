@@ -7,10 +7,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use uuid::Uuid;
 
 use crate::patterns::{DOMAIN, PASSWORD, SUBDOMAIN, TEXT, USER, address, host, one_address, range, url};
-use crate::read::{FieldReader, FromJsonTree, flag, id, integer, string_enum, text};
+use crate::read::{FieldReader, FromJsonTree, Nullable, flag, id, integer, string_enum, text};
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::event::EventKind;
-use culvert_domain::tunnel::Protocol;
+use culvert_domain::protocol::Protocol;
 use culvert_domain::webhook::WebhookStatus;
 
 /// A request body: its struct and schema, how each field is read, and the fields that the API returns with the
@@ -36,9 +36,6 @@ macro_rules! request {
         }
     };
 }
-
-/// A field that a change may also clear: absent, null, or a value.
-pub type Nullable<T> = Option<Option<T>>;
 
 /// What a tunnel is returned with and cannot be asked for.
 const TUNNEL_MADE: [&str; 13] = [

@@ -11,8 +11,9 @@ use crate::port::ExtraPortResponse;
 use culvert_domain::device::Device;
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::port::ExtraPort;
+use culvert_domain::protocol::Protocol;
 use culvert_domain::session::{EndReason, Session};
-use culvert_domain::tunnel::{Protocol, Tunnel, TunnelStatus};
+use culvert_domain::tunnel::{Tunnel, TunnelStatus};
 use culvert_domain::usage::Bandwidth;
 
 /// Tunnel

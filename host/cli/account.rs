@@ -4,6 +4,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::{CliError, operator, print, refused};
+use crate::cli::Output;
 use crate::config::Config;
 
 #[derive(Subcommand)]
@@ -22,7 +23,7 @@ pub(super) enum Account {
 }
 
 impl Account {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Create { email, name, plan } = self;
         let plan = plan.unwrap_or_else(|| config.default_plan.clone());
         check_email(&email)?;
@@ -52,7 +53,7 @@ impl Account {
             "plan_name": account.plan,
             "created_at": account.created_at,
         });
-        print(json, &value, || format!("account {} ({}), plan {}", account.id, account.email, account.plan));
+        print(output, &value, || format!("account {} ({}), plan {}", account.id, account.email, account.plan));
         Ok(())
     }
 }

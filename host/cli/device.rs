@@ -6,6 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::error::{Code, Error};
 use culvert_domain::key::EnrolmentCode;
@@ -32,16 +33,16 @@ pub(super) enum Device {
 }
 
 impl Device {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         match self {
-            Self::Code { account, team } => code(config, json, &account, team.as_deref()).await,
-            Self::List => list(config, json).await,
-            Self::Remove { device } => remove(config, json, device).await,
+            Self::Code { account, team } => code(config, output, &account, team.as_deref()).await,
+            Self::List => list(config, output).await,
+            Self::Remove { device } => remove(config, output, device).await,
         }
     }
 }
 
-async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) -> Result<(), CliError> {
+async fn code(config: &Config, output: Output, account: &str, team: Option<&str>) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
@@ -57,14 +58,14 @@ async fn code(config: &Config, json: bool, account: &str, team: Option<&str>) ->
         })
         .await?;
     let server = config.public_url();
-    print(json, &json!({"code": code.reveal(), "expires_at": expires_at}), || {
+    print(output, &json!({"code": code.reveal(), "expires_at": expires_at}), || {
         let code = code.reveal();
         format!("{code}\n(good for 10 minutes, on the device: culvert-agent enroll --server {server} --code {code})")
     });
     Ok(())
 }
 
-async fn list(config: &Config, json: bool) -> Result<(), CliError> {
+async fn list(config: &Config, output: Output) -> Result<(), CliError> {
     let devices = operator::store(config).await?.all_devices().await?;
     let record = |device: &culvert_domain::device::Device| {
         json!({
@@ -80,7 +81,7 @@ async fn list(config: &Config, json: bool) -> Result<(), CliError> {
         })
     };
     let value = json!({"data": devices.iter().map(record).collect::<Vec<_>>()});
-    print(json, &value, || {
+    print(output, &value, || {
         let mut rows = vec![["DEVICE", "NAME", "ONLINE", "REMOTE CONTROL", "VERSION"].map(String::from).into()];
         rows.extend(devices.iter().map(|device| {
             let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
@@ -93,7 +94,7 @@ async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), CliError> {
+async fn remove(config: &Config, output: Output, id: Uuid) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
     let scope_id = device.device.scope_id;
@@ -109,6 +110,6 @@ async fn remove(config: &Config, json: bool, id: Uuid) -> Result<(), CliError> {
         })
     });
     removed.await.map_err(|error| refused(error.detail))?;
-    print(json, &json!({"id": id, "removed": true}), || format!("removed {id}"));
+    print(output, &json!({"id": id, "removed": true}), || format!("removed {id}"));
     Ok(())
 }

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::{CliError, operator, print, refused, table};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
@@ -36,20 +37,20 @@ pub(super) enum Key {
 }
 
 impl Key {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         match self {
             Self::Create { account, team, scopes, expires_at } => {
-                create(config, json, &account, team.as_deref(), &scopes, expires_at).await
+                create(config, output, &account, team.as_deref(), &scopes, expires_at).await
             }
-            Self::List => list(config, json).await,
-            Self::Revoke { key } => revoke(config, json, key).await,
+            Self::List => list(config, output).await,
+            Self::Revoke { key } => revoke(config, output, key).await,
         }
     }
 }
 
 async fn create(
     config: &Config,
-    json: bool,
+    output: Output,
     account: &str,
     team: Option<&str>,
     scopes: &str,
@@ -78,11 +79,13 @@ async fn create(
         "created_at": created_at,
         "expires_at": expires_at,
     });
-    print(json, &value, || format!("{}\n(shown this once; id {id}, scopes {})", key.reveal(), permissions.to_words()));
+    print(output, &value, || {
+        format!("{}\n(shown this once; id {id}, scopes {})", key.reveal(), permissions.to_words())
+    });
     Ok(())
 }
 
-async fn list(config: &Config, json: bool) -> Result<(), CliError> {
+async fn list(config: &Config, output: Output) -> Result<(), CliError> {
     let keys = operator::store(config).await?.keys().await?;
     let record = |key: &culvert_store::keys::KeyRecord| {
         json!({
@@ -98,7 +101,7 @@ async fn list(config: &Config, json: bool) -> Result<(), CliError> {
         })
     };
     let value = json!({"data": keys.iter().map(record).collect::<Vec<_>>()});
-    print(json, &value, || {
+    print(output, &value, || {
         let time = |at: Option<DateTime<Utc>>| at.map_or_else(|| "-".into(), |at| at.format("%F %R").to_string());
         let mut rows = vec![["KEY", "ACCOUNT", "TEAM", "LAST USED", "REVOKED", "SCOPES"].map(String::from).into()];
         rows.extend(keys.iter().map(|key| {
@@ -118,11 +121,11 @@ async fn list(config: &Config, json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn revoke(config: &Config, json: bool, key: String) -> Result<(), CliError> {
+async fn revoke(config: &Config, output: Output, key: String) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let named = key.clone();
     let id = store.write(None, move |write| Box::pin(async move { write.revoke_key(&named).await })).await?;
     let id = id.ok_or_else(|| refused(format!("there is no key {key}")))?;
-    print(json, &json!({"id": id, "revoked": true}), || format!("revoked {id}"));
+    print(output, &json!({"id": id, "revoked": true}), || format!("revoked {id}"));
     Ok(())
 }

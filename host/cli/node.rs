@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{CliError, operator, print, refused, table};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::node::{self, NodeStatus};
 
@@ -36,11 +37,11 @@ pub(super) enum Node {
 }
 
 impl Node {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let store = operator::store(config).await?;
         let nodes = store.nodes().await?;
         let Self::Set { node, name, region, country, flag, status, pro_only } = self else {
-            list(json, &nodes);
+            list(output, &nodes);
             return Ok(());
         };
         let mut found = nodes
@@ -71,14 +72,14 @@ impl Node {
         found.pro_only = pro_only.unwrap_or(found.pro_only);
         let changed = found.clone();
         store.write(None, move |write| Box::pin(async move { write.update_node(&changed).await })).await?;
-        print(json, &record(&found), || format!("node {} ({}) is {}", found.id, found.name, found.status));
+        print(output, &record(&found), || format!("node {} ({}) is {}", found.id, found.name, found.status));
         Ok(())
     }
 }
 
-fn list(json: bool, nodes: &[node::Node]) {
+fn list(output: Output, nodes: &[node::Node]) {
     let value = json!({"data": nodes.iter().map(record).collect::<Vec<_>>()});
-    print(json, &value, || {
+    print(output, &value, || {
         let mut rows = vec![["NODE", "NAME", "HOST", "REGION", "COUNTRY", "STATUS", "PORTS"].map(String::from).into()];
         rows.extend(nodes.iter().map(|node| {
             let node::Node { id, name, hostname, region, country, status, ports, .. } = node.clone();

@@ -4,6 +4,7 @@ use clap::{ArgGroup, Subcommand};
 use serde_json::json;
 
 use super::{CliError, operator, print};
+use crate::cli::Output;
 use crate::config::Config;
 
 #[derive(Subcommand)]
@@ -22,7 +23,7 @@ pub(super) enum Plan {
 }
 
 impl Plan {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Set { account, team, plan } = self;
         let (store, secrets) = operator::store_and_secrets(config).await?;
         operator::check_plan(config, &secrets, &plan)?;
@@ -34,7 +35,7 @@ impl Plan {
         store
             .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan_name).await }))
             .await?;
-        print(json, &json!({"id": scope_id, "plan_name": plan}), || format!("{scope_id} has the plan {plan}"));
+        print(output, &json!({"id": scope_id, "plan_name": plan}), || format!("{scope_id} has the plan {plan}"));
         Ok(())
     }
 }

@@ -17,10 +17,12 @@ use indicatif::ProgressBar;
 use serde_json::{Map, Value};
 
 use super::{CliError, refused};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
-use culvert_policy::load::component::{LoadError, Module};
+use culvert_policy::load::component::Module;
+use culvert_policy::load::load_error::LoadError;
 use culvert_policy::load::text_file;
 
 #[derive(Subcommand)]
@@ -59,19 +61,19 @@ impl Policy {
         }
     }
 
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         match self {
-            Self::New(new) => new.run(json),
-            Self::Build(build) => build.run(json),
-            Self::Check(check) => check.run(json),
-            Self::Inspect(inspect) => inspect.run(json),
-            Self::Test(test) => test.run(json),
-            Self::Bench(bench) => bench.run(json),
-            Self::Run(run) => run.run(json),
-            Self::Replay(replay) => replay.run(config, json),
-            Self::Reload => admin_client::reload(config, json).await,
-            Self::Rollback => admin_client::rollback(config, json).await,
-            Self::Status => admin_client::status(config, json).await,
+            Self::New(new) => new.run(output),
+            Self::Build(build) => build.run(output),
+            Self::Check(check) => check.run(output),
+            Self::Inspect(inspect) => inspect.run(output),
+            Self::Test(test) => test.run(output),
+            Self::Bench(bench) => bench.run(output),
+            Self::Run(run) => run.run(output),
+            Self::Replay(replay) => replay.run(config, output),
+            Self::Reload => admin_client::reload(config, output).await,
+            Self::Rollback => admin_client::rollback(config, output).await,
+            Self::Status => admin_client::status(config, output).await,
         }
     }
 }

@@ -4,6 +4,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::{CliError, operator, print, refused};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_service::keys::{self, Resealed};
 
@@ -15,14 +16,14 @@ pub(super) enum Secrets {
 }
 
 impl Secrets {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Reseal = self;
         let (store, secrets) = operator::store_and_secrets(config).await?;
         if !keys::newest_is_used(&store, &secrets).await? {
             return Err(refused("no host has started with the newest key of secret_key_file; start the host first"));
         }
         let Resealed { webhooks, answers } = keys::reseal(&store, &secrets).await?;
-        print(json, &json!({"webhooks": webhooks, "answers": answers}), || {
+        print(output, &json!({"webhooks": webhooks, "answers": answers}), || {
             format!("sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers")
         });
         Ok(())

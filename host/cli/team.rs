@@ -4,6 +4,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::{CliError, operator, print, refused};
+use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::caller::Role;
 use culvert_domain::error::{Code, Error};
@@ -58,17 +59,23 @@ pub(super) struct Member {
 }
 
 impl Team {
-    pub(super) async fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         match self {
-            Self::Create { name, owner, plan } => create(config, json, name, &owner, plan).await,
-            Self::Add { member, role } => change(config, json, member, Membership::Added(role)).await,
-            Self::SetRole { member, role } => change(config, json, member, Membership::Changed(role)).await,
-            Self::Remove { member } => change(config, json, member, Membership::Removed).await,
+            Self::Create { name, owner, plan } => create(config, output, name, &owner, plan).await,
+            Self::Add { member, role } => change(config, output, member, Membership::Added(role)).await,
+            Self::SetRole { member, role } => change(config, output, member, Membership::Changed(role)).await,
+            Self::Remove { member } => change(config, output, member, Membership::Removed).await,
         }
     }
 }
 
-async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Option<String>) -> Result<(), CliError> {
+async fn create(
+    config: &Config,
+    output: Output,
+    name: String,
+    owner: &str,
+    plan: Option<String>,
+) -> Result<(), CliError> {
     let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     operator::check_name("--name", &name)?;
     let (store, secrets) = operator::store_and_secrets(config).await?;
@@ -79,7 +86,7 @@ async fn create(config: &Config, json: bool, name: String, owner: &str, plan: Op
         .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner_id).await }))
         .await?;
     let value = json!({"id": team.id, "name": team.name, "plan_name": team.plan, "owner_id": owner.id});
-    print(json, &value, || format!("Team {} ({}), plan {}, owned by {}", team.id, team.name, team.plan, owner.email));
+    print(output, &value, || format!("Team {} ({}), plan {}, owned by {}", team.id, team.name, team.plan, owner.email));
     Ok(())
 }
 
@@ -91,7 +98,7 @@ enum Membership {
     Removed,
 }
 
-async fn change(config: &Config, json: bool, member: Member, what: Membership) -> Result<(), CliError> {
+async fn change(config: &Config, output: Output, member: Member, what: Membership) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, &member.account).await?;
     let team = operator::team(&store, &member.team).await?;
@@ -101,7 +108,7 @@ async fn change(config: &Config, json: bool, member: Member, what: Membership) -
         Membership::Removed => None,
     };
     let value = json!({"id": team.id, "account_id": account.id, "role": role});
-    print(json, &value, || match role {
+    print(output, &value, || match role {
         Some(role) => format!("{} is {role} of {}", account.email, team.name),
         None => format!("{} has left {}", account.email, team.name),
     });

@@ -36,6 +36,7 @@ pub struct CustomDomain {
 }
 
 open_enum! {
+    /// Why a CNAME was not found: the reasons that this program knows by name.
     LookupErrorCode {
         CnameNotFound "cname_not_found",
         CnameMismatch "cname_mismatch",

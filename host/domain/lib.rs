@@ -23,6 +23,7 @@ pub mod permission;
 pub mod plan;
 pub mod port;
 pub mod preset;
+pub mod protocol;
 pub mod session;
 pub mod string_enum;
 pub mod text;

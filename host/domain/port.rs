@@ -5,28 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::string_enum::string_enum;
-use super::tunnel::Protocol;
-
-string_enum! {
-    Transport {
-        Tcp "tcp",
-        Udp "udp",
-    }
-}
-
-impl Protocol {
-    /// The transports that one public port of the protocol takes. An http tunnel takes none of its
-    /// own: it is found by its name on the node's shared ports.
-    pub fn transports(self) -> &'static [Transport] {
-        match self {
-            Protocol::Tcp => &[Transport::Tcp],
-            Protocol::Udp => &[Transport::Udp],
-            Protocol::Both => &[Transport::Tcp, Transport::Udp],
-            Protocol::Http => &[],
-        }
-    }
-}
+use super::protocol::{Protocol, Transport};
 
 /// A port number, 1 to 65535.
 pub fn valid(port: i64) -> Option<u16> {

@@ -2,8 +2,8 @@
 
 use uuid::Uuid;
 
+use super::protocol::Protocol;
 use super::string_enum::string_enum;
-use super::tunnel::Protocol;
 
 string_enum! {
     PresetCategory {

@@ -7,16 +7,8 @@ use uuid::Uuid;
 
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
+use super::protocol::Protocol;
 use super::string_enum::string_enum;
-
-string_enum! {
-    Protocol {
-        Tcp "tcp",
-        Udp "udp",
-        Both "both",
-        Http "http",
-    }
-}
 
 string_enum! {
     /// What a tunnel is doing, as far as its owner is concerned.

@@ -1,6 +1,6 @@
 //! The control channel of the agents: a WebSocket for each device.
 //!
-//! Every connected device has one task ([`connection`]). It compares the database with what it has sent to the
+//! Every connected device has one task (`connection.rs`). It compares the database with what it has sent to the
 //! agent, on every hint and on every heartbeat of the agent. A lost hint only delays this until the next
 //! heartbeat.
 

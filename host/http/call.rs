@@ -76,8 +76,8 @@ impl Call {
         self.service().admit(&self.policies, &self.caller, self.action, subject, body).await
     }
 
-    /// Carries out what was admitted: the change that `change` makes of it, answered with what `answer` makes of the
-    /// change's result.
+    /// Carries out what was admitted. `change` turns the valid body into the change, and `answer` the result of the
+    /// change into the answer.
     pub async fn commit<D, C, S>(
         self,
         admitted: Admitted<D>,

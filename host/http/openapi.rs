@@ -3,6 +3,7 @@
 mod endpoints;
 mod events;
 mod links;
+mod names;
 mod problems;
 
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-pub use endpoints::path_parameters;
+pub use names::path_parameters;
 
 use super::problem::Problem;
 use culvert_domain::permission::Permission;

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 
 use culvert_domain::access::{AccessRules, Country, CountryAction, CountryRule, Range, RuleType};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::{Protocol, not_carried};
+use culvert_domain::tunnel::not_carried;
 use culvert_wire::node::{Assignment, FailureCode, ToHost, UnopenedPort};
 use uuid::Uuid;
 

@@ -7,7 +7,12 @@ pub mod cases;
 pub mod chain;
 pub mod component;
 pub mod dynamic;
+mod guest;
+pub mod load_error;
 pub mod schema;
 pub mod sections;
 pub mod snapshot;
 pub mod text_file;
+
+/// Most bytes of a module.
+pub(crate) const SIZE_LIMIT: usize = 64 << 20;

@@ -1,4 +1,4 @@
-//! Replacing the access rules for visitors.
+//! Access rules for visitors: reading and replacing them.
 
 use crate::Service;
 use culvert_domain::caller::Caller;
@@ -41,7 +41,7 @@ pub struct ReplaceCountryRules {
     pub rules: Vec<CountryRule>,
 }
 
-/// The rules after the change, and whether the tunnel's node can look up countries and enforce them.
+/// A tunnel's GeoIP rules, and whether its node can enforce them.
 pub struct CountryRules {
     pub rules: Vec<CountryRule>,
     pub enforced: bool,

@@ -19,14 +19,17 @@ use crate::failed_auth::FailedAuthLimiter;
 const FRESH: Duration = Duration::from_secs(1);
 /// How long a key that was good is known.
 const KNOWN_FOR: Duration = Duration::from_hours(24);
-/// Keys that are remembered. Beyond them, the one that was used longest ago is forgotten.
-const MAX_KEYS: usize = 10_000;
+/// Keys whose owners are remembered. Beyond them, the one that was read longest ago is forgotten.
+const MAX_OWNERS: usize = 10_000;
+/// Keys that are known to be good. Beyond them, the one that was used longest ago is forgotten. Only good keys are
+/// among them, so strangers cannot fill the list.
+const MAX_GOOD: usize = 100_000;
 
 /// Who may ask: the keys that are known, and the addresses that have failed too often.
 pub struct Authentication {
     keys: KeyCache,
     pub failed_auth: FailedAuthLimiter,
-    /// Addresses that sent enrolment codes that were none.
+    /// Counts wrong enrolment codes by address.
     pub wrong_codes: FailedAuthLimiter,
 }
 
@@ -81,13 +84,13 @@ struct Known {
 
 impl KeyCache {
     fn new(clock: Clock) -> Self {
-        let known = Known { owners: LruCache::new(MAX_KEYS), good: LruCache::new(MAX_KEYS) };
+        let known = Known { owners: LruCache::new(MAX_OWNERS), good: LruCache::new(MAX_GOOD) };
         Self { clock, known: Mutex::new(known) }
     }
 
     async fn recall(&self, store: &Store) -> Result<()> {
         let (now, since) = (self.clock.moment(), self.clock.now() - KNOWN_FOR);
-        let used = store.keys_used_since(since, MAX_KEYS).await?;
+        let used = store.keys_used_since(since, MAX_GOOD).await?;
         let mut known = self.known();
         // The last used come first, and are to be forgotten last.
         for public_id in used.into_iter().rev() {

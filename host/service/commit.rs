@@ -40,9 +40,9 @@ pub struct Admitted<D: RequestDraft> {
 /// The response of a request that took effect.
 #[derive(Debug)]
 pub enum Committed {
-    /// Now.
+    /// Made by this request.
     Fresh(StoredResponse),
-    /// Before, under the same idempotency key. Nothing was changed.
+    /// Stored by an earlier request with the same key. Nothing was changed.
     Replayed(StoredResponse),
 }
 
@@ -72,8 +72,9 @@ impl Service {
         Ok(Admitted { permit, valid, body })
     }
 
-    /// Carries out what was admitted: the change that `change` makes of it, anew for every decision. Requests of one
-    /// scope take turns here, so that a decision that has to be made again is not overtaken a second time.
+    /// Carries out what was admitted. `change` turns the valid body into the change; it is called again for every new
+    /// decision. Requests of one scope take turns here, so that a decision that has to be made again is not overtaken
+    /// a second time.
     ///
     /// # Errors
     ///

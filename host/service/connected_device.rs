@@ -39,13 +39,13 @@ pub enum DeviceError {
     Removed,
     #[error("the device's owner has left its Team")]
     NotAllowed,
-    #[error("it lists more leases than there can be")]
+    #[error("the agent does not speak this host's language: it lists more leases than there can be")]
     TooManyLeases,
     #[error(transparent)]
     Failed(#[from] Error),
 }
 
-/// What the agent is told that is ready to begin an operation.
+/// The answer to an agent that is ready to begin an operation.
 #[derive(Debug)]
 pub enum Begin {
     /// Begin. If the action runs a tunnel, it runs under this grant.

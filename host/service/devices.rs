@@ -1,4 +1,4 @@
-//! Devices: changing and removing them.
+//! Devices: reading, changing and removing them.
 
 use crate::Service;
 use culvert_domain::caller::Caller;
@@ -60,7 +60,7 @@ pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> 
 }
 
 /// Ends all leases of a device that may no longer act for its scope, and cancels its queued operations.
-pub async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> Result<()> {
+async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> Result<()> {
     operations::cancel_queued(write, id, why).await?;
     for lease in write.leases_of_device(id).await? {
         sessions::stop(write, lease.session_id, EndReason::DeviceNotAllowed).await?;

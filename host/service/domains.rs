@@ -1,4 +1,4 @@
-//! Verifying, assigning and removing custom domains.
+//! Custom domains: reading, verifying, assigning and removing them.
 
 use crate::Service;
 use culvert_domain::caller::Caller;

@@ -9,13 +9,16 @@ use culvert_wire::clock::Moment;
 use hashlink::LruCache;
 
 const MINUTE: Duration = Duration::from_mins(1);
-/// Addresses that are remembered each for itself. Beyond them, whole networks are counted as one.
+/// Addresses that are remembered each for itself. Beyond them, networks are counted as one.
 const MAX_ADDRESSES: usize = 10_000;
-/// Entries of both kinds. Beyond them, the one that began first is forgotten.
-const MAX_ENTRIES: usize = 15_000;
-/// The networks: an IPv6 provider's customer has a /48 at most.
-const NETWORK_V4: u32 = 24;
-const NETWORK_V6: u32 = 48;
+/// Addresses and networks. Beyond them, whole providers are counted as one.
+const MAX_NETWORKS: usize = 15_000;
+/// Entries of all kinds. Beyond them, the one that began first is forgotten.
+const MAX_ENTRIES: usize = 19_000;
+/// Prefix lengths of networks in IPv4 and IPv6: an IPv6 provider's customer has a /48 at most.
+const NETWORK: (u32, u32) = (24, 48);
+/// Prefix lengths of providers.
+const PROVIDER: (u32, u32) = (16, 32);
 
 /// Failures of one address within a minute. An IPv6 client has a /64 to itself.
 pub struct FailedAuthLimiter {
@@ -66,16 +69,19 @@ impl FailedAuthLimiter {
 }
 
 impl Windows {
-    /// An address, or its network where there are many addresses and this one is new.
+    /// An address; its network where there are many addresses and this one is new; its provider where there are many
+    /// networks as well.
     fn key(&self, client: Option<IpAddr>) -> Option<IpAddr> {
         let own = client.map(prefix);
         if self.0.len() < MAX_ADDRESSES || self.0.contains_key(&own) {
             return own;
         }
-        client.map(|client| network(client, NETWORK_V4, NETWORK_V6))
+        let of = |(v4, v6)| client.map(|client| network(client, v4, v6));
+        let network = of(NETWORK);
+        if self.0.len() < MAX_NETWORKS || self.0.contains_key(&network) { network } else { of(PROVIDER) }
     }
 
-    /// Removes the windows that are over. The one that began first comes first, because using one does not move it.
+    /// Removes the windows that are over. The oldest is at the front: `peek` does not move an entry.
     fn remove_expired(&mut self, now: Moment) {
         while self.0.iter().next().is_some_and(|(_, (start, _))| now.since(*start) >= MINUTE) {
             self.0.remove_lru();

@@ -25,7 +25,7 @@ use culvert_domain::facts::{DecisionInputs, Resource, ResourceFacts};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::text;
 use culvert_policy::engine::bindings::types::Verdict;
-use culvert_policy::engine::call::Failed;
+use culvert_policy::engine::sandbox::Failed;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;

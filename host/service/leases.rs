@@ -24,7 +24,7 @@ impl Service {
     /// # Errors
     ///
     /// Why the node does not serve it.
-    pub async fn serve_and_grant(&self, lease: &Lease) -> Result<Grant, Failure> {
+    pub(crate) async fn serve_and_grant(&self, lease: &Lease) -> Result<Grant, Failure> {
         let node = self.nodes.serve(lease).await?;
         Ok(self.grant(lease, node))
     }

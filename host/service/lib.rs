@@ -58,7 +58,7 @@ use nodes::Nodes;
 use passwords::Passwords;
 use secrets::Secrets;
 
-/// The parts that use cases share. Other crates cannot name them: they call use cases.
+/// The parts that use cases share. The fields are private: other crates call use cases.
 pub struct Service {
     store: Arc<Store>,
     secrets: Secrets,

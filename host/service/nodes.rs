@@ -3,6 +3,7 @@
 //! A node gets everything that it is to serve when it connects, and after that what changed
 //! (`store::assignments`). A change is looked for after each hint, before each wait for a node, and once a second.
 
+pub mod channel;
 mod link;
 mod plans;
 
@@ -16,12 +17,11 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, NodeAddress};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::lease_token::{self, SigningKey};
-use culvert_wire::node::{Assignment, HostEnd, ToHost, ToNode, TrafficBatch};
+use culvert_wire::node::{Assignment, ToNode, TrafficBatch};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::{Service, traffic};
 use crate::metrics::NodeMetrics;
 use culvert_domain::lease::Lease;
 use culvert_store::Store;
@@ -55,46 +55,6 @@ pub struct EndedSessions {
     sessions: Vec<(Arc<Link>, Uuid, Uuid)>,
     /// The last traffic of the sessions.
     pub traffic: Vec<(Uuid, TrafficBatch)>,
-}
-
-/// Serves the channel of one node until it ends.
-pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
-    let HostEnd { sender, mut receiver } = channel;
-    let Some(ToHost::Hello(hello)) = receiver.recv().await else {
-        return tracing::warn!("the first frame of a node is no hello");
-    };
-    let (nodes, node_id) = (service.nodes.clone(), hello.node_id);
-    let (link, batches) = Link::new(hello, sender);
-    let link = Arc::new(link);
-    let keys = vec![nodes.key.verifying_key()];
-    link.send(ToNode::Welcome { connection_epoch: 1, keys }).await;
-    lock(&nodes.links).insert(node_id, link.clone());
-    let storing = tokio::spawn(traffic::store_batches(service.clone(), link.clone(), batches));
-    while let Err(error) = nodes.sync(&link).await {
-        report("a node could not be told what to serve", Err(error));
-        nodes.clock.sleep(RETRY).await;
-    }
-    let mut is_ready = false;
-    while let Some(frame) = receiver.recv().await {
-        match frame {
-            ToHost::Resync { .. } => {
-                let (nodes, link) = (nodes.clone(), link.clone());
-                // The frames of the node are read meanwhile: it may be sending many.
-                tokio::spawn(async move {
-                    link.sent.lock().await.revision = None;
-                    report("a node could not be told what to serve", nodes.sync(&link).await.map(drop));
-                });
-            }
-            frame => link.receive(frame),
-        }
-        if !is_ready && link.applied().is_some() {
-            is_ready = true;
-            nodes.ready.send_modify(|ready| *ready += 1);
-        }
-    }
-    nodes.remove(&link);
-    link.close();
-    let _ = storing.await;
 }
 
 fn report(what: &str, result: Result<()>) {

@@ -1,4 +1,4 @@
-//! Adding and removing extra ports.
+//! Extra ports: reading, adding and removing them.
 
 use crate::Service;
 use culvert_domain::caller::Caller;

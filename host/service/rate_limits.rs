@@ -48,7 +48,8 @@ impl RateLimitStatus {
 /// What was counted for a key, and when it was last used, where that is to be noted.
 type Unsaved = (Uuid, Windows, Option<DateTime<Utc>>);
 
-/// Keys that are remembered. Beyond them, the one that was used longest ago is read from the store again.
+/// Keys that are remembered once their counts are saved. Beyond them, the one that was used longest ago is read from
+/// the store again.
 const MAX_KEYS: usize = 100_000;
 
 pub struct RateLimits {
@@ -63,6 +64,20 @@ struct Keys {
     unsaved: BTreeSet<Uuid>,
 }
 
+impl Keys {
+    /// Forgets keys that were not used for a day, and the oldest where there are too many. None is forgotten whose
+    /// counts are not saved.
+    fn forget_idle(&mut self, now: DateTime<Utc>) {
+        while let Some((key_id, counts)) = self.counts.iter().next() {
+            let is_over = self.counts.len() > MAX_KEYS || now - counts.used_at >= DAY;
+            if !is_over || self.unsaved.contains(key_id) {
+                return;
+            }
+            self.counts.remove_lru();
+        }
+    }
+}
+
 /// One key's windows, and what of them the store does not know yet.
 struct Counts {
     windows: Windows,
@@ -73,7 +88,7 @@ struct Counts {
 
 impl RateLimits {
     pub fn new(per_minute: u32, per_day: u32) -> Self {
-        let keys = Keys { counts: LruCache::new(MAX_KEYS), unsaved: BTreeSet::new() };
+        let keys = Keys { counts: LruCache::new_unbounded(), unsaved: BTreeSet::new() };
         Self { per_minute, per_day, keys: Mutex::new(keys) }
     }
 
@@ -156,6 +171,7 @@ impl RateLimits {
     /// in a circle.
     fn take_unsaved(&self, now: DateTime<Utc>) -> Vec<Unsaved> {
         let mut keys = self.keys();
+        keys.forget_idle(now);
         let ids = std::mem::take(&mut keys.unsaved);
         let mut unsaved = Vec::new();
         for key_id in ids {
@@ -165,9 +181,6 @@ impl RateLimits {
                 counts.use_saved_at = Some(now);
             }
             unsaved.push((key_id, std::mem::replace(&mut counts.unsaved, emptied(counts.windows)), used_at));
-        }
-        while keys.counts.iter().next().is_some_and(|(_, counts)| now - counts.used_at >= DAY) {
-            keys.counts.remove_lru();
         }
         unsaved
     }

@@ -1,8 +1,9 @@
 //! Whether a tunnel may run on a device: one answer for every way to start it.
 
 use culvert_domain::device::Device;
+use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::{Protocol, Tunnel, not_carried};
+use culvert_domain::tunnel::{Tunnel, not_carried};
 
 /// Whether the scope's plan leaves bandwidth for this month, as far as the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,41 +1,19 @@
 //! Traffic that nodes report: stored exactly once, and compared with the month's bandwidth.
 
-use std::sync::Arc;
-
-use culvert_domain::error::{Chain, Result};
+use culvert_domain::error::Result;
 use culvert_domain::session::EndReason;
 use culvert_domain::usage::next_month;
 use culvert_wire::node::TrafficBatch;
-use futures_util::{StreamExt, stream};
-use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::nodes::Link;
 use super::{Service, sessions};
 use crate::gate;
 use culvert_store::Write;
 
-/// Batches that are stored at the same time. If one waits for its scope, the others go on.
-const AT_ONCE: usize = 8;
-
-/// Stores the batches of one node until its channel ends.
-pub async fn store_batches(service: Arc<Service>, link: Arc<Link>, batches: mpsc::Receiver<TrafficBatch>) {
-    let batches = stream::unfold(batches, async |mut batches| Some((batches.recv().await?, batches)));
-    let storing =
-        batches.for_each_concurrent(AT_ONCE, async |batch| match service.store_traffic(link.node_id(), &batch).await {
-            Ok(()) => link.acknowledge(&batch).await,
-            Err(error) => {
-                tracing::warn!(error = %Chain(&error), scope_id = %batch.scope_id, "traffic could not be stored");
-                link.give_up(&batch);
-            }
-        });
-    storing.await;
-}
-
 impl Service {
     /// Adds a batch to the counters of its scope. If the scope has used up its month's bandwidth, its sessions
     /// end.
-    async fn store_traffic(&self, node_id: Uuid, batch: &TrafficBatch) -> Result<()> {
+    pub(crate) async fn store_traffic(&self, node_id: Uuid, batch: &TrafficBatch) -> Result<()> {
         let scope_id = batch.scope_id;
         let Some(scope) = self.store.scope(scope_id).await? else { return Ok(()) };
         let limit = gate::entitlement(&self.pin_policies(None), &scope.plan)?.bandwidth_limit_bytes;

@@ -1,4 +1,4 @@
-//! Creating, changing, binding and deleting tunnels.
+//! Tunnels: reading, creating, changing, binding and deleting them.
 
 use crate::Service;
 use culvert_domain::caller::Caller;
@@ -15,8 +15,9 @@ use crate::{operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
 use culvert_domain::node::{self, Preference};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
+use culvert_domain::tunnel::{Tunnel, http_port};
 use culvert_store::tunnels::NewTunnel;
 use culvert_store::{Hint, Write};
 

@@ -1,4 +1,4 @@
-//! Creating, changing, testing and deleting webhook endpoints.
+//! Webhook endpoints: reading, creating, changing, testing and deleting them.
 
 use crate::Service;
 use crate::secrets::Purpose;

@@ -4,8 +4,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::access::{Country, CountryRule, FirewallRule, NewFirewallRule, Range};
 use culvert_domain::error::Result;
@@ -87,13 +88,11 @@ fn firewall_rule(row: &Row) -> DbResult<FirewallRule> {
         (Some(address), _) => Range::address(&address),
         (None, network) => Range::network(&network.unwrap_or_default()),
     };
-    Ok(FirewallRule {
-        id: row.id("id")?,
-        rule_type: row.string_enum("rule_type")?,
+    Ok(row!(row => FirewallRule {
+        id: id, rule_type: string_enum, description: optional_text;
         range: range.ok_or_else(|| row.unreadable("ip_cidr"))?,
-        description: row.optional_text("description")?,
         created_at,
-    })
+    }))
 }
 
 fn country_rule(row: &Row) -> DbResult<CountryRule> {

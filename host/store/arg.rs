@@ -50,12 +50,12 @@ macro_rules! query {
         let mut query = sqlx::query($sql);
         for arg in $args {
             query = match *arg {
-                Arg::Id(id) => query.bind(id),
-                Arg::Int(number) => query.bind(number),
-                Arg::Flag(flag) => query.bind(flag),
-                Arg::Text(text) => query.bind(text),
-                Arg::Bytes(bytes) => query.bind(bytes),
-                Arg::Ids(ids) => query.bind($ids(ids)),
+                $crate::arg::Arg::Id(id) => query.bind(id),
+                $crate::arg::Arg::Int(number) => query.bind(number),
+                $crate::arg::Arg::Flag(flag) => query.bind(flag),
+                $crate::arg::Arg::Text(text) => query.bind(text),
+                $crate::arg::Arg::Bytes(bytes) => query.bind(bytes),
+                $crate::arg::Arg::Ids(ids) => query.bind($ids(ids)),
             };
         }
         query

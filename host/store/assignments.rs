@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
-use culvert_domain::tunnel::{DEFAULT_IDLE_TIMEOUT, Protocol};
+use culvert_domain::protocol::Protocol;
+use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_domain::usage::Traffic;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
 use uuid::Uuid;
 
 use super::arg::{ByIds, args};
-use super::db::{DbResult, Read};
-use super::row::{Row, readable};
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, readable, row};
 use super::{Hint, Store, Write};
 
 /// Most assignments that are read at once.
@@ -169,21 +171,17 @@ fn assigned(row: &Row) -> DbResult<Assigned> {
     // The data plane carries only TCP so far; a node refuses any other protocol.
     let transport = if protocol == Protocol::Udp { Transport::Udp } else { Transport::Tcp };
     let own = AssignedPort { port: row.number("remote_port")?, transport, port_id: None };
-    let assignment = Assignment {
-        tunnel_id: row.id("tunnel_id")?,
+    let assignment = row!(row => Assignment {
+        tunnel_id: id, epoch: int, scope_id: id, name: text, ready: flag;
         session_id: row.id("id")?,
-        epoch: row.int("epoch")?,
-        scope_id: row.id("scope_id")?,
-        name: row.text("name")?,
         protocol: protocol.to_string(),
         ports: vec![own],
-        ready: row.flag("ready")?,
         idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         buffer_size_bytes: row.number("buffer_size")?,
         access_version: row.int("rules_version")?,
         firewall: Vec::new(),
         countries: Vec::new(),
-    };
+    });
     Ok(Assigned { assignment, plan: row.text("plan")? })
 }
 

@@ -3,15 +3,16 @@
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::node::{Node, PlatformDomain};
 use culvert_domain::port::{self, PortRange};
 use culvert_domain::preset::{Preset, PresetPort};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::Protocol;
 
 /// The columns of a node `n`, under names that are unique among all tables.
 macro_rules! node_columns {
@@ -145,27 +146,18 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
 }
 
 fn platform_domain(row: &Row) -> DbResult<PlatformDomain> {
-    Ok(PlatformDomain {
-        id: row.id("id")?,
-        domain: row.text("domain")?,
-        is_default: row.flag("is_default")?,
-        region: row.optional_text("region")?,
-        pro_only: row.flag("pro_only")?,
-    })
+    Ok(row!(row => PlatformDomain {
+        id: id, domain: text, is_default: flag, region: optional_text, pro_only: flag,
+    }))
 }
 
 fn preset(row: &Row) -> DbResult<Preset> {
     let extra = row.json::<Vec<StoredPort>>("extra_ports")?.unwrap_or_default();
-    Ok(Preset {
-        id: row.id("id")?,
-        slug: row.text("slug")?,
-        name: row.text("name")?,
-        category: row.string_enum("category")?,
-        protocol: row.string_enum("protocol")?,
-        local_port: row.number("local_port")?,
+    Ok(row!(row => Preset {
+        id: id, slug: text, name: text, category: string_enum, protocol: string_enum, local_port: number,
+        icon_url: optional_text;
         extra_ports: extra.into_iter().filter_map(StoredPort::into_port).collect(),
-        icon_url: row.optional_text("icon_url")?,
-    })
+    }))
 }
 
 /// An extra port of a preset, as the migrations store it.

@@ -1,49 +1,41 @@
-//! The two database engines, SQLite and PostgreSQL, behind one SQL text. No code outside of this file
-//! depends on which engine is in use.
+//! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
+//! file, only `arg.rs` and `row.rs` depend on which engine is in use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
 
-use crate::arg::{Arg, ByIds, args, check, postgres_ids, query, sqlite_ids};
-use crate::error::StoreError;
-use crate::migrations;
-use crate::row::Row;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
-use std::path::Path;
-use std::str::FromStr;
-use std::time::Duration;
+
+use crate::arg::{Arg, ByIds, args, check, postgres_ids, query, sqlite_ids};
+use crate::error::{DbResult, StoreError};
+use crate::migrations;
+use crate::row::Row;
 
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-
 /// How long a request waits for a connection of the pool.
 const POOL_WAIT: Duration = Duration::from_secs(5);
-
 /// How long PostgreSQL lets a statement run (`statement_timeout`). This program itself waits one second
 /// longer ([`ANSWER_WAIT`]), for a server that does not answer at all.
 const STATEMENT_WAIT: Duration = Duration::from_secs(7);
-
 const ANSWER_WAIT: Duration = Duration::from_secs(8);
-
 /// How long PostgreSQL keeps a transaction open without receiving a statement.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(5);
-
 /// How long a connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);
-
 /// Size in bytes to which SQLite truncates its write-ahead log (64 MiB).
 const JOURNAL_BYTES: &str = "67108864";
-
 const READERS: u32 = 4;
-
 const CONNECTIONS: u32 = 16;
-
-pub type DbResult<T, E = StoreError> = Result<T, E>;
 
 #[derive(Clone)]
 pub enum Db {

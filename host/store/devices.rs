@@ -3,9 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{DbResult, Read};
-use super::error::StoreError;
-use super::row::Row;
+use super::db::Read;
+use super::error::{DbResult, StoreError};
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
@@ -171,21 +171,12 @@ impl Write {
 
 pub(super) fn device(row: &Row) -> DbResult<Device> {
     let targets = row.json::<Vec<String>>("allowed_targets")?;
-    Ok(Device {
-        id: row.id("id")?,
-        scope_id: row.id("scope_id")?,
-        owner_id: row.id("owner_id")?,
-        owner_active: row.flag("owner_active")?,
-        name: row.optional_text("name")?,
-        platform: row.optional_text("platform")?,
-        version: row.optional_text("version")?,
+    Ok(row!(row => Device {
+        id: id, scope_id: id, owner_id: id, owner_active: flag, name: optional_text, platform: optional_text,
+        version: optional_text, online: flag, remote_control: flag, consent_revision: int,
+        last_seen_at: optional_time, created_at: time;
         capabilities: row.text("capabilities")?.split_whitespace().map(String::from).collect(),
-        online: row.flag("online")?,
-        remote_control: row.flag("remote_control")?,
-        consent_revision: row.int("consent_revision")?,
         // A newer agent may store entries that this host cannot parse; they are skipped.
         allowed_targets: targets.map(|targets| targets.iter().filter_map(|text| text.parse().ok()).collect()),
-        last_seen_at: row.optional_time("last_seen_at")?,
-        created_at: row.time("created_at")?,
-    })
+    }))
 }

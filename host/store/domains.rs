@@ -4,8 +4,9 @@ use chrono::TimeDelta;
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
 use culvert_domain::error::Result;
@@ -70,11 +71,9 @@ impl Store {
         let every: TimeDelta = CHECK_EVERY;
         let rows = (&self.db).all(sql, args![self.clock.now() - every]).await?;
         let due = |row: &Row| {
-            Ok(DueDomain {
-                scope_id: row.id("scope_id")?,
-                tunnel_id: row.id("tunnel_id")?,
-                domain: row.text("domain")?,
-            })
+            Ok(row!(row => DueDomain {
+                scope_id: id, tunnel_id: id, domain: text,
+            }))
         };
         Ok(rows.iter().map(due).collect::<DbResult<_>>()?)
     }
@@ -159,13 +158,9 @@ impl Write {
 fn custom_domain(row: &Row) -> DbResult<CustomDomain> {
     let code = row.optional_text("error_code")?;
     let detail = row.optional_text("error_detail")?;
-    Ok(CustomDomain {
-        domain: row.text("domain")?,
-        status: row.string_enum("status")?,
-        assigned: row.flag("assigned")?,
-        verified_at: row.optional_time("verified_at")?,
-        last_checked_at: row.time("last_checked_at")?,
-        missed: row.number("missed")?,
+    Ok(row!(row => CustomDomain {
+        domain: text, status: string_enum, assigned: flag, verified_at: optional_time, last_checked_at: time,
+        missed: number;
         error: code.zip(detail).map(|(code, detail)| LookupError { code: code.into(), detail }),
-    })
+    }))
 }

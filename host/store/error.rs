@@ -15,6 +15,8 @@ pub enum StoreError {
     Database(#[source] sqlx::Error),
 }
 
+pub type DbResult<T, E = StoreError> = Result<T, E>;
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         let passes = match &error {

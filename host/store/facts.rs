@@ -3,7 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{DbResult, Read};
+use super::db::Read;
+use super::error::DbResult;
+use super::row::row;
 use super::{Store, Write, devices, tunnels, usage, webhooks};
 use culvert_domain::caller::{Caller, ScopeKind};
 use culvert_domain::error::{Code, Error, Result};
@@ -87,10 +89,8 @@ async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Resource) -> DbRe
                       (SELECT COUNT(*) FROM webhooks WHERE scope_id = $1) AS webhook_endpoints, \
                       (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $2) AS extra_ports";
     let row = db.one(sql, args![scope_id, tunnel_id]).await?;
-    Ok(Counters {
-        tunnels: row.number("tunnels")?,
-        webhook_endpoints: row.number("webhook_endpoints")?,
-        extra_ports: row.number("extra_ports")?,
+    Ok(row!(row => Counters {
+        tunnels: number, webhook_endpoints: number, extra_ports: number;
         bytes_this_month: 0,
-    })
+    }))
 }

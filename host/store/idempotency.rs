@@ -4,8 +4,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 
@@ -59,9 +60,8 @@ async fn find(db: &mut impl Read, api_key_id: Uuid, key: &str, now: DateTime<Utc
 }
 
 fn response(row: &Row) -> DbResult<SealedResponse> {
-    Ok(SealedResponse {
-        fingerprint: row.bytes("fingerprint")?,
-        status: row.number("status")?,
+    Ok(row!(row => SealedResponse {
+        fingerprint: bytes, status: number;
         sealed: row.bytes("answer")?,
-    })
+    }))
 }

@@ -3,7 +3,8 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{Db, DbResult, Read};
+use super::db::{Db, Read};
+use super::error::DbResult;
 use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;

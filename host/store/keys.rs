@@ -5,9 +5,9 @@ use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{DbResult, Read};
-use super::error::StoreError;
-use super::row::Row;
+use super::db::Read;
+use super::error::{DbResult, StoreError};
+use super::row::{Row, row};
 use super::{Store, Write, scopes};
 use culvert_domain::caller::{Caller, Role, ScopeKind};
 use culvert_domain::error::Result;
@@ -161,28 +161,21 @@ fn admissible(row: Option<Row>) -> Result<Option<KeyOwner>> {
 }
 
 fn key_owner(row: &Row) -> DbResult<KeyOwner> {
-    let caller = Caller {
-        key_id: row.id("key_id")?,
-        account_id: row.id("account_id")?,
+    let caller = row!(row => Caller {
+        key_id: id, account_id: id;
         scope: scopes::scope(row)?,
         role: row.optional_string_enum::<Role>("role")?,
         permissions: permissions(row)?,
-    };
+    });
     Ok(KeyOwner { caller, expires_at: row.optional_time("expires_at")?, secret_hash: row.bytes("secret_hash")? })
 }
 
 fn key_record(row: &Row) -> DbResult<KeyRecord> {
-    Ok(KeyRecord {
-        id: row.id("id")?,
-        public_id: row.text("public_id")?,
-        email: row.text("email")?,
-        team: row.optional_text("team")?,
+    Ok(row!(row => KeyRecord {
+        id: id, public_id: text, email: text, team: optional_text, created_at: time,
+        expires_at: optional_time, revoked_at: optional_time, last_used_at: optional_time;
         permissions: permissions(row)?,
-        created_at: row.time("created_at")?,
-        expires_at: row.optional_time("expires_at")?,
-        revoked_at: row.optional_time("revoked_at")?,
-        last_used_at: row.optional_time("last_used_at")?,
-    })
+    }))
 }
 
 fn permissions(row: &Row) -> DbResult<Permissions> {

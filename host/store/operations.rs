@@ -3,8 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::{Arg, StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::{Row, readable};
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, readable, row};
 use super::sessions::RunRef;
 use super::{Store, Write};
 use culvert_domain::error::{Code, Error, Result};
@@ -203,22 +204,10 @@ fn texts(operation: &Operation) -> Result<(Option<String>, Option<String>)> {
 }
 
 fn operation(row: &Row) -> DbResult<Operation> {
-    Ok(Operation {
-        id: row.id("id")?,
-        scope_id: row.id("scope_id")?,
-        account_id: row.id("account_id")?,
-        action: row.string_enum("action")?,
-        status: row.string_enum("status")?,
-        device_id: row.id("device_id")?,
-        tunnel_id: row.optional_id("tunnel_id")?,
-        handoff_from_device_id: row.optional_id("handoff_from_device_id")?,
-        session_id: row.optional_id("session_id")?,
-        result: row.json("result")?,
-        error: row.json("error")?,
-        created_at: row.time("created_at")?,
-        claimed_at: row.optional_time("claimed_at")?,
-        started_at: row.optional_time("started_at")?,
-        finished_at: row.optional_time("finished_at")?,
-        expires_at: row.time("expires_at")?,
-    })
+    Ok(row!(row => Operation {
+        id: id, scope_id: id, account_id: id, action: string_enum, status: string_enum, device_id: id,
+        tunnel_id: optional_id, handoff_from_device_id: optional_id, session_id: optional_id, result: json,
+        error: json, created_at: time, claimed_at: optional_time, started_at: optional_time,
+        finished_at: optional_time, expires_at: time,
+    }))
 }

@@ -8,8 +8,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args, by_ids};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Hint, Store, Write};
 use culvert_domain::caller::ScopeKind;
 use culvert_domain::error::Result;
@@ -259,10 +260,8 @@ impl Write {
                    RETURNING id, lease, attempt, event_id, (SELECT body FROM events WHERE id = event_id) AS body";
         let rows = self.all(sql, args![webhook_id, now + DELIVERY_LEASE, now, most]).await?;
         let delivery = |row: &Row| {
-            Ok(Delivery {
-                id: row.id("id")?,
-                lease: row.int("lease")?,
-                attempt: row.number("attempt")?,
+            Ok(row!(row => Delivery {
+                id: id, lease: int, attempt: number, event_id: id, body: bytes;
                 webhook_id,
                 scope_id: endpoint.scope_id,
                 url: endpoint.url.clone(),
@@ -270,9 +269,7 @@ impl Write {
                 // still answer in time.
                 has_less_time: endpoint.timeouts % 2 == 1,
                 secret: endpoint.secret.clone().unwrap_or_default(),
-                event_id: row.id("event_id")?,
-                body: row.bytes("body")?,
-            })
+            }))
         };
         Ok(rows.iter().map(delivery).collect::<DbResult<_>>()?)
     }
@@ -301,13 +298,11 @@ struct Endpoint {
 impl Endpoint {
     fn of(row: &Row, open: impl Fn(Uuid, &[u8]) -> Option<String>) -> DbResult<Self> {
         let webhook_id = row.id("id")?;
-        Ok(Self {
+        Ok(row!(row => Self {
+            scope_id: id, url: text, timeouts: int;
             webhook_id,
-            scope_id: row.id("scope_id")?,
-            url: row.text("url")?,
-            timeouts: row.int("timeouts")?,
             secret: open(webhook_id, &row.bytes("secret")?),
-        })
+        }))
     }
 }
 

@@ -7,12 +7,15 @@ use uuid::Uuid;
 
 use super::Write;
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::node::Node;
-use culvert_domain::port::{ExtraPort, NewExtraPort, Transport};
-use culvert_domain::tunnel::{Protocol, Tunnel, http_port};
+use culvert_domain::port::{ExtraPort, NewExtraPort};
+use culvert_domain::protocol::Protocol;
+use culvert_domain::protocol::Transport;
+use culvert_domain::tunnel::{Tunnel, http_port};
 
 /// How many random ports are tried before the free ones are looked up.
 const GUESSES: usize = 8;
@@ -209,11 +212,7 @@ pub(super) async fn extra_ports(db: &mut impl Read, tunnel_id: Uuid) -> Result<V
 }
 
 fn extra_port(row: &Row) -> DbResult<ExtraPort> {
-    Ok(ExtraPort {
-        id: row.id("id")?,
-        local_port: row.number("local_port")?,
-        remote_port: row.number("remote_port")?,
-        protocol: row.string_enum("protocol")?,
-        label: row.optional_text("label")?,
-    })
+    Ok(row!(row => ExtraPort {
+        id: id, local_port: number, remote_port: number, protocol: string_enum, label: optional_text,
+    }))
 }

@@ -4,7 +4,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
+use super::db::Read;
+use super::error::DbResult;
 use super::row::{Row, readable};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};

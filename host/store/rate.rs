@@ -4,7 +4,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{DbResult, Read};
+use super::db::Read;
+use super::error::DbResult;
 use super::row::Row;
 use super::{Store, Write};
 use culvert_domain::error::Result;

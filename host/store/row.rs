@@ -6,10 +6,18 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Sqlite, Type};
 use uuid::Uuid;
 
-use crate::db::DbResult;
-use crate::error::StoreError;
+use crate::error::{DbResult, StoreError};
 use culvert_domain::error::Chain;
 use culvert_domain::string_enum::StringEnum;
+
+/// A value of a row. Each field is the column of its name, read by the method of [`Row`] that is named behind it.
+/// Fields that are made otherwise follow the semicolon.
+macro_rules! row {
+    ($row:ident => $type:ident { $($column:ident: $read:ident),* $(,)? $(; $($other:tt)*)? }) => {
+        $type { $($column: $row.$read(stringify!($column))?,)* $($($other)*)? }
+    };
+}
+pub(crate) use row;
 
 pub enum Row {
     Sqlite(SqliteRow),

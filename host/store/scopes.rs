@@ -3,8 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::account::Account;
 use culvert_domain::caller::{Role, Scope, ScopeKind};
@@ -125,13 +126,9 @@ impl Write {
 }
 
 fn account(row: &Row) -> DbResult<Account> {
-    Ok(Account {
-        id: row.id("id")?,
-        email: row.text("email")?,
-        name: row.text("name")?,
-        plan: row.text("plan")?,
-        created_at: row.time("created_at")?,
-    })
+    Ok(row!(row => Account {
+        id: id, email: text, name: text, plan: text, created_at: time,
+    }))
 }
 
 pub(super) fn scope(row: &Row) -> DbResult<Scope> {

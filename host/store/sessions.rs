@@ -6,9 +6,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args, by_ids};
-use super::db::{DbResult, Read};
-use super::error::StoreError;
-use super::row::{Row, readable};
+use super::db::Read;
+use super::error::{DbResult, StoreError};
+use super::row::{Row, readable, row};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::lease::{Lease, LeasePort};
@@ -308,11 +308,9 @@ impl Write {
 fn add_ports(leases: &mut [Lease], rows: &[Row]) -> DbResult<()> {
     let mut ports: HashMap<Uuid, Vec<LeasePort>> = HashMap::new();
     for row in rows {
-        ports.entry(row.id("session_id")?).or_default().push(LeasePort {
-            id: row.id("id")?,
-            local_port: row.number("local_port")?,
-            remote_port: row.number("remote_port")?,
-        });
+        ports.entry(row.id("session_id")?).or_default().push(row!(row => LeasePort {
+            id: id, local_port: number, remote_port: number,
+        }));
     }
     for lease in leases {
         lease.ports = ports.remove(&lease.session_id).unwrap_or_default();
@@ -321,46 +319,26 @@ fn add_ports(leases: &mut [Lease], rows: &[Row]) -> DbResult<()> {
 }
 
 fn run(row: &Row) -> DbResult<RunRef> {
-    Ok(RunRef {
+    Ok(row!(row => RunRef {
+        scope_id: id, tunnel_id: id, device_id: id, node_id: id;
         session_id: row.id("id")?,
-        scope_id: row.id("scope_id")?,
-        tunnel_id: row.id("tunnel_id")?,
-        device_id: row.id("device_id")?,
-        node_id: row.id("node_id")?,
-    })
+    }))
 }
 
 fn session(row: &Row) -> DbResult<Session> {
-    Ok(Session {
-        id: row.id("id")?,
-        tunnel_id: row.id("tunnel_id")?,
-        device_id: row.id("device_id")?,
-        node_id: row.id("node_id")?,
-        started_at: row.time("started_at")?,
-        ended_at: row.optional_time("ended_at")?,
+    Ok(row!(row => Session {
+        id: id, tunnel_id: id, device_id: id, node_id: id, started_at: time, ended_at: optional_time,
+        end_reason: optional_string_enum;
         traffic: Traffic { bytes_in: row.number("bytes_in")?, bytes_out: row.number("bytes_out")? },
-        end_reason: row.optional_string_enum("end_reason")?,
-    })
+    }))
 }
 
 fn lease(row: &Row) -> DbResult<Lease> {
-    Ok(Lease {
+    Ok(row!(row => Lease {
+        tunnel_id: id, scope_id: id, device_id: id, node_id: id, epoch: int, boot_id: id, name: text,
+        remote_port: number, hostname: text, local_host: text, local_port: number,
+        idle_timeout: optional_number, buffer_size: number, ready: flag, lease_until: time;
         session_id: row.id("id")?,
-        tunnel_id: row.id("tunnel_id")?,
-        scope_id: row.id("scope_id")?,
-        device_id: row.id("device_id")?,
-        node_id: row.id("node_id")?,
-        epoch: row.int("epoch")?,
-        boot_id: row.id("boot_id")?,
-        name: row.text("name")?,
-        remote_port: row.number("remote_port")?,
-        hostname: row.text("hostname")?,
-        local_host: row.text("local_host")?,
-        local_port: row.number("local_port")?,
-        idle_timeout: row.optional_number("idle_timeout")?,
-        buffer_size: row.number("buffer_size")?,
-        ready: row.flag("ready")?,
-        lease_until: row.time("lease_until")?,
         ports: Vec::new(),
-    })
+    }))
 }

@@ -7,8 +7,9 @@ use uuid::Uuid;
 
 use super::arg::{StringArg, args};
 use super::catalog::{self, node_columns};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write, ports};
 use culvert_domain::error::Result;
 use culvert_domain::node::Node;
@@ -274,57 +275,37 @@ impl Write {
 
 fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
     let node: Node = catalog::node(row)?;
-    Ok(Tunnel {
-        id: row.id("id")?,
-        scope_id: row.id("scope_id")?,
-        created_by: row.id("created_by")?,
+    Ok(row!(row => Tunnel {
+        id: id, scope_id: id, created_by: id, remote_port: number, domain: text,
+        basic_auth_password_set: flag, restricted: flag, desired_device_id: optional_id,
+        start_error: optional_text, moving: flag, custom_domain: optional_text, created_at: time,
+        updated_at: time;
         spec: spec(row)?,
-        remote_port: row.number("remote_port")?,
         node,
-        domain: row.text("domain")?,
-        basic_auth_password_set: row.flag("basic_auth_password_set")?,
         device_ids: Vec::new(),
-        restricted: row.flag("restricted")?,
-        desired_device_id: row.optional_id("desired_device_id")?,
-        start_error: row.optional_text("start_error")?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
-        moving: row.flag("moving")?,
-        custom_domain: row.optional_text("custom_domain")?,
         run: run(row)?,
         operation: operation(row)?,
-        created_at: row.time("created_at")?,
-        updated_at: row.time("updated_at")?,
-    })
+    }))
 }
 
 fn spec(row: &Row) -> DbResult<TunnelSpec> {
-    Ok(TunnelSpec {
-        name: row.text("name")?,
-        protocol: row.string_enum("protocol")?,
-        local_host: row.text("local_host")?,
-        local_port: row.number("local_port")?,
-        subdomain: row.optional_text("subdomain")?,
-        region: row.optional_text("region")?,
-        country: row.optional_text("country")?,
-        preset_id: row.optional_id("preset_id")?,
-        https: row.flag("https")?,
-        basic_auth: row.flag("basic_auth")?,
-        basic_auth_user: row.optional_text("basic_auth_user")?,
-        idle_timeout: row.optional_number("idle_timeout")?,
-        buffer_size: row.number("buffer_size")?,
-        pro_network: row.flag("pro_network")?,
-    })
+    Ok(row!(row => TunnelSpec {
+        name: text, protocol: string_enum, local_host: text, local_port: number, subdomain: optional_text,
+        region: optional_text, country: optional_text, preset_id: optional_id, https: flag, basic_auth: flag,
+        basic_auth_user: optional_text, idle_timeout: optional_number, buffer_size: number,
+        pro_network: flag,
+    }))
 }
 
 fn run(row: &Row) -> DbResult<Option<Run>> {
     let Some(session_id) = row.optional_id("session_id")? else { return Ok(None) };
-    Ok(Some(Run {
+    Ok(Some(row!(row => Run {
+        target_error: optional_text, agent_connected: flag;
         session_id,
         device_id: row.id("session_device_id")?,
         ready: row.flag("session_ready")?,
-        target_error: row.optional_text("target_error")?,
-        agent_connected: row.flag("agent_connected")?,
-    }))
+    })))
 }
 
 fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {

@@ -3,8 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::{DbResult, Read};
-use super::row::Row;
+use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::event::EventKind;
@@ -96,31 +97,20 @@ fn words(events: &[EventKind]) -> String {
 fn webhook(row: &Row) -> DbResult<Webhook> {
     let last_status = row.optional_string_enum("last_status")?;
     let last_at = row.optional_time("last_at")?;
-    Ok(Webhook {
-        id: row.id("id")?,
-        scope_id: row.id("scope_id")?,
-        url: row.text("url")?,
+    Ok(row!(row => Webhook {
+        id: id, scope_id: id, url: text, description: optional_text, status: string_enum, created_at: time,
+        updated_at: time;
         events: row.text("events")?.split(' ').filter_map(EventKind::parse).collect(),
-        description: row.optional_text("description")?,
-        status: row.string_enum("status")?,
         last_delivery: last_status.zip(last_at).map(|(status, at)| LastDelivery { status, at }),
-        created_at: row.time("created_at")?,
-        updated_at: row.time("updated_at")?,
-    })
+    }))
 }
 
 fn attempt(row: &Row) -> DbResult<Attempt> {
-    Ok(Attempt {
-        id: row.id("id")?,
-        event_id: row.id("event_id")?,
+    Ok(row!(row => Attempt {
+        id: id, event_id: id, status: string_enum, status_code: optional_number, error: optional_string_enum,
+        duration_ms: optional_number, created_at: time, attempted_at: optional_time,
+        next_attempt_at: optional_time;
         event: row.text("kind")?,
         number: row.number("attempt")?,
-        status: row.string_enum("status")?,
-        status_code: row.optional_number("status_code")?,
-        error: row.optional_string_enum("error")?,
-        duration_ms: row.optional_number("duration_ms")?,
-        created_at: row.time("created_at")?,
-        attempted_at: row.optional_time("attempted_at")?,
-        next_attempt_at: row.optional_time("next_attempt_at")?,
-    })
+    }))
 }

@@ -46,6 +46,7 @@ mod targets;
 mod tidy;
 mod traffic;
 mod tunnels;
+mod two_hosts;
 mod upgrade;
 mod visitors;
 mod webhooks;

@@ -9,7 +9,7 @@ use culvert_domain::error::Chain;
 use culvert_node::bounds::Limits;
 use culvert_node::countries::Countries;
 use culvert_node::{Node, NodeContext, Settings};
-use culvert_service::nodes::serve_node;
+use culvert_service::nodes::channel::serve_node;
 use culvert_test_macros::both_engines;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;

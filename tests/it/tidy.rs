@@ -1,5 +1,6 @@
 //! Rules of the code (CONTRIBUTING.md, "Rules of the code") that neither the compiler nor clippy can check.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use regex::Regex;
@@ -163,4 +164,62 @@ fn retired_names_are_not_used() {
         }
     }
     assert!(used.is_empty(), "{}", used.join("\n"));
+}
+
+/// The modules of a crate by their paths (`gate::tunnels`; the root is empty), and which of them each imports. Unit
+/// tests do not count.
+fn imports(root: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let module = |path: &Path| {
+        let name = path.strip_prefix(root).unwrap().with_extension("").to_str().unwrap().replace('/', "::");
+        if name == "lib" || name == "main" { String::new() } else { name }
+    };
+    let paths = files(root);
+    let modules: BTreeSet<String> = paths.iter().map(|path| module(path)).collect();
+    let import = Regex::new(r"use (crate|super|self)((?:::\w+)*)(?:::\{([^;]*)\})?").unwrap();
+    let first = Regex::new(r"(?:^|,)\s*(\w+)").unwrap();
+    let mut found = BTreeMap::new();
+    for path in &paths {
+        let (from, text) = (module(path), code(path));
+        let text = text.split("#[cfg(test)]").next().unwrap().replace('\n', " ");
+        let own: Vec<&str> = from.split("::").filter(|part| !part.is_empty()).collect();
+        let targets: &mut BTreeSet<String> = found.entry(from.clone()).or_default();
+        for used in import.captures_iter(&text) {
+            let base = match &used[1] {
+                "crate" => &[][..],
+                "super" => &own[..own.len().saturating_sub(1)],
+                _ => &own[..],
+            };
+            let path: Vec<&str> =
+                base.iter().copied().chain(used[2].split("::").filter(|part| !part.is_empty())).collect();
+            let group = used.get(3).map_or("", |group| group.as_str());
+            let members =
+                first.captures_iter(group).map(|member| [&path[..], &[member.get(1).unwrap().as_str()]].concat());
+            for candidate in std::iter::once(path.clone()).chain(members) {
+                let names = (1..=candidate.len()).rev().map(|length| candidate[..length].join("::"));
+                targets.extend(names.into_iter().find(|name| modules.contains(name) && *name != from));
+            }
+        }
+    }
+    found
+}
+
+/// A cycle means that its modules cannot be understood one at a time.
+#[test]
+fn modules_of_a_crate_import_each_other_in_one_direction() {
+    let crates = ["domain", "api-types", "policy", "store", "webhook", "node", "service", "gateway", "http"];
+    let roots = crates.iter().map(|name| format!("host/{name}")).chain(["agent/src".into(), "agent/wire".into()]);
+    for root in roots {
+        let mut left = imports(&root);
+        assert!(left.len() > 3, "{root} has more modules");
+        // Whoever imports nothing that is left is in no cycle.
+        while let Some(free) = {
+            let known: BTreeSet<&String> = left.keys().collect();
+            left.iter()
+                .find(|(_, targets)| targets.iter().all(|target| !known.contains(target)))
+                .map(|(name, _)| name.clone())
+        } {
+            left.remove(&free);
+        }
+        assert!(left.is_empty(), "{root} has a cycle among {left:#?}");
+    }
 }

@@ -5,8 +5,8 @@ use std::io;
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
+use crate::approved_targets::Chosen;
 use crate::journal::{Entry, Stage};
-use crate::target::Chosen;
 use crate::tunnel::Probe;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{Action, Command, Done, Failure, Grant, RevokeReason, ToHost};

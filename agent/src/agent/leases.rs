@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::approved_targets::Chosen;
 use crate::ipc::TunnelStatus;
-use crate::target::Chosen;
 use crate::tunnel::{Probe, Running, TunnelContext};
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;

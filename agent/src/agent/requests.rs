@@ -7,8 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::{Agent, VERSION};
+use crate::approved_targets::Chosen;
 use crate::ipc::{Answer, Reply, Request, Status};
-use crate::target::Chosen;
 use crate::tunnel::Probe;
 use culvert_wire::allowed_target::{self, AllowedTarget};
 use culvert_wire::clock::Moment;
@@ -458,7 +458,7 @@ impl Agent {
     /// Ends the tunnel that runs under a lease, and returns the tunnel's id.
     pub(super) async fn end_lease(&mut self, lease_id: Uuid, reason: &RevokeReason) -> io::Result<Option<Uuid>> {
         let Some(grant) = self.leases.end(lease_id) else { return Ok(None) };
-        tracing::info!(tunnel = %grant.name, %reason, "stopped");
+        tracing::info!(tunnel = %grant.name, reason = reason.as_str(), "stopped");
         let ended = Failure::new(FailureCode::LeaseConflict, format!("The tunnel's lease ended: {reason}."));
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(ended.clone())).await?;

@@ -8,29 +8,30 @@ use serde_json::Value;
 
 use super::Progress;
 use crate::admin;
+use crate::cli::Output;
 use crate::cli::{CliError, dev, print, refused, table};
 use crate::config::Config;
 
-pub(super) async fn reload(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn reload(config: &Config, output: Output) -> Result<(), CliError> {
     let shown = Progress::of("the host loads its policies");
     let answer = ask(config, Method::POST, "policies/reload").await;
     drop(shown);
     let answer = answer.map_err(|problem| refused(format!("{problem} (the host's policies stay as they are)")))?;
-    print(json, &answer, || format!("generation {} decides", answer["generation"]));
+    print(output, &answer, || format!("generation {} decides", answer["generation"]));
     Ok(())
 }
 
-pub(super) async fn rollback(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn rollback(config: &Config, output: Output) -> Result<(), CliError> {
     let answer = ask(config, Method::POST, "policies/rollback").await?;
-    print(json, &answer, || {
+    print(output, &answer, || {
         format!("generation {} decides again, until the next reload or restart", answer["generation"])
     });
     Ok(())
 }
 
-pub(super) async fn status(config: &Config, json: bool) -> Result<(), CliError> {
+pub(super) async fn status(config: &Config, output: Output) -> Result<(), CliError> {
     let status = ask(config, Method::GET, "policies").await?;
-    print(json, &status, || describe(&status));
+    print(output, &status, || describe(&status));
     Ok(())
 }
 

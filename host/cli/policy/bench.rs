@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused, table};
 use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::cases::File;
@@ -28,7 +29,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let mut files = match &self.cases {
             Some(path) => vec![File::read(path).map_err(refused)?],
@@ -51,7 +52,7 @@ impl Bench {
         }
         let files: Vec<Value> =
             measured.iter().map(|(file, figures)| json!({"file": file, "figures": figures})).collect();
-        print(json, &json!({ "files": files }), || describe(&measured));
+        print(output, &json!({ "files": files }), || describe(&measured));
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{Progress, Tool};
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use culvert_policy::tools::compile::{self, CompiledPolicy};
 
@@ -20,7 +21,7 @@ pub(crate) struct Build {
 }
 
 impl Build {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let Self { folder, out } = self;
         let built = build(&folder)?;
         let name = built.name.strip_prefix("culvert-policy-").unwrap_or(&built.name);
@@ -40,7 +41,7 @@ impl Build {
             "bytes": module.wasm.len(),
             "sources": built.sources,
         });
-        print(json, &value, || {
+        print(output, &value, || {
             format!("{}: {} policy, {} bytes, sha256 {}", path.display(), module.kind, module.wasm.len(), module.digest)
         });
         Ok(())

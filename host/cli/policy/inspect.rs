@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use culvert_policy::engine::kind::{INTERFACE_VERSION, Kind};
 use culvert_policy::engine::sandbox::Limits;
@@ -32,7 +33,7 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.module.display()));
         let shown = Progress::of("checking");
         let Tool { engines, module } = Tool::open(&self.module)?;
@@ -57,7 +58,7 @@ impl Check {
         }
         let value = json!({"kind": module.kind, "interface": INTERFACE_VERSION, "cases": cases});
         drop(shown);
-        print(json, &value, || {
+        print(output, &value, || {
             format!(
                 "{}: a {} policy for policy API {INTERFACE_VERSION}; it imports nothing, takes the settings, and passes \
                  its {cases} cases",
@@ -76,7 +77,7 @@ pub(crate) struct Inspect {
 }
 
 impl Inspect {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let Tool { module, .. } = Tool::open(&self.module)?;
         let about = &module.description;
         let rules: Vec<_> = about.rules.iter().map(|rule| json!({"id": rule.id, "summary": rule.summary})).collect();
@@ -99,7 +100,7 @@ impl Inspect {
             "codes": codes,
             "settings_schema": schema,
         });
-        print(json, &value, || {
+        print(output, &value, || {
             let mut lines = vec![
                 format!("{} {}: {}", about.name, about.version, about.summary),
                 format!("kind       {}", module.kind),

@@ -5,6 +5,7 @@ use std::path::Path;
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::tools::project::{self, Language};
@@ -22,7 +23,7 @@ pub(crate) struct New {
 }
 
 impl New {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let Self { name, kind, lang } = self;
         let files = project::create(Path::new("."), &name, kind, lang).map_err(refused)?;
         let value = json!({"folder": name, "kind": kind, "files": files});
@@ -30,7 +31,7 @@ impl New {
             Language::Rust => "",
             Language::JavaScript => "    npm install\n",
         };
-        print(json, &value, || {
+        print(output, &value, || {
             let (rules, about) = match lang {
                 Language::Rust => ("src/lib.rs", "the rules"),
                 Language::JavaScript => ("policy.js", "the rules"),

@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Progress, Tool, settings};
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use crate::config::Config;
 use culvert_policy::engine::engines::Engines;
@@ -51,7 +52,7 @@ impl Replay {
         self.module.is_none()
     }
 
-    pub(crate) fn run(self, config: &Config, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let progress = Progress::of("loading");
         let candidates = self.candidates(config)?;
         let mut reports: Vec<_> = candidates
@@ -86,7 +87,7 @@ impl Replay {
             return Err(fail(&nothing(candidate, &recorded)));
         }
         let value = json!({ "modules": reports, "unreadable_lines": unreadable });
-        print(json, &value, || {
+        print(output, &value, || {
             let mut lines: Vec<_> = reports.iter().map(describe).collect();
             lines.extend((unreadable > 0).then(|| format!("{unreadable} lines are no decision records")));
             lines.join("\n")

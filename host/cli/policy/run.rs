@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{Tool, settings};
+use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::artefact::Artefacts;
@@ -28,14 +29,14 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         let Tool { engines, module } = Tool::open(&self.module)?;
         let taken = settings(self.settings.as_ref())?;
         let configured = module.configure(&engines, &Artefacts::none(), &taken, Limits::generous()).map_err(refused)?;
         let question = read(&self.question)?;
         let dynamic = UntypedModule::new(&engines, &configured).map_err(refused)?;
         let answer = dynamic.ask(self.call.as_deref(), &question).map_err(refused)?;
-        print(json, &answer, || serde_json::to_string_pretty(&answer).unwrap_or_default());
+        print(output, &answer, || serde_json::to_string_pretty(&answer).unwrap_or_default());
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{Progress, Tool, build};
+use crate::cli::Output;
 use crate::cli::{CliError, refused};
 use culvert_policy::load::cases::{File, Outcome};
 use culvert_policy::tools::coverage::Coverage;
@@ -54,12 +55,12 @@ impl Run {
 }
 
 impl Test {
-    pub(crate) fn run(self, json: bool) -> Result<(), CliError> {
+    pub(crate) fn run(self, output: Output) -> Result<(), CliError> {
         if !self.watch {
-            return self.once(json);
+            return self.once(output);
         }
         watch::again(self.watched(), || {
-            if let Err(problem) = self.once(json) {
+            if let Err(problem) = self.once(output) {
                 anstream::eprintln!("culvert: {problem}");
             }
         })
@@ -76,13 +77,13 @@ impl Test {
         }
     }
 
-    fn once(&self, json: bool) -> Result<(), CliError> {
+    fn once(&self, output: Output) -> Result<(), CliError> {
         let run = self.test()?;
         if let Some(path) = &self.junit {
             let written = std::fs::write(path, report::junit(&run).map_err(refused)?);
             written.map_err(|error| refused(format!("{}: {error}", path.display())))?;
         }
-        if json {
+        if output == Output::Json {
             report::json(&run);
         } else {
             report::human(&run);

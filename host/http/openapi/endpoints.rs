@@ -6,11 +6,11 @@ use salvo::http::Method;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
+use super::names::{operation_id, path_parameters};
 use super::{Schemas, links, problems};
 use crate::page::{DEFAULT_LIMIT, MAX_LIMIT};
 use crate::routes;
 use crate::row::{BodyKind, Row};
-use culvert_domain::action::Action;
 
 const TAGS: [(&str, &str); 7] = [
     ("Account and catalog", "The account behind the key, and what the platform offers"),
@@ -57,11 +57,6 @@ fn operation(row: &Row, schemas: &mut Schemas) -> Value {
     operation
 }
 
-/// `tunnels.create` is the operation `tunnels_create`.
-pub(super) fn operation_id(action: Action) -> String {
-    action.name().replace('.', "_")
-}
-
 fn content(schema: &Schema, example: Option<Value>) -> Value {
     let mut content = json!({"schema": schema});
     if let Some(example) = example {
@@ -106,11 +101,6 @@ fn parameters(row: &Row) -> Vec<Value> {
         }));
     }
     parameters
-}
-
-/// The names in `{braces}`.
-pub fn path_parameters(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
 }
 
 fn responses(row: &Row, schemas: &mut Schemas) -> Value {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::endpoints::{operation_id, path_parameters};
+use super::names::{operation_id, path_parameters};
 use crate::row::Row;
 use culvert_domain::action::Action;
 

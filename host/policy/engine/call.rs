@@ -3,17 +3,9 @@
 use crate::engine::bindings::types::{Denial, Verdict, Violation};
 use crate::engine::contract;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
-use crate::engine::sandbox::{self, Failure, SandboxStore};
+use crate::engine::sandbox::{self, Failed, Failure, SandboxStore};
 use crate::load::component::Configured;
 use crate::serve::live::{Instances, ModuleInstance};
-
-/// A decision that failed: the module returned no valid response.
-#[derive(Debug, thiserror::Error)]
-#[error("policy {module} failed: {failure}")]
-pub struct Failed {
-    pub module: String,
-    pub failure: Failure,
-}
 
 impl ModuleInstance {
     /// Evaluates a request. A decision has no side effects, so after a timeout, which may only mean

@@ -63,6 +63,14 @@ impl Failure {
     }
 }
 
+/// A decision that failed: the module returned no valid response.
+#[derive(Debug, thiserror::Error)]
+#[error("policy {module} failed: {failure}")]
+pub struct Failed {
+    pub module: String,
+    pub failure: Failure,
+}
+
 /// Most bytes of one response: more than any response that the contract allows.
 const ANSWER_BYTES: usize = 4 * 1024 * 1024;
 

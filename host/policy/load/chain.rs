@@ -17,10 +17,12 @@ use sha2::{Digest, Sha256};
 use crate::engine::engines::{Engines, MEMORY_LIMIT};
 use crate::engine::kind::Kind;
 use crate::engine::sandbox::Limits;
+use crate::load::SIZE_LIMIT;
 use crate::load::artefact::Artefacts;
 use crate::load::bundle;
 use crate::load::cases::{CasesError, File, Outcome};
-use crate::load::component::{Configured, LoadError, Module, SIZE_LIMIT};
+use crate::load::component::{Configured, Module};
+use crate::load::load_error::LoadError;
 
 /// One `[[policy]]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -108,7 +110,7 @@ pub enum ChainError {
     #[error("default_plan: no policy knows a plan `{0}`")]
     DefaultPlan(String),
     #[error("policy: {0}")]
-    Failed(crate::engine::call::Failed),
+    Failed(crate::engine::sandbox::Failed),
 }
 
 fn settings_path(path: &str) -> String {

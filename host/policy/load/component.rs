@@ -9,103 +9,22 @@ use std::fmt;
 use jsonschema::Validator;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
-use wasmtime::component::{Component, ComponentNamedList, Instance, Lift, Lower, TypedFunc};
-use wasmtime::{Engine, Trap, component};
+use wasmtime::{Engine, component};
 
-use crate::engine::bindings::types::{Description, Problem};
+use crate::engine::bindings::types::Description;
 use crate::engine::engines::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
 use crate::engine::kind::{INTERFACE_VERSION, Kind};
-use crate::engine::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
+use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
 use crate::load::artefact::Artefacts;
-use crate::load::schema;
-use crate::load::snapshot;
+use crate::load::guest::module_function;
+use crate::load::load_error::LoadError;
+use crate::load::{SIZE_LIMIT, schema, snapshot};
 
-const MODULE: &str = "culvert:policy/module@1.0.0";
 const TYPES: &str = "culvert:policy/types@";
-/// Most bytes of a module.
-pub const SIZE_LIMIT: usize = 64 << 20;
 /// Most bytes of initial memory for a module to run in a pool.
 const SMALL_BYTES: usize = 1024 * 1024;
-
-/// Why a module was not loaded. Each message says what the author or operator can do.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("it is larger than {} MiB", SIZE_LIMIT >> 20)]
-    TooLarge,
-    #[error("it is a core WebAssembly module, not a component; `culvert policy build` makes components")]
-    CoreModule,
-    #[error("it is no WebAssembly component: {0}")]
-    NotAComponent(String),
-    #[error("it imports `{0}`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)")]
-    Import(String),
-    #[error(
-        "it needs policy API {needs}, this host offers {INTERFACE_VERSION}; build it with this release's SDK, or load it \
-         into a host that offers {needs}"
-    )]
-    Version { needs: String },
-    #[error("it is no {wanted} policy: it exports no `culvert:policy/{}`{}", wanted.interface(), found(*.exported))]
-    World { wanted: Kind, exported: Option<Kind> },
-    #[error("it does not fit the contract in wit/: {0}")]
-    Contract(String),
-    #[error("it needs {needs} KiB of memory before it starts; memory_kib gives it {given}")]
-    Memory { needs: usize, given: usize },
-    #[error("its describe failed: {0}")]
-    Describe(Failure),
-    #[error("its configure failed: {0}")]
-    Configure(Failure),
-    #[error("its settings do not fit: {}", problems(.0))]
-    Settings(Vec<Problem>),
-    #[error("its own case fails, so it was not built for this host: {0}")]
-    Case(String),
-    #[error("its cases cannot be run: {0}")]
-    Cases(String),
-    #[error("its configured state cannot be kept: {0}")]
-    Snapshot(String),
-    #[error(
-        "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
-    )]
-    FullMemory,
-    #[error("the WebAssembly engine did not start: {0}")]
-    Engine(String),
-    #[error("loading it panicked; please report this with the module: {0}")]
-    Panic(String),
-}
-
-fn found(exported: Option<Kind>) -> String {
-    exported.map(|kind| format!("; it is a {kind} policy")).unwrap_or_default()
-}
-
-fn problems(problems: &[Problem]) -> String {
-    let one = |p: &Problem| match p.path.as_str() {
-        "" => p.message.clone(),
-        path => format!("{path}: {}", p.message),
-    };
-    problems.iter().map(one).collect::<Vec<_>>().join("; ")
-}
-
-impl LoadError {
-    pub fn engine(error: wasmtime::Error) -> Self {
-        LoadError::Engine(error.root_cause().to_string())
-    }
-
-    pub(crate) fn snapshot(error: wasmtime::Error) -> Self {
-        LoadError::Snapshot(error.root_cause().to_string())
-    }
-
-    /// Reading a configured module traps in one case only: its memory cannot grow to hold the copy.
-    pub(crate) fn unreadable(error: wasmtime::Error) -> Self {
-        if error.is::<Trap>() { LoadError::FullMemory } else { Self::snapshot(error) }
-    }
-
-    pub(crate) fn configure(store: &SandboxStore, error: &wasmtime::Error) -> Self {
-        LoadError::Configure(sandbox::failure(store, error))
-    }
-
-    pub(crate) fn settings(problems: Vec<Problem>) -> Self {
-        LoadError::Settings(problems)
-    }
-}
 
 /// A module that was read and described, but not yet configured.
 pub struct Module {
@@ -318,22 +237,6 @@ fn describe(engine: &Engine, component: &Component) -> Result<(Description, Vali
     let schema = schema::compile(&description.settings_schema);
     let schema = schema.map_err(|problem| invalid(format!("settings-schema is no JSON Schema: {problem}")))?;
     Ok((description, schema))
-}
-
-/// Finds a function of the `module` interface, which is the same in every world.
-pub(crate) fn module_function<P, R>(
-    store: &mut SandboxStore,
-    instance: &Instance,
-    name: &str,
-) -> wasmtime::Result<TypedFunc<P, R>>
-where
-    P: ComponentNamedList + Lower,
-    R: ComponentNamedList + Lift,
-{
-    let missing = || wasmtime::format_err!("it exports no {MODULE}/{name}");
-    let (_, interface) = instance.get_export(&mut *store, None, MODULE).ok_or_else(missing)?;
-    let (_, function) = instance.get_export(&mut *store, Some(&interface), name).ok_or_else(missing)?;
-    instance.get_typed_func(&mut *store, function)
 }
 
 /// Runs `load` on its own thread, because the compilers process untrusted bytes and may panic. A panic

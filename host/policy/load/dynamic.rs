@@ -11,7 +11,8 @@ use crate::engine::contract;
 use crate::engine::engines::Engines;
 use crate::engine::kind::Kind;
 use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
-use crate::load::component::{Configured, LoadError, Module};
+use crate::load::component::{Configured, Module};
+use crate::load::load_error::LoadError;
 use crate::load::snapshot;
 use culvert_domain::field_path;
 

@@ -10,7 +10,8 @@ use wasmtime_wizer::{ComponentInstanceState, Wizer};
 use crate::engine::bindings::types::Problem;
 use crate::engine::engines::Engines;
 use crate::engine::sandbox::{self, Limits, SandboxStore};
-use crate::load::component::{LoadError, module_function};
+use crate::load::guest::module_function;
+use crate::load::load_error::LoadError;
 
 /// Bytes by which a memory grows when it is read: room for the header of its copy.
 const SNAPSHOT_ROOM: usize = 128 * 1024;

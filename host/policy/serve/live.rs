@@ -13,13 +13,14 @@ use crate::engine::bindings::plan_access::PlanAccessPre;
 use crate::engine::bindings::plans::Entitlement;
 use crate::engine::bindings::team_role::TeamRolePre;
 use crate::engine::bindings::validation::ValidationPre;
-use crate::engine::call::Failed;
 use crate::engine::engines::{self, Engines};
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::{self, Sandbox};
 use crate::load::chain::{Loaded, Mode};
-use crate::load::component::{Configured, LoadError};
+use crate::load::component::Configured;
+use crate::load::load_error::LoadError;
 use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
 
 pub struct PolicySet {

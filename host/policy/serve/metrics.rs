@@ -10,8 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::engine::call::Failed;
 use crate::engine::request::{OutcomeLabel, PolicyResponse};
+use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
 use crate::load::component::Configured;
 

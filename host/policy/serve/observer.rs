@@ -7,8 +7,8 @@ use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 use uuid::Uuid;
 
-use crate::engine::call::Failed;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::Failed;
 use crate::serve::live::ModuleInstance;
 use crate::serve::metrics::PolicyMetrics;
 use crate::serve::records::{Record, Records, RecordsConfig};

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use crate::engine::bindings::types::{Verdict, Violation};
 use crate::engine::bindings::{inputs, plans, roles};
-use crate::engine::call::Failed;
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
 use crate::serve::live::{Chain, ModuleInstance, PolicySet};
 use crate::serve::observer::DecisionObserver;

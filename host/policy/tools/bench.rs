@@ -10,8 +10,9 @@ use wasmtime::component::Component;
 use crate::engine::engines::{self, Engines};
 use crate::engine::sandbox::{self, Limits};
 use crate::load::artefact::Artefacts;
-use crate::load::component::{LoadError, Module};
+use crate::load::component::Module;
 use crate::load::dynamic::{CallError, PreparedCall, UntypedModule};
+use crate::load::load_error::LoadError;
 
 /// Least decisions between two checks of the elapsed time.
 const ROUND: usize = 64;

@@ -8,7 +8,7 @@ use culvert_domain::custom_domain::normalized;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
-use culvert_domain::tunnel::Protocol;
+use culvert_domain::protocol::Protocol;
 use culvert_store::Store;
 
 impl RequestDraft for VerifyDomain {

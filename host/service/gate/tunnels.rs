@@ -5,15 +5,15 @@ use std::ops::RangeInclusive;
 use uuid::Uuid;
 
 use super::{DeviceRole, RequestDraft, UsageRequest, check_text, led};
-use culvert_api_types::requests::{
-    BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, Nullable, StartTunnel, TunnelPatch,
-};
+use culvert_api_types::read::Nullable;
+use culvert_api_types::requests::{BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, StartTunnel, TunnelPatch};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
-use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, Protocol, TunnelSpec};
+use culvert_domain::protocol::Protocol;
+use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, TunnelSpec};
 use culvert_store::Store;
 
 /// Limits of the idle timeout in seconds, as the API defines them.

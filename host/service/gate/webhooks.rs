@@ -1,7 +1,8 @@
 //! Admission of requests about webhook endpoints: request bodies and their validated forms.
 
 use super::{RequestDraft, check_text};
-use culvert_api_types::requests::{Input, NewWebhook, Nullable, WebhookPatch};
+use culvert_api_types::read::Nullable;
+use culvert_api_types::requests::{Input, NewWebhook, WebhookPatch};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::event::EventKind;

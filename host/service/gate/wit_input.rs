@@ -12,7 +12,8 @@ use culvert_domain::device::Device;
 use culvert_domain::error::Fault;
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
-use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Protocol, Tunnel};
+use culvert_domain::protocol::Protocol;
+use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, DEFAULT_IDLE_TIMEOUT, Tunnel};
 use culvert_domain::usage::Counters;
 use culvert_domain::webhook::{Webhook, WebhookStatus};
 use culvert_policy::engine::bindings::inputs::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use culvert_service::nodes::serve_node;
+use culvert_service::nodes::channel::serve_node;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
