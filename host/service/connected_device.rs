@@ -90,9 +90,11 @@ impl ConnectedDevice {
         if device.owner_active { Ok(device) } else { Err(DeviceError::NotAllowed) }
     }
 
+    /// Checks that no newer connection of the device has taken this one's place.
+    ///
     /// # Errors
     ///
-    /// If this is not the device's current connection.
+    /// [`DeviceError::Replaced`] if one has.
     pub async fn check_current(&self) -> Result<(), DeviceError> {
         if self.service.store.is_current(self.connection).await? { Ok(()) } else { Err(DeviceError::Replaced) }
     }

@@ -355,7 +355,7 @@ async fn visitor_buffers_stay_within_node_limit() {
     device.start_tunnel(&tunnel.to_string()).await.unwrap();
     let public = host.public(&api, tunnel).await;
 
-    let bytes: Vec<u8> = (0..4 * MIB).map(|at| (at % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..16 * MIB).map(|at| (at % 251) as u8).collect();
     let over = AtomicBool::new(false);
     let visits = async {
         let answers = join_all((0..4).map(|_| exchange(public, &bytes))).await;

@@ -142,9 +142,15 @@ impl TestHost {
     /// Has the nodes report their load, which they do once a second, and waits until the host knows it.
     pub async fn report_load(&self) {
         let (embedded, nodes) = (&self.app.embedded, &self.app.service.nodes());
+        let mut reported = embedded.load();
         embedded.tick().await;
         within(20, async {
             while nodes.load() != embedded.load() {
+                // A visitor may have come or gone since the report.
+                if reported != embedded.load() {
+                    reported = embedded.load();
+                    embedded.tick().await;
+                }
                 tokio::task::yield_now().await;
             }
         })
