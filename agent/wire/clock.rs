@@ -13,6 +13,8 @@ use rand::Rng;
 use tokio::sync::watch;
 use uuid::{ContextV7, Timestamp, Uuid};
 
+use crate::tally::Tally;
+
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 
@@ -23,12 +25,19 @@ struct Inner {
 }
 
 enum Source {
-    System { start: Instant },
-    Manual { start: DateTime<Utc>, elapsed: watch::Sender<Duration> },
+    System {
+        start: Instant,
+    },
+    Manual {
+        start: DateTime<Utc>,
+        elapsed: watch::Sender<Duration>,
+        /// The moments that are waited for.
+        awaited: watch::Sender<Tally<Moment>>,
+    },
 }
 
 /// A point in time on a clock's own scale, which does not change when the wall clock is set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(Duration);
 
 impl Moment {
@@ -56,7 +65,11 @@ impl Clock {
 
     /// A clock that shows `start` until [`Clock::advance`] moves it.
     pub fn manual(start: DateTime<Utc>) -> Self {
-        Self::new(Source::Manual { start, elapsed: watch::Sender::new(Duration::ZERO) })
+        Self::new(Source::Manual {
+            start,
+            elapsed: watch::Sender::new(Duration::ZERO),
+            awaited: watch::Sender::default(),
+        })
     }
 
     fn new(source: Source) -> Self {
@@ -68,7 +81,7 @@ impl Clock {
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0.source {
             Source::System { .. } => Utc::now().trunc_subsecs(6),
-            Source::Manual { start, elapsed } => {
+            Source::Manual { start, elapsed, .. } => {
                 *start + TimeDelta::from_std(*elapsed.borrow()).unwrap_or(TimeDelta::MAX)
             }
         }
@@ -85,7 +98,8 @@ impl Clock {
     pub async fn until(&self, moment: Moment) {
         match &self.0.source {
             Source::System { start } => tokio::time::sleep_until((*start + moment.0).into()).await,
-            Source::Manual { elapsed, .. } => {
+            Source::Manual { elapsed, awaited, .. } => {
+                let _waiting = Waiting::new(awaited, moment);
                 // `wait_for` fails only if the sender is dropped, and the sender lives as long as
                 // `self`.
                 let _ = elapsed.subscribe().wait_for(|elapsed| *elapsed >= moment.0).await;
@@ -122,6 +136,15 @@ impl Clock {
         }
     }
 
+    /// Waits until something waits for a moment of a manual clock, so that a test can advance the clock to it. Returns
+    /// at once with the system clock.
+    pub async fn until_awaited(&self, moment: Moment) {
+        if let Source::Manual { awaited, .. } = &self.0.source {
+            // As above, this cannot fail.
+            let _ = awaited.subscribe().wait_for(|awaited| awaited.of(&moment) > 0).await;
+        }
+    }
+
     /// Creates a UUID version 7 (RFC 9562, section 5.7). Ids created later sort after earlier ones.
     pub fn id(&self) -> Uuid {
         let now = self.now();
@@ -154,6 +177,25 @@ impl Clock {
         }
         let share = f64::from(u32::from_le_bytes(self.random())) / f64::from(u32::MAX);
         bound.mul_f64(share)
+    }
+}
+
+/// Notes that a moment of a manual clock is waited for, until it is dropped.
+struct Waiting<'a> {
+    awaited: &'a watch::Sender<Tally<Moment>>,
+    moment: Moment,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(awaited: &'a watch::Sender<Tally<Moment>>, moment: Moment) -> Self {
+        awaited.send_modify(|awaited| awaited.add(moment, 1));
+        Self { awaited, moment }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.awaited.send_modify(|awaited| awaited.end_one(&self.moment));
     }
 }
 

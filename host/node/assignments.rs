@@ -19,6 +19,8 @@ use super::{Node, lock};
 pub(crate) struct Assignments {
     /// Everything up to this revision is in force.
     revision: u64,
+    /// Whether the node is stopping, and serves nothing any longer.
+    is_closed: bool,
     /// Whether no whole state has come since the channel was opened.
     is_reconnected: bool,
     /// Assignments whose own port cannot be served, with what the host was told.
@@ -67,6 +69,10 @@ impl Failure {
             _ => FailureCode::Other,
         };
         Self { code, detail: format!("The node cannot open port {port}: {error}.") }
+    }
+
+    fn stopping() -> Self {
+        Self { code: FailureCode::Other, detail: "The node is stopping.".into() }
     }
 }
 
@@ -127,9 +133,10 @@ impl Node {
         self.send(ToHost::Ended { tunnel_id, session_id, epoch }).await;
     }
 
-    /// Ends all tunnels, and reports their traffic.
+    /// Ends all tunnels for good, and reports their traffic.
     pub async fn close(&self) {
-        let _state = self.assignments.lock().await;
+        let mut state = self.assignments.lock().await;
+        state.is_closed = true;
         let all = lock(&self.shared.tunnels).keys().copied().collect();
         self.end_tunnels(all).await;
     }
@@ -152,7 +159,8 @@ impl Node {
 
     async fn put(&self, state: &mut Assignments, assignment: Assignment) {
         let tunnel_id = assignment.tunnel_id;
-        match self.serve_tunnel(&assignment).await {
+        let served = if state.is_closed { Err(Failure::stopping()) } else { self.serve_tunnel(&assignment).await };
+        match served {
             Ok(Served::Outdated) => {}
             Ok(Served::Now) => {
                 state.failed.remove(&tunnel_id);

@@ -141,6 +141,8 @@ async fn silent_node_fails_start_with_node_unavailable(engine: Engine) {
             if let culvert_wire::node::ToNode::Change { put, .. } = receiver.recv().await.unwrap()
                 && !put.is_empty()
             {
+                let deadline = clock.moment().plus(Duration::from_secs(5));
+                clock.until_awaited(deadline).await;
                 break clock.advance(Duration::from_secs(5));
             }
         }
@@ -149,6 +151,18 @@ async fn silent_node_fails_start_with_node_unavailable(engine: Engine) {
     let operation = stage.host.until_ended(&stage.api, start).await;
     assert_eq!((&operation["status"], &operation["error"]["code"]), (&json!("failed"), &json!("node_unavailable")));
     assert!(stored(&stage.host, id).await.is_empty());
+}
+
+/// A change that reaches a node while it stops.
+#[both_engines]
+async fn closed_node_opens_no_port(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    stage.start().await;
+    let public = stage.host.public(&stage.api, stage.tunnel).await;
+    stage.host.app.embedded.close().await;
+    let changed = stage.api.patch(&format!("/tunnels/{}", stage.tunnel), json!({"idle_timeout": 60})).await;
+    assert_eq!(changed.status, 200);
+    assert!(is_closed(public).await);
 }
 
 /// Nobody reads of a stop while the port is still open.
