@@ -23,27 +23,6 @@ macro_rules! args {
 }
 pub(super) use args;
 
-/// A statement with a condition on a list of ids, in the SQL of each engine. The list is bound as one value.
-pub struct ByIds {
-    pub sqlite: &'static str,
-    pub postgres: &'static str,
-}
-
-/// Builds a `ByIds` from the SQL before the list, the list's placeholder and the SQL after it. `locked` is a
-/// row-lock clause that ends the statement on PostgreSQL; SQLite has no row locks.
-macro_rules! by_ids {
-    ($before:literal, $list:literal, $after:literal) => {
-        by_ids!($before, $list, $after, locked: "")
-    };
-    ($before:literal, $list:literal, $after:literal, locked: $locked:literal) => {
-        $crate::arg::ByIds {
-            sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
-            postgres: concat!($before, " = ANY(", $list, ") ", $after, $locked),
-        }
-    };
-}
-pub(super) use by_ids;
-
 /// Builds a query of either engine and binds its values.
 macro_rules! query {
     ($sql:expr, $args:expr, $ids:ident) => {{

@@ -10,10 +10,11 @@ use culvert_domain::usage::Traffic;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
 use uuid::Uuid;
 
-use super::arg::{ByIds, args};
+use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable, row};
+use super::sql::sql;
 use super::{Hint, Store, Write};
 
 /// Most assignments that are read at once.
@@ -42,7 +43,7 @@ pub struct Changes {
 /// `+` keeps SQLite from the index of the node's sessions: those of the tunnels are fewer.
 macro_rules! of_tunnels {
     ($select:literal, $rest:literal) => {
-        ByIds {
+        sql!(
             sqlite: concat!(
                 $select,
                 " WHERE s.ended_at IS NULL AND +s.node_id = $2 \
@@ -53,8 +54,8 @@ macro_rules! of_tunnels {
                 $select,
                 " WHERE s.ended_at IS NULL AND s.node_id = $2 AND s.tunnel_id = ANY($1) ",
                 $rest
-            ),
-        }
+            )
+        )
     };
 }
 
@@ -62,8 +63,10 @@ impl Store {
     /// The node's newest revision, and the tunnels that changed after another one. One statement reads both, so
     /// no change up to the revision is missing.
     pub async fn assignment_changes(&self, node_id: Uuid, after: u64) -> Result<Changes> {
-        let sql = "SELECT r.revision, r.pruned, c.tunnel_id FROM node_revisions r \
-                   LEFT JOIN assignment_changes c ON c.node_id = r.node_id AND c.revision > $2 WHERE r.node_id = $1";
+        let sql = sql!(
+            "SELECT r.revision, r.pruned, c.tunnel_id FROM node_revisions r \
+             LEFT JOIN assignment_changes c ON c.node_id = r.node_id AND c.revision > $2 WHERE r.node_id = $1"
+        );
         let rows = (&self.db).all(sql, args![node_id, after]).await?;
         let Some(first) = rows.first() else { return Ok(Changes::default()) };
         let tunnel_ids = rows.iter().map(|row| row.optional_id("tunnel_id")).collect::<DbResult<Vec<_>>>()?;
@@ -76,7 +79,7 @@ impl Store {
 
     /// Everything that a node is to serve.
     pub async fn assignments(&self, node_id: Uuid) -> Result<Vec<Assigned>> {
-        let sql = "SELECT tunnel_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL";
+        let sql = sql!("SELECT tunnel_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL");
         let rows = (&self.db).all(sql, args![node_id]).await?;
         let tunnel_ids = rows.iter().map(|row| row.id("tunnel_id")).collect::<DbResult<Vec<_>>>()?;
         self.assignments_of(node_id, &tunnel_ids).await
@@ -115,12 +118,12 @@ impl Store {
             "ORDER BY g.position"
         );
         let args = args![tunnel_ids, node_id];
-        let rows = self.db.all_by_ids(sessions, args).await?;
+        let rows = (&self.db).all(sessions, args).await?;
         let mut found: HashMap<Uuid, Assigned> = readable(&rows, "session", assigned)
             .into_iter()
             .map(|assigned| (assigned.assignment.tunnel_id, assigned))
             .collect();
-        add(&mut found, &self.db.all_by_ids(ports, args).await?, |assignment, row| {
+        add(&mut found, &(&self.db).all(ports, args).await?, |assignment, row| {
             let port_id = Some(row.id("id")?);
             assignment.ports.push(AssignedPort {
                 port: row.number("remote_port")?,
@@ -129,11 +132,11 @@ impl Store {
             });
             Ok(())
         })?;
-        add(&mut found, &self.db.all_by_ids(firewall, args).await?, |assignment, row| {
+        add(&mut found, &(&self.db).all(firewall, args).await?, |assignment, row| {
             assignment.firewall.push(FirewallRule { rule: row.text("rule_type")?, network: row.text("network")? });
             Ok(())
         })?;
-        add(&mut found, &self.db.all_by_ids(countries, args).await?, |assignment, row| {
+        add(&mut found, &(&self.db).all(countries, args).await?, |assignment, row| {
             assignment.countries.push(CountryRule { country: row.text("country_code")?, action: row.text("action")? });
             Ok(())
         })?;
@@ -193,7 +196,7 @@ impl Write {
 
     /// As [`Write::touch`], on the node that has the tunnel's open session, if there is one.
     pub async fn touch_assignment(&mut self, tunnel_id: Uuid) -> Result<()> {
-        let sql = "SELECT node_id FROM sessions WHERE tunnel_id = $1 AND ended_at IS NULL";
+        let sql = sql!("SELECT node_id FROM sessions WHERE tunnel_id = $1 AND ended_at IS NULL");
         if let Some(row) = self.optional(sql, args![tunnel_id]).await? {
             self.touch(row.id("node_id")?, tunnel_id);
         }
@@ -202,7 +205,7 @@ impl Write {
 
     /// As [`Write::touch`], for all open sessions of a scope.
     pub async fn touch_scope(&mut self, scope_id: Uuid) -> Result<()> {
-        let sql = "SELECT node_id, tunnel_id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL";
+        let sql = sql!("SELECT node_id, tunnel_id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL");
         for row in self.all(sql, args![scope_id]).await? {
             self.touch(row.id("node_id")?, row.id("tunnel_id")?);
         }
@@ -223,13 +226,17 @@ impl Write {
         }
         let now = self.now;
         for (node_id, tunnel_ids) in by_node {
-            let sql = "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) \
-                       ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision";
+            let sql = sql!(
+                "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) \
+                 ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision"
+            );
             let revision = self.one(sql, args![node_id]).await?.int("revision")?;
             for tunnel_id in tunnel_ids {
-                let sql = "INSERT INTO assignment_changes (node_id, tunnel_id, revision, changed_at) \
-                           VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, tunnel_id) DO UPDATE \
-                           SET revision = excluded.revision, changed_at = excluded.changed_at";
+                let sql = sql!(
+                    "INSERT INTO assignment_changes (node_id, tunnel_id, revision, changed_at) \
+                     VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, tunnel_id) DO UPDATE \
+                     SET revision = excluded.revision, changed_at = excluded.changed_at"
+                );
                 self.execute(sql, args![node_id, tunnel_id, revision, now]).await?;
             }
             self.notify(Hint::Node(node_id));
@@ -240,15 +247,19 @@ impl Write {
     /// Adds a batch of traffic to the counters, exactly once. Returns whether it was new.
     pub async fn apply_traffic(&mut self, node_id: Uuid, batch: &TrafficBatch) -> Result<bool> {
         let now = self.now;
-        let sql = "INSERT INTO traffic_batches (node_id, boot_id, number, applied_at) VALUES ($1, $2, $3, $4) \
-                   ON CONFLICT DO NOTHING";
+        let sql = sql!(
+            "INSERT INTO traffic_batches (node_id, boot_id, number, applied_at) VALUES ($1, $2, $3, $4) \
+             ON CONFLICT DO NOTHING"
+        );
         if self.execute(sql, args![node_id, batch.boot_id, batch.number, now]).await? == 0 {
             return Ok(false);
         }
         // A copy of an acknowledged batch may still be in a queue of this host.
         // `+` keeps SQLite from the primary key, by which it would visit all batches of the last hour.
-        let sql = "DELETE FROM traffic_batches \
-                   WHERE node_id = $1 AND boot_id = $2 AND +number < $3 AND applied_at <= $4";
+        let sql = sql!(
+            "DELETE FROM traffic_batches \
+             WHERE node_id = $1 AND boot_id = $2 AND +number < $3 AND applied_at <= $4"
+        );
         self.execute(sql, args![node_id, batch.boot_id, batch.oldest, now - COPIES_FOR]).await?;
         for row in &batch.rows {
             let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
@@ -260,13 +271,15 @@ impl Write {
     /// Deletes changes that are older than a day, with the note up to which revision they are gone.
     pub(super) async fn prune_assignment_changes(&mut self, until: DateTime<Utc>) -> Result<()> {
         // In the order in which other transactions lock the nodes.
-        let sql = "SELECT node_id, MAX(revision) AS revision FROM assignment_changes WHERE changed_at <= $1 \
-                   GROUP BY node_id ORDER BY node_id";
+        let sql = sql!(
+            "SELECT node_id, MAX(revision) AS revision FROM assignment_changes WHERE changed_at <= $1 \
+             GROUP BY node_id ORDER BY node_id"
+        );
         for row in self.all(sql, args![until]).await? {
-            let sql = "UPDATE node_revisions SET pruned = $2 WHERE node_id = $1 AND pruned < $2";
+            let sql = sql!("UPDATE node_revisions SET pruned = $2 WHERE node_id = $1 AND pruned < $2");
             self.execute(sql, args![row.id("node_id")?, row.int("revision")?]).await?;
         }
-        self.execute("DELETE FROM assignment_changes WHERE changed_at <= $1", args![until]).await?;
+        self.execute(sql!("DELETE FROM assignment_changes WHERE changed_at <= $1"), args![until]).await?;
         Ok(())
     }
 }

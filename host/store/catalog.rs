@@ -6,6 +6,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::node::{Node, PlatformDomain};
@@ -36,27 +37,29 @@ pub struct NodeRegistration {
 
 impl Store {
     pub async fn nodes(&self) -> Result<Vec<Node>> {
-        let sql = concat!("SELECT ", node_columns!(), " FROM nodes n ORDER BY n.created_at, n.id");
+        let sql = sql!(concat!("SELECT ", node_columns!(), " FROM nodes n ORDER BY n.created_at, n.id"));
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(node).collect::<DbResult<_>>()?)
     }
 
     pub async fn platform_domains(&self) -> Result<Vec<PlatformDomain>> {
-        let sql = "SELECT id, domain, is_default, region, pro_only FROM platform_domains ORDER BY created_at, id";
+        let sql = sql!("SELECT id, domain, is_default, region, pro_only FROM platform_domains ORDER BY created_at, id");
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(platform_domain).collect::<DbResult<_>>()?)
     }
 
     pub async fn presets(&self) -> Result<Vec<Preset>> {
-        let sql =
-            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets ORDER BY id";
+        let sql = sql!(
+            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets ORDER BY id"
+        );
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(preset).collect::<DbResult<_>>()?)
     }
 
     pub async fn preset(&self, id: Uuid) -> Result<Option<Preset>> {
-        let sql =
-            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets WHERE id = $1";
+        let sql = sql!(
+            "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets WHERE id = $1"
+        );
         let row = (&self.db).optional(sql, args![id]).await?;
         Ok(row.as_ref().map(preset).transpose()?)
     }
@@ -64,23 +67,27 @@ impl Store {
 
 impl Write {
     pub async fn node(&mut self, id: Uuid) -> Result<Option<Node>> {
-        let row =
-            self.optional(concat!("SELECT ", node_columns!(), " FROM nodes n WHERE n.id = $1"), args![id]).await?;
+        let row = self
+            .optional(sql!(concat!("SELECT ", node_columns!(), " FROM nodes n WHERE n.id = $1")), args![id])
+            .await?;
         Ok(row.as_ref().map(node).transpose()?)
     }
 
     /// Registers a node, or updates what its host reports about it. Values set by the operator stay.
     pub async fn register_node(&mut self, new: &NodeRegistration) -> Result<()> {
         let now = self.now;
-        let sql = "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
-                       last_port, created_at) \
-                   VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7) \
-                   ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
-                       knows_countries = excluded.knows_countries, \
-                       first_port = excluded.first_port, last_port = excluded.last_port";
+        let sql = sql!(
+            "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
+                 last_port, created_at) \
+             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7) \
+             ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
+                 knows_countries = excluded.knows_countries, \
+                 first_port = excluded.first_port, last_port = excluded.last_port"
+        );
         let NodeRegistration { id, name, hostname, ports, knows_countries } = new;
         self.execute(sql, args![*id, name, hostname, *knows_countries, ports.first, ports.last, now]).await?;
-        let sql = "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING";
+        let sql =
+            sql!("INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING");
         self.execute(sql, args![*id]).await?;
         Ok(())
     }
@@ -88,15 +95,19 @@ impl Write {
     /// Registers a platform domain. The first one becomes the default.
     pub async fn register_domain(&mut self, domain: &str) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
-        let sql = "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
-                   VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING";
+        let sql = sql!(
+            "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
+             VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING"
+        );
         self.execute(sql, args![id, domain, now]).await?;
         Ok(())
     }
 
     pub async fn update_node(&mut self, node: &Node) -> Result<()> {
-        let sql = "UPDATE nodes SET name = $2, region = $3, country = $4, region_flag = $5, status = $6, pro_only = $7 \
-                   WHERE id = $1";
+        let sql = sql!(
+            "UPDATE nodes SET name = $2, region = $3, country = $4, region_flag = $5, status = $6, pro_only = $7 \
+             WHERE id = $1"
+        );
         let args = args![
             node.id,
             &node.name,
@@ -112,19 +123,19 @@ impl Write {
 
     /// All nodes, with the number of tunnels placed on each. A single node gets 0 without counting.
     pub async fn nodes_with_load(&mut self) -> Result<Vec<(Node, u64)>> {
-        let sql = concat!(
+        let sql = sql!(concat!(
             "SELECT ",
             node_columns!(),
             ", CASE WHEN (SELECT COUNT(*) FROM nodes) > 1 \
                 THEN (SELECT COUNT(*) FROM tunnels t WHERE t.node_id = n.id) ELSE 0 END AS tunnels FROM nodes n"
-        );
+        ));
         let rows = self.all(sql, args![]).await?;
         let with_load = |row: &Row| Ok((node(row)?, row.number("tunnels")?));
         Ok(rows.iter().map(with_load).collect::<DbResult<_>>()?)
     }
 
     pub async fn default_domain(&mut self) -> Result<PlatformDomain> {
-        let sql = "SELECT id, domain, is_default, region, pro_only FROM platform_domains WHERE is_default = TRUE";
+        let sql = sql!("SELECT id, domain, is_default, region, pro_only FROM platform_domains WHERE is_default = TRUE");
         Ok(platform_domain(&self.one(sql, args![]).await?)?)
     }
 }

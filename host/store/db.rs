@@ -1,5 +1,5 @@
 //! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
-//! file, only `arg.rs` and `row.rs` depend on which engine is in use.
+//! file, only `arg.rs`, `row.rs` and `sql.rs` depend on which engine is in use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
@@ -15,10 +15,11 @@ use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
-use crate::arg::{Arg, ByIds, args, check, postgres_ids, query, sqlite_ids};
+use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::error::{DbResult, StoreError};
 use crate::migrations;
 use crate::row::Row;
+use crate::sql::{Sql, sql};
 
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -106,14 +107,8 @@ impl Db {
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
     pub async fn answers(&self) -> bool {
         let mut db = self;
-        let asked = tokio::time::timeout(PING_WAIT, Read::optional(&mut db, "SELECT 1 AS one", args![]));
+        let asked = tokio::time::timeout(PING_WAIT, Read::optional(&mut db, sql!("SELECT 1 AS one"), args![]));
         asked.await.is_ok_and(|answered| answered.is_ok())
-    }
-
-    /// As [`Read::all`], for a statement about a list of ids.
-    pub async fn all_by_ids(&self, sql: ByIds, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        let sql = if matches!(self, Self::Sqlite { .. }) { sql.sqlite } else { sql.postgres };
-        Read::all(&mut &*self, sql, args).await
     }
 
     pub async fn close(&self) {
@@ -276,83 +271,82 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
 
 /// Reads rows, inside or outside of a transaction.
 pub trait Read {
-    fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Vec<Row>>> + Send;
+    fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Vec<Row>>> + Send;
 
-    fn optional(&mut self, sql: &'static str, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Option<Row>>> + Send;
+    fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Option<Row>>> + Send;
 
     /// The first row of a statement that always has one.
-    fn one(&mut self, sql: &'static str, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Row>> + Send {
+    fn one(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Row>> + Send {
         let row = self.optional(sql, args);
         async { row.await?.ok_or(StoreError::Database(sqlx::Error::RowNotFound)) }
     }
 }
 
 impl Read for &Db {
-    async fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        check(sql, args);
+    async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+        check(sql.postgres, args);
         Ok(match self {
-            Db::Sqlite { read, .. } => sqlite_rows(query!(sql, args, sqlite_ids).fetch_all(read).await?),
-            Db::Postgres { pool, .. } => postgres_rows(on_pool!(pool, query!(sql, args, postgres_ids), fetch_all)),
+            Db::Sqlite { read, .. } => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(read).await?),
+            Db::Postgres { pool, .. } => {
+                postgres_rows(on_pool!(pool, query!(sql.postgres, args, postgres_ids), fetch_all))
+            }
         })
     }
 
-    async fn optional(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
-        check(sql, args);
+    async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
+        check(sql.postgres, args);
         Ok(match self {
-            Db::Sqlite { read, .. } => query!(sql, args, sqlite_ids).fetch_optional(read).await?.map(Row::Sqlite),
+            Db::Sqlite { read, .. } => {
+                query!(sql.sqlite, args, sqlite_ids).fetch_optional(read).await?.map(Row::Sqlite)
+            }
             Db::Postgres { pool, .. } => {
-                on_pool!(pool, query!(sql, args, postgres_ids), fetch_optional).map(Row::Postgres)
+                on_pool!(pool, query!(sql.postgres, args, postgres_ids), fetch_optional).map(Row::Postgres)
             }
         })
     }
 }
 
 impl Read for Tx {
-    async fn all(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        check(sql, args);
+    async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+        check(sql.postgres, args);
         Ok(match self {
-            Tx::Sqlite(tx) => sqlite_rows(query!(sql, args, sqlite_ids).fetch_all(&mut **tx).await?),
+            Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(&mut **tx).await?),
             Tx::Postgres(tx) => {
-                postgres_rows(bounded(query!(sql, args, postgres_ids).fetch_all(&mut *tx.connection)).await?)
+                postgres_rows(bounded(query!(sql.postgres, args, postgres_ids).fetch_all(&mut *tx.connection)).await?)
             }
         })
     }
 
-    async fn optional(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
-        check(sql, args);
+    async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
+        check(sql.postgres, args);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
-            Tx::Postgres(tx) => {
-                bounded(query!(sql, args, postgres_ids).fetch_optional(&mut *tx.connection)).await?.map(Row::Postgres)
-            }
+            Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
+            Tx::Postgres(tx) => bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *tx.connection))
+                .await?
+                .map(Row::Postgres),
         })
     }
 }
 
 impl Tx {
     /// Executes a statement and returns the number of changed rows.
-    pub async fn execute(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<u64> {
-        check(sql, args);
+    pub async fn execute(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<u64> {
+        check(sql.postgres, args);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
+            Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
             Tx::Postgres(tx) => {
-                bounded(query!(sql, args, postgres_ids).execute(&mut *tx.connection)).await?.rows_affected()
+                bounded(query!(sql.postgres, args, postgres_ids).execute(&mut *tx.connection)).await?.rows_affected()
             }
         })
     }
 
     /// Runs a statement that only locks rows. SQLite skips it: there a writing transaction locks the whole
     /// database.
-    pub async fn lock(&mut self, sql: &'static str, args: &[Arg<'_>]) -> DbResult<()> {
+    pub async fn lock(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<()> {
         match self {
             Tx::Sqlite(_) => Ok(()),
             Tx::Postgres(_) => self.all(sql, args).await.map(drop),
         }
-    }
-
-    pub async fn all_by_ids(&mut self, sql: ByIds, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        let sql = if matches!(self, Tx::Sqlite(_)) { sql.sqlite } else { sql.postgres };
-        self.all(sql, args).await
     }
 
     pub async fn commit(self) -> DbResult<()> {

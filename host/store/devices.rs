@@ -6,6 +6,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
@@ -13,7 +14,7 @@ use culvert_domain::page::{CursorPosition, Page, PageRows};
 
 macro_rules! select_device {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
                     d.consent_revision, d.allowed_targets, d.created_at, d.public_key, p.last_seen_at, \
                     COALESCE(p.online, FALSE) AS online, \
@@ -21,7 +22,7 @@ macro_rules! select_device {
                         WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) AS owner_active \
              FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ",
             $rest
-        )
+        ))
     };
 }
 
@@ -85,7 +86,7 @@ impl Write {
 
     /// The ids of the devices that an account has enrolled in a scope.
     pub async fn devices_of_owner(&mut self, scope_id: Uuid, owner_id: Uuid) -> Result<Vec<Uuid>> {
-        let sql = "SELECT id FROM devices WHERE scope_id = $1 AND owner_id = $2";
+        let sql = sql!("SELECT id FROM devices WHERE scope_id = $1 AND owner_id = $2");
         let rows = self.all(sql, args![scope_id, owner_id]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
@@ -93,9 +94,11 @@ impl Write {
     pub async fn create_device(&mut self, scope_id: Uuid, owner_id: Uuid, new: &NewDevice) -> Result<Uuid> {
         let Description { platform, version, capabilities } = &new.description;
         let (id, now, capabilities) = (self.clock.id(), self.now, capabilities.join(" "));
-        let sql = "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \
-                       remote_control, consent_revision, created_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9)";
+        let sql = sql!(
+            "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \
+                 remote_control, consent_revision, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9)"
+        );
         let name = new.name.as_deref();
         let key = &new.public_key[..];
         let args = args![id, scope_id, owner_id, name, platform, version, &capabilities, key, now];
@@ -105,7 +108,7 @@ impl Write {
 
     /// Records what the agent reports about itself when it connects.
     pub async fn describe_device(&mut self, id: Uuid, description: &Description) -> Result<()> {
-        let sql = "UPDATE devices SET platform = $2, version = $3, capabilities = $4 WHERE id = $1";
+        let sql = sql!("UPDATE devices SET platform = $2, version = $3, capabilities = $4 WHERE id = $1");
         let Description { platform, version, capabilities } = description;
         let capabilities = capabilities.join(" ");
         self.execute(sql, args![id, platform, version, &capabilities]).await?;
@@ -113,35 +116,39 @@ impl Write {
     }
 
     pub async fn rename_device(&mut self, id: Uuid, name: &str) -> Result<()> {
-        self.execute("UPDATE devices SET name = $2 WHERE id = $1", args![id, name]).await?;
+        self.execute(sql!("UPDATE devices SET name = $2 WHERE id = $1"), args![id, name]).await?;
         Ok(())
     }
 
     /// Turns remote control on. Only the device itself may request this, with its signature.
     pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
-        self.execute("UPDATE devices SET remote_control = TRUE WHERE id = $1", args![id]).await?;
+        self.execute(sql!("UPDATE devices SET remote_control = TRUE WHERE id = $1"), args![id]).await?;
         Ok(())
     }
 
     /// Sets the local targets that the device's owner allows to remote control. The device has signed them.
     pub async fn set_allowed_targets(&mut self, id: Uuid, targets: Option<&[String]>) -> Result<()> {
         let targets = targets.map(serde_json::to_string).transpose().map_err(Error::internal)?;
-        self.execute("UPDATE devices SET allowed_targets = $2 WHERE id = $1", args![id, targets.as_deref()]).await?;
+        self.execute(sql!("UPDATE devices SET allowed_targets = $2 WHERE id = $1"), args![id, targets.as_deref()])
+            .await?;
         Ok(())
     }
 
     /// The names of the tunnels whose allowlist contains only this device.
     pub async fn tunnels_bound_only_to(&mut self, id: Uuid) -> Result<Vec<String>> {
-        let sql = "SELECT t.name FROM tunnels t JOIN tunnel_devices b ON b.tunnel_id = t.id AND b.device_id = $1 \
-                   WHERE NOT EXISTS (SELECT 1 FROM tunnel_devices o WHERE o.tunnel_id = t.id AND o.device_id <> $1) \
-                   ORDER BY t.name";
+        let sql = sql!(
+            "SELECT t.name FROM tunnels t JOIN tunnel_devices b ON b.tunnel_id = t.id AND b.device_id = $1 \
+             WHERE NOT EXISTS (SELECT 1 FROM tunnel_devices o WHERE o.tunnel_id = t.id AND o.device_id <> $1) \
+             ORDER BY t.name"
+        );
         let rows = self.all(sql, args![id]).await?;
         Ok(rows.iter().map(|row| row.text("name")).collect::<DbResult<_>>()?)
     }
 
     /// Turns remote control off. Every earlier consent becomes void.
     pub async fn revoke_consent(&mut self, id: Uuid) -> Result<()> {
-        let sql = "UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1";
+        let sql =
+            sql!("UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1");
         self.execute(sql, args![id]).await?;
         Ok(())
     }
@@ -149,21 +156,23 @@ impl Write {
     /// Moves a device to another scope. Its consent becomes void. Allowlists that contained it stay in force, even
     /// if they are empty now.
     pub async fn move_device(&mut self, id: Uuid, scope_id: Uuid) -> Result<()> {
-        self.execute("DELETE FROM tunnel_devices WHERE device_id = $1", args![id]).await?;
-        let sql = "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
-                   WHERE id = $1";
+        self.execute(sql!("DELETE FROM tunnel_devices WHERE device_id = $1"), args![id]).await?;
+        let sql = sql!(
+            "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
+             WHERE id = $1"
+        );
         self.execute(sql, args![id, scope_id]).await?;
         Ok(())
     }
 
     pub async fn delete_device(&mut self, id: Uuid) -> Result<()> {
-        self.execute("DELETE FROM devices WHERE id = $1", args![id]).await?;
+        self.execute(sql!("DELETE FROM devices WHERE id = $1"), args![id]).await?;
         Ok(())
     }
 
     /// Clears the desired device of all tunnels that this device is to run.
     pub async fn clear_desired_device(&mut self, id: Uuid) -> Result<()> {
-        let sql = "UPDATE tunnels SET desired_device_id = NULL WHERE desired_device_id = $1";
+        let sql = sql!("UPDATE tunnels SET desired_device_id = NULL WHERE desired_device_id = $1");
         self.execute(sql, args![id]).await?;
         Ok(())
     }

@@ -7,28 +7,29 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
 use culvert_domain::error::Result;
 
 macro_rules! select_domain {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, error_code, error_detail \
              FROM custom_domains ",
             $rest
-        )
+        ))
     };
 }
 
 macro_rules! insert_domain {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "INSERT INTO custom_domains (tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, \
                  error_code, error_detail, updated_at) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ",
             $rest
-        )
+        ))
     };
 }
 
@@ -66,8 +67,10 @@ impl Store {
 
     /// Custom domains that were verified before and were last checked a day ago or earlier.
     pub async fn due_domains(&self) -> Result<Vec<DueDomain>> {
-        let sql = "SELECT t.scope_id, c.tunnel_id, c.domain FROM custom_domains c JOIN tunnels t ON t.id = c.tunnel_id \
-                   WHERE c.status <> 'pending' AND c.last_checked_at <= $1 ORDER BY c.last_checked_at LIMIT 64";
+        let sql = sql!(
+            "SELECT t.scope_id, c.tunnel_id, c.domain FROM custom_domains c JOIN tunnels t ON t.id = c.tunnel_id \
+             WHERE c.status <> 'pending' AND c.last_checked_at <= $1 ORDER BY c.last_checked_at LIMIT 64"
+        );
         let every: TimeDelta = CHECK_EVERY;
         let rows = (&self.db).all(sql, args![self.clock.now() - every]).await?;
         let due = |row: &Row| {
@@ -110,7 +113,7 @@ impl Write {
     /// Stores a custom domain as the one that was verified or assigned last. The tunnel's other domains are
     /// deleted unless they are assigned.
     pub async fn upsert_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
-        let sql = "DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE";
+        let sql = sql!("DELETE FROM custom_domains WHERE tunnel_id = $1 AND domain <> $2 AND assigned = FALSE");
         self.execute(sql, args![tunnel_id, &domain.domain]).await?;
         let sql = insert_domain!(
             "ON CONFLICT (tunnel_id, domain) DO UPDATE SET status = excluded.status, assigned = excluded.assigned, \
@@ -125,9 +128,11 @@ impl Write {
 
     /// Records the result of a daily check.
     pub async fn record_check(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<()> {
-        let sql = "UPDATE custom_domains SET status = $3, verified_at = $4, last_checked_at = $5, missed = $6, \
-                       error_code = $7, error_detail = $8 \
-                   WHERE tunnel_id = $1 AND domain = $2";
+        let sql = sql!(
+            "UPDATE custom_domains SET status = $3, verified_at = $4, last_checked_at = $5, missed = $6, \
+                 error_code = $7, error_detail = $8 \
+             WHERE tunnel_id = $1 AND domain = $2"
+        );
         let args = args![
             tunnel_id,
             &domain.domain,
@@ -144,13 +149,13 @@ impl Write {
 
     /// Deletes all custom domains of a tunnel.
     pub async fn forget_domains(&mut self, tunnel_id: Uuid) -> Result<()> {
-        self.execute("DELETE FROM custom_domains WHERE tunnel_id = $1", args![tunnel_id]).await?;
+        self.execute(sql!("DELETE FROM custom_domains WHERE tunnel_id = $1"), args![tunnel_id]).await?;
         Ok(())
     }
 
     pub async fn set_updated_at(&mut self, tunnel_id: Uuid) -> Result<()> {
         let now = self.now;
-        self.execute("UPDATE tunnels SET updated_at = $2 WHERE id = $1", args![tunnel_id, now]).await?;
+        self.execute(sql!("UPDATE tunnels SET updated_at = $2 WHERE id = $1"), args![tunnel_id, now]).await?;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::row;
+use super::sql::sql;
 use super::{Store, Write, devices, tunnels, usage, webhooks};
 use culvert_domain::caller::{Caller, ScopeKind};
 use culvert_domain::error::{Code, Error, Result};
@@ -43,9 +44,11 @@ impl Write {
     /// Reads the current decision inputs. Fails if the caller's API key has been revoked or has expired.
     pub async fn decision_inputs(&mut self, caller: &Caller, subject: Resource) -> Result<DecisionInputs> {
         let (scope_id, now) = (caller.scope.id, self.now);
-        let sql = "SELECT s.plan, m.role FROM scopes s \
-                   JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
-                   LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1";
+        let sql = sql!(
+            "SELECT s.plan, m.role FROM scopes s \
+             JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
+             LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1"
+        );
         let row = self.optional(sql, args![scope_id, caller.account_id, caller.key_id, now]).await?;
         let row = row.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
         let role = match caller.scope.kind {
@@ -55,10 +58,12 @@ impl Write {
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = counters(&mut **self, scope_id, subject).await?;
         let tunnel = match subject {
             Resource::Tunnel(id) => {
-                let sql = "SELECT t.updated_at, t.desired_device_id, s.id, o.id AS operation_id FROM tunnels t \
-                           LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
-                           LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') \
-                           WHERE t.id = $1";
+                let sql = sql!(
+                    "SELECT t.updated_at, t.desired_device_id, s.id, o.id AS operation_id FROM tunnels t \
+                     LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
+                     LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') \
+                     WHERE t.id = $1"
+                );
                 self.optional(sql, args![id]).await?
             }
             _ => None,
@@ -85,9 +90,11 @@ async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Resource) -> DbRe
         Resource::Tunnel(id) => Some(id),
         _ => None,
     };
-    let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS tunnels, \
-                      (SELECT COUNT(*) FROM webhooks WHERE scope_id = $1) AS webhook_endpoints, \
-                      (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $2) AS extra_ports";
+    let sql = sql!(
+        "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS tunnels, \
+         (SELECT COUNT(*) FROM webhooks WHERE scope_id = $1) AS webhook_endpoints, \
+         (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $2) AS extra_ports"
+    );
     let row = db.one(sql, args![scope_id, tunnel_id]).await?;
     Ok(row!(row => Counters {
         tunnels: number, webhook_endpoints: number, extra_ports: number;

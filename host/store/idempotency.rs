@@ -7,6 +7,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::{Sql, sql};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 
@@ -19,8 +20,8 @@ pub struct SealedResponse {
     pub sealed: Vec<u8>,
 }
 
-const FIND: &str =
-    "SELECT fingerprint, status, answer FROM idempotency WHERE api_key_id = $1 AND key = $2 AND expires_at > $3";
+const FIND: Sql =
+    sql!("SELECT fingerprint, status, answer FROM idempotency WHERE api_key_id = $1 AND key = $2 AND expires_at > $3");
 
 impl Store {
     /// The response that is stored under a key of this API key, if there is one.
@@ -45,10 +46,12 @@ impl Write {
         expires_at: DateTime<Utc>,
     ) -> Result<()> {
         let SealedResponse { fingerprint, status, sealed } = response;
-        let sql = "INSERT INTO idempotency (api_key_id, key, fingerprint, status, answer, expires_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6) \
-                   ON CONFLICT (api_key_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
-                       status = excluded.status, answer = excluded.answer, expires_at = excluded.expires_at";
+        let sql = sql!(
+            "INSERT INTO idempotency (api_key_id, key, fingerprint, status, answer, expires_at) \
+             VALUES ($1, $2, $3, $4, $5, $6) \
+             ON CONFLICT (api_key_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
+                 status = excluded.status, answer = excluded.answer, expires_at = excluded.expires_at"
+        );
         self.execute(sql, args![api_key_id, key, &fingerprint[..], *status, &sealed[..], expires_at]).await?;
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::arg::args;
 use super::db::{Db, Read};
 use super::error::DbResult;
 use super::row::Row;
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 
@@ -32,7 +33,7 @@ impl Store {
 }
 
 async fn known(read: &mut impl Read) -> DbResult<Option<Vec<u8>>> {
-    read.optional("SELECT sealed FROM key_checks", args![]).await?.map(|row| row.bytes("sealed")).transpose()
+    read.optional(sql!("SELECT sealed FROM key_checks"), args![]).await?.map(|row| row.bytes("sealed")).transpose()
 }
 
 impl Write {
@@ -43,15 +44,17 @@ impl Write {
 
     /// Records the check value of other keys.
     pub async fn set_key_check(&mut self, sealed: &[u8]) -> Result<()> {
-        let sql = "INSERT INTO key_checks (id, sealed) VALUES (1, $1) \
-                   ON CONFLICT (id) DO UPDATE SET sealed = excluded.sealed";
+        let sql = sql!(
+            "INSERT INTO key_checks (id, sealed) VALUES (1, $1) \
+             ON CONFLICT (id) DO UPDATE SET sealed = excluded.sealed"
+        );
         self.execute(sql, args![sealed]).await?;
         Ok(())
     }
 
     /// The sealed secrets of at most `limit` webhook endpoints after this one, by id.
     pub async fn webhook_secrets(&mut self, after: Uuid, limit: u32) -> Result<Vec<(Uuid, Vec<u8>)>> {
-        let sql = "SELECT id, secret FROM webhooks WHERE id > $1 ORDER BY id LIMIT $2";
+        let sql = sql!("SELECT id, secret FROM webhooks WHERE id > $1 ORDER BY id LIMIT $2");
         let rows = self.all(sql, args![after, limit]).await?;
         let secret = |row: &Row| Ok((row.id("id")?, row.bytes("secret")?));
         Ok(rows.iter().map(secret).collect::<DbResult<_>>()?)
@@ -59,14 +62,16 @@ impl Write {
 
     /// Replaces the sealed secret of an endpoint, unless it has changed meanwhile. Returns whether it was replaced.
     pub async fn replace_webhook_secret(&mut self, id: Uuid, former: &[u8], sealed: &[u8]) -> Result<bool> {
-        let sql = "UPDATE webhooks SET secret = $2 WHERE id = $1 AND secret = $3";
+        let sql = sql!("UPDATE webhooks SET secret = $2 WHERE id = $1 AND secret = $3");
         Ok(self.execute(sql, args![id, sealed, former]).await? == 1)
     }
 
     /// At most `limit` stored responses after the one of this key, in the order of their keys.
     pub async fn sealed_answers(&mut self, after: (Uuid, &str), limit: u32) -> Result<Vec<SealedAnswer>> {
-        let sql = "SELECT api_key_id, key, answer FROM idempotency WHERE (api_key_id, key) > ($1, $2) \
-                   ORDER BY api_key_id, key LIMIT $3";
+        let sql = sql!(
+            "SELECT api_key_id, key, answer FROM idempotency WHERE (api_key_id, key) > ($1, $2) \
+             ORDER BY api_key_id, key LIMIT $3"
+        );
         let rows = self.all(sql, args![after.0, after.1, limit]).await?;
         let answer = |row: &Row| {
             Ok(SealedAnswer { api_key_id: row.id("api_key_id")?, key: row.text("key")?, sealed: row.bytes("answer")? })
@@ -76,7 +81,7 @@ impl Write {
 
     /// Replaces a sealed response, unless it has changed meanwhile. Returns whether it was replaced.
     pub async fn replace_answer(&mut self, former: &SealedAnswer, sealed: &[u8]) -> Result<bool> {
-        let sql = "UPDATE idempotency SET answer = $3 WHERE api_key_id = $1 AND key = $2 AND answer = $4";
+        let sql = sql!("UPDATE idempotency SET answer = $3 WHERE api_key_id = $1 AND key = $2 AND answer = $4");
         let args = args![former.api_key_id, &former.key, sealed, &former.sealed[..]];
         Ok(self.execute(sql, args).await? == 1)
     }

@@ -8,6 +8,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write, scopes};
 use culvert_domain::caller::{Caller, Role, ScopeKind};
 use culvert_domain::error::Result;
@@ -46,7 +47,7 @@ impl KeyOwner {
 
 macro_rules! select_key_owner {
     ($condition:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT k.id AS key_id, k.secret_hash, k.account_id, k.grants, k.expires_at, \
                     s.id, s.kind, s.name, s.plan, m.role \
              FROM api_keys k \
@@ -54,7 +55,7 @@ macro_rules! select_key_owner {
              LEFT JOIN team_members m ON m.team_id = k.scope_id AND m.account_id = k.account_id \
              WHERE k.revoked_at IS NULL AND ",
             $condition
-        )
+        ))
     };
 }
 
@@ -74,23 +75,27 @@ impl Store {
 
     /// Whether an unexpired enrolment code with this hash exists.
     pub async fn has_device_code(&self, hash: &[u8]) -> Result<bool> {
-        let sql = "SELECT 1 AS one FROM device_codes WHERE hash = $1 AND expires_at > $2";
+        let sql = sql!("SELECT 1 AS one FROM device_codes WHERE hash = $1 AND expires_at > $2");
         Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
     }
 
     /// The public ids of at most `most` keys that were used since this time, the last used first.
     pub async fn keys_used_since(&self, since: DateTime<Utc>, most: usize) -> Result<Vec<String>> {
-        let sql = "SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL \
-                   ORDER BY last_used_at DESC LIMIT $2";
+        let sql = sql!(
+            "SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL \
+             ORDER BY last_used_at DESC LIMIT $2"
+        );
         let rows = (&self.db).all(sql, args![since, u32::try_from(most).unwrap_or(u32::MAX)]).await?;
         Ok(rows.iter().map(|row| row.text("public_id")).collect::<DbResult<_>>()?)
     }
 
     pub async fn keys(&self) -> Result<Vec<KeyRecord>> {
-        let sql = "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
-                          a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \
-                   FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id \
-                   ORDER BY k.created_at, k.id";
+        let sql = sql!(
+            "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
+                    a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \
+             FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id \
+             ORDER BY k.created_at, k.id"
+        );
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(key_record).collect::<DbResult<_>>()?)
     }
@@ -107,8 +112,10 @@ impl Write {
     ) -> Result<Uuid> {
         let id = self.clock.id();
         let (hash, permissions, now) = (key.secret_hash(), permissions.to_words(), self.now);
-        let sql = "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+        let sql = sql!(
+            "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+        );
         let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &permissions, now, expires_at];
         self.execute(sql, args).await?;
         Ok(id)
@@ -121,14 +128,15 @@ impl Write {
         let public_id = key.strip_prefix("ctk_").unwrap_or(key);
         let public_id: String = public_id.chars().take(12).collect();
         let now = self.now;
-        let sql =
-            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 OR public_id = $2 RETURNING id";
+        let sql = sql!(
+            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 OR public_id = $2 RETURNING id"
+        );
         let row = self.optional(sql, args![id, &public_id, now]).await?;
         Ok(row.map(|row| row.id("id")).transpose()?)
     }
 
     pub async fn record_key_use(&mut self, key_id: Uuid, at: DateTime<Utc>) -> Result<()> {
-        let sql = "UPDATE api_keys SET last_used_at = $2 WHERE id = $1";
+        let sql = sql!("UPDATE api_keys SET last_used_at = $2 WHERE id = $1");
         self.execute(sql, args![key_id, at]).await?;
         Ok(())
     }
@@ -140,7 +148,7 @@ impl Write {
         scope_id: Uuid,
         expires_at: DateTime<Utc>,
     ) -> Result<()> {
-        let sql = "INSERT INTO device_codes (hash, account_id, scope_id, expires_at) VALUES ($1, $2, $3, $4)";
+        let sql = sql!("INSERT INTO device_codes (hash, account_id, scope_id, expires_at) VALUES ($1, $2, $3, $4)");
         self.execute(sql, args![hash, account_id, scope_id, expires_at]).await?;
         Ok(())
     }
@@ -148,7 +156,7 @@ impl Write {
     /// Redeems an enrolment code, which can be used once. Returns its account and scope ids if it was valid.
     pub async fn take_device_code(&mut self, hash: &[u8]) -> Result<Option<(Uuid, Uuid)>> {
         let now = self.now;
-        let sql = "DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id";
+        let sql = sql!("DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id");
         let row = self.optional(sql, args![hash, now]).await?;
         Ok(row.map(|row| Ok::<_, StoreError>((row.id("account_id")?, row.id("scope_id")?))).transpose()?)
     }

@@ -30,6 +30,7 @@ pub mod rate;
 pub mod row;
 pub mod scopes;
 pub mod sessions;
+pub mod sql;
 pub mod tunnels;
 pub mod usage;
 pub mod webhooks;
@@ -48,6 +49,7 @@ use uuid::Uuid;
 use arg::args;
 use culvert_domain::error::{Chain, Error, Result};
 use db::{Db, Tx};
+use sql::sql;
 
 pub struct Store {
     db: Db,
@@ -190,5 +192,5 @@ where
 /// `FOR NO KEY UPDATE` does not block transactions that only check a foreign key to the scope. One that
 /// holds an endpoint's row and changes that row twice makes PostgreSQL do such a check.
 async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
-    Ok(write.lock("SELECT id FROM scopes WHERE id = $1 FOR NO KEY UPDATE", args![scope_id]).await?)
+    Ok(write.lock(sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE"), args![scope_id]).await?)
 }

@@ -7,6 +7,7 @@ use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable, row};
 use super::sessions::RunRef;
+use super::sql::{Sql, sql};
 use super::{Store, Write};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::operation::{Operation, OperationStatus, RemoteAction};
@@ -14,12 +15,12 @@ use culvert_domain::page::{CursorPosition, Page, PageRows};
 
 macro_rules! select_operation {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT id, scope_id, account_id, action, status, device_id, tunnel_id, handoff_from_device_id, session_id, result, error, \
                     created_at, claimed_at, started_at, finished_at, expires_at \
              FROM operations ",
             $rest
-        )
+        ))
     };
 }
 
@@ -62,7 +63,7 @@ impl Store {
 
     /// The devices with a queued operation.
     pub async fn devices_with_queued(&self) -> Result<Vec<Uuid>> {
-        let sql = "SELECT DISTINCT device_id FROM operations WHERE status = 'queued'";
+        let sql = sql!("SELECT DISTINCT device_id FROM operations WHERE status = 'queued'");
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
     }
@@ -94,16 +95,17 @@ impl Write {
     /// others on that tunnel; one on a whole device conflicts with all that involve the device. The scope's
     /// row lock keeps other transactions from queueing one meanwhile.
     pub async fn check_no_active_operation(&mut self, new: NewOperation) -> Result<()> {
-        let sql = if new.action.is_of_device() {
-            "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
-                 AND (device_id = $1 OR handoff_from_device_id = $1 OR tunnel_id = $2) LIMIT 1"
-        } else {
-            "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
-                 AND (tunnel_id = $2 OR (tunnel_id IS NULL AND (device_id = $1 OR device_id = $4))) LIMIT 1"
-        };
         let other = if new.action.is_of_device() {
+            let sql = sql!(
+                "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
+                 AND (device_id = $1 OR handoff_from_device_id = $1 OR tunnel_id = $2) LIMIT 1"
+            );
             self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id]).await?
         } else {
+            let sql = sql!(
+                "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
+                 AND (tunnel_id = $2 OR (tunnel_id IS NULL AND (device_id = $1 OR device_id = $4))) LIMIT 1"
+            );
             self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id, new.handoff_from_device_id]).await?
         };
         match other {
@@ -117,9 +119,11 @@ impl Write {
 
     /// Inserts an operation in its current state.
     pub async fn insert_operation(&mut self, new: &Operation) -> Result<()> {
-        let sql = "INSERT INTO operations (id, scope_id, account_id, action, status, device_id, tunnel_id, handoff_from_device_id, \
-                       session_id, result, error, created_at, claimed_at, started_at, finished_at, expires_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
+        let sql = sql!(
+            "INSERT INTO operations (id, scope_id, account_id, action, status, device_id, tunnel_id, handoff_from_device_id, \
+                 session_id, result, error, created_at, claimed_at, started_at, finished_at, expires_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+        );
         let (result, error) = texts(new)?;
         let args = args![
             new.id,
@@ -146,9 +150,11 @@ impl Write {
     /// Writes the state of an operation, if it is still in the state `before` in the database. Returns whether it
     /// was.
     pub async fn compare_and_set_operation(&mut self, before: OperationStatus, operation: &Operation) -> Result<bool> {
-        let sql = "UPDATE operations SET status = $3, session_id = $4, result = $5, error = $6, claimed_at = $7, \
-                       started_at = $8, finished_at = $9 \
-                   WHERE id = $1 AND status = $2";
+        let sql = sql!(
+            "UPDATE operations SET status = $3, session_id = $4, result = $5, error = $6, claimed_at = $7, \
+                 started_at = $8, finished_at = $9 \
+             WHERE id = $1 AND status = $2"
+        );
         let (result, error) = texts(operation)?;
         let args = args![
             operation.id,
@@ -182,16 +188,18 @@ impl Write {
         self.operations_by(sql, args![tunnel_id]).await
     }
 
-    async fn operations_by(&mut self, sql: &'static str, args: &[Arg<'_>]) -> Result<Vec<Operation>> {
+    async fn operations_by(&mut self, sql: Sql, args: &[Arg<'_>]) -> Result<Vec<Operation>> {
         let rows = self.all(sql, args).await?;
         Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
     }
 
     /// The operation that has begun and that a session belongs to, if there is one.
     pub async fn begun_operation_of(&mut self, run: RunRef) -> Result<Option<Uuid>> {
-        let sql = "SELECT id FROM operations WHERE status IN ('claimed', 'running') \
-                   AND (session_id = $1 OR tunnel_id = $2 OR (tunnel_id IS NULL AND device_id = $3)) \
-                   ORDER BY tunnel_id IS NULL, created_at DESC LIMIT 1";
+        let sql = sql!(
+            "SELECT id FROM operations WHERE status IN ('claimed', 'running') \
+             AND (session_id = $1 OR tunnel_id = $2 OR (tunnel_id IS NULL AND device_id = $3)) \
+             ORDER BY tunnel_id IS NULL, created_at DESC LIMIT 1"
+        );
         let row = self.optional(sql, args![run.session_id, run.tunnel_id, run.device_id]).await?;
         Ok(row.map(|row| row.id("id")).transpose()?)
     }

@@ -7,10 +7,11 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::arg::{StringArg, args, by_ids};
+use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::{by_ids, sql};
 use super::{Hint, Store, Write};
 use culvert_domain::caller::ScopeKind;
 use culvert_domain::error::Result;
@@ -52,9 +53,11 @@ pub struct NewEvent<'e> {
 impl Write {
     /// The enabled endpoints that subscribe to a kind of event. `None` is the usual case: nothing is written.
     pub async fn subscribers(&mut self, scope_id: Uuid, kind: EventKind) -> Result<Option<Subscribers>> {
-        let sql = "SELECT w.id, s.kind FROM webhooks w JOIN scopes s ON s.id = w.scope_id \
-                   WHERE w.scope_id = $1 AND w.status = 'enabled' AND ' ' || w.events || ' ' LIKE '% ' || $2 || ' %' \
-                   ORDER BY w.id";
+        let sql = sql!(
+            "SELECT w.id, s.kind FROM webhooks w JOIN scopes s ON s.id = w.scope_id \
+             WHERE w.scope_id = $1 AND w.status = 'enabled' AND ' ' || w.events || ' ' LIKE '% ' || $2 || ' %' \
+             ORDER BY w.id"
+        );
         let rows = self.all(sql, args![scope_id, StringArg(kind)]).await?;
         let Some(first) = rows.first() else { return Ok(None) };
         let scope = first.string_enum("kind")?;
@@ -64,7 +67,7 @@ impl Write {
 
     /// One endpoint as the only subscriber.
     pub async fn only_subscriber(&mut self, scope_id: Uuid, webhook_id: Uuid) -> Result<Subscribers> {
-        let row = self.one("SELECT kind FROM scopes WHERE id = $1", args![scope_id]).await?;
+        let row = self.one(sql!("SELECT kind FROM scopes WHERE id = $1"), args![scope_id]).await?;
         Ok(Subscribers { scope_id, scope: row.string_enum("kind")?, webhook_ids: vec![webhook_id] })
     }
 
@@ -72,7 +75,7 @@ impl Write {
     pub async fn insert_event(&mut self, subscribers: &Subscribers, event: NewEvent<'_>) -> Result<()> {
         let NewEvent { id, kind, body } = event;
         let now = self.now;
-        let sql = "INSERT INTO events (id, scope_id, kind, body, created_at) VALUES ($1, $2, $3, $4, $5)";
+        let sql = sql!("INSERT INTO events (id, scope_id, kind, body, created_at) VALUES ($1, $2, $3, $4, $5)");
         self.execute(sql, args![id, subscribers.scope_id, kind, body, now]).await?;
         for webhook_id in &subscribers.webhook_ids {
             if !self.make_room(*webhook_id).await? {
@@ -80,9 +83,11 @@ impl Write {
                 continue;
             }
             self.schedule(*webhook_id, id, 1, now).await?;
-            let sql = "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
-                       AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
-                           < CASE WHEN timeouts > 0 THEN $4 ELSE $3 END";
+            let sql = sql!(
+                "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
+                 AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
+                     < CASE WHEN timeouts > 0 THEN CAST($4 AS BIGINT) ELSE CAST($3 AS BIGINT) END"
+            );
             let args = args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT];
             self.execute(sql, args).await?;
         }
@@ -92,25 +97,29 @@ impl Write {
 
     /// Counts one more waiting delivery of an endpoint. Returns false, and counts nothing, at the limit.
     async fn make_room(&mut self, webhook_id: Uuid) -> Result<bool> {
-        let sql = "UPDATE webhooks SET waiting = waiting + 1 WHERE id = $1 AND waiting < $2";
+        let sql = sql!("UPDATE webhooks SET waiting = waiting + 1 WHERE id = $1 AND waiting < $2");
         Ok(self.execute(sql, args![webhook_id, WAITING_PER_ENDPOINT]).await? == 1)
     }
 
     /// Stores a delivery as canceled because too many are waiting, so that the list of attempts shows it.
     async fn cancel_at_once(&mut self, webhook_id: Uuid, event_id: Uuid) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
-        let sql = "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, error, \
-                       created_at, finished_at) \
-                   VALUES ($1, $2, $3, 1, 'canceled', $4, FALSE, 0, $5, $4, $4)";
+        let sql = sql!(
+            "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, error, \
+                 created_at, finished_at) \
+             VALUES ($1, $2, $3, 1, 'canceled', $4, FALSE, 0, $5, $4, $4)"
+        );
         self.execute(sql, args![id, webhook_id, event_id, now, StringArg(AttemptError::TooManyWaiting)]).await?;
         Ok(())
     }
 
     async fn schedule(&mut self, webhook_id: Uuid, event_id: Uuid, attempt: u32, at: DateTime<Utc>) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
-        let sql = "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, \
-                       next_attempt_at, created_at) \
-                   VALUES ($1, $2, $3, $4, 'pending', $5, FALSE, 0, $5, $6)";
+        let sql = sql!(
+            "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, \
+                 next_attempt_at, created_at) \
+             VALUES ($1, $2, $3, $4, 'pending', $5, FALSE, 0, $5, $6)"
+        );
         self.execute(sql, args![id, webhook_id, event_id, attempt, at, now]).await?;
         Ok(())
     }
@@ -118,13 +127,15 @@ impl Write {
     /// Cancels all waiting deliveries of an endpoint.
     pub async fn cancel_deliveries(&mut self, webhook_id: Uuid) -> Result<()> {
         let now = self.now;
-        let sql = "UPDATE deliveries SET status = 'canceled', in_flight = FALSE, next_attempt_at = NULL, finished_at = $2 \
-                   WHERE webhook_id = $1 AND status = 'pending'";
+        let sql = sql!(
+            "UPDATE deliveries SET status = 'canceled', in_flight = FALSE, next_attempt_at = NULL, finished_at = $2 \
+             WHERE webhook_id = $1 AND status = 'pending'"
+        );
         self.execute(sql, args![webhook_id, now]).await?;
         // Failed attempts are not retried either.
-        let sql = "UPDATE deliveries SET next_attempt_at = NULL WHERE webhook_id = $1 AND next_attempt_at > $2";
+        let sql = sql!("UPDATE deliveries SET next_attempt_at = NULL WHERE webhook_id = $1 AND next_attempt_at > $2");
         self.execute(sql, args![webhook_id, now]).await?;
-        self.execute("UPDATE webhooks SET due_at = NULL, waiting = 0 WHERE id = $1", args![webhook_id]).await?;
+        self.execute(sql!("UPDATE webhooks SET due_at = NULL, waiting = 0 WHERE id = $1"), args![webhook_id]).await?;
         Ok(())
     }
 
@@ -135,13 +146,15 @@ impl Write {
     /// which the backlog is due, so that endpoints that were due earlier come first.
     async fn set_due(&mut self, webhook_id: Uuid) -> Result<()> {
         let now = self.now;
-        let sql = "UPDATE webhooks SET due_at = CASE \
-                       WHEN (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2) \
-                           >= CASE WHEN timeouts > 0 THEN $4 ELSE $3 END \
-                       THEN (SELECT MIN(run_at) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
-                       ELSE (SELECT CASE WHEN MIN(run_at) < $2 THEN $2 ELSE MIN(run_at) END \
-                             FROM deliveries WHERE webhook_id = $1 AND status = 'pending') END \
-                   WHERE id = $1";
+        let sql = sql!(
+            "UPDATE webhooks SET due_at = CASE \
+                 WHEN (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2) \
+                     >= CASE WHEN timeouts > 0 THEN CAST($4 AS BIGINT) ELSE CAST($3 AS BIGINT) END \
+                 THEN (SELECT MIN(run_at) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
+                 ELSE (SELECT CASE WHEN MIN(run_at) < $2 THEN $2 ELSE MIN(run_at) END \
+                       FROM deliveries WHERE webhook_id = $1 AND status = 'pending') END \
+             WHERE id = $1"
+        );
         self.execute(sql, args![webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT]).await?;
         Ok(())
     }
@@ -150,14 +163,17 @@ impl Write {
     /// worker's claim has expired and the delivery was claimed again, or if the delivery was canceled.
     async fn settle(&mut self, delivery: &Delivery, outcome: Outcome) -> Result<()> {
         let now = self.now;
-        self.lock("SELECT id FROM webhooks WHERE id = $1 FOR UPDATE", args![delivery.webhook_id]).await?;
+        self.lock(sql!("SELECT id FROM webhooks WHERE id = $1", locked: " FOR UPDATE"), args![delivery.webhook_id])
+            .await?;
         let status = if outcome.error.is_none() { AttemptStatus::Succeeded } else { AttemptStatus::Failed };
         let wait = RETRIES.get(delivery.attempt as usize - 1).filter(|_| status == AttemptStatus::Failed);
         // With jitter, so that attempts that failed together are not retried together.
         let next = wait.map(|wait| now + self.clock.about(*wait));
-        let sql = "UPDATE deliveries SET status = $3, in_flight = FALSE, status_code = $4, error = $5, duration_ms = $6, \
-                       next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
-                   WHERE id = $1 AND lease = $2 AND status = 'pending'";
+        let sql = sql!(
+            "UPDATE deliveries SET status = $3, in_flight = FALSE, status_code = $4, error = $5, duration_ms = $6, \
+                 next_attempt_at = $7, finished_at = $8, attempted_at = $9 \
+             WHERE id = $1 AND lease = $2 AND status = 'pending'"
+        );
         let duration = u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX);
         let error = outcome.error.map(culvert_domain::string_enum::StringEnum::as_str);
         let code = outcome.status_code.map(u32::from);
@@ -168,10 +184,12 @@ impl Write {
             return Ok(());
         }
         // A retry keeps the place of the ended attempt in the count of waiting deliveries.
-        let sql = "UPDATE webhooks SET last_status = $2, last_at = $3, \
-                       timeouts = CASE WHEN $4 = TRUE THEN timeouts % 1000 + 1 ELSE 0 END, \
-                       waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
-                   WHERE id = $1";
+        let sql = sql!(
+            "UPDATE webhooks SET last_status = $2, last_at = $3, \
+                 timeouts = CASE WHEN $4 = TRUE THEN timeouts % 1000 + 1 ELSE 0 END, \
+                 waiting = CASE WHEN $5 = TRUE OR waiting = 0 THEN waiting ELSE waiting - 1 END \
+             WHERE id = $1"
+        );
         let timed_out = outcome.error == Some(AttemptError::Timeout);
         self.execute(sql, args![delivery.webhook_id, StringArg(status), now, timed_out, next.is_some()]).await?;
         if let Some(next) = next {
@@ -191,7 +209,7 @@ impl Store {
             "$1",
             "ORDER BY due_at LIMIT 1"
         );
-        let rows = self.db.all_by_ids(sql, args![&under_way.full()[..]]).await?;
+        let rows = (&self.db).all(sql, args![&under_way.full()[..]]).await?;
         Ok(rows.first().map(|row| row.time("due_at")).transpose()?)
     }
 
@@ -228,7 +246,7 @@ impl Write {
             locked: " FOR UPDATE SKIP LOCKED"
         );
         let mut claimed = Vec::new();
-        for endpoint in self.all_by_ids(due, args![&under_way.full()[..], now, ENDPOINTS_AT_ONCE]).await? {
+        for endpoint in self.all(due, args![&under_way.full()[..], now, ENDPOINTS_AT_ONCE]).await? {
             let endpoint = Endpoint::of(&endpoint, open)?;
             let left = (most - claimed.len()).min(under_way.left(endpoint.scope_id));
             if most == claimed.len() {
@@ -249,15 +267,19 @@ impl Write {
     /// Claims the due deliveries of one endpoint, up to its limit of concurrent attempts.
     async fn take_up(&mut self, endpoint: &Endpoint, most: usize) -> Result<Vec<Delivery>> {
         let (now, webhook_id) = (self.now, endpoint.webhook_id);
-        let sql = "SELECT COUNT(*) AS under_way FROM deliveries \
-                   WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2";
+        let sql = sql!(
+            "SELECT COUNT(*) AS under_way FROM deliveries \
+             WHERE webhook_id = $1 AND in_flight = TRUE AND run_at > $2"
+        );
         let under_way = self.one(sql, args![webhook_id, now]).await?.int("under_way")?;
         let places = if endpoint.timeouts > 0 { IN_FLIGHT_PER_SLOW_ENDPOINT } else { IN_FLIGHT_PER_ENDPOINT };
         let most = (places - under_way).min(i64::try_from(most).unwrap_or(i64::MAX)).max(0);
-        let sql = "UPDATE deliveries SET in_flight = TRUE, lease = lease + 1, run_at = $2 WHERE id IN ( \
-                       SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
-                       ORDER BY run_at, id LIMIT $4) \
-                   RETURNING id, lease, attempt, event_id, (SELECT body FROM events WHERE id = event_id) AS body";
+        let sql = sql!(
+            "UPDATE deliveries SET in_flight = TRUE, lease = lease + 1, run_at = $2 WHERE id IN ( \
+                 SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
+                 ORDER BY run_at, id LIMIT $4) \
+             RETURNING id, lease, attempt, event_id, (SELECT body FROM events WHERE id = event_id) AS body"
+        );
         let rows = self.all(sql, args![webhook_id, now + DELIVERY_LEASE, now, most]).await?;
         let delivery = |row: &Row| {
             Ok(row!(row => Delivery {
@@ -279,7 +301,7 @@ impl Write {
     async fn put_off(&mut self, webhook_id: Uuid) -> Result<()> {
         tracing::error!(%webhook_id, "a webhook's secret cannot be opened with the keys in secret_key_file");
         let until = self.now + DELIVERY_LEASE;
-        self.execute("UPDATE webhooks SET due_at = $2 WHERE id = $1", args![webhook_id, until]).await?;
+        self.execute(sql!("UPDATE webhooks SET due_at = $2 WHERE id = $1"), args![webhook_id, until]).await?;
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::node::Node;
 use culvert_domain::port::{ExtraPort, NewExtraPort};
@@ -79,10 +80,12 @@ impl Write {
     async fn free_port(&mut self, node: &Node, transports: &[Transport], tunnel_id: Uuid) -> Result<Option<u16>> {
         let (mut taken, mut resting, now) = (HashSet::new(), HashSet::new(), self.now);
         for transport in transports {
-            let sql = "SELECT port, FALSE AS resting FROM node_ports WHERE node_id = $1 AND transport = $2 \
-                       UNION ALL SELECT port, TRUE AS resting FROM resting_ports \
-                       WHERE node_id = $1 AND transport = $2 AND until > $3 \
-                           AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)";
+            let sql = sql!(
+                "SELECT port, FALSE AS resting FROM node_ports WHERE node_id = $1 AND transport = $2 \
+                 UNION ALL SELECT port, TRUE AS resting FROM resting_ports \
+                 WHERE node_id = $1 AND transport = $2 AND until > $3 \
+                     AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)"
+            );
             for row in self.all(sql, args![node.id, StringArg(*transport), now, tunnel_id]).await? {
                 let numbers = if row.flag("resting")? { &mut resting } else { &mut taken };
                 numbers.insert(row.number::<u16>("port")?);
@@ -109,17 +112,19 @@ impl Write {
     ) -> Result<bool> {
         let now = self.now;
         for (index, transport) in transports.iter().enumerate() {
-            let sql = "INSERT INTO node_ports (node_id, port, transport, tunnel_id) SELECT $1, $2, $3, $4 \
-                       WHERE $5 = FALSE OR NOT EXISTS (SELECT 1 FROM resting_ports \
-                           WHERE node_id = $1 AND port = $2 AND transport = $3 AND until > $6 \
-                               AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)) \
-                       ON CONFLICT DO NOTHING";
+            let sql = sql!(
+                "INSERT INTO node_ports (node_id, port, transport, tunnel_id) SELECT $1, $2, $3, $4 \
+                 WHERE $5 = FALSE OR NOT EXISTS (SELECT 1 FROM resting_ports \
+                     WHERE node_id = $1 AND port = $2 AND transport = $3 AND until > $6 \
+                         AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)) \
+                 ON CONFLICT DO NOTHING"
+            );
             let only_rested = rested == Rested::Only;
             let args = args![node_id, port, StringArg(*transport), tunnel_id, only_rested, now];
             if self.execute(sql, args).await? == 0 {
                 // Releases only what this call has taken, not what the tunnel held before.
                 for taken in &transports[..index] {
-                    let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3";
+                    let sql = sql!("DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3");
                     self.execute(sql, args![node_id, port, StringArg(*taken)]).await?;
                 }
                 return Ok(false);
@@ -138,8 +143,10 @@ impl Write {
         let NewExtraPort { local_port, protocol, label } = new.clone();
         let remote_port = self.allocate_port(node, protocol, https, tunnel_id).await?;
         let (id, now) = (self.clock.id(), self.now);
-        let sql = "INSERT INTO extra_ports (id, tunnel_id, local_port, remote_port, protocol, label, created_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7)";
+        let sql = sql!(
+            "INSERT INTO extra_ports (id, tunnel_id, local_port, remote_port, protocol, label, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)"
+        );
         let args = args![id, tunnel_id, local_port, remote_port, StringArg(protocol), label.as_deref(), now];
         self.execute(sql, args).await?;
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
@@ -147,13 +154,14 @@ impl Write {
 
     /// Removes an extra port. Its number is reserved for a while and can then be allocated again.
     pub async fn delete_extra_port(&mut self, node: &Node, tunnel_id: Uuid, port: &ExtraPort) -> Result<()> {
-        self.execute("DELETE FROM extra_ports WHERE id = $1", args![port.id]).await?;
+        self.execute(sql!("DELETE FROM extra_ports WHERE id = $1"), args![port.id]).await?;
         for transport in port.protocol.transports() {
             let until = self.now + REST;
-            let sql = concat!(rest!(), "AND p.node_id = $3 AND p.port = $4 AND p.transport = $5", rest_again!());
+            let sql = sql!(concat!(rest!(), "AND p.node_id = $3 AND p.port = $4 AND p.transport = $5", rest_again!()));
             let args = args![tunnel_id, until, node.id, port.remote_port, StringArg(*transport)];
             self.execute(sql, args).await?;
-            let sql = "DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3 AND tunnel_id = $4";
+            let sql =
+                sql!("DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3 AND tunnel_id = $4");
             self.execute(sql, args![node.id, port.remote_port, StringArg(*transport), tunnel_id]).await?;
         }
         Ok(())
@@ -162,21 +170,21 @@ impl Write {
     /// Reserves the public ports of a tunnel that is about to release them.
     pub(super) async fn rest_ports(&mut self, tunnel_id: Uuid) -> Result<()> {
         let until = self.now + REST;
-        self.execute(concat!(rest!(), rest_again!()), args![tunnel_id, until]).await?;
+        self.execute(sql!(concat!(rest!(), rest_again!())), args![tunnel_id, until]).await?;
         Ok(())
     }
 
     /// Places a tunnel on another node. It keeps those public port numbers that are free there.
     pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, moving: bool) -> Result<()> {
         self.rest_ports(tunnel.id).await?;
-        self.execute("DELETE FROM node_ports WHERE tunnel_id = $1", args![tunnel.id]).await?;
+        self.execute(sql!("DELETE FROM node_ports WHERE tunnel_id = $1"), args![tunnel.id]).await?;
         let port = self.keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.https, tunnel.id).await?;
         for extra in self.extra_ports(tunnel.id).await? {
             let port = self.keep_port(node, extra.protocol, extra.remote_port, tunnel.spec.https, tunnel.id).await?;
-            self.execute("UPDATE extra_ports SET remote_port = $2 WHERE id = $1", args![extra.id, port]).await?;
+            self.execute(sql!("UPDATE extra_ports SET remote_port = $2 WHERE id = $1"), args![extra.id, port]).await?;
         }
         let now = self.now;
-        let sql = "UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1";
+        let sql = sql!("UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1");
         self.execute(sql, args![tunnel.id, node.id, port, moving, now]).await?;
         Ok(())
     }
@@ -198,15 +206,17 @@ impl Write {
 
     /// Sets the public port of all http extra ports of a tunnel: they use the node's shared http port.
     pub async fn set_http_port_of_extra_ports(&mut self, tunnel_id: Uuid, port: u16) -> Result<()> {
-        let sql = "UPDATE extra_ports SET remote_port = $2 WHERE tunnel_id = $1 AND protocol = 'http'";
+        let sql = sql!("UPDATE extra_ports SET remote_port = $2 WHERE tunnel_id = $1 AND protocol = 'http'");
         self.execute(sql, args![tunnel_id, port]).await?;
         Ok(())
     }
 }
 
 pub(super) async fn extra_ports(db: &mut impl Read, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
-    let sql = "SELECT id, local_port, remote_port, protocol, label FROM extra_ports WHERE tunnel_id = $1 \
-               ORDER BY created_at, id";
+    let sql = sql!(
+        "SELECT id, local_port, remote_port, protocol, label FROM extra_ports WHERE tunnel_id = $1 \
+         ORDER BY created_at, id"
+    );
     let rows = db.all(sql, args![tunnel_id]).await?;
     Ok(rows.iter().map(extra_port).collect::<DbResult<_>>()?)
 }

@@ -7,6 +7,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable};
+use super::sql::{Sql, sql};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
@@ -28,8 +29,10 @@ pub struct Presence {
 impl Store {
     /// Devices that are recorded as online but were not seen for too long, with the ids of their scopes.
     pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
-                   WHERE p.online = TRUE AND p.last_seen_at <= $1";
+        let sql = sql!(
+            "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
+             WHERE p.online = TRUE AND p.last_seen_at <= $1"
+        );
         let rows = (&self.db).all(sql, args![self.clock.now() - OFFLINE_AFTER]).await?;
         Ok(readable(&rows, "device", ids))
     }
@@ -37,8 +40,10 @@ impl Store {
     /// Devices whose last presence event differs from their current presence because the event limit was
     /// reached, and whose limit has ended; with the ids of their scopes.
     pub async fn untold_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
-                   WHERE p.told <> p.online AND p.told_since <= $1";
+        let sql = sql!(
+            "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
+             WHERE p.told <> p.online AND p.told_since <= $1"
+        );
         let rows = (&self.db).all(sql, args![self.clock.now() - TOLD_WITHIN]).await?;
         Ok(readable(&rows, "device", ids))
     }
@@ -52,8 +57,10 @@ impl Store {
         self.write(None, move |write| {
             Box::pin(async move {
                 for (Connection { device_id, epoch }, at) in seen {
-                    let sql = "UPDATE device_presence SET last_seen_at = $3, online = TRUE \
-                               WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
+                    let sql = sql!(
+                        "UPDATE device_presence SET last_seen_at = $3, online = TRUE \
+                         WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL"
+                    );
                     write.execute(sql, args![device_id, epoch, at]).await?;
                 }
                 Ok(())
@@ -70,13 +77,13 @@ impl Store {
     }
 }
 
-const IS_CURRENT: &str =
-    "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL";
+const IS_CURRENT: Sql =
+    sql!("SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL");
 
 impl Write {
     /// Records that a connection has ended. The device stays online for a while, so that it can reconnect.
     pub async fn disconnect_device(&mut self, connection: Connection) -> Result<()> {
-        let sql = "UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2";
+        let sql = sql!("UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2");
         self.execute(sql, args![connection.device_id, connection.epoch]).await?;
         Ok(())
     }
@@ -88,14 +95,14 @@ impl Write {
 
     /// The boot id of the agent's process, if the device is online.
     pub async fn online_boot_id(&mut self, device_id: Uuid) -> Result<Option<Uuid>> {
-        let sql = "SELECT boot_id FROM device_presence WHERE device_id = $1 AND online = TRUE";
+        let sql = sql!("SELECT boot_id FROM device_presence WHERE device_id = $1 AND online = TRUE");
         let row = self.optional(sql, args![device_id]).await?;
         Ok(row.map(|row| row.optional_id("boot_id")).transpose()?.flatten())
     }
 
     /// Whether no host holds a connection of the device.
     pub async fn is_disconnected(&mut self, device_id: Uuid) -> Result<bool> {
-        let sql = "SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND host_id IS NOT NULL";
+        let sql = sql!("SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND host_id IS NOT NULL");
         Ok(self.optional(sql, args![device_id]).await?.is_none())
     }
 
@@ -103,26 +110,30 @@ impl Write {
     pub async fn insert_connection(&mut self, device_id: Uuid, new: NewConnection) -> Result<Connection> {
         let NewConnection { host_id, boot_id, renews_tokens } = new;
         let now = self.now;
-        let sql = "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at, renews_tokens) \
-                   VALUES ($1, 1, $2, $3, TRUE, $4, $5) \
-                   ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
-                       boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at, \
-                       renews_tokens = excluded.renews_tokens \
-                   RETURNING epoch";
+        let sql = sql!(
+            "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at, renews_tokens) \
+             VALUES ($1, 1, $2, $3, TRUE, $4, $5) \
+             ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
+                 boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at, \
+                 renews_tokens = excluded.renews_tokens \
+             RETURNING epoch"
+        );
         let epoch = self.one(sql, args![device_id, host_id, boot_id, now, renews_tokens]).await?.int("epoch")?;
         Ok(Connection { device_id, epoch })
     }
 
     /// Records that a device is offline. Returns whether it was online.
     pub async fn set_device_offline(&mut self, device_id: Uuid, reason: OfflineReason) -> Result<bool> {
-        let sql = "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
-                   WHERE device_id = $1 AND online = TRUE";
+        let sql = sql!(
+            "UPDATE device_presence SET online = FALSE, host_id = NULL, offline_reason = $2 \
+             WHERE device_id = $1 AND online = TRUE"
+        );
         Ok(self.execute(sql, args![device_id, StringArg(reason)]).await? == 1)
     }
 
     /// Lets the next presence event of a device be written at once.
     pub async fn reset_presence_limit(&mut self, device_id: Uuid) -> Result<()> {
-        self.execute("UPDATE device_presence SET told_times = 0 WHERE device_id = $1", args![device_id]).await?;
+        self.execute(sql!("UPDATE device_presence SET told_times = 0 WHERE device_id = $1"), args![device_id]).await?;
         Ok(())
     }
 
@@ -130,11 +141,13 @@ impl Write {
     /// its event limit.
     pub async fn take_presence_to_publish(&mut self, device_id: Uuid) -> Result<Option<Presence>> {
         let now = self.now;
-        let sql = "UPDATE device_presence SET told = online, \
-                       told_times = CASE WHEN told_since <= $2 THEN 1 ELSE told_times + 1 END, \
-                       told_since = CASE WHEN told_since <= $2 THEN $3 ELSE told_since END \
-                   WHERE device_id = $1 AND told <> online AND (told_since <= $2 OR told_times < $4) \
-                   RETURNING online, offline_reason";
+        let sql = sql!(
+            "UPDATE device_presence SET told = online, \
+                 told_times = CASE WHEN told_since <= $2 THEN 1 ELSE told_times + 1 END, \
+                 told_since = CASE WHEN told_since <= $2 THEN $3 ELSE told_since END \
+             WHERE device_id = $1 AND told <> online AND (told_since <= $2 OR told_times < $4) \
+             RETURNING online, offline_reason"
+        );
         let row = self.optional(sql, args![device_id, now - TOLD_WITHIN, now, TOLD_TIMES]).await?;
         let Some(row) = row else { return Ok(None) };
         let offline_reason = if row.flag("online")? {
@@ -147,7 +160,8 @@ impl Write {
 
     /// Whether a device is recorded as online and was not seen for too long.
     pub async fn is_silent(&mut self, device_id: Uuid) -> Result<bool> {
-        let sql = "SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2";
+        let sql =
+            sql!("SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2");
         let limit = self.now - OFFLINE_AFTER;
         Ok(self.optional(sql, args![device_id, limit]).await?.is_some())
     }

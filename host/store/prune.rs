@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 use super::Store;
 use super::arg::Arg;
 use super::error::first_error;
+use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
 use culvert_domain::usage::day_number;
 
@@ -22,7 +23,7 @@ const BATCH: u32 = 1000;
 /// Builds a statement that deletes at most `$2` rows.
 macro_rules! prune {
     ($table:literal, $key:literal, $columns:literal, $which:literal) => {
-        concat!(
+        sql!(concat!(
             "DELETE FROM ",
             $table,
             " WHERE ",
@@ -34,7 +35,7 @@ macro_rules! prune {
             " WHERE ",
             $which,
             " LIMIT $2)"
-        )
+        ))
     };
 }
 
@@ -73,7 +74,7 @@ impl Store {
         first_error(result, self.prune_all(sql, first_day.into()).await)
     }
 
-    async fn prune_all(&self, sql: &'static str, until: Arg<'static>) -> Result<()> {
+    async fn prune_all(&self, sql: Sql, until: Arg<'static>) -> Result<()> {
         loop {
             let deleted = self.write(None, move |write| {
                 boxed(async move { Ok(write.execute(sql, &[until, Arg::from(BATCH)]).await?) })

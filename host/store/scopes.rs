@@ -6,6 +6,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::account::Account;
 use culvert_domain::caller::{Role, Scope, ScopeKind};
@@ -20,10 +21,10 @@ pub struct Member {
 
 macro_rules! select_account {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT a.id, a.email, a.created_at, s.name, s.plan FROM accounts a JOIN scopes s ON s.id = a.id ",
             $rest
-        )
+        ))
     };
 }
 
@@ -43,19 +44,22 @@ impl Store {
     /// Finds Teams by id or name. Several Teams can have the same name.
     pub async fn teams_by_name(&self, team: &str) -> Result<Vec<Scope>> {
         let id = Uuid::parse_str(team).unwrap_or_default();
-        let sql = "SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id";
+        let sql =
+            sql!("SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id");
         let rows = (&self.db).all(sql, args![id, team]).await?;
         Ok(rows.iter().map(scope).collect::<DbResult<_>>()?)
     }
 
     pub async fn scope(&self, id: Uuid) -> Result<Option<Scope>> {
-        let row = (&self.db).optional("SELECT id, kind, name, plan FROM scopes WHERE id = $1", args![id]).await?;
+        let row = (&self.db).optional(sql!("SELECT id, kind, name, plan FROM scopes WHERE id = $1"), args![id]).await?;
         Ok(row.as_ref().map(scope).transpose()?)
     }
 
     pub async fn members(&self, team_id: Uuid) -> Result<Vec<Member>> {
-        let sql = "SELECT m.account_id, m.role, a.email FROM team_members m \
-                   JOIN accounts a ON a.id = m.account_id WHERE m.team_id = $1 ORDER BY m.created_at, m.account_id";
+        let sql = sql!(
+            "SELECT m.account_id, m.role, a.email FROM team_members m \
+             JOIN accounts a ON a.id = m.account_id WHERE m.team_id = $1 ORDER BY m.created_at, m.account_id"
+        );
         let rows = (&self.db).all(sql, args![team_id]).await?;
         Ok(rows.iter().map(member).collect::<DbResult<_>>()?)
     }
@@ -67,7 +71,7 @@ impl Write {
         let id = self.clock.id();
         let email = email.to_lowercase();
         self.create_scope(id, ScopeKind::Personal, name, plan).await?;
-        let sql = "INSERT INTO accounts (id, email, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        let sql = sql!("INSERT INTO accounts (id, email, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING");
         let now = self.now;
         let created = self.execute(sql, args![id, &email, now]).await? == 1;
         Ok(created.then(|| Account { id, email, name: name.into(), plan: plan.into(), created_at: now }))
@@ -81,7 +85,7 @@ impl Write {
     }
 
     async fn create_scope(&mut self, id: Uuid, kind: ScopeKind, name: &str, plan: &str) -> Result<()> {
-        let sql = "INSERT INTO scopes (id, kind, name, plan, created_at) VALUES ($1, $2, $3, $4, $5)";
+        let sql = sql!("INSERT INTO scopes (id, kind, name, plan, created_at) VALUES ($1, $2, $3, $4, $5)");
         let now = self.now;
         self.execute(sql, args![id, StringArg(kind), name, plan, now]).await?;
         Ok(())
@@ -89,37 +93,40 @@ impl Write {
 
     /// Adds a member, or changes the role of one.
     pub async fn set_role(&mut self, team_id: Uuid, account_id: Uuid, role: Role) -> Result<()> {
-        let sql = "INSERT INTO team_members (team_id, account_id, role, created_at) VALUES ($1, $2, $3, $4) \
-                   ON CONFLICT (team_id, account_id) DO UPDATE SET role = excluded.role";
+        let sql = sql!(
+            "INSERT INTO team_members (team_id, account_id, role, created_at) VALUES ($1, $2, $3, $4) \
+             ON CONFLICT (team_id, account_id) DO UPDATE SET role = excluded.role"
+        );
         let now = self.now;
         self.execute(sql, args![team_id, account_id, StringArg(role), now]).await?;
         Ok(())
     }
 
     pub async fn role_of(&mut self, team_id: Uuid, account_id: Uuid) -> Result<Option<Role>> {
-        let sql = "SELECT role FROM team_members WHERE team_id = $1 AND account_id = $2";
+        let sql = sql!("SELECT role FROM team_members WHERE team_id = $1 AND account_id = $2");
         let row = self.optional(sql, args![team_id, account_id]).await?;
         Ok(row.map(|row| row.string_enum("role")).transpose()?)
     }
 
     /// Whether this account is the only owner of the Team.
     pub async fn is_last_owner(&mut self, team_id: Uuid, account_id: Uuid) -> Result<bool> {
-        let sql =
-            "SELECT COUNT(*) AS others FROM team_members WHERE team_id = $1 AND role = 'owner' AND account_id <> $2";
+        let sql = sql!(
+            "SELECT COUNT(*) AS others FROM team_members WHERE team_id = $1 AND role = 'owner' AND account_id <> $2"
+        );
         let others = self.one(sql, args![team_id, account_id]).await?.int("others")?;
         Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
     }
 
     /// Sets the plan of a scope and lifts its suspension, because that belonged to the former plan's limit.
     pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
-        let sql = "UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1";
+        let sql = sql!("UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1");
         self.execute(sql, args![scope_id, plan]).await?;
         // The host looks again at what runs under the plan.
         self.touch_scope(scope_id).await
     }
 
     pub async fn delete_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
-        let sql = "DELETE FROM team_members WHERE team_id = $1 AND account_id = $2";
+        let sql = sql!("DELETE FROM team_members WHERE team_id = $1 AND account_id = $2");
         self.execute(sql, args![team_id, account_id]).await?;
         Ok(())
     }

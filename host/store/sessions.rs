@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::arg::{StringArg, args, by_ids};
+use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::row::{Row, readable, row};
+use super::sql::{by_ids, sql};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::lease::{Lease, LeasePort};
@@ -56,20 +57,20 @@ macro_rules! select_lease {
 /// The extra ports of open sessions.
 macro_rules! select_ports {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT p.session_id, p.local_port, e.id, e.remote_port FROM session_ports p \
              JOIN sessions s ON s.id = p.session_id JOIN extra_ports e ON e.id = p.port_id \
              WHERE s.ended_at IS NULL ",
             $rest,
             " ORDER BY e.created_at, e.id"
-        )
+        ))
     };
 }
 
 /// Selects leases by a condition on their sessions, with their extra ports.
 macro_rules! leases {
     ($db:expr, $which:literal, $args:expr) => {{
-        let rows = $db.all(concat!(select_lease!($which), " ORDER BY s.started_at, s.id"), $args).await?;
+        let rows = $db.all(sql!(concat!(select_lease!($which), " ORDER BY s.started_at, s.id")), $args).await?;
         let mut leases = readable(&rows, "session", lease);
         if !leases.is_empty() {
             add_ports(&mut leases, &$db.all(select_ports!($which), $args).await?)?;
@@ -81,9 +82,11 @@ macro_rules! leases {
 impl Store {
     /// A page of a tunnel's sessions, newest first.
     pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<PageRows<Session>> {
-        let sql = "SELECT id, tunnel_id, device_id, node_id, started_at, ended_at, end_reason, bytes_in, bytes_out \
-                   FROM sessions WHERE scope_id = $1 AND tunnel_id = $2 AND (started_at, id) < ($3, $4) \
-                   ORDER BY started_at DESC, id DESC LIMIT $5";
+        let sql = sql!(
+            "SELECT id, tunnel_id, device_id, node_id, started_at, ended_at, end_reason, bytes_in, bytes_out \
+             FROM sessions WHERE scope_id = $1 AND tunnel_id = $2 AND (started_at, id) < ($3, $4) \
+             ORDER BY started_at DESC, id DESC LIMIT $5"
+        );
         let args = args![scope_id, tunnel_id, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let sessions = rows.iter().map(session).collect::<DbResult<Vec<_>>>()?;
@@ -93,7 +96,8 @@ impl Store {
     /// The open sessions on a node whose agents prove their leases by tokens of an earlier version, with the ids of
     /// their scopes.
     pub async fn sessions_with_older_tokens(&self, node_id: Uuid, version: u32) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = "SELECT id, scope_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL AND token_version < $2";
+        let sql =
+            sql!("SELECT id, scope_id FROM sessions WHERE node_id = $1 AND ended_at IS NULL AND token_version < $2");
         let rows = (&self.db).all(sql, args![node_id, version]).await?;
         Ok(readable(&rows, "session", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }
@@ -109,7 +113,7 @@ impl Store {
 
     /// Why a session ended. `None` while it is open.
     pub async fn end_reason(&self, session_id: Uuid) -> Result<Option<EndReason>> {
-        let row = (&self.db).optional("SELECT end_reason FROM sessions WHERE id = $1", args![session_id]).await?;
+        let row = (&self.db).optional(sql!("SELECT end_reason FROM sessions WHERE id = $1"), args![session_id]).await?;
         Ok(row.map(|row| row.optional_string_enum("end_reason")).transpose()?.flatten())
     }
 
@@ -124,7 +128,7 @@ impl Store {
 
     /// The session and scope ids of leases that were not renewed in time.
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = "SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1";
+        let sql = sql!("SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1");
         let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
         Ok(readable(&rows, "session", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }
@@ -141,8 +145,9 @@ impl Write {
 
     /// Adds an extra port to the session: its device serves the port from now on.
     pub async fn approve_port(&mut self, session_id: Uuid, port_id: Uuid, local_port: u16) -> Result<()> {
-        let sql =
-            "INSERT INTO session_ports (session_id, port_id, local_port) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        let sql = sql!(
+            "INSERT INTO session_ports (session_id, port_id, local_port) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+        );
         self.execute(sql, args![session_id, port_id, local_port]).await?;
         Ok(())
     }
@@ -155,19 +160,19 @@ impl Write {
             "$1",
             ") RETURNING id"
         );
-        self.all_by_ids(sql, args![session_ids, device_id]).await?;
+        self.all(sql, args![session_ids, device_id]).await?;
         Ok(())
     }
 
     pub async fn set_target_error(&mut self, session_id: Uuid, device_id: Uuid, error: Option<&str>) -> Result<()> {
-        let sql = "UPDATE sessions SET target_error = $3 WHERE id = $1 AND device_id = $2 AND ended_at IS NULL";
+        let sql = sql!("UPDATE sessions SET target_error = $3 WHERE id = $1 AND device_id = $2 AND ended_at IS NULL");
         self.execute(sql, args![session_id, device_id, error]).await?;
         Ok(())
     }
 
     /// Changes the local target of a session.
     pub async fn set_local_target(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
-        let sql = "UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1";
+        let sql = sql!("UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1");
         self.execute(sql, args![session_id, host, port]).await?;
         Ok(())
     }
@@ -180,13 +185,13 @@ impl Write {
             "$1",
             "RETURNING id"
         );
-        let rows = self.all_by_ids(sql, args![session_ids, device_id, until]).await?;
+        let rows = self.all(sql, args![session_ids, device_id, until]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
     /// How many sessions a device has open.
     pub async fn open_sessions(&mut self, device_id: Uuid) -> Result<usize> {
-        let sql = "SELECT COUNT(*) AS open FROM sessions WHERE device_id = $1 AND ended_at IS NULL";
+        let sql = sql!("SELECT COUNT(*) AS open FROM sessions WHERE device_id = $1 AND ended_at IS NULL");
         Ok(self.one(sql, args![device_id]).await?.number("open")?)
     }
 
@@ -194,7 +199,8 @@ impl Write {
     /// agent that is still connected renews its leases before they expire again.
     pub async fn extend_leases(&mut self, node_id: Uuid) -> Result<()> {
         let until = self.now + SESSION_LEASE;
-        let sql = "UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2";
+        let sql =
+            sql!("UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2");
         self.execute(sql, args![node_id, until]).await?;
         Ok(())
     }
@@ -208,8 +214,10 @@ impl Write {
 
     /// The target that a device last agreed to for a tunnel.
     pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<Target>> {
-        let sql = "SELECT id FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
-                   ORDER BY started_at DESC, id DESC LIMIT 1";
+        let sql = sql!(
+            "SELECT id FROM sessions WHERE tunnel_id = $1 AND device_id = $2 \
+             ORDER BY started_at DESC, id DESC LIMIT 1"
+        );
         match self.optional(sql, args![tunnel_id, device_id]).await? {
             Some(row) => self.target_of(row.id("id")?).await,
             None => Ok(None),
@@ -218,9 +226,9 @@ impl Write {
 
     /// The target that the device of a session agreed to, whether the session is open or not.
     pub async fn target_of(&mut self, session_id: Uuid) -> Result<Option<Target>> {
-        let sql = "SELECT local_host, local_port FROM sessions WHERE id = $1";
+        let sql = sql!("SELECT local_host, local_port FROM sessions WHERE id = $1");
         let Some(row) = self.optional(sql, args![session_id]).await? else { return Ok(None) };
-        let sql = "SELECT port_id, local_port FROM session_ports WHERE session_id = $1 ORDER BY port_id";
+        let sql = sql!("SELECT port_id, local_port FROM session_ports WHERE session_id = $1 ORDER BY port_id");
         let ports = self.all(sql, args![session_id]).await?;
         let extra = ports.iter().map(|row| Ok((row.id("port_id")?, row.number("local_port")?)));
         Ok(Some(Target {
@@ -232,17 +240,21 @@ impl Write {
 
     /// Raises the epoch of a tunnel, which the device is to run from now on.
     pub async fn next_epoch(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<i64> {
-        let sql = "UPDATE tunnels SET epoch = epoch + 1, desired_device_id = $2, start_error = NULL WHERE id = $1 \
-                   RETURNING epoch";
+        let sql = sql!(
+            "UPDATE tunnels SET epoch = epoch + 1, desired_device_id = $2, start_error = NULL WHERE id = $1 \
+             RETURNING epoch"
+        );
         Ok(self.one(sql, args![tunnel_id, device_id]).await?.int("epoch")?)
     }
 
     pub async fn insert_session(&mut self, new: &NewSession<'_>) -> Result<()> {
-        let sql = "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
-                       local_port, started_at, lease_until, bytes_in, bytes_out, token_version) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0, \
-                       CASE WHEN EXISTS (SELECT 1 FROM device_presence WHERE device_id = $4 AND renews_tokens = TRUE) \
-                           THEN 2 ELSE 1 END)";
+        let sql = sql!(
+            "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
+                 local_port, started_at, lease_until, bytes_in, bytes_out, token_version) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0, \
+                 CASE WHEN EXISTS (SELECT 1 FROM device_presence WHERE device_id = $4 AND renews_tokens = TRUE) \
+                     THEN 2 ELSE 1 END)"
+        );
         let NewSession { id, tunnel, device_id, boot_id, epoch, target, lease_until } = *new;
         let Target { host, port, extra } = target;
         let now = self.now;
@@ -269,8 +281,10 @@ impl Write {
     /// Ends a session. Returns it, and whether its agent was ready; `None` if it was not open.
     pub async fn set_session_ended(&mut self, session_id: Uuid, reason: EndReason) -> Result<Option<(RunRef, bool)>> {
         let now = self.now;
-        let sql = "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
-                   RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready";
+        let sql = sql!(
+            "UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1 AND ended_at IS NULL \
+             RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready"
+        );
         let row = self.optional(sql, args![session_id, now, StringArg(reason)]).await?;
         Ok(row.map(|row| Ok::<_, StoreError>((run(&row)?, row.flag("ready")?))).transpose()?)
     }
@@ -278,29 +292,34 @@ impl Write {
     /// Records that the agent of a session is ready. Returns the session; `None` if it was ready, or has ended.
     pub async fn set_session_ready(&mut self, session_id: Uuid) -> Result<Option<RunRef>> {
         let now = self.now;
-        let sql = "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
-                   RETURNING id, scope_id, tunnel_id, device_id, node_id";
+        let sql = sql!(
+            "UPDATE sessions SET ready_at = $2 WHERE id = $1 AND ended_at IS NULL AND ready_at IS NULL \
+             RETURNING id, scope_id, tunnel_id, device_id, node_id"
+        );
         let row = self.optional(sql, args![session_id, now]).await?;
         Ok(row.as_ref().map(run).transpose()?)
     }
 
     pub async fn open_sessions_of_scope(&mut self, scope_id: Uuid) -> Result<Vec<Uuid>> {
-        let sql = "SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL";
+        let sql = sql!("SELECT id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL");
         let rows = self.all(sql, args![scope_id]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
     /// Clears the desired device of the tunnel that has this open session.
     pub async fn clear_desired_device_of(&mut self, session_id: Uuid) -> Result<()> {
-        let sql = "UPDATE tunnels SET desired_device_id = NULL \
-                   WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)";
+        let sql = sql!(
+            "UPDATE tunnels SET desired_device_id = NULL \
+             WHERE id = (SELECT tunnel_id FROM sessions WHERE id = $1 AND ended_at IS NULL)"
+        );
         self.execute(sql, args![session_id]).await?;
         Ok(())
     }
 
     /// Clears the mark that a tunnel is moving to another node: its session is ready there, or has ended.
     pub async fn clear_moving(&mut self, tunnel_id: Uuid) -> Result<()> {
-        self.execute("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE", args![tunnel_id]).await?;
+        self.execute(sql!("UPDATE tunnels SET moving = FALSE WHERE id = $1 AND moving = TRUE"), args![tunnel_id])
+            .await?;
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use super::catalog::{self, node_columns};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write, ports};
 use culvert_domain::error::Result;
 use culvert_domain::node::Node;
@@ -21,7 +22,7 @@ use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
 /// unfinished operation.
 macro_rules! select_tunnel {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
@@ -40,7 +41,7 @@ macro_rules! select_tunnel {
               LEFT JOIN device_presence p ON p.device_id = s.device_id \
               LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') ",
             $rest
-        )
+        ))
     };
 }
 
@@ -86,9 +87,11 @@ impl Store {
                 _ => Ok(()),
             };
         };
-        let sql = "SELECT b.tunnel_id, b.device_id FROM tunnel_devices b JOIN tunnels t ON t.id = b.tunnel_id \
-                   WHERE t.scope_id = $1 AND (t.created_at, t.id) >= ($2, $3) AND (t.created_at, t.id) <= ($4, $5) \
-                   ORDER BY b.device_id";
+        let sql = sql!(
+            "SELECT b.tunnel_id, b.device_id FROM tunnel_devices b JOIN tunnels t ON t.id = b.tunnel_id \
+             WHERE t.scope_id = $1 AND (t.created_at, t.id) >= ($2, $3) AND (t.created_at, t.id) <= ($4, $5) \
+             ORDER BY b.device_id"
+        );
         let (first, last) = (place(newest), place(oldest));
         let args = args![scope_id, last.micros(), last.id, first.micros(), first.id];
         let mut bound: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
@@ -107,13 +110,15 @@ impl Store {
 
     /// Whether a device is to resume a tunnel that has no open session and could run now.
     pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
-        let sql = "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
-                   WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol = 'tcp' \
-                     AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
-                     AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
-                     AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
-                         AND o.status IN ('queued', 'claimed', 'running')) \
-                   LIMIT 1";
+        let sql = sql!(
+            "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
+             WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol = 'tcp' \
+               AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
+               AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
+               AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
+                   AND o.status IN ('queued', 'claimed', 'running')) \
+             LIMIT 1"
+        );
         let row = (&self.db).optional(sql, args![scope_id, device_id, self.clock.now()]).await?;
         Ok(row.is_some())
     }
@@ -121,7 +126,7 @@ impl Store {
     /// The tunnels of a scope with this id or name.
     pub async fn tunnels_by_name(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
         let id = Uuid::parse_str(tunnel).unwrap_or_default();
-        let sql = "SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)";
+        let sql = sql!("SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)");
         let rows = (&self.db).all(sql, args![scope_id, id, tunnel]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
@@ -139,7 +144,7 @@ pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid, now: Date
 }
 
 async fn bindings(db: &mut impl Read, tunnel_id: Uuid) -> Result<Vec<Uuid>> {
-    let sql = "SELECT device_id FROM tunnel_devices WHERE tunnel_id = $1 ORDER BY device_id";
+    let sql = sql!("SELECT device_id FROM tunnel_devices WHERE tunnel_id = $1 ORDER BY device_id");
     let rows = db.all(sql, args![tunnel_id]).await?;
     Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
 }
@@ -156,11 +161,13 @@ impl Write {
 
     /// Inserts a tunnel without a public port. Returns false if the subdomain is taken.
     pub async fn insert_tunnel(&mut self, new: &NewTunnel) -> Result<bool> {
-        let sql = "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
-                       node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
-                       basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                       0, $20, $20, $21) ON CONFLICT DO NOTHING";
+        let sql = sql!(
+            "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
+                 node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
+                 basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+                 0, $20, $20, $21) ON CONFLICT DO NOTHING"
+        );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
             new.id,
@@ -190,16 +197,18 @@ impl Write {
 
     /// Sets the public port of a tunnel. It is allocated after the tunnel's row exists, which has to hold it.
     pub async fn set_remote_port(&mut self, id: Uuid, port: u16) -> Result<()> {
-        self.execute("UPDATE tunnels SET remote_port = $2 WHERE id = $1", args![id, port]).await?;
+        self.execute(sql!("UPDATE tunnels SET remote_port = $2 WHERE id = $1"), args![id, port]).await?;
         Ok(())
     }
 
     /// Writes all fields of a tunnel that a client can change.
     pub async fn update_tunnel(&mut self, tunnel: &Tunnel) -> Result<()> {
-        let sql = "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
-                       basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
-                       updated_at = $12 \
-                   WHERE id = $1";
+        let sql = sql!(
+            "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
+                 basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
+                 updated_at = $12 \
+             WHERE id = $1"
+        );
         let now = self.now;
         let args = args![
             tunnel.id,
@@ -221,25 +230,27 @@ impl Write {
 
     /// Sets or clears the basic-auth password, of which only the hash is stored.
     pub async fn set_basic_auth_hash(&mut self, id: Uuid, hash: Option<&str>) -> Result<()> {
-        self.execute("UPDATE tunnels SET basic_auth_hash = $2 WHERE id = $1", args![id, hash]).await?;
+        self.execute(sql!("UPDATE tunnels SET basic_auth_hash = $2 WHERE id = $1"), args![id, hash]).await?;
         Ok(())
     }
 
     pub async fn delete_tunnel(&mut self, id: Uuid) -> Result<()> {
         self.rest_ports(id).await?;
-        self.execute("DELETE FROM tunnels WHERE id = $1", args![id]).await?;
+        self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![id]).await?;
         Ok(())
     }
 
     /// Replaces the allowlist. Returns the ids that are not devices of the scope; there must be none.
     pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
-        let sql = "UPDATE tunnels SET restricted = $2 WHERE id = $1";
+        let sql = sql!("UPDATE tunnels SET restricted = $2 WHERE id = $1");
         self.execute(sql, args![tunnel_id, !device_ids.is_empty()]).await?;
-        self.execute("DELETE FROM tunnel_devices WHERE tunnel_id = $1", args![tunnel_id]).await?;
+        self.execute(sql!("DELETE FROM tunnel_devices WHERE tunnel_id = $1"), args![tunnel_id]).await?;
         let mut unknown = Vec::new();
         for device_id in device_ids {
-            let sql = "INSERT INTO tunnel_devices (tunnel_id, device_id) \
-                       SELECT $1, d.id FROM devices d WHERE d.id = $2 AND d.scope_id = $3 ON CONFLICT DO NOTHING";
+            let sql = sql!(
+                "INSERT INTO tunnel_devices (tunnel_id, device_id) \
+                 SELECT $1, d.id FROM devices d WHERE d.id = $2 AND d.scope_id = $3 ON CONFLICT DO NOTHING"
+            );
             if self.execute(sql, args![tunnel_id, *device_id, scope_id]).await? == 0 {
                 unknown.push(*device_id);
             }
@@ -249,12 +260,13 @@ impl Write {
 
     /// Sets the desired device: the one that resumes the tunnel whenever it can.
     pub async fn set_desired_device(&mut self, tunnel_id: Uuid, device_id: Option<Uuid>) -> Result<()> {
-        self.execute("UPDATE tunnels SET desired_device_id = $2 WHERE id = $1", args![tunnel_id, device_id]).await?;
+        self.execute(sql!("UPDATE tunnels SET desired_device_id = $2 WHERE id = $1"), args![tunnel_id, device_id])
+            .await?;
         Ok(())
     }
 
     pub async fn set_start_error(&mut self, tunnel_id: Uuid, error: Option<&str>) -> Result<()> {
-        self.execute("UPDATE tunnels SET start_error = $2 WHERE id = $1", args![tunnel_id, error]).await?;
+        self.execute(sql!("UPDATE tunnels SET start_error = $2 WHERE id = $1"), args![tunnel_id, error]).await?;
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::Row;
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
@@ -14,9 +15,11 @@ use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
 impl Store {
     /// The number of tunnels in a scope, and the number of those that run now.
     pub async fn tunnel_counts(&self, scope_id: Uuid) -> Result<(u64, u64)> {
-        let sql = "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS total, \
-                          (SELECT COUNT(*) FROM sessions WHERE scope_id = $1 AND ended_at IS NULL AND ready_at IS NOT NULL) \
-                              AS active";
+        let sql = sql!(
+            "SELECT (SELECT COUNT(*) FROM tunnels WHERE scope_id = $1) AS total, \
+             (SELECT COUNT(*) FROM sessions WHERE scope_id = $1 AND ended_at IS NULL AND ready_at IS NOT NULL) \
+                 AS active"
+        );
         let row = (&self.db).one(sql, args![scope_id]).await?;
         Ok((row.number("total")?, row.number("active")?))
     }
@@ -26,11 +29,13 @@ impl Store {
     }
 
     pub async fn tunnel_bandwidth(&self, scope_id: Uuid, tunnel_id: Uuid) -> Result<Bandwidth> {
-        let sql = "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
-                          CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
-                          CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
-                          CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_out END), 0) AS BIGINT) AS today_out \
-                   FROM usage_days WHERE scope_id = $1 AND tunnel_id = $2 AND day >= $3";
+        let sql = sql!(
+            "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
+                    CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
+                    CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
+                    CAST(COALESCE(SUM(CASE WHEN day = $4 THEN bytes_out END), 0) AS BIGINT) AS today_out \
+             FROM usage_days WHERE scope_id = $1 AND tunnel_id = $2 AND day >= $3"
+        );
         let now = self.clock.now();
         let args = args![scope_id, tunnel_id, day_number(month_start(now)), day_number(now)];
         Ok(bandwidth(&(&self.db).one(sql, args).await?)?)
@@ -51,11 +56,13 @@ impl Write {
         session_id: Uuid,
         traffic: Traffic,
     ) -> Result<()> {
-        let sql = "UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1";
+        let sql = sql!("UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1");
         self.execute(sql, args![session_id, traffic.bytes_in, traffic.bytes_out]).await?;
-        let sql = "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
-                   ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
-                       bytes_out = usage_days.bytes_out + excluded.bytes_out";
+        let sql = sql!(
+            "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
+             ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
+                 bytes_out = usage_days.bytes_out + excluded.bytes_out"
+        );
         let day = day_number(self.now);
         self.execute(sql, args![tunnel_id, day, scope_id, traffic.bytes_in, traffic.bytes_out]).await?;
         Ok(())
@@ -63,17 +70,19 @@ impl Write {
 
     /// Suspends all tunnels of a scope until this time.
     pub async fn suspend_scope(&mut self, scope_id: Uuid, until: DateTime<Utc>) -> Result<()> {
-        self.execute("UPDATE scopes SET suspended_until = $2 WHERE id = $1", args![scope_id, until]).await?;
+        self.execute(sql!("UPDATE scopes SET suspended_until = $2 WHERE id = $1"), args![scope_id, until]).await?;
         Ok(())
     }
 }
 
 pub(super) async fn scope_bandwidth(db: &mut impl Read, scope_id: Uuid, now: DateTime<Utc>) -> Result<Bandwidth> {
-    let sql = "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
-                      CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
-                      CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
-                      CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_out END), 0) AS BIGINT) AS today_out \
-               FROM usage_days WHERE scope_id = $1 AND day >= $2";
+    let sql = sql!(
+        "SELECT CAST(COALESCE(SUM(bytes_in), 0) AS BIGINT) AS month_in, \
+                CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
+                CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
+                CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_out END), 0) AS BIGINT) AS today_out \
+         FROM usage_days WHERE scope_id = $1 AND day >= $2"
+    );
     let args = args![scope_id, day_number(month_start(now)), day_number(now)];
     Ok(bandwidth(&db.one(sql, args).await?)?)
 }

@@ -6,6 +6,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::event::EventKind;
@@ -15,11 +16,11 @@ use culvert_domain::webhook::{ATTEMPTS_SHOWN, Attempt, LastDelivery, Webhook};
 
 macro_rules! select_webhook {
     ($rest:literal) => {
-        concat!(
+        sql!(concat!(
             "SELECT id, scope_id, url, events, description, status, last_status, last_at, created_at, updated_at \
              FROM webhooks ",
             $rest
-        )
+        ))
     };
 }
 
@@ -40,12 +41,14 @@ impl Store {
 
     /// A page of the newest attempts. Older ones beyond a fixed number are not shown.
     pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<PageRows<Attempt>> {
-        let sql = "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
-                       d.created_at, d.attempted_at, d.next_attempt_at \
-                   FROM deliveries d JOIN events e ON e.id = d.event_id \
-                   WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
-                       ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
-                   ORDER BY d.created_at DESC, d.id DESC LIMIT $5";
+        let sql = sql!(
+            "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
+                 d.created_at, d.attempted_at, d.next_attempt_at \
+             FROM deliveries d JOIN events e ON e.id = d.event_id \
+             WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
+                 ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
+             ORDER BY d.created_at DESC, d.id DESC LIMIT $5"
+        );
         let args = args![webhook_id, ATTEMPTS_SHOWN, page.after.micros(), page.after.id, page.limit_plus_one()];
         let rows = (&self.db).all(sql, args).await?;
         let attempts = rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?;
@@ -65,8 +68,10 @@ impl Write {
 
     /// Inserts an endpoint. The secret is sealed for its row.
     pub async fn insert_webhook(&mut self, new: &Webhook, secret: &[u8]) -> Result<()> {
-        let sql = "INSERT INTO webhooks (id, scope_id, url, events, description, status, secret, created_at, updated_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)";
+        let sql = sql!(
+            "INSERT INTO webhooks (id, scope_id, url, events, description, status, secret, created_at, updated_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)"
+        );
         let (events, description) = (words(&new.events), new.description.as_deref());
         let args =
             args![new.id, new.scope_id, &new.url, &events, description, StringArg(new.status), secret, new.created_at];
@@ -76,8 +81,9 @@ impl Write {
 
     pub async fn update_webhook(&mut self, webhook: &Webhook) -> Result<()> {
         let now = self.now;
-        let sql =
-            "UPDATE webhooks SET url = $2, events = $3, description = $4, status = $5, updated_at = $6 WHERE id = $1";
+        let sql = sql!(
+            "UPDATE webhooks SET url = $2, events = $3, description = $4, status = $5, updated_at = $6 WHERE id = $1"
+        );
         let (events, description) = (words(&webhook.events), webhook.description.as_deref());
         self.execute(sql, args![webhook.id, &webhook.url, &events, description, StringArg(webhook.status), now])
             .await?;
@@ -85,7 +91,7 @@ impl Write {
     }
 
     pub async fn delete_webhook(&mut self, id: Uuid) -> Result<()> {
-        self.execute("DELETE FROM webhooks WHERE id = $1", args![id]).await?;
+        self.execute(sql!("DELETE FROM webhooks WHERE id = $1"), args![id]).await?;
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
-//! The two databases have the same tables and columns.
+//! The two databases have the same tables and columns, and both understand every statement.
 
 use std::collections::BTreeMap;
 
+use culvert_store::sql::STATEMENTS;
+use culvert_test_macros::both_engines;
 use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnection;
-use sqlx::{Connection, Row};
+use sqlx::{Connection, Executor, Row, SqlStr};
 
 use crate::support::host::{Engine, TestHost};
 
@@ -114,4 +116,37 @@ fn migrations_differ_between_engines_in_types_only() {
     for ((name, sqlite), postgres) in migrations("sqlite").into_iter().zip(migrations("postgres").into_values()) {
         assert_eq!(without_types(&sqlite), without_types(&postgres), "{name}");
     }
+}
+
+/// Prepares a statement. The error says why the engine does not understand it.
+async fn prepare<'c, E: Executor<'c>>(connection: E, text: &'static str) -> Result<(), String> {
+    let prepared = connection.prepare(SqlStr::from_static(text)).await;
+    prepared.map(drop).map_err(|error| format!("{error}: {text}"))
+}
+
+#[both_engines]
+async fn every_statement_is_valid(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let url = host.config().database_url();
+    let prepared = match engine {
+        Engine::Sqlite => {
+            let mut connection = SqliteConnection::connect(&url).await.unwrap();
+            let mut prepared = Vec::new();
+            for statement in STATEMENTS {
+                prepared.push(prepare(&mut connection, statement.sqlite).await);
+            }
+            prepared
+        }
+        Engine::Postgres => {
+            let mut connection = PgConnection::connect(&url).await.unwrap();
+            let mut prepared = Vec::new();
+            for statement in STATEMENTS {
+                prepared.push(prepare(&mut connection, statement.postgres).await);
+            }
+            prepared
+        }
+    };
+    let faults: Vec<String> = prepared.iter().filter_map(|prepared| prepared.clone().err()).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(prepared.len() >= 220, "{} statements were collected", prepared.len());
 }

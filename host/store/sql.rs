@@ -1,0 +1,48 @@
+//! SQL statements. The macros of this file make all of them and list each in [`STATEMENTS`], so that a test prepares
+//! every one on both engines. linkme collects them when the program is linked; inventory was weighed, which runs
+//! code before `main`.
+
+/// A statement, in the SQL of each engine. Its placeholders are `$1`, `$2`, …
+#[derive(Clone, Copy, Debug)]
+pub struct Sql {
+    pub sqlite: &'static str,
+    pub postgres: &'static str,
+}
+
+/// Every statement of this crate.
+#[linkme::distributed_slice]
+pub static STATEMENTS: [Sql];
+
+/// Makes a statement from one text for both engines, or from one for each. `locked` is a row-lock clause that ends the
+/// statement on PostgreSQL; SQLite has no row locks, because a transaction that writes locks the whole database.
+macro_rules! sql {
+    (sqlite: $sqlite:expr, postgres: $postgres:expr) => {{
+        const STATEMENT: $crate::sql::Sql = $crate::sql::Sql { sqlite: $sqlite, postgres: $postgres };
+        #[linkme::distributed_slice($crate::sql::STATEMENTS)]
+        #[expect(unsafe_code, reason = "linkme collects what lies in one section of the program")]
+        static COLLECTED: $crate::sql::Sql = STATEMENT;
+        STATEMENT
+    }};
+    ($text:literal, locked: $clause:literal) => {
+        $crate::sql::sql!(sqlite: $text, postgres: concat!($text, $clause))
+    };
+    ($text:expr) => {
+        $crate::sql::sql!(sqlite: $text, postgres: $text)
+    };
+}
+pub(crate) use sql;
+
+/// Makes a statement with a condition on a list of ids from the SQL before the list, the list's placeholder and the SQL
+/// after it. The list is bound as one value.
+macro_rules! by_ids {
+    ($before:literal, $list:literal, $after:literal) => {
+        $crate::sql::by_ids!($before, $list, $after, locked: "")
+    };
+    ($before:literal, $list:literal, $after:literal, locked: $clause:literal) => {
+        $crate::sql::sql!(
+            sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
+            postgres: concat!($before, " = ANY(", $list, ") ", $after, $clause)
+        )
+    };
+}
+pub(crate) use by_ids;
