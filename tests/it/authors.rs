@@ -60,7 +60,15 @@ async fn builds_and_passes(kind: &str, place: &Place) {
 
 #[tokio::test]
 async fn new_rust_plan_access_project_builds_and_passes() {
-    builds_and_passes("plan-access", &project("plan-access", "rust").await).await;
+    let place = project("plan-access", "rust").await;
+    builds_and_passes("plan-access", &place).await;
+    assert!(author(&place, "culvert policy build my-plan-access").await.status.success());
+    let folder = place.folder.path().join("my-plan-access");
+    let module = std::fs::read(folder.join("my-plan-access.wasm")).unwrap();
+    for named in [folder.to_str().unwrap(), "/rustlib/", "/registry/"] {
+        let found = module.windows(named.len()).position(|part| part == named.as_bytes());
+        assert_eq!(found, None, "the module names {named}");
+    }
 }
 
 #[tokio::test]

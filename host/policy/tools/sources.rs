@@ -25,6 +25,7 @@ pub enum SourcesError {
 pub struct Sources {
     package: String,
     manifest: PathBuf,
+    workspace: PathBuf,
     target: PathBuf,
     folders: Vec<PathBuf>,
 }
@@ -34,6 +35,7 @@ struct Metadata {
     packages: Vec<Package>,
     resolve: Resolve,
     target_directory: PathBuf,
+    workspace_root: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -85,6 +87,7 @@ impl Sources {
         Ok(Self {
             package: root.name.clone(),
             target: metadata.target_directory.clone(),
+            workspace: metadata.workspace_root.clone(),
             folders: metadata.local_folders(&root.id),
             manifest,
         })
@@ -96,6 +99,16 @@ impl Sources {
 
     pub fn manifest(&self) -> &Path {
         &self.manifest
+    }
+
+    /// The folder of the policy's own crate.
+    pub fn folder(&self) -> &Path {
+        self.manifest.parent().unwrap_or(&self.manifest)
+    }
+
+    /// The root folder of the crate's workspace.
+    pub fn workspace(&self) -> &Path {
+        &self.workspace
     }
 
     /// Cargo's target folder.
