@@ -83,7 +83,7 @@ impl ConnectedDevice {
     ///
     /// # Errors
     ///
-    /// If the device may not be connected any longer.
+    /// If the device may not be connected any longer; if the database fails.
     pub async fn current(&self) -> Result<Device, DeviceError> {
         let device = self.service.store.device(self.scope_id, self.id()).await?;
         let device = device.ok_or(DeviceError::Removed)?;
@@ -94,17 +94,25 @@ impl ConnectedDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Replaced`] if one has.
+    /// [`DeviceError::Replaced`] if one has; if the database fails.
     pub async fn check_current(&self) -> Result<(), DeviceError> {
         if self.service.store.is_current(self.connection).await? { Ok(()) } else { Err(DeviceError::Replaced) }
     }
 
     /// The operations that have not ended.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn active_operations(&self) -> Result<Vec<Operation>> {
         self.service.store.active_operations(self.id()).await
     }
 
     /// The ids of all open sessions of the device.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn lease_ids(&self) -> Result<HashSet<Uuid>> {
         let leases = self.service.store.leases_of_device(self.id()).await?;
         Ok(leases.iter().map(|lease| lease.session_id).collect())
@@ -112,6 +120,10 @@ impl ConnectedDevice {
 
     /// The leases that this agent process holds or should hold, except those that an operation is about to
     /// give it.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn leases_of_this_boot(&self) -> Result<Vec<Lease>> {
         let operations = self.active_operations().await?;
         let given: HashSet<Uuid> = operations.iter().filter_map(|operation| operation.session_id).collect();
@@ -128,6 +140,10 @@ impl ConnectedDevice {
     }
 
     /// Why a session has ended, as the agent is told.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn end_reason(&self, lease_id: Uuid) -> Result<RevokeReason> {
         let reason = self.service.store.end_reason(lease_id).await?;
         Ok(reason.map_or(RevokeReason::Ended, |reason| reason.to_string().into()))
@@ -137,7 +153,7 @@ impl ConnectedDevice {
     ///
     /// # Errors
     ///
-    /// If more are listed than there can be.
+    /// If more are listed than there can be; [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn renew(&self, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>, DeviceError> {
         if lease_ids.is_empty() {
             return Ok(lease_ids);
@@ -155,6 +171,10 @@ impl ConnectedDevice {
     }
 
     /// Opens sessions for the tunnels that wait for this device.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if a policy or the database fails.
     pub async fn resume(&self) -> Result<(), DeviceError> {
         if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await?
             || !local_runs::plan_is_known(&self.service, self.scope_id).await?
@@ -166,16 +186,28 @@ impl ConnectedDevice {
     }
 
     /// The agent has journaled a command. Returns whether the operation goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn claim(&self, operation_id: Uuid) -> Result<bool, DeviceError> {
         self.write(move |write, device| Box::pin(reports::claim(write, device, operation_id))).await
     }
 
     /// The agent has canceled a command before it began.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn cancel(&self, operation_id: Uuid) -> Result<(), DeviceError> {
         self.write(move |write, device| Box::pin(reports::cancel(write, device, operation_id))).await
     }
 
     /// The agent is ready to begin an operation.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn begin(&self, operation_id: Uuid) -> Result<Begin, DeviceError> {
         let boot_id = self.boot_id;
         let decision =
@@ -202,6 +234,10 @@ impl ConnectedDevice {
     }
 
     /// The agent reports the outcome of an operation.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn finish(&self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), DeviceError> {
         let stopped = if outcome.is_ok() { self.leases_to_stop(operation_id).await? } else { Vec::new() };
         // Ports are closed before the stop is recorded as succeeded, so that nobody reads of a stop while a port
@@ -229,9 +265,21 @@ impl ConnectedDevice {
     }
 
     /// Somebody at the device has started a tunnel, by id or name. Returns its grant, if it has not ended meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If the device may not be connected any longer; if a policy or the database fails. The inner result says why the
+    /// tunnel does not start.
     pub async fn start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
-        let device = self.current().await?;
-        let session_id = match local_runs::start(&self.service, device, self.boot_id, tunnel).await? {
+        let found = match local_runs::find(&self.service, self.scope_id, tunnel).await? {
+            Ok(found) => found,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let boot_id = self.boot_id;
+        let started = self.write(move |write, device| {
+            Box::pin(async move { local_runs::start(write, device, boot_id, &found).await })
+        });
+        let session_id = match started.await? {
             Ok(session_id) => session_id,
             Err(failure) => return Ok(Err(failure)),
         };
@@ -247,6 +295,10 @@ impl ConnectedDevice {
     }
 
     /// Somebody at the device has stopped a tunnel.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn stop(&self, lease_id: Uuid) -> Result<(), DeviceError> {
         let lease = self.service.store.lease(lease_id).await?;
         let own: Vec<Lease> = lease.into_iter().filter(|lease| lease.device_id == self.id()).collect();
@@ -259,6 +311,10 @@ impl ConnectedDevice {
     }
 
     /// The agent serves a lease.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn serving(&self, lease_id: Uuid) -> Result<(), DeviceError> {
         self.write(move |write, device| {
             Box::pin(async move {
@@ -272,6 +328,10 @@ impl ConnectedDevice {
     }
 
     /// Whether the local target of a lease answers.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn set_target_error(&self, lease_id: Uuid, error: Option<&str>) -> Result<(), DeviceError> {
         let error = error.map(|error| text::cleaned(error, DETAIL_LENGTH));
         self.write(move |write, device| {
@@ -281,6 +341,10 @@ impl ConnectedDevice {
     }
 
     /// The agent could not resume a tunnel.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn not_resumed(&self, lease_id: Uuid, detail: &str) -> Result<(), DeviceError> {
         let detail = text::cleaned(detail, DETAIL_LENGTH);
         self.write(move |write, device| {
@@ -290,6 +354,10 @@ impl ConnectedDevice {
     }
 
     /// A decision of the device's owner about remote control. Returns the consent as it is now.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
     pub async fn consent(&self, signed: SignedConsent) -> Result<ConsentState, DeviceError> {
         let public_key = self.public_key.clone();
         self.write(move |write, device| {
@@ -303,6 +371,10 @@ impl ConnectedDevice {
 
     /// Records the end of the connection. With `for_good`, the device goes offline and its sessions end at
     /// once. Without it, the agent may reconnect before its leases end.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn disconnect(&self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
         let _turn = self.service.scope_locks.lock(self.scope_id).await;

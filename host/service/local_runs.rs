@@ -10,16 +10,31 @@ use super::{Service, sessions};
 use crate::gate;
 use culvert_domain::device::Device;
 use culvert_domain::error::Result;
+use culvert_domain::plan::Entitlement;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::Write;
 
 /// The result of a local start: a session, or why there is none.
-pub type LocalStart = std::result::Result<Uuid, Failure>;
+pub(crate) type LocalStart = std::result::Result<Uuid, Failure>;
 
-/// Starts a tunnel, by id or name, on the device that asks.
-pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &str) -> Result<LocalStart> {
-    let found = service.store.tunnels_by_name(device.scope_id, tunnel).await?;
+/// A tunnel that a device of its scope may ask to start.
+pub(crate) struct Found {
+    tunnel_id: Uuid,
+    entitlement: Entitlement,
+}
+
+/// Finds a tunnel of a scope by id or name, with what the scope's plan includes.
+///
+/// # Errors
+///
+/// `Code::PolicyUnavailable` if a policy fails; if the database fails.
+pub(crate) async fn find(
+    service: &Service,
+    scope_id: Uuid,
+    tunnel: &str,
+) -> Result<std::result::Result<Found, Failure>> {
+    let found = service.store.tunnels_by_name(scope_id, tunnel).await?;
     let tunnel_id = match found.as_slice() {
         [id] => *id,
         [] => return Ok(Err(Failure::new(FailureCode::NotFound, format!("There is no tunnel `{tunnel}`.")))),
@@ -30,30 +45,35 @@ pub async fn start(service: &Service, device: Device, boot_id: Uuid, tunnel: &st
             )));
         }
     };
-    let plan = scope_plan(service, device.scope_id).await?;
+    let plan = scope_plan(service, scope_id).await?;
     let Some(entitlement) = gate::known_entitlement(&service.pin_policies(None), &plan)? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
         return Ok(Err(Failure::new(FailureCode::FeatureNotAvailable, detail)));
     };
-    let _turn = service.scope_locks.lock(device.scope_id).await;
-    service
-        .store
-        .write(Some(device.scope_id), move |write| {
-            Box::pin(async move {
-                let Some(tunnel) = write.tunnel(device.scope_id, tunnel_id).await? else {
-                    return Ok(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted.")));
-                };
-                let used = write.scope_bandwidth(device.scope_id).await?.month.total();
-                let used_up = entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
-                let bandwidth = if used_up { Bandwidth::UsedUp } else { Bandwidth::Left };
-                open(write, &device, boot_id, &tunnel, bandwidth).await
-            })
-        })
-        .await
+    Ok(Ok(Found { tunnel_id, entitlement }))
+}
+
+/// Starts a found tunnel on the device that asks.
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn start(write: &mut Write, device: &Device, boot_id: Uuid, found: &Found) -> Result<LocalStart> {
+    let Some(tunnel) = write.tunnel(device.scope_id, found.tunnel_id).await? else {
+        return Ok(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted.")));
+    };
+    let used = write.scope_bandwidth(device.scope_id).await?.month.total();
+    let used_up = found.entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
+    let bandwidth = if used_up { Bandwidth::UsedUp } else { Bandwidth::Left };
+    open(write, device, boot_id, &tunnel, bandwidth).await
 }
 
 /// Whether some policy defines what the scope's plan includes. If none does, no tunnel of the scope runs.
-pub async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
+///
+/// # Errors
+///
+/// `Code::PolicyUnavailable` if a policy fails; if the database fails.
+pub(crate) async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
     let plan = scope_plan(service, scope_id).await?;
     Ok(gate::known_entitlement(&service.pin_policies(None), &plan)?.is_some())
 }
@@ -97,7 +117,11 @@ async fn open(
 
 /// Ends the session of a resumed tunnel that did not become ready. The next heartbeat of the device tries
 /// again.
-pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, detail: &str) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, detail: &str) -> Result<()> {
     if let Some(lease) = write.lease(session_id).await?.filter(|lease| lease.device_id == device.id) {
         sessions::end(write, session_id, EndReason::Error).await?;
         write.set_start_error(lease.tunnel_id, Some(detail)).await?;
@@ -106,7 +130,11 @@ pub async fn not_resumed(write: &mut Write, device: &Device, session_id: Uuid, d
 }
 
 /// Ends the sessions that somebody at the device stopped.
-pub async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid]) -> Result<()> {
     if session_ids.is_empty() {
         return Ok(());
     }

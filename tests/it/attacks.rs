@@ -40,7 +40,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
-use crate::support::database::execute;
+use crate::support::database::{execute, texts_of};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost, start_of_time, within};
 use crate::support::program::Place;
@@ -475,6 +475,33 @@ async fn agent_frame_flood_is_throttled_without_loss(engine: Engine) {
     }
     assert_eq!(answered, (0..150).collect::<Vec<u64>>());
     assert_eq!(api.get(&format!("/devices/{}", device.id)).await.data()["online"], true);
+}
+
+/// A newer connection of the device, while a start waits for its scope.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn start_of_replaced_connection_opens_no_session() {
+    let host = TestHost::with(Engine::Postgres, unhurried).await;
+    let ada = host.person("ada").await;
+    let tunnel = tunnel_to(&host.api(&ada.key), 80).await;
+    let (_, mut wire) = host.wired(&ada, ada.account_id).await;
+    let url = host.config().database_url();
+    let mut sitter = PgConnection::connect(&url).await.unwrap();
+    sitter.execute("BEGIN").await.unwrap();
+    sitter.execute("SELECT id FROM scopes FOR UPDATE").await.unwrap();
+    wire.send(ToHost::Start { request_id: Uuid::from_u128(1), tunnel: tunnel.to_string() }).await;
+    let waiting = "SELECT 'one' AS text FROM pg_stat_activity \
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    within(SOON, async { while texts_of(&url, waiting).await.is_empty() {} }).await;
+    sitter.execute("UPDATE device_presence SET epoch = epoch + 1").await.unwrap();
+    sitter.execute("COMMIT").await.unwrap();
+    // The connection ends without an answer.
+    within(SOON, async {
+        while let Some(frame) = wire.next().await {
+            assert!(!matches!(frame, ToAgent::Answer { .. }), "{frame:?}");
+        }
+    })
+    .await;
+    assert_eq!(session_of(&host, tunnel).await, None);
 }
 
 /// Sixty starts at once, over all of its connections.

@@ -42,7 +42,7 @@ impl Identified {
     ///
     /// # Errors
     ///
-    /// If the hello lists too many ids.
+    /// If the hello lists too many ids, or the device has gone; if a policy or the database fails.
     pub async fn accept(self, service: &Arc<Service>, host_id: Uuid) -> Result<(ConnectedDevice, ConsentState)> {
         let Self { enrolled, hello } = self;
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
