@@ -262,6 +262,10 @@ impl ConfigError {
 
 impl Config {
     /// Reads the settings. A file that is named must be there; [`DEFAULT_FILE`] may be missing.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the setting, and says what is allowed.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
         if file.is_some() && !path.is_file() {

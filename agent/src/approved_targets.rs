@@ -23,7 +23,7 @@ pub enum Chosen {
     FromAfar,
 }
 
-pub struct ApprovedTargets {
+pub(crate) struct ApprovedTargets {
     state: StateDir,
     targets: BTreeMap<Uuid, Agreement>,
 }
@@ -59,28 +59,28 @@ impl ApprovedTargets {
     /// # Errors
     ///
     /// If the record exists but cannot be read.
-    pub fn load(state: &StateDir) -> io::Result<Self> {
+    pub(crate) fn load(state: &StateDir) -> io::Result<Self> {
         Ok(Self { state: state.clone(), targets: state.read(FILE)?.unwrap_or_default() })
     }
 
     /// Who chose a target, if the tunnel last ran with this host and these ports.
-    pub fn chosen(&self, tunnel_id: Uuid, target: &Target) -> Option<Chosen> {
+    pub(crate) fn chosen(&self, tunnel_id: Uuid, target: &Target) -> Option<Chosen> {
         self.targets.get(&tunnel_id).filter(|agreed| agreed.includes(target)).map(Agreement::chosen)
     }
 
     /// The target that a tunnel last ran with, and who chose it.
-    pub fn last(&self, tunnel_id: Uuid) -> Option<(Target, Chosen)> {
+    pub(crate) fn last(&self, tunnel_id: Uuid) -> Option<(Target, Chosen)> {
         self.targets.get(&tunnel_id).map(|agreed| (agreed.target.clone(), agreed.chosen()))
     }
 
-    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
         self.targets.values().map(|agreed| &agreed.target)
     }
 
     /// # Errors
     ///
     /// If the record cannot be written.
-    pub fn agree(&mut self, tunnel_id: Uuid, target: &Target, chosen: Chosen) -> io::Result<()> {
+    pub(crate) fn agree(&mut self, tunnel_id: Uuid, target: &Target, chosen: Chosen) -> io::Result<()> {
         let agreement = Agreement { target: target.clone(), chosen_here: chosen == Chosen::Here };
         if self.targets.get(&tunnel_id) == Some(&agreement) {
             return Ok(());
@@ -92,7 +92,7 @@ impl ApprovedTargets {
     /// # Errors
     ///
     /// If the record cannot be written.
-    pub fn forget(&mut self, tunnel_id: Uuid) -> io::Result<()> {
+    pub(crate) fn forget(&mut self, tunnel_id: Uuid) -> io::Result<()> {
         match self.targets.remove(&tunnel_id) {
             Some(_) => self.state.write(FILE, &self.targets),
             None => Ok(()),

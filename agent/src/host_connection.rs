@@ -24,7 +24,7 @@ const OUTBOX: usize = 1024;
 
 /// An event of the control channel.
 #[derive(Debug)]
-pub enum HostEvent {
+pub(crate) enum HostEvent {
     /// The host asks for the device's identity. The answer is a hello with a signature over the nonce.
     Challenged {
         nonce: Vec<u8>,
@@ -58,7 +58,7 @@ enum Ended {
 }
 
 /// Connects, and reconnects after a loss, until the receiver of the events is dropped.
-pub async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) {
+pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) {
     let mut retry = RETRY_FIRST;
     loop {
         let mut welcomed = false;

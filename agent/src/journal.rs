@@ -22,7 +22,7 @@ const MOST: usize = 1000;
 const KEEP: TimeDelta = TimeDelta::days(7);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub operation_id: Uuid,
     pub action: Action,
     pub tunnel_id: Option<Uuid>,
@@ -35,7 +35,7 @@ pub struct Entry {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub(crate) enum Stage {
     Received,
     Executing,
     Completed(Result<Done, Failure>),
@@ -45,7 +45,7 @@ pub enum Stage {
     Settled,
 }
 
-pub struct Journal {
+pub(crate) struct Journal {
     state: StateDir,
     file: File,
     entries: HashMap<Uuid, Entry>,
@@ -56,7 +56,7 @@ impl Journal {
     /// # Errors
     ///
     /// If the file cannot be read or written.
-    pub fn load(state: &StateDir, now: DateTime<Utc>) -> io::Result<Self> {
+    pub(crate) fn load(state: &StateDir, now: DateTime<Utc>) -> io::Result<Self> {
         let text = match std::fs::read_to_string(state.path(FILE)) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -70,12 +70,12 @@ impl Journal {
         Ok(journal)
     }
 
-    pub fn get(&self, operation_id: Uuid) -> Option<&Entry> {
+    pub(crate) fn get(&self, operation_id: Uuid) -> Option<&Entry> {
         self.entries.get(&operation_id)
     }
 
     /// The entries of all commands that are neither settled nor dropped.
-    pub fn unsettled(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| !matches!(entry.stage, Stage::Settled | Stage::Dropped))
     }
 
@@ -84,7 +84,7 @@ impl Journal {
     /// # Errors
     ///
     /// If the entry cannot be written. Then the step must not be taken.
-    pub fn record(&mut self, entry: Entry) -> io::Result<()> {
+    pub(crate) fn record(&mut self, entry: Entry) -> io::Result<()> {
         if self.lines >= 2 * MOST {
             self.compact(entry.at)?;
         }

@@ -9,15 +9,15 @@
 #![warn(unreachable_pub)]
 
 pub mod agent;
-pub mod approved_targets;
+mod approved_targets;
 pub mod cli;
 pub mod consent;
 pub mod device;
-pub mod host_connection;
+mod host_connection;
 pub mod ipc;
-pub mod journal;
-pub mod pending_stops;
+mod journal;
+mod pending_stops;
 pub mod state_dir;
 pub mod target;
 pub mod targets;
-pub mod tunnel;
+mod tunnel;

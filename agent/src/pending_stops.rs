@@ -11,7 +11,7 @@ use crate::state_dir::StateDir;
 
 const FILE: &str = "stopped.json";
 
-pub struct PendingStops {
+pub(crate) struct PendingStops {
     state: StateDir,
     leases: BTreeSet<Uuid>,
 }
@@ -20,18 +20,18 @@ impl PendingStops {
     /// # Errors
     ///
     /// If the record exists but cannot be read.
-    pub fn load(state: &StateDir) -> io::Result<Self> {
+    pub(crate) fn load(state: &StateDir) -> io::Result<Self> {
         Ok(Self { state: state.clone(), leases: state.read(FILE)?.unwrap_or_default() })
     }
 
-    pub fn leases(&self) -> Vec<Uuid> {
+    pub(crate) fn leases(&self) -> Vec<Uuid> {
         self.leases.iter().copied().collect()
     }
 
     /// # Errors
     ///
     /// If the record cannot be written.
-    pub fn add(&mut self, lease_id: Uuid) -> io::Result<()> {
+    pub(crate) fn add(&mut self, lease_id: Uuid) -> io::Result<()> {
         self.leases.insert(lease_id);
         self.state.write(FILE, &self.leases)
     }
@@ -41,7 +41,7 @@ impl PendingStops {
     /// # Errors
     ///
     /// If the record cannot be written.
-    pub fn confirm(&mut self, leases: &[Uuid]) -> io::Result<()> {
+    pub(crate) fn confirm(&mut self, leases: &[Uuid]) -> io::Result<()> {
         let before = self.leases.len();
         self.leases.retain(|lease| !leases.contains(lease));
         if self.leases.len() == before { Ok(()) } else { self.state.write(FILE, &self.leases) }

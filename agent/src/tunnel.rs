@@ -44,7 +44,7 @@ const RETRY_MOST: Duration = Duration::from_secs(10);
 
 /// An event of a running tunnel; it is sent with the id of the lease.
 #[derive(Debug)]
-pub enum Report {
+pub(crate) enum Report {
     /// The first connection is attached.
     Serving,
     /// The tunnel could not get its first connection.
@@ -59,14 +59,14 @@ pub enum Report {
 
 /// Whether the local target must answer for a start to succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub(crate) enum Probe {
     Required,
     Skipped,
 }
 
 /// What tunnels need of their agent.
 #[derive(Clone)]
-pub struct TunnelContext {
+pub(crate) struct TunnelContext {
     pub clock: Clock,
     pub link_local: LinkLocal,
     pub targets: Targets,
@@ -74,7 +74,7 @@ pub struct TunnelContext {
 }
 
 /// A running tunnel. Dropping it stops the tunnel.
-pub struct Running {
+pub(crate) struct Running {
     pub grant: Grant,
     shared: Arc<Shared>,
     _stop: DropGuard,
@@ -125,7 +125,7 @@ impl Running {
     /// # Errors
     ///
     /// If TLS 1.3 is not available.
-    pub fn start(grant: Grant, chosen: Chosen, probe: Probe, cx: TunnelContext) -> Result<Self, rustls::Error> {
+    pub(crate) fn start(grant: Grant, chosen: Chosen, probe: Probe, cx: TunnelContext) -> Result<Self, rustls::Error> {
         let tls = tls::client(grant.node.fingerprint.0.clone())?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -146,33 +146,33 @@ impl Running {
     }
 
     /// Stops the tunnel, and returns its grant.
-    pub fn into_grant(self) -> Grant {
+    pub(crate) fn into_grant(self) -> Grant {
         self.grant
     }
 
     /// Proves the lease by another token from now on.
-    pub fn renew_token(&self, token: Base64Bytes) {
+    pub(crate) fn renew_token(&self, token: Base64Bytes) {
         self.shared.token.send_replace(token);
     }
 
     /// Ends the back-off and dials at once: the host is reachable again, so the node should be, too.
-    pub fn dial_now(&self) {
+    pub(crate) fn dial_now(&self) {
         self.shared.node_is_back.notify_waiters();
     }
 
     /// Sets another target for new connections.
-    pub fn retarget(&self, target: Target, chosen: Chosen) {
+    pub(crate) fn retarget(&self, target: Target, chosen: Chosen) {
         *lock(&self.shared.led) = Led { target, chosen };
         lock(&self.shared.trouble).refused = None;
     }
 
     /// Records why a new target was refused. This lasts until the tunnel gets another target.
-    pub fn refuse(&self, detail: String) {
+    pub(crate) fn refuse(&self, detail: String) {
         lock(&self.shared.trouble).refused = Some(detail);
     }
 
     /// Looks up whether remote control may set another target. The result is sent as [`Report::LookedUp`].
-    pub fn look_up(&self, target: Target) {
+    pub(crate) fn look_up(&self, target: Target) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
             let judged = target::look_up(&target, &shared.bounds(Chosen::FromAfar), &shared.cx.clock).await;
@@ -180,21 +180,21 @@ impl Running {
         });
     }
 
-    pub fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         lock(&self.shared.led).target.clone()
     }
 
-    pub fn chosen(&self) -> Chosen {
+    pub(crate) fn chosen(&self) -> Chosen {
         lock(&self.shared.led).chosen
     }
 
     /// What is wrong with the tunnel's target.
-    pub fn target_error(&self) -> Option<String> {
+    pub(crate) fn target_error(&self) -> Option<String> {
         lock(&self.shared.trouble).said()
     }
 
     /// Probes the target again if it did not answer before.
-    pub fn probe_again(&self) {
+    pub(crate) fn probe_again(&self) {
         let silent = lock(&self.shared.trouble).dial.is_some();
         if silent {
             let shared = self.shared.clone();

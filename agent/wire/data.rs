@@ -55,6 +55,10 @@ pub struct Visit {
 }
 
 /// Writes one frame: its length in two bytes, big-endian, then JSON.
+///
+/// # Errors
+///
+/// If the frame cannot be encoded in at most 65,535 bytes, or the stream cannot be written to.
 pub async fn write_frame<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), frame: &T) -> io::Result<()> {
     let body = serde_json::to_vec(frame)?;
     let length = u16::try_from(body.len()).map_err(io::Error::other)?;
@@ -66,6 +70,10 @@ pub async fn write_frame<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), f
 }
 
 /// Reads exactly one frame, and no bytes after it.
+///
+/// # Errors
+///
+/// If the stream cannot be read or ends too early, or the frame is too large or not of this type.
 pub async fn read_frame<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
     let length = usize::from(stream.read_u16().await?);
     if length > FRAME_LIMIT {

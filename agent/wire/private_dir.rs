@@ -18,6 +18,10 @@ pub fn keep_private() {
 
 /// Creates a private folder if it is missing. A folder that exists and is accessible to others is not
 /// changed, because the operator may have reasons; a warning is logged.
+///
+/// # Errors
+///
+/// If the folder cannot be created, or its permissions cannot be read.
 pub fn open(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mode = fs::metadata(folder)?.mode() & 0o777;
@@ -30,6 +34,10 @@ pub fn open(folder: &Path) -> io::Result<()> {
 
 /// Creates a private folder like [`open`], but fails if another user could write into it, because its
 /// content is executed.
+///
+/// # Errors
+///
+/// If the folder cannot be created, belongs to another user, or can be written into by others.
 pub fn open_trusted(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let about = fs::metadata(folder)?;
@@ -46,6 +54,10 @@ pub fn open_trusted(folder: &Path) -> io::Result<()> {
 }
 
 /// Creates a private file; fails if it exists.
+///
+/// # Errors
+///
+/// If the file exists, or cannot be created or written.
 pub fn create_file(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text.as_bytes())?;

@@ -18,6 +18,11 @@ pub enum JsonTree {
 }
 
 impl JsonTree {
+    /// Parses a request's body.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are no valid JSON, an object has the same key twice, or the value is no object.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let tree: Self = serde_json::from_slice(bytes)
             .map_err(|error| Error::new(Code::InvalidJson, format!("The body is not valid JSON: {error}.")))?;

@@ -95,6 +95,10 @@ pub struct RestartAgentResultResponse {
 
 impl OperationResultResponse {
     /// As it is stored with the operation.
+    ///
+    /// # Errors
+    ///
+    /// If the result cannot be converted to JSON.
     pub fn stored(&self) -> Result<serde_json::Value> {
         serde_json::to_value(self).map_err(Error::internal)
     }

@@ -56,6 +56,10 @@ impl Description {
 
 impl Device {
     /// Whether it would do what it is asked for: it must be online, consent, and be able to.
+    ///
+    /// # Errors
+    ///
+    /// If the device is offline, does not allow remote control, or its agent lacks a capability for the action.
     pub fn check_capabilities(&self, action: RemoteAction) -> Result<()> {
         if !self.online {
             return Err(Error::of(Code::DeviceOffline));
@@ -64,6 +68,10 @@ impl Device {
     }
 
     /// Consent and capabilities alone: what is checked once more when a command is claimed.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not allow remote control, or its agent lacks a capability for the action.
     pub fn check_consent(&self, action: RemoteAction) -> Result<()> {
         if !self.remote_control {
             return Err(Error::of(Code::RemoteControlDisabled));
@@ -79,6 +87,10 @@ impl Device {
     }
 
     /// Whether remote control may lead it to ports of a host, as far as its owner's list alone shows.
+    ///
+    /// # Errors
+    ///
+    /// If the owner's list forbids one of the ports. Without a list or remote control, no port is forbidden.
     pub fn may_be_led_to(&self, host: &str, ports: impl IntoIterator<Item = u16>) -> Result<()> {
         let Some(list) = self.allowed_targets.as_ref().filter(|_| self.remote_control) else { return Ok(()) };
         match ports.into_iter().find(|port| allowed_target::forbids(list, host, *port)) {

@@ -72,11 +72,19 @@ impl DecisionInputs {
 
 impl ResourceFacts {
     /// The tunnel of the subject. Not found if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::not_found`], if the subject has no tunnel.
     pub fn tunnel(&self) -> Result<&Tunnel> {
         self.tunnel.as_ref().ok_or_else(Error::not_found)
     }
 
     /// The device of the subject. Not found if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::not_found`], if the subject has no device.
     pub fn device(&self) -> Result<&Device> {
         self.device.as_ref().ok_or_else(Error::not_found)
     }

@@ -9,12 +9,12 @@ use culvert_service::access::{CountryRules, ReplaceCountryRules, ReplaceFirewall
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
 
-pub async fn firewall(call: Call, (): ()) -> HandlerResult<Single<FirewallResponse>> {
+pub(crate) async fn firewall(call: Call, (): ()) -> HandlerResult<Single<FirewallResponse>> {
     let rules = call.service().firewall(&call.caller, call.id()?).await?;
     call.reply(Single(rules.into()))
 }
 
-pub async fn replace_firewall(
+pub(crate) async fn replace_firewall(
     call: Call,
     body: Body<requests::ReplaceFirewall>,
 ) -> HandlerResult<Single<FirewallResponse>> {
@@ -24,12 +24,15 @@ pub async fn replace_firewall(
     call.commit(admitted, change, |rules| Single(FirewallResponse::from(rules))).await
 }
 
-pub async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {
+pub(crate) async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {
     let CountryRules { rules, enforced } = call.service().country_rules(&call.caller, call.id()?).await?;
     call.reply(Single(GeoipResponse::new(rules, enforced)))
 }
 
-pub async fn replace_geoip(call: Call, body: Body<requests::ReplaceGeoip>) -> HandlerResult<Single<GeoipResponse>> {
+pub(crate) async fn replace_geoip(
+    call: Call,
+    body: Body<requests::ReplaceGeoip>,
+) -> HandlerResult<Single<GeoipResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };

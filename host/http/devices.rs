@@ -12,27 +12,27 @@ use culvert_service::operations::requests::ActOnDevice;
 use super::call::Call;
 use super::reply::{Accepted, HandlerResult, List, Single};
 
-pub async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
+pub(crate) async fn list(call: Call, (): ()) -> HandlerResult<List<DeviceResponse>> {
     let devices = call.service().devices(&call.caller, call.page()?).await?;
     call.listed(devices, DeviceResponse::from)
 }
 
-pub async fn read(call: Call, (): ()) -> HandlerResult<Single<DeviceResponse>> {
+pub(crate) async fn read(call: Call, (): ()) -> HandlerResult<Single<DeviceResponse>> {
     let device = call.service().device(&call.caller, call.id()?).await?;
     call.reply(Single(device.into()))
 }
 
-pub async fn update(call: Call, body: Body<DevicePatch>) -> HandlerResult<Single<DeviceResponse>> {
+pub(crate) async fn update(call: Call, body: Body<DevicePatch>) -> HandlerResult<Single<DeviceResponse>> {
     let device_id = call.id()?;
     let admitted = call.admit(Resource::Device(device_id), body).await?;
     call.commit(admitted, |patch| UpdateDevice { device_id, patch }, |device| Single(device.into())).await
 }
 
-pub async fn stop_all(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
+pub(crate) async fn stop_all(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act(call, body, RemoteAction::StopAll).await
 }
 
-pub async fn restart_agent(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
+pub(crate) async fn restart_agent(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act(call, body, RemoteAction::RestartAgent).await
 }
 

@@ -19,7 +19,7 @@ use culvert_domain::error::Code;
 use culvert_service::gate::PolicyCode;
 
 /// How a receiver checks a signature, in Python.
-pub const VERIFY: &str = r#"import hashlib, hmac, time
+pub(crate) const VERIFY: &str = r#"import hashlib, hmac, time
 
 def is_genuine(secret, headers, raw_body):
     timestamp = headers["Service-Webhook-Timestamp"]
@@ -31,7 +31,7 @@ def is_genuine(secret, headers, raw_body):
 const GUIDE: &str = include_str!("../../policies/README.md");
 const STYLE: &str = include_str!("docs.css");
 
-pub fn router(api: &Arc<Api>) -> Router {
+pub(crate) fn router(api: &Arc<Api>) -> Router {
     let document = openapi::document(&api.public_url, &api.docs_url);
     let fixed = |path: &str, rendered| {
         let page = Fixed(Arc::new(rendered));

@@ -10,12 +10,15 @@ use culvert_service::domains::{AssignDomain, RemoveDomain, VerifyDomain};
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
 
-pub async fn read(call: Call, (): ()) -> HandlerResult<Single<CustomDomainResponse>> {
+pub(crate) async fn read(call: Call, (): ()) -> HandlerResult<Single<CustomDomainResponse>> {
     let (tunnel, domain) = call.service().custom_domain(&call.caller, call.id()?).await?;
     call.reply(Single(CustomDomainResponse::new(domain, tunnel.cname_target())))
 }
 
-pub async fn verify(call: Call, body: Body<requests::VerifyDomain>) -> HandlerResult<Single<CustomDomainResponse>> {
+pub(crate) async fn verify(
+    call: Call,
+    body: Body<requests::VerifyDomain>,
+) -> HandlerResult<Single<CustomDomainResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let target = call.service().tunnel(&call.caller, tunnel_id).await?.cname_target();
@@ -24,7 +27,10 @@ pub async fn verify(call: Call, body: Body<requests::VerifyDomain>) -> HandlerRe
     call.commit(admitted, change, move |domain| Single(CustomDomainResponse::new(Some(domain), target.clone()))).await
 }
 
-pub async fn assign(call: Call, body: Body<requests::AssignDomain>) -> HandlerResult<Single<CustomDomainResponse>> {
+pub(crate) async fn assign(
+    call: Call,
+    body: Body<requests::AssignDomain>,
+) -> HandlerResult<Single<CustomDomainResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let target = call.service().tunnel(&call.caller, tunnel_id).await?.cname_target();
@@ -32,7 +38,7 @@ pub async fn assign(call: Call, body: Body<requests::AssignDomain>) -> HandlerRe
     call.commit(admitted, change, move |domain| Single(CustomDomainResponse::new(Some(domain), target.clone()))).await
 }
 
-pub async fn remove(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedDomain>> {
+pub(crate) async fn remove(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedDomain>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(admitted, |()| RemoveDomain { tunnel_id }, |domain| Single(DeletedDomain::new(domain))).await

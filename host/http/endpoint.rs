@@ -23,7 +23,7 @@ use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_service::keyed_mutex::KeyedMutexGuard;
 
 /// Bytes of a request body.
-pub const BODY_LIMIT: usize = 256 * 1024;
+pub(crate) const BODY_LIMIT: usize = 256 * 1024;
 /// For the whole of a body: 256 KiB come over a slow line within it.
 const BODY_WITHIN: Duration = Duration::from_mins(1);
 const KEY_LIMIT: usize = 128;
@@ -31,7 +31,7 @@ const KEY_LIMIT: usize = 128;
 const IN_PROGRESS_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     pub api: Arc<Api>,
     pub row: Arc<Row>,
 }

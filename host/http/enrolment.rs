@@ -23,7 +23,7 @@ const BODY_LIMIT: usize = 16 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 const PUBLIC_KEY_BYTES: usize = 32;
 
-pub struct Enrolment(pub Arc<Api>);
+pub(crate) struct Enrolment(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Enrolment {

@@ -3,29 +3,29 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
-pub mod access;
-pub mod account;
+mod access;
+mod account;
 pub mod book;
-pub mod call;
-pub mod catalog;
-pub mod devices;
-pub mod docs;
-pub mod domains;
-pub mod endpoint;
-pub mod enrolment;
+mod call;
+mod catalog;
+mod devices;
+mod docs;
+mod domains;
+mod endpoint;
+mod enrolment;
 pub mod listener;
-pub mod middleware;
+mod middleware;
 pub mod openapi;
-pub mod operations;
-pub mod page;
-pub mod path;
-pub mod ports;
+mod operations;
+mod page;
+mod path;
+mod ports;
 pub mod problem;
-pub mod reply;
+mod reply;
 pub mod routes;
 pub mod row;
-pub mod tunnels;
-pub mod webhooks;
+mod tunnels;
+mod webhooks;
 
 use std::sync::Arc;
 

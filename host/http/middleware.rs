@@ -1,7 +1,7 @@
 //! What every request passes, one after the other; `service` in `lib.rs` says in which order.
 
-pub mod auth;
-pub mod drain;
-pub mod headers;
-pub mod rate_limit;
-pub mod trace;
+pub(crate) mod auth;
+pub(crate) mod drain;
+pub(crate) mod headers;
+pub(crate) mod rate_limit;
+pub(crate) mod trace;

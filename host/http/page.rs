@@ -3,11 +3,11 @@
 use culvert_domain::error::{Error, Fault, Result};
 use culvert_domain::page::{CursorPosition, Page};
 
-pub const DEFAULT_LIMIT: u32 = 25;
-pub const MAX_LIMIT: u32 = 100;
+pub(crate) const DEFAULT_LIMIT: u32 = 25;
+pub(crate) const MAX_LIMIT: u32 = 100;
 
 /// The page that a query asks for. `open` returns the position of a cursor of this list.
-pub fn read(query: &[(String, String)], open: impl Fn(&str) -> Option<CursorPosition>) -> Result<Page> {
+pub(crate) fn read(query: &[(String, String)], open: impl Fn(&str) -> Option<CursorPosition>) -> Result<Page> {
     let limit = match single(query, "limit") {
         Err(fault) => Err(fault),
         Ok(None) => Ok(DEFAULT_LIMIT),

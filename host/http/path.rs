@@ -6,16 +6,16 @@ use salvo::Depot;
 
 /// The normalised path of a request.
 #[derive(Clone)]
-pub struct Path(pub String);
+pub(crate) struct Path(pub String);
 
 impl Path {
-    pub fn of(depot: &Depot) -> &str {
+    pub(crate) fn of(depot: &Depot) -> &str {
         depot.get_typed::<Path>().map_or("/", |path| path.0.as_str())
     }
 }
 
 /// Percent-decoded (RFC 3986, section 2.1), and without doubled slashes or one at the end.
-pub fn normalised(path: &str) -> String {
+pub(crate) fn normalised(path: &str) -> String {
     let mut normal = String::with_capacity(path.len());
     for part in path.split('/').filter(|part| !part.is_empty()) {
         normal.push('/');

@@ -12,12 +12,12 @@ use culvert_service::ports::{CreateExtraPort, DeleteExtraPort};
 use super::call::Call;
 use super::reply::{Created, HandlerResult, Single};
 
-pub async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortResponse>>> {
+pub(crate) async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortResponse>>> {
     let (tunnel, ports) = call.service().extra_ports(&call.caller, call.id()?).await?;
     call.reply(Single(ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect()))
 }
 
-pub async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {
+pub(crate) async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |port| CreateExtraPort { tunnel_id, port };
@@ -25,7 +25,7 @@ pub async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Creat
     call.commit(admitted, change, answer).await
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedExtraPort>> {
+pub(crate) async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedExtraPort>> {
     let (tunnel_id, port_id) = (call.id()?, call.id_at(1)?);
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |()| DeleteExtraPort { tunnel_id, port_id };

@@ -9,7 +9,7 @@ use culvert_domain::error::{Error, Result};
 use culvert_service::idempotency::StoredResponse;
 
 /// What a handler returns.
-pub type HandlerResult<S> = Result<Reply<S>>;
+pub(crate) type HandlerResult<S> = Result<Reply<S>>;
 
 /// Whether a response was made for this request, or for an earlier one with the same idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +78,17 @@ struct Meta<'a> {
 /// 200
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Single<T>(pub T);
+pub(crate) struct Single<T>(pub T);
 
 /// 201
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Created<T>(pub T);
+pub(crate) struct Created<T>(pub T);
 
 /// 202
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Accepted<T>(pub T);
+pub(crate) struct Accepted<T>(pub T);
 
 /// 200, one page of a list.
 #[derive(Serialize)]

@@ -16,25 +16,25 @@ use culvert_service::tunnels::{BindTunnel, CreateTunnel, DeleteTunnel, TunnelDet
 use super::call::Call;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
 
-pub async fn list(call: Call, (): ()) -> HandlerResult<List<TunnelResponse>> {
+pub(crate) async fn list(call: Call, (): ()) -> HandlerResult<List<TunnelResponse>> {
     let tunnels = call.service().tunnels(&call.caller, call.page()?).await?;
     call.listed(tunnels, TunnelResponse::from)
 }
 
-pub async fn create(call: Call, body: Body<NewTunnel>) -> HandlerResult<Created<TunnelResponse>> {
+pub(crate) async fn create(call: Call, body: Body<NewTunnel>) -> HandlerResult<Created<TunnelResponse>> {
     let admitted = call.admit(Resource::Scope, body).await?;
     let hash = call.service().hash_password(admitted.valid.basic_auth_password.clone()).await?;
     let change = |definition| CreateTunnel { definition, password_hash: hash.clone() };
     call.commit(admitted, change, |tunnel| Created(TunnelResponse::from(tunnel))).await
 }
 
-pub async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailResponse>> {
+pub(crate) async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailResponse>> {
     let detail = call.service().tunnel_detail(&call.caller, call.id()?).await?;
     let TunnelDetail { tunnel, current_device, authorized_devices, extra_ports } = detail;
     call.reply(Single(TunnelDetailResponse::new(tunnel, current_device, &authorized_devices, extra_ports)))
 }
 
-pub async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single<TunnelResponse>> {
+pub(crate) async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single<TunnelResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let hash = call.service().hash_password(admitted.valid.basic_auth_password.clone().flatten()).await?;
@@ -42,30 +42,30 @@ pub async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single
     call.commit(admitted, change, |tunnel| Single(TunnelResponse::from(tunnel))).await
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedTunnel>> {
+pub(crate) async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedTunnel>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(admitted, |()| DeleteTunnel { tunnel_id }, |id| Single(DeletedTunnel::new(id))).await
 }
 
-pub async fn bind(call: Call, body: Body<BindDevices>) -> HandlerResult<Single<BoundResponse>> {
+pub(crate) async fn bind(call: Call, body: Body<BindDevices>) -> HandlerResult<Single<BoundResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |device_ids| BindTunnel { tunnel_id, device_ids };
     call.commit(admitted, change, |bound| Single(BoundResponse::new(bound.device_ids, bound.stopped_device_id))).await
 }
 
-pub async fn start(call: Call, body: Body<StartTunnel>) -> HandlerResult<Accepted<OperationResponse>> {
+pub(crate) async fn start(call: Call, body: Body<StartTunnel>) -> HandlerResult<Accepted<OperationResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     call.commit(admitted, |choice| Start { tunnel_id, choice }, |operation| Accepted(operation.into())).await
 }
 
-pub async fn stop(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
+pub(crate) async fn stop(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act_on_running(call, body, RemoteAction::Stop).await
 }
 
-pub async fn restart(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
+pub(crate) async fn restart(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<OperationResponse>> {
     act_on_running(call, body, RemoteAction::Restart).await
 }
 
@@ -79,20 +79,20 @@ async fn act_on_running(
     call.commit(admitted, |()| ActOnRunning { tunnel_id, action }, |operation| Accepted(operation.into())).await
 }
 
-pub async fn move_to(call: Call, body: Body<requests::MoveTunnel>) -> HandlerResult<Accepted<MovingResponse>> {
+pub(crate) async fn move_to(call: Call, body: Body<requests::MoveTunnel>) -> HandlerResult<Accepted<MovingResponse>> {
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |node_id| MoveTunnel { tunnel_id, node_id };
     call.commit(admitted, change, move |node_id| Accepted(MovingResponse::new(tunnel_id, node_id))).await
 }
 
-pub async fn usage(call: Call, (): ()) -> HandlerResult<Single<TunnelUsageResponse>> {
+pub(crate) async fn usage(call: Call, (): ()) -> HandlerResult<Single<TunnelUsageResponse>> {
     let (tunnel_id, as_of) = (call.id()?, call.service().clock().now());
     let bandwidth = call.service().tunnel_bandwidth(&call.caller, tunnel_id).await?;
     call.reply(Single(TunnelUsageResponse::new(tunnel_id, bandwidth, as_of)))
 }
 
-pub async fn sessions(call: Call, (): ()) -> HandlerResult<List<SessionResponse>> {
+pub(crate) async fn sessions(call: Call, (): ()) -> HandlerResult<List<SessionResponse>> {
     let now = call.service().clock().now();
     let tunnel = call.service().tunnel(&call.caller, call.id()?).await?;
     let sessions = call.service().sessions_of(&tunnel, call.page()?).await?;

@@ -10,43 +10,43 @@ use culvert_service::webhooks::{CreateWebhook, DeleteWebhook, NewSecret, TestWeb
 use super::call::Call;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
 
-pub async fn list(call: Call, (): ()) -> HandlerResult<List<WebhookResponse>> {
+pub(crate) async fn list(call: Call, (): ()) -> HandlerResult<List<WebhookResponse>> {
     let webhooks = call.service().webhooks(&call.caller, call.page()?).await?;
     call.listed(webhooks, WebhookResponse::from)
 }
 
-pub async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created<NewWebhookResponse>> {
+pub(crate) async fn create(call: Call, body: Body<NewWebhook>) -> HandlerResult<Created<NewWebhookResponse>> {
     let admitted = call.admit(Resource::Scope, body).await?;
     let NewSecret { webhook_id, secret, sealed } = call.service().new_webhook_secret();
     let change = |definition| CreateWebhook { id: webhook_id, definition, secret: sealed.clone() };
     call.commit(admitted, change, move |webhook| Created(NewWebhookResponse::new(webhook, secret.clone()))).await
 }
 
-pub async fn read(call: Call, (): ()) -> HandlerResult<Single<WebhookResponse>> {
+pub(crate) async fn read(call: Call, (): ()) -> HandlerResult<Single<WebhookResponse>> {
     let webhook = call.service().webhook(&call.caller, call.id()?).await?;
     call.reply(Single(webhook.into()))
 }
 
-pub async fn update(call: Call, body: Body<WebhookPatch>) -> HandlerResult<Single<WebhookResponse>> {
+pub(crate) async fn update(call: Call, body: Body<WebhookPatch>) -> HandlerResult<Single<WebhookResponse>> {
     let webhook_id = call.id()?;
     let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
     call.commit(admitted, |change| UpdateWebhook { webhook_id, change }, |webhook| Single(webhook.into())).await
 }
 
-pub async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedWebhook>> {
+pub(crate) async fn delete(call: Call, body: Body<NoBody>) -> HandlerResult<Single<DeletedWebhook>> {
     let webhook_id = call.id()?;
     let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
     call.commit(admitted, |()| DeleteWebhook { webhook_id }, |id| Single(DeletedWebhook::new(id))).await
 }
 
-pub async fn test(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<TestEventResponse>> {
+pub(crate) async fn test(call: Call, body: Body<NoBody>) -> HandlerResult<Accepted<TestEventResponse>> {
     let webhook_id = call.id()?;
     let admitted = call.admit(Resource::Webhook(webhook_id), body).await?;
     let answer = move |event_id| Accepted(TestEventResponse::new(event_id, webhook_id));
     call.commit(admitted, |()| TestWebhook { webhook_id }, answer).await
 }
 
-pub async fn deliveries(call: Call, (): ()) -> HandlerResult<List<DeliveryResponse>> {
+pub(crate) async fn deliveries(call: Call, (): ()) -> HandlerResult<List<DeliveryResponse>> {
     let webhook = call.service().webhook(&call.caller, call.id()?).await?;
     let attempts = call.service().attempts_of(&webhook, call.page()?).await?;
     call.listed(attempts, DeliveryResponse::from)

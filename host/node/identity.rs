@@ -32,6 +32,10 @@ pub struct Identity {
 
 impl Identity {
     /// Opens the identity in a folder, and creates one if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If an existing identity cannot be read, or a new one cannot be created.
     pub fn open(folder: &Path, clock: &Clock) -> Result<Self, IdentityError> {
         let fail =
             |path: PathBuf| move |problem: &dyn std::fmt::Display| IdentityError { path, problem: problem.to_string() };
@@ -51,6 +55,11 @@ impl Identity {
         tls::fingerprint(&self.certificate)
     }
 
+    /// The TLS configuration with which the node proves its identity to agents.
+    ///
+    /// # Errors
+    ///
+    /// If the key is unusable, or does not match the certificate.
     pub fn tls(self) -> Result<Arc<ServerConfig>, rustls::Error> {
         tls::server(self.certificate, self.key)
     }

@@ -11,11 +11,21 @@ use culvert_domain::error::Result;
 use culvert_store::Write;
 
 impl Service {
+    /// The firewall rules of a tunnel.
+    ///
+    /// # Errors
+    ///
+    /// `Code::NotFound` if the scope has no such tunnel; if the database fails.
     pub async fn firewall(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<FirewallRule>> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         self.store.firewall(tunnel.id).await
     }
 
+    /// The GeoIP rules of a tunnel.
+    ///
+    /// # Errors
+    ///
+    /// `Code::NotFound` if the scope has no such tunnel; if the database fails.
     pub async fn country_rules(&self, caller: &Caller, tunnel_id: Uuid) -> Result<CountryRules> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         let rules = self.store.country_rules(tunnel.id).await?;

@@ -12,7 +12,11 @@ use culvert_store::Write;
 
 /// Applies a consent decision that the device has signed. A decision on another revision than the host's has
 /// no effect.
-pub async fn apply_consent(
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn apply_consent(
     write: &mut Write,
     device: &Device,
     public_key: &[u8],
@@ -46,7 +50,12 @@ pub async fn apply_consent(
     write.turn_remote_control_on(device.id).await
 }
 
-pub async fn consent_of(write: &mut Write, device: &Device) -> Result<ConsentState> {
+/// The consent of a device as it is now.
+///
+/// # Errors
+///
+/// `Code::NotFound` if there is no such device any longer; if the database fails.
+pub(crate) async fn consent_of(write: &mut Write, device: &Device) -> Result<ConsentState> {
     let device = write.device(device.scope_id, device.id).await?.ok_or_else(Error::not_found)?;
     Ok(ConsentState { enabled: device.remote_control, revision: device.consent_revision })
 }

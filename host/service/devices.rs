@@ -18,10 +18,20 @@ use culvert_domain::session::EndReason;
 use culvert_store::{Hint, Write};
 
 impl Service {
+    /// A page of the devices of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn devices(&self, caller: &Caller, page: Page) -> Result<PageRows<Device>> {
         self.store.devices(caller.scope.id, page).await
     }
 
+    /// A device of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// `Code::NotFound` if the scope has no such device; if the database fails.
     pub async fn device(&self, caller: &Caller, device_id: Uuid) -> Result<Device> {
         self.store.device(caller.scope.id, device_id).await?.ok_or_else(Error::not_found)
     }
@@ -51,6 +61,10 @@ impl Change for UpdateDevice {
 }
 
 /// Turns remote control off, for the device or for a caller. Every earlier consent becomes void.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> {
     write.revoke_consent(id).await?;
     let detail = "Remote control was turned off on the device.";
@@ -80,6 +94,10 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
 }
 
 /// Removes a device, ends its sessions and cancels its operations.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn remove(write: &mut Write, id: Uuid) -> Result<()> {
     let error = OperationError::new(FailureCode::DeviceRemoved, "The device was removed.");
     revoke_work(write, id, &error).await?;
@@ -92,6 +110,10 @@ pub async fn remove(write: &mut Write, id: Uuid) -> Result<()> {
 
 /// Removes a member from a Team. Operations that they requested are canceled while still queued. Their devices stop
 /// all work for the Team and move to their personal scope.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn remove_member(write: &mut Write, team_id: Uuid, account_id: Uuid) -> Result<()> {
     write.delete_member(team_id, account_id).await?;
     operations::cancel_queued_by(write, team_id, account_id).await?;

@@ -13,6 +13,10 @@ use culvert_store::Write;
 
 impl Service {
     /// A tunnel and its custom domain.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
     pub async fn custom_domain(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, Option<CustomDomain>)> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         let domain = self.store.custom_domain(tunnel.id).await?;

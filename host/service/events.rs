@@ -20,6 +20,10 @@ use culvert_store::outbox::{NewEvent, Subscribers};
 use culvert_store::sessions::RunRef;
 
 /// An operation has reached its current state.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn operation_advanced(write: &mut Write, operation: Operation) -> Result<()> {
     let kind = EventKind::of_operation(operation.status);
     match write.subscribers(operation.scope_id, kind).await? {
@@ -31,6 +35,10 @@ pub async fn operation_advanced(write: &mut Write, operation: Operation) -> Resu
 }
 
 /// An operation has succeeded at the moment of its request. All of its states have events.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn operation_succeeded_at_once(write: &mut Write, operation: &Operation) -> Result<()> {
     let asked = Operation {
         status: OperationStatus::Queued,
@@ -49,11 +57,19 @@ pub async fn operation_succeeded_at_once(write: &mut Write, operation: &Operatio
 }
 
 /// A tunnel has started to serve visitors.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn tunnel_started(write: &mut Write, run: RunRef) -> Result<()> {
     tunnel_run(write, EventKind::TunnelStarted, run, None).await
 }
 
 /// A tunnel has stopped to serve visitors.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn tunnel_stopped(write: &mut Write, run: RunRef, reason: EndReason) -> Result<()> {
     tunnel_run(write, EventKind::TunnelStopped, run, Some(reason)).await
 }
@@ -83,11 +99,19 @@ async fn operation_behind(write: &mut Write, run: RunRef, reason: Option<EndReas
 }
 
 /// A device is online.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn device_online(write: &mut Write, device: Device) -> Result<()> {
     device_presence(write, EventKind::DeviceOnline, device, None).await
 }
 
 /// A device is offline.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn device_offline(write: &mut Write, device: Device, reason: OfflineReason) -> Result<()> {
     device_presence(write, EventKind::DeviceOffline, device, Some(reason)).await
 }
@@ -108,6 +132,10 @@ async fn device_presence(
 }
 
 /// A test event for one endpoint, whatever events it subscribes to. Returns the event's id.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn webhook_test(write: &mut Write, scope_id: Uuid, webhook_id: Uuid) -> Result<Uuid> {
     let subscribers = write.only_subscriber(scope_id, webhook_id).await?;
     publish(write, &subscribers, TEST_EVENT, WebhookTestResponse { webhook_id }).await

@@ -188,6 +188,10 @@ pub trait RequestDraft: Clone + Send + Sync + 'static {
     }
 
     /// Converts the body to the host's own types, which enforce their limits whatever a policy allows.
+    ///
+    /// # Errors
+    ///
+    /// The fields that are not valid.
     fn validate(self, facts: &ResourceFacts, entitlement: &Entitlement) -> Result<Self::Valid, Vec<Fault>>;
 }
 
@@ -213,6 +217,11 @@ impl Gate {
     }
 
     /// Decides on a request that changes something, and returns its permit and validated body.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such resource; the policies' refusal, or [`Code::PolicyUnavailable`] if
+    /// one fails; [`Code::ValidationFailed`] if the body is not valid; if the database fails.
     pub async fn admit<D: RequestDraft>(
         &self,
         policies: &PinnedPolicies,
@@ -263,6 +272,10 @@ impl Gate {
     }
 
     /// Repeats a decision, because its inputs have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidApiKey`] if the caller's key is not valid any longer; otherwise as [`Gate::admit`].
     pub async fn readmit<D: RequestDraft>(
         &self,
         policies: &PinnedPolicies,
@@ -301,11 +314,19 @@ impl Gate {
 }
 
 /// What a plan includes. `None` if no policy knows the plan.
+///
+/// # Errors
+///
+/// [`Code::PolicyUnavailable`] if a policy fails.
 pub fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option<Entitlement>> {
     Ok(policies.0.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
 }
 
 /// What a plan includes. A plan that no policy knows includes nothing.
+///
+/// # Errors
+///
+/// [`Code::PolicyUnavailable`] if a policy fails.
 pub fn entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Entitlement> {
     Ok(known_entitlement(policies, plan)?.unwrap_or_else(|| {
         tracing::warn!(plan, "no policy knows this plan; it includes nothing");

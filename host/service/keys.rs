@@ -44,11 +44,19 @@ pub struct Resealed {
 }
 
 /// Whether a host has started with the newest key of the file.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn newest_is_used(store: &Store, secrets: &Secrets) -> Result<bool> {
     Ok(store.key_check().await?.is_some_and(|known| secrets.is_current(&known)))
 }
 
 /// Records the host's keys in the database. Returns whether they replace other keys.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn enter(store: &Store, secrets: &Secrets) -> Result<bool> {
     let secrets = secrets.clone();
     store
@@ -66,6 +74,10 @@ pub async fn enter(store: &Store, secrets: &Secrets) -> Result<bool> {
 }
 
 /// Reseals all data with the current key, so that older keys can be removed.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
     let mut resealed = Resealed::default();
     let mut after = Some(Uuid::nil());

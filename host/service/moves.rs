@@ -10,6 +10,7 @@ use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::Write;
+use culvert_store::ports::AfterMove;
 
 pub struct MoveTunnel {
     pub tunnel_id: Uuid,
@@ -50,7 +51,8 @@ async fn place(write: &mut Write, tunnel: &Tunnel, node: &Node) -> Result<()> {
     if let Some(lease) = &holder {
         sessions::end(write, lease.session_id, EndReason::TunnelMoved).await?;
     }
-    write.place_tunnel(tunnel, node, holder.is_some()).await?;
+    let after = if holder.is_some() { AfterMove::Resumed } else { AfterMove::Stopped };
+    write.place_tunnel(tunnel, node, after).await?;
     let Some(lease) = holder else { return Ok(()) };
     let moved = write.tunnel(tunnel.scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
     let target =

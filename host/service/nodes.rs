@@ -237,6 +237,10 @@ impl Nodes {
     }
 
     /// Does what is due every second: looks for changes that no hint has told of.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn tick(&self) -> Result<()> {
         let mut result = Ok(());
         for link in self.links() {
@@ -283,6 +287,10 @@ impl Nodes {
 
     /// Compares everything that nodes are to serve with what they were sent. A difference is an error of this
     /// program; it is logged, counted and corrected. A node that has not applied what it was sent gets everything.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn check(&self) -> Result<()> {
         for link in self.links() {
             link.forget_unapplied().await;

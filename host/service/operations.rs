@@ -19,16 +19,30 @@ use culvert_store::operations::NewOperation;
 use culvert_store::{Hint, Write};
 
 impl Service {
+    /// A page of the operations of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn operations(&self, caller: &Caller, page: Page) -> Result<PageRows<Operation>> {
         self.store.operations(caller.scope.id, page).await
     }
 
+    /// An operation of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// `Code::NotFound` if the scope has no such operation; if the database fails.
     pub async fn operation(&self, caller: &Caller, operation_id: Uuid) -> Result<Operation> {
         self.store.operation(caller.scope.id, operation_id).await?.ok_or_else(Error::not_found)
     }
 }
 
 /// Queues an operation, unless an unfinished one conflicts with it.
+///
+/// # Errors
+///
+/// `Code::OperationInProgress` if one conflicts with it; if the database fails.
 pub async fn queue(write: &mut Write, new: NewOperation) -> Result<Operation> {
     write.check_no_active_operation(new).await?;
     let (id, now) = (write.clock.id(), write.now);
@@ -58,6 +72,10 @@ pub async fn queue(write: &mut Write, new: NewOperation) -> Result<Operation> {
 
 /// Moves an operation to another state and writes the events. Returns false, and changes nothing in the
 /// database, if its state has changed there meanwhile or the change is not allowed.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn advance(write: &mut Write, operation: &mut Operation, to: OperationStatus) -> Result<bool> {
     let before = operation.status;
     let passed = operation.advance(to, write.now);
@@ -70,6 +88,11 @@ pub async fn advance(write: &mut Write, operation: &mut Operation, to: Operation
     Ok(true)
 }
 
+/// Fails an operation. Returns false as [`advance`] does.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn fail(write: &mut Write, operation: &mut Operation, error: OperationError) -> Result<bool> {
     operation.error = Some(error);
     advance(write, operation, OperationStatus::Failed).await
@@ -77,6 +100,10 @@ pub async fn fail(write: &mut Write, operation: &mut Operation, error: Operation
 
 /// Fails an operation and undoes its effects. The lease of a start ends. The tunnel of a handoff is offered back
 /// to the device that ran it.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn abort(write: &mut Write, operation: &mut Operation, error: OperationError) -> Result<()> {
     write.notify(Hint::Device(operation.device_id));
     if matches!(operation.action, RemoteAction::Start | RemoteAction::Restart) {
@@ -95,12 +122,20 @@ async fn cancel(write: &mut Write, operations: Vec<Operation>, why: &OperationEr
 }
 
 /// Cancels the queued operations of a device; the error gives the reason.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn cancel_queued(write: &mut Write, device_id: Uuid, why: &OperationError) -> Result<()> {
     let queued = write.queued_operations(device_id).await?;
     cancel(write, queued, why).await
 }
 
 /// Cancels the queued operations that an account requested in a scope to which it has lost access.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn cancel_queued_by(write: &mut Write, scope_id: Uuid, account_id: Uuid) -> Result<()> {
     let queued = write.queued_operations_by(scope_id, account_id).await?;
     let detail = "Whoever asked for it has left the Team.";
@@ -108,6 +143,10 @@ pub async fn cancel_queued_by(write: &mut Write, scope_id: Uuid, account_id: Uui
 }
 
 /// Ends the unfinished operations of a tunnel that is being deleted.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end_of_tunnel(write: &mut Write, tunnel_id: Uuid) -> Result<()> {
     for mut operation in write.active_operations_of_tunnel(tunnel_id).await? {
         write.notify(Hint::Device(operation.device_id));
@@ -124,6 +163,10 @@ pub async fn end_of_tunnel(write: &mut Write, tunnel_id: Uuid) -> Result<()> {
 
 /// Fails the claimed and running operations of a device that went offline. A running restart of the agent is the
 /// exception, because it includes a disconnect.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn fail_of_lost_device(write: &mut Write, device_id: Uuid) -> Result<()> {
     for mut operation in write.active_operations(device_id).await? {
         let (code, detail) = match operation.status {
@@ -139,6 +182,10 @@ pub async fn fail_of_lost_device(write: &mut Write, device_id: Uuid) -> Result<(
 }
 
 /// Ends an operation whose time is over.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn expire(write: &mut Write, id: Uuid) -> Result<()> {
     let now = write.now;
     let Some(mut operation) = write.operation(id).await? else { return Ok(()) };

@@ -13,6 +13,10 @@ use culvert_store::{Hint, Write};
 
 impl Service {
     /// A tunnel and its extra ports.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
     pub async fn extra_ports(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, Vec<ExtraPort>)> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         let ports = self.store.extra_ports(tunnel.id).await?;

@@ -9,7 +9,11 @@ use culvert_domain::connection::{Connection, NewConnection};
 use culvert_store::Write;
 
 /// Records a new connection of a device. Its former connection is no longer current.
-pub async fn connect(write: &mut Write, device_id: Uuid, new: NewConnection) -> Result<Connection> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn connect(write: &mut Write, device_id: Uuid, new: NewConnection) -> Result<Connection> {
     let was_online = write.online_boot_id(device_id).await?.is_some();
     let connection = write.insert_connection(device_id, new).await?;
     if !was_online {
@@ -19,7 +23,11 @@ pub async fn connect(write: &mut Write, device_id: Uuid, new: NewConnection) -> 
 }
 
 /// Records that a device is offline, and writes the event.
-pub async fn set_offline(write: &mut Write, device_id: Uuid, reason: OfflineReason) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn set_offline(write: &mut Write, device_id: Uuid, reason: OfflineReason) -> Result<()> {
     if !write.set_device_offline(device_id, reason).await? {
         return Ok(());
     }
@@ -32,7 +40,11 @@ pub async fn set_offline(write: &mut Write, device_id: Uuid, reason: OfflineReas
 
 /// Writes the event of a device's current presence, unless the device has reached its event limit. Then the event
 /// is written when the limit ends.
-pub async fn publish(write: &mut Write, device_id: Uuid) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn publish(write: &mut Write, device_id: Uuid) -> Result<()> {
     let Some(presence) = write.take_presence_to_publish(device_id).await? else { return Ok(()) };
     let Some(device) = write.device_in_any_scope(device_id).await? else { return Ok(()) };
     match presence.offline_reason {
@@ -43,7 +55,11 @@ pub async fn publish(write: &mut Write, device_id: Uuid) -> Result<()> {
 
 /// Marks a device offline that was not seen for too long, and fails the operations that it had claimed, because
 /// their outcome will not become known.
-pub async fn lose(write: &mut Write, device_id: Uuid) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn lose(write: &mut Write, device_id: Uuid) -> Result<()> {
     if !write.is_silent(device_id).await? {
         return Ok(());
     }

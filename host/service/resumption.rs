@@ -13,7 +13,11 @@ use culvert_store::Write;
 
 /// Ends the leases that nobody holds any longer: those of a former agent process, and those that this process
 /// has given up.
-pub async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) -> Result<()> {
     for lease in write.leases_of_device(device_id).await? {
         if lease.boot_id != hello.boot_id {
             sessions::end(write, lease.session_id, EndReason::AgentRestart).await?;
@@ -26,7 +30,11 @@ pub async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &Hello) 
 
 /// Opens sessions for the tunnels that the device should run and that nobody runs: after a restart, after a
 /// long absence, or at the end of a suspension.
-pub async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
         if check_startable(&tunnel, device, Bandwidth::Left).is_err() {
             continue;

@@ -11,6 +11,10 @@ use culvert_store::{Hint, Store, Write};
 
 /// Opens a session: gives the lease of a tunnel to a device's agent, with a new epoch. The caller ends the
 /// tunnel's former session before.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn open(write: &mut Write, tunnel: &Tunnel, device_id: Uuid, boot_id: Uuid, target: &Target) -> Result<Uuid> {
     let epoch = write.next_epoch(tunnel.id, device_id).await?;
     let (id, now) = (write.clock.id(), write.now);
@@ -23,6 +27,10 @@ pub async fn open(write: &mut Write, tunnel: &Tunnel, device_id: Uuid, boot_id: 
 }
 
 /// Ends a session. Returns whether it was open.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end(write: &mut Write, session_id: Uuid, reason: EndReason) -> Result<bool> {
     let Some((run, was_ready)) = write.set_session_ended(session_id, reason).await? else { return Ok(false) };
     write.touch(run.node_id, run.tunnel_id);
@@ -35,12 +43,20 @@ pub async fn end(write: &mut Write, session_id: Uuid, reason: EndReason) -> Resu
 }
 
 /// Ends a session that its owner wanted to end, and clears the desired device so that none resumes it.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn stop(write: &mut Write, session_id: Uuid, reason: EndReason) -> Result<bool> {
     write.clear_desired_device_of(session_id).await?;
     end(write, session_id, reason).await
 }
 
 /// Records that the agent of a session is ready to serve visitors.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn set_ready(write: &mut Write, session_id: Uuid) -> Result<()> {
     let Some(run) = write.set_session_ready(session_id).await? else { return Ok(()) };
     // From here on the node serves visitors.
@@ -50,6 +66,10 @@ pub async fn set_ready(write: &mut Write, session_id: Uuid) -> Result<()> {
 }
 
 /// Ends all open sessions of a scope. Desired devices stay, so the tunnels are resumed when possible.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end_of_scope(write: &mut Write, scope_id: Uuid, reason: EndReason) -> Result<()> {
     for session_id in write.open_sessions_of_scope(scope_id).await? {
         end(write, session_id, reason).await?;
@@ -58,6 +78,10 @@ pub async fn end_of_scope(write: &mut Write, scope_id: Uuid, reason: EndReason) 
 }
 
 /// Ends a session whose lease was not renewed in time.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn expire(write: &mut Write, session_id: Uuid) -> Result<()> {
     let Some(lease) = write.lease(session_id).await? else { return Ok(()) };
     if lease.lease_until > write.now {
@@ -70,6 +94,10 @@ pub async fn expire(write: &mut Write, session_id: Uuid) -> Result<()> {
 }
 
 /// Ends sessions of one scope in a transaction of their own.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end_all(store: &Store, scope_id: Uuid, session_ids: Vec<Uuid>, reason: EndReason) -> Result<()> {
     store
         .write(Some(scope_id), move |write| {
@@ -85,6 +113,10 @@ pub async fn end_all(store: &Store, scope_id: Uuid, session_ids: Vec<Uuid>, reas
 
 /// Ends the sessions on a node whose agents prove their leases by tokens of an earlier version. Tunnels with a
 /// desired device are resumed under new leases.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end_with_older_tokens(store: &Store, node_id: Uuid, version: u32) -> Result<()> {
     for (session_id, scope_id) in store.sessions_with_older_tokens(node_id, version).await? {
         end_all(store, scope_id, vec![session_id], EndReason::NodeShutdown).await?;

@@ -7,14 +7,14 @@ use culvert_domain::tunnel::{Tunnel, not_carried};
 
 /// Whether the scope's plan leaves bandwidth for this month, as far as the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bandwidth {
+pub(crate) enum Bandwidth {
     Left,
     UsedUp,
 }
 
 /// Why a tunnel must not run on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartRefusal {
+pub(crate) enum StartRefusal {
     BandwidthUsedUp,
     /// The device's owner is no longer a member of its Team.
     OwnerInactive,
@@ -26,7 +26,7 @@ pub enum StartRefusal {
 
 impl StartRefusal {
     /// The reason, for the client who asked for the tunnel.
-    pub fn detail(self) -> String {
+    pub(crate) fn detail(self) -> String {
         match self {
             Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
@@ -37,7 +37,11 @@ impl StartRefusal {
 }
 
 /// Checks whether a tunnel may run on a device.
-pub fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
+///
+/// # Errors
+///
+/// Why it may not.
+pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
     if tunnel.spec.protocol != Protocol::Tcp {
         return Err(StartRefusal::UnsupportedProtocol(tunnel.spec.protocol));
     }

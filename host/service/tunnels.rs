@@ -33,14 +33,29 @@ pub struct TunnelDetail {
 }
 
 impl Service {
+    /// A page of the tunnels of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn tunnels(&self, caller: &Caller, page: Page) -> Result<PageRows<Tunnel>> {
         self.store.tunnels(caller.scope.id, page).await
     }
 
+    /// A tunnel of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
     pub async fn tunnel(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Tunnel> {
         self.store.tunnel(caller.scope.id, tunnel_id).await?.ok_or_else(Error::not_found)
     }
 
+    /// A tunnel of the caller's scope, with its devices and ports.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
     pub async fn tunnel_detail(&self, caller: &Caller, tunnel_id: Uuid) -> Result<TunnelDetail> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         let authorized_devices = self.store.authorized_devices(caller.scope.id, tunnel.id).await?;
@@ -52,11 +67,21 @@ impl Service {
         Ok(TunnelDetail { tunnel, current_device, authorized_devices, extra_ports })
     }
 
+    /// The traffic of a tunnel, today and this month.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
     pub async fn tunnel_bandwidth(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Bandwidth> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         self.store.tunnel_bandwidth(caller.scope.id, tunnel.id).await
     }
 
+    /// A page of the sessions of a tunnel.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn sessions_of(&self, tunnel: &Tunnel, page: Page) -> Result<PageRows<Session>> {
         self.store.sessions(tunnel.scope_id, tunnel.id, page).await
     }

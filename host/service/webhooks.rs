@@ -27,14 +27,29 @@ pub struct NewSecret {
 }
 
 impl Service {
+    /// A page of the webhook endpoints of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn webhooks(&self, caller: &Caller, page: Page) -> Result<PageRows<Webhook>> {
         self.store.webhooks(caller.scope.id, page).await
     }
 
+    /// A webhook endpoint of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotFound`] if the scope has no such webhook endpoint; if the database fails.
     pub async fn webhook(&self, caller: &Caller, webhook_id: Uuid) -> Result<Webhook> {
         self.store.webhook(caller.scope.id, webhook_id).await?.ok_or_else(Error::not_found)
     }
 
+    /// A page of the delivery attempts of a webhook endpoint.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
     pub async fn attempts_of(&self, webhook: &Webhook, page: Page) -> Result<PageRows<Attempt>> {
         self.store.attempts(webhook.id, page).await
     }

@@ -47,6 +47,14 @@ macro_rules! rest_again {
     };
 }
 
+/// What becomes of a tunnel that was placed on another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterMove {
+    /// Its device serves it again there.
+    Resumed,
+    Stopped,
+}
+
 impl Write {
     /// Allocates a public port of a node for a tunnel. An http tunnel gets the node's shared port.
     pub async fn allocate_port(
@@ -175,7 +183,7 @@ impl Write {
     }
 
     /// Places a tunnel on another node. It keeps those public port numbers that are free there.
-    pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, moving: bool) -> Result<()> {
+    pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, after: AfterMove) -> Result<()> {
         self.rest_ports(tunnel.id).await?;
         self.execute(sql!("DELETE FROM node_ports WHERE tunnel_id = $1"), args![tunnel.id]).await?;
         let port = self.keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.https, tunnel.id).await?;
@@ -185,7 +193,7 @@ impl Write {
         }
         let now = self.now;
         let sql = sql!("UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1");
-        self.execute(sql, args![tunnel.id, node.id, port, moving, now]).await?;
+        self.execute(sql, args![tunnel.id, node.id, port, after == AfterMove::Resumed, now]).await?;
         Ok(())
     }
 

@@ -110,7 +110,7 @@ impl Row {
 
 /// Decodes rows and skips those that cannot be decoded, with a log entry. It is for jobs that process all
 /// rows of a kind: one broken row must not stop the others.
-pub fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
+pub(crate) fn readable<T>(rows: &[Row], what: &str, read: impl Fn(&Row) -> DbResult<T>) -> Vec<T> {
     let read = |row: &Row| {
         read(row).inspect_err(|error| tracing::error!(error = %Chain(error), what, "a row cannot be read")).ok()
     };

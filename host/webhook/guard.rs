@@ -118,6 +118,10 @@ impl Guard {
     }
 
     /// The addresses of a name. If one of them is not allowed, all are refused.
+    ///
+    /// # Errors
+    ///
+    /// If the name cannot be resolved in time, or one of its addresses is not allowed.
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, AddressBlocked> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.addresses(name)).await;
         let addresses = found.ok().and_then(|found| found.map_err(|_: DnsError| ()).ok());
@@ -127,6 +131,10 @@ impl Guard {
 
     /// Checks that an https URL leads to addresses that are allowed. A text that is no such URL passes:
     /// [`is_endpoint`] is for those.
+    ///
+    /// # Errors
+    ///
+    /// If the URL's host name cannot be resolved in time, or one of its addresses is not allowed.
     pub async fn check_endpoint(&self, url: &str) -> Result<(), AddressBlocked> {
         match Url::parse(url) {
             Ok(url) if url.scheme() == "https" => self.addresses_of(&url).await.map(drop),
@@ -144,6 +152,10 @@ impl Guard {
 
     /// Checks that a name's CNAME record directly names `target`. Where it names another target, the
     /// error shows that only if it is below the platform's own domains.
+    ///
+    /// # Errors
+    ///
+    /// If the name has no CNAME record, its record names another target, or the lookup fails.
     pub async fn check_cname(&self, name: &str, target: &str) -> Result<(), LookupError> {
         let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.cname(name)).await;
         let error = |code: LookupErrorCode, detail: String| Err(LookupError { code, detail });
@@ -166,6 +178,10 @@ impl Guard {
 
     /// Checks the IP address in a URL, because the client connects to it without a DNS lookup. A URL
     /// with a host name passes.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressBlocked::NotPublic`], if the URL contains an IP address that is not allowed.
     pub fn check_literal(&self, url: &Url) -> Result<(), AddressBlocked> {
         literal(url).map_or(Ok(()), |address| self.judge(address))
     }

@@ -45,7 +45,7 @@ impl Bench {
                 file.settings = settings(self.settings.as_ref())?;
             }
             let questions: Vec<BenchInput<'_>> =
-                file.cases.iter().map(|case| (case.call.as_deref(), file.question(case))).collect();
+                file.cases.iter().map(|case| (case.call.as_deref(), file.request(case))).collect();
             let time = Duration::from_secs(self.seconds);
             let figures = bench::measure(&engines, &module, &file.settings, &questions, Limits::generous(), time);
             measured.push((file.file.clone(), figures.map_err(refused)?));

@@ -16,7 +16,7 @@ use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
 use culvert_wire::client_network;
 
-pub struct Auth(pub Arc<Api>);
+pub(crate) struct Auth(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Auth {
@@ -67,7 +67,7 @@ fn limit_failed_auth(api: &Api, req: &Request, error: Error) -> Error {
 }
 
 /// The client's address: the peer's, or what trusted proxies say it is.
-pub fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
+pub(crate) fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
     let forwarded = req.headers().get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
     Some(client_network::client_address(req.remote_addr().ip()?, forwarded, trusted))
 }

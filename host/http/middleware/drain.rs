@@ -16,7 +16,7 @@ use crate::endpoint::BODY_LIMIT;
 /// How long the rest of a body is waited for.
 const WITHIN: Duration = Duration::from_secs(2);
 
-pub struct DrainRequestBody(pub Arc<Api>);
+pub(crate) struct DrainRequestBody(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for DrainRequestBody {

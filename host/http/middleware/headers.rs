@@ -19,7 +19,7 @@ const REFERRER: HeaderName = HeaderName::from_static("referrer-policy");
 const PAGES: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'none'; \
                      frame-ancestors 'none'";
 
-pub struct Headers(pub Arc<Api>);
+pub(crate) struct Headers(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Headers {

@@ -11,7 +11,7 @@ use crate::problem;
 use culvert_domain::caller::Caller;
 use culvert_service::rate_limits::RateLimitStatus;
 
-pub struct RateLimit(pub Arc<Api>);
+pub(crate) struct RateLimit(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for RateLimit {

@@ -12,17 +12,17 @@ use crate::path::{Path, normalised};
 
 /// The id of a request, as its answer carries it.
 #[derive(Clone)]
-pub struct RequestId(pub String);
+pub(crate) struct RequestId(pub String);
 
 impl RequestId {
-    pub fn of(depot: &Depot) -> &str {
+    pub(crate) fn of(depot: &Depot) -> &str {
         depot.get_typed::<RequestId>().map(|id| id.0.as_str()).unwrap_or_default()
     }
 }
 
 /// The route of a request, as the API's description writes it: with path parameters in braces.
 #[derive(Clone, Copy)]
-pub struct Route(pub &'static str);
+pub(crate) struct Route(pub &'static str);
 
 /// As much of a path as is logged: it comes from somebody whom nobody has looked at yet.
 const PATH_LOGGED: usize = 200;
@@ -32,7 +32,7 @@ fn beginning(path: &str) -> &str {
     path.get(..PATH_LOGGED).unwrap_or(path)
 }
 
-pub struct Trace(pub Arc<Api>);
+pub(crate) struct Trace(pub Arc<Api>);
 
 #[async_trait]
 impl Handler for Trace {

@@ -10,22 +10,26 @@ use crate::serve::live::{Instances, ModuleInstance};
 impl ModuleInstance {
     /// Evaluates a request. A decision has no side effects, so after a timeout, which may only mean
     /// that the machine was busy, it is repeated once in another fresh sandbox with the full deadline.
-    pub fn ask(&self, question: &PolicyRequest) -> Result<PolicyResponse, Failed> {
-        let answer = match self.once(question) {
-            Err(Failure::Timeout) => self.once(question),
-            answer => answer,
+    ///
+    /// # Errors
+    ///
+    /// If the module gives no valid response. [`Failure`] says why.
+    pub fn ask(&self, request: &PolicyRequest) -> Result<PolicyResponse, Failed> {
+        let response = match self.once(request) {
+            Err(Failure::Timeout) => self.once(request),
+            response => response,
         };
-        let checked = answer.and_then(|answer| check(&self.module, answer));
+        let checked = response.and_then(|response| check(&self.module, response));
         checked.map_err(|failure| Failed { module: self.module.description.name.clone(), failure })
     }
 
-    fn once(&self, question: &PolicyRequest) -> Result<PolicyResponse, Failure> {
+    fn once(&self, request: &PolicyRequest) -> Result<PolicyResponse, Failure> {
         let mut store = sandbox::store(&self.engine, self.module.limits);
-        self.call(&mut store, question).map_err(|error| sandbox::failure(&store, &error))
+        self.call(&mut store, request).map_err(|error| sandbox::failure(&store, &error))
     }
 
-    fn call(&self, store: &mut SandboxStore, question: &PolicyRequest) -> wasmtime::Result<PolicyResponse> {
-        Ok(match (&self.instances, question) {
+    fn call(&self, store: &mut SandboxStore, request: &PolicyRequest) -> wasmtime::Result<PolicyResponse> {
+        Ok(match (&self.instances, request) {
             (Instances::PlanAccess(instances), PolicyRequest::Entitlements(plan)) => PolicyResponse::Entitlement(
                 instances.instantiate(&mut *store)?.culvert_policy_plans().call_entitlements(store, plan)?,
             ),
@@ -45,9 +49,9 @@ impl ModuleInstance {
     }
 }
 
-fn check(module: &Configured, answer: PolicyResponse) -> Result<PolicyResponse, Failure> {
+fn check(module: &Configured, response: PolicyResponse) -> Result<PolicyResponse, Failure> {
     let declared = &module.description;
-    let checked = match &answer {
+    let checked = match &response {
         PolicyResponse::Verdict(Verdict::Deny(Denial { code, detail, rule })) => {
             contract::denial(declared, code, detail, rule)
         }
@@ -57,5 +61,5 @@ fn check(module: &Configured, answer: PolicyResponse) -> Result<PolicyResponse, 
         }),
         PolicyResponse::Verdict(Verdict::Allow) | PolicyResponse::Entitlement(_) => Ok(()),
     };
-    checked.map(|()| answer).map_err(Failure::Contract)
+    checked.map(|()| response).map_err(Failure::Contract)
 }

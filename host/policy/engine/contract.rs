@@ -14,6 +14,11 @@ const VIOLATION_LIMIT: usize = 1_000;
 /// Description of what is wrong with a response, in one line.
 pub type ContractViolation = String;
 
+/// Checks a denial.
+///
+/// # Errors
+///
+/// If the code or the rule is not declared, or the detail is empty or too long.
 pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> Result<(), ContractViolation> {
     if !declared.codes.iter().any(|declared| declared.code == code) {
         return Err(format!("it denies with the undeclared code {}", excerpt(code)));
@@ -22,6 +27,11 @@ pub fn denial(declared: &Description, code: &str, detail: &str, rule: &str) -> R
     check_text("detail", detail)
 }
 
+/// Checks the number of violations in a response.
+///
+/// # Errors
+///
+/// If there are more violations than one response may have.
 pub fn violations(count: usize) -> Result<(), ContractViolation> {
     if count <= VIOLATION_LIMIT {
         return Ok(());
@@ -29,6 +39,12 @@ pub fn violations(count: usize) -> Result<(), ContractViolation> {
     Err(format!("it finds {count} violations; {VIOLATION_LIMIT} may be"))
 }
 
+/// Checks one violation.
+///
+/// # Errors
+///
+/// If the field's path is empty, too long or contains a control character, the rule is not declared, or the
+/// message is empty or too long.
 pub fn violation(declared: &Description, field: &str, message: &str, rule: &str) -> Result<(), ContractViolation> {
     if field.is_empty() || field.len() > FIELD_LIMIT || field.chars().any(char::is_control) {
         return Err(format!("a violation names the field {}", excerpt(field)));
@@ -38,6 +54,10 @@ pub fn violation(declared: &Description, field: &str, message: &str, rule: &str)
 }
 
 /// Checks a response given as JSON in the contract's own names.
+///
+/// # Errors
+///
+/// As [`denial`], [`violations`] and [`violation`].
 pub fn plain(declared: &Description, answer: &Value) -> Result<(), ContractViolation> {
     let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_owned();
     if let Some(found) = answer.as_array() {

@@ -64,6 +64,11 @@ impl ShardEngines {
 impl Engines {
     /// Creates engines with `shards` shards, at least one, and a thread that increments their epochs
     /// until the engines are dropped.
+    ///
+    /// # Errors
+    ///
+    /// If wasmtime cannot create an engine on this machine. Where only the pool cannot be created, the
+    /// instances are allocated on demand.
     pub fn new(shards: usize) -> wasmtime::Result<Self> {
         let loader = loader()?;
         let shards = (0..shards.max(1)).map(|_| shard()).collect::<wasmtime::Result<Vec<_>>>()?;
@@ -94,6 +99,10 @@ pub fn shard_of_this_thread(shards: usize) -> usize {
 }
 
 /// Creates an engine that counts instructions as fuel, for the authors' tools. It has no deadline.
+///
+/// # Errors
+///
+/// If wasmtime cannot create the engine on this machine.
 pub fn counting() -> wasmtime::Result<Engine> {
     let mut config = base();
     config.consume_fuel(true).epoch_interruption(false);

@@ -104,11 +104,19 @@ pub fn extend_deadline(store: &mut SandboxStore, limits: Limits) {
 }
 
 /// Starts counting the instructions of a store. The engine must be one that counts them as fuel.
+///
+/// # Errors
+///
+/// If the engine does not count instructions.
 pub fn count_instructions(store: &mut SandboxStore) -> wasmtime::Result<()> {
     store.set_fuel(u64::MAX)
 }
 
 /// The number of instructions counted so far.
+///
+/// # Errors
+///
+/// If the engine does not count instructions.
 pub fn instructions(store: &SandboxStore) -> wasmtime::Result<u64> {
     Ok(u64::MAX - store.get_fuel()?)
 }

@@ -34,6 +34,10 @@ pub struct Artefacts {
 
 impl Artefacts {
     /// Keeps artefacts in a folder that only this user can write into. It is created if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be created, belongs to another user, or can be written into by others.
     pub fn in_folder(folder: &Path, key: Arc<dyn ArtefactKey>) -> io::Result<Self> {
         private_dir::open_trusted(folder)?;
         Ok(Self { place: Some((folder.into(), key)) })

@@ -105,6 +105,10 @@ impl fmt::Display for Difference {
 
 impl File {
     /// Reads a file of cases, TOML or JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or is no file of cases.
     pub fn read(path: &Path) -> Result<Self, CasesError> {
         let fail = |error: TextFileError| CasesError::File { path: path.into(), problem: error.to_string() };
         let mut file: Self = text_file::read(path).map_err(fail)?;
@@ -113,6 +117,10 @@ impl File {
     }
 
     /// Reads every file of cases in a folder, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// If the folder or one of the files cannot be read, or a file is no file of cases.
     pub fn read_all(folder: &Path) -> Result<Vec<Self>, CasesError> {
         let fail = |error: std::io::Error| CasesError::File { path: folder.into(), problem: error.to_string() };
         let entries = std::fs::read_dir(folder).map_err(fail)?.collect::<Result<Vec<_>, _>>().map_err(fail)?;
@@ -123,6 +131,10 @@ impl File {
     }
 
     /// Reads the cases that a component contains.
+    ///
+    /// # Errors
+    ///
+    /// If the component contains cases that cannot be parsed.
     pub fn bundled(wasm: &[u8]) -> Result<Vec<Self>, CasesError> {
         match sections::find(wasm, sections::CASES) {
             Some(section) => serde_json::from_slice(section).map_err(|e| CasesError::Bundle(e.to_string())),
@@ -136,6 +148,10 @@ impl File {
     }
 
     /// Runs the cases against the configured module, as a host would run it.
+    ///
+    /// # Errors
+    ///
+    /// If the module cannot be loaded with the file's settings. A case that does not pass is no error.
     pub fn run(&self, engines: &Engines, module: &Module) -> Result<Vec<Outcome>, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
@@ -145,6 +161,10 @@ impl File {
 
     /// Prepares the module for this file's cases, with a host's limits. Each case configures its own
     /// instance, because compiling a snapshot would take longer than running all the cases.
+    ///
+    /// # Errors
+    ///
+    /// If the module cannot be linked. Settings that it refuses make the cases fail instead.
     pub fn configuring(&self, engines: &Engines, module: &Module, limits: Limits) -> Result<UntypedModule, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         UntypedModule::configuring(engines, module, &self.settings, limits).map_err(load)
@@ -157,19 +177,19 @@ impl File {
 
     /// The request of a case, merged with the part that the file's cases share. A case that names a
     /// function in `call` has a request of another type, so nothing is merged.
-    pub fn question(&self, case: &Case) -> Value {
-        let mut question = Value::Object(if case.call.is_none() { self.ask.clone() } else { Map::new() });
-        merge(&mut question, Value::Object(case.ask.clone()));
-        question
+    pub fn request(&self, case: &Case) -> Value {
+        let mut request = Value::Object(if case.call.is_none() { self.ask.clone() } else { Map::new() });
+        merge(&mut request, Value::Object(case.ask.clone()));
+        request
     }
 
     fn outcome(&self, case: &Case, module: &UntypedModule) -> Outcome {
-        let question = self.question(case);
+        let request = self.request(case);
         let (mut differences, mut rules) = (Vec::new(), Vec::new());
-        match module.ask(case.call.as_deref(), &question) {
-            Ok(answer) => {
-                compare("", &case.expect, &answer, &mut differences);
-                collect_rules(&answer, &mut rules);
+        match module.ask(case.call.as_deref(), &request) {
+            Ok(response) => {
+                compare("", &case.expect, &response, &mut differences);
+                collect_rules(&response, &mut rules);
             }
             Err(error) => differences.push(Difference {
                 field: String::new(),
@@ -232,8 +252,8 @@ fn matches_expected(expected: &Value, got: &Value) -> bool {
     differences.is_empty()
 }
 
-fn collect_rules(answer: &Value, rules: &mut Vec<String>) {
-    match answer {
+fn collect_rules(response: &Value, rules: &mut Vec<String>) {
+    match response {
         Value::Object(fields) => {
             rules.extend(fields.get("rule").and_then(Value::as_str).map(String::from));
             fields.values().for_each(|value| collect_rules(value, rules));

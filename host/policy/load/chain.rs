@@ -143,6 +143,10 @@ pub enum Trust {
 
 impl Loader {
     /// Loads every entry, or fails.
+    ///
+    /// # Errors
+    ///
+    /// If a kind has no module that decides, or a module cannot be loaded or fails its own cases.
     pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
         let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
         if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {

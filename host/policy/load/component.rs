@@ -54,11 +54,21 @@ pub struct Configured {
 
 impl Module {
     /// Reads a module and calls its `describe`.
+    ///
+    /// # Errors
+    ///
+    /// If the module is too large, is no component, imports functions or does not fit the contract, or its
+    /// `describe` fails.
     pub fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Self, LoadError> {
         guarded(|| read(engines, artefacts, wasm))
     }
 
     /// Configures the module with these settings and compiles the result.
+    ///
+    /// # Errors
+    ///
+    /// If the memory is too small, the settings do not fit, `configure` fails, or the result cannot be
+    /// compiled.
     pub fn configure(
         &self,
         engines: &Engines,
@@ -70,6 +80,10 @@ impl Module {
     }
 
     /// The component with the settings applied, not yet compiled.
+    ///
+    /// # Errors
+    ///
+    /// If `configure` fails or refuses the settings, or the configured state cannot be read.
     pub fn snapshot(
         &self,
         engines: &Engines,
@@ -83,6 +97,10 @@ impl Module {
 
 impl Configured {
     /// Loads the module into one of a shard's engines.
+    ///
+    /// # Errors
+    ///
+    /// If the engine does not accept the compiled code.
     pub fn on(&self, engine: &Engine) -> Result<Component, LoadError> {
         deserialize(engine, &self.artefact).map_err(|e| LoadError::NotAComponent(e.to_string()))
     }

@@ -46,12 +46,21 @@ pub struct PreparedCall {
 }
 
 impl UntypedModule {
+    /// A module that is configured already.
+    ///
+    /// # Errors
+    ///
+    /// If the engine does not accept the compiled code, or the module cannot be linked.
     pub fn new(engines: &Engines, module: &Configured) -> Result<Self, LoadError> {
         let engine = engines.shards()[0].of(module.size);
         Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
     }
 
     /// A module that is not configured yet. Each instance is configured before it is called.
+    ///
+    /// # Errors
+    ///
+    /// If the module cannot be linked. The settings are checked only when an instance is configured.
     pub fn configuring(
         engines: &Engines,
         module: &Module,
@@ -65,6 +74,10 @@ impl UntypedModule {
     }
 
     /// Uses an engine of the caller's, for instance one that counts instructions.
+    ///
+    /// # Errors
+    ///
+    /// If the component cannot be linked, for instance because it imports functions.
     pub fn on(
         engine: &Engine,
         component: Component,
@@ -79,26 +92,35 @@ impl UntypedModule {
 
     /// Calls one of the functions that decide: the one of the module's kind if `call` names none. What
     /// the request leaves out is absent, zero or empty.
-    pub fn ask(&self, call: Option<&str>, question: &Value) -> Result<Value, CallError> {
-        let prepared = self.prepare(call, question)?;
+    ///
+    /// # Errors
+    ///
+    /// If the request is invalid, or the module gives no valid response.
+    pub fn ask(&self, call: Option<&str>, request: &Value) -> Result<Value, CallError> {
+        let prepared = self.prepare(call, request)?;
         // A timeout is retried once, as in a host, because the machine may have been busy.
-        let answer = match self.decide(&mut self.store(), &prepared) {
+        let response = match self.decide(&mut self.store(), &prepared) {
             Err(Failure::Timeout) => self.decide(&mut self.store(), &prepared),
-            answer => answer,
+            response => response,
         };
-        let answer = plain(&answer.map_err(CallError::Failed)?);
-        contract::plain(&self.description, &answer).map_err(|breach| CallError::Failed(Failure::Contract(breach)))?;
-        Ok(answer)
+        let response = plain(&response.map_err(CallError::Failed)?);
+        contract::plain(&self.description, &response).map_err(|breach| CallError::Failed(Failure::Contract(breach)))?;
+        Ok(response)
     }
 
-    pub fn prepare(&self, call: Option<&str>, question: &Value) -> Result<PreparedCall, CallError> {
+    /// Converts a request to the contract's types. `call` is as for [`Self::ask`].
+    ///
+    /// # Errors
+    ///
+    /// If the module has no such function, or the request does not fit the function's types.
+    pub fn prepare(&self, call: Option<&str>, request: &Value) -> Result<PreparedCall, CallError> {
         let name = call.unwrap_or(self.kind.decision());
         let interface = self.kind.export();
         let function = self.component.get_export(None, &interface);
         let function = function.and_then(|(_, interface)| self.component.get_export(Some(&interface), name));
         match function {
             Some((ComponentItem::ComponentFunc(ty), function)) => {
-                let arguments = arguments(&ty, question).map_err(CallError::PolicyRequest)?;
+                let arguments = arguments(&ty, request).map_err(CallError::PolicyRequest)?;
                 Ok(PreparedCall { function, arguments })
             }
             _ => Err(CallError::PolicyRequest(format!("there is no function `{name}` in {interface}"))),
@@ -110,32 +132,37 @@ impl UntypedModule {
         sandbox::store(&self.engine, self.limits)
     }
 
-    pub fn decide(&self, store: &mut Store<Sandbox>, question: &PreparedCall) -> Result<Val, Failure> {
-        let mut answer = [Val::Bool(false)];
+    /// Makes one call in this sandbox. The response is not checked.
+    ///
+    /// # Errors
+    ///
+    /// If the module gives no response. [`Failure`] says why.
+    pub fn decide(&self, store: &mut Store<Sandbox>, request: &PreparedCall) -> Result<Val, Failure> {
+        let mut response = [Val::Bool(false)];
         let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
             if let Some(settings) = &self.settings {
                 sandbox::extend_deadline(store, self.limits.for_loading());
                 snapshot::configure(store, &instance, settings).map_err(wasmtime::Error::new)?;
                 sandbox::extend_deadline(store, self.limits);
             }
-            let function = instance.get_func(&mut *store, question.function);
+            let function = instance.get_func(&mut *store, request.function);
             let function = function.ok_or_else(|| wasmtime::format_err!("the decision is no function"))?;
-            function.call(&mut *store, &question.arguments, &mut answer)
+            function.call(&mut *store, &request.arguments, &mut response)
         });
         decided.map_err(|error| sandbox::failure(store, &error))?;
-        let [answer] = answer;
-        Ok(answer)
+        let [response] = response;
+        Ok(response)
     }
 }
 
 /// The arguments of a call. A single record parameter is the whole request; other parameters are looked
 /// up in it by name.
-fn arguments(function: &types::ComponentFunc, question: &Value) -> Result<Vec<Val>, String> {
+fn arguments(function: &types::ComponentFunc, request: &Value) -> Result<Vec<Val>, String> {
     let parameters: Vec<(String, Type)> = function.params().map(|(name, ty)| (name.to_owned(), ty)).collect();
     if let [(_, ty @ Type::Record(_))] = parameters.as_slice() {
-        return Ok(vec![value("", question, ty)?]);
+        return Ok(vec![value("", request, ty)?]);
     }
-    let given = question.as_object().ok_or("the question is no object")?;
+    let given = request.as_object().ok_or("the question is no object")?;
     if let Some(stray) = given.keys().find(|name| parameters.iter().all(|(known, _)| known != *name)) {
         return Err(stray_field(stray, parameters.iter().map(|(name, _)| name.as_str())));
     }

@@ -17,11 +17,19 @@ use crate::load::load_error::LoadError;
 const SNAPSHOT_ROOM: usize = 128 * 1024;
 
 /// The component with additional functions that read its memory.
+///
+/// # Errors
+///
+/// If the bytes are no component that can be instrumented.
 pub fn instrumented(wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
     Wizer::new().instrument_component(wasm).map(|(_, instrumented)| instrumented).map_err(LoadError::snapshot)
 }
 
 /// The component with these settings applied. `compiled` must be the result of [`instrumented`].
+///
+/// # Errors
+///
+/// If `configure` fails or refuses the settings, or the configured state cannot be read.
 pub fn configured(
     engines: &Engines,
     wasm: &[u8],
@@ -53,6 +61,10 @@ pub fn configured(
 }
 
 /// Calls the instance's `configure` with its settings.
+///
+/// # Errors
+///
+/// If the instance has no `configure`, or it fails or refuses the settings.
 pub fn configure(store: &mut SandboxStore, instance: &Instance, settings: &str) -> Result<(), LoadError> {
     let configure = module_function::<(&str,), (Result<(), Vec<Problem>>,)>(store, instance, "configure")
         .map_err(|e| LoadError::configure(store, &e))?;

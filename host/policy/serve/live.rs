@@ -64,6 +64,10 @@ pub enum Instances {
 
 impl PolicySet {
     /// Prepares the modules, in the order of the configuration, on every shard.
+    ///
+    /// # Errors
+    ///
+    /// If an engine does not accept the compiled code of a module, or the module does not fit the contract.
     pub fn new(
         engines: &Engines,
         metrics: &PolicyMetrics,
@@ -100,10 +104,14 @@ impl PolicySet {
     }
 
     /// Whether any module knows a plan. This evaluation is not counted or recorded.
+    ///
+    /// # Errors
+    ///
+    /// If a module gives no valid response.
     pub fn has_plan(&self, plan: &str) -> Result<bool, Failed> {
-        let question = PolicyRequest::Entitlements(plan.into());
+        let request = PolicyRequest::Entitlements(plan.into());
         for decider in &self.chain(Kind::PlanAccess).enforced {
-            if matches!(decider.ask(&question)?, PolicyResponse::Entitlement(Some(_))) {
+            if matches!(decider.ask(&request)?, PolicyResponse::Entitlement(Some(_))) {
                 return Ok(true);
             }
         }

@@ -23,6 +23,10 @@ pub struct DecisionObserver {
 
 impl DecisionObserver {
     /// Registers the metrics, and opens the file of decision records if one is configured.
+    ///
+    /// # Errors
+    ///
+    /// If the file of decision records cannot be opened, or a thread cannot be started.
     pub fn open(clock: Clock, registry: &mut Registry, records: &RecordsConfig) -> io::Result<Self> {
         let metrics = PolicyMetrics::new(registry);
         let records = Records::open(records, metrics.records_written.clone(), metrics.records_dropped.clone())?;
@@ -35,25 +39,25 @@ impl DecisionObserver {
         generation: u64,
         request_id: Option<Uuid>,
         decider: &ModuleInstance,
-        question: &PolicyRequest,
-        answer: &Result<PolicyResponse, Failed>,
+        request: &PolicyRequest,
+        response: &Result<PolicyResponse, Failed>,
         took: Duration,
     ) {
-        decider.metrics.count(answer, took);
+        decider.metrics.count(response, took);
         let Some(records) = &self.records else { return };
-        if !records.is_sampled(question, request_id) {
+        if !records.is_sampled(request, request_id) {
             return;
         }
-        let (question, secrets) = question.clone().redacted();
+        let (request, secrets) = request.clone().redacted();
         records.write(Record {
             time: self.clock.now(),
             request_id,
             generation,
             module: decider.module.clone(),
-            question,
+            request,
             secrets,
-            answer: match answer {
-                Ok(answer) => Ok(answer.clone()),
+            response: match response {
+                Ok(response) => Ok(response.clone()),
                 Err(failed) => Err(failed.to_string()),
             },
             took,

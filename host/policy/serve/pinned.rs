@@ -31,6 +31,10 @@ impl Pinned {
     }
 
     /// What a plan includes. The result is cached, because it depends only on the plan's name.
+    ///
+    /// # Errors
+    ///
+    /// If a module gives no valid response, or no module of the kind decides.
     pub fn entitlement(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         if let Some(known) = self.set.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
             return Ok(known);
@@ -44,64 +48,76 @@ impl Pinned {
 
     /// What a plan includes, according to the first module of the chain that knows it.
     fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
-        let question = PolicyRequest::Entitlements(plan.into());
-        let known = |answer: &PolicyResponse| matches!(answer, PolicyResponse::Entitlement(Some(_)));
-        let answer = self.first(question, known, PolicyResponse::Entitlement(None))?;
-        Ok(if let PolicyResponse::Entitlement(entitlement) = answer { entitlement } else { None })
+        let request = PolicyRequest::Entitlements(plan.into());
+        let known = |response: &PolicyResponse| matches!(response, PolicyResponse::Entitlement(Some(_)));
+        let response = self.first(request, known, PolicyResponse::Entitlement(None))?;
+        Ok(if let PolicyResponse::Entitlement(entitlement) = response { entitlement } else { None })
     }
 
     /// Evaluates the chain for access by plan. The first module that denies decides.
+    ///
+    /// # Errors
+    ///
+    /// If a module gives no valid response, or no module of the kind decides.
     pub fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
         self.verdict(PolicyRequest::PlanAccess(ask))
     }
 
     /// Evaluates the chain for access by team role. The first module that denies decides.
+    ///
+    /// # Errors
+    ///
+    /// If a module gives no valid response, or no module of the kind decides.
     pub fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
         self.verdict(PolicyRequest::TeamRole(ask))
     }
 
-    fn verdict(&self, question: PolicyRequest) -> Result<Verdict, Failed> {
-        let denies = |answer: &PolicyResponse| matches!(answer, PolicyResponse::Verdict(Verdict::Deny(_)));
-        let answer = self.first(question, denies, PolicyResponse::Verdict(Verdict::Allow))?;
-        match answer {
+    fn verdict(&self, request: PolicyRequest) -> Result<Verdict, Failed> {
+        let denies = |response: &PolicyResponse| matches!(response, PolicyResponse::Verdict(Verdict::Deny(_)));
+        let response = self.first(request, denies, PolicyResponse::Verdict(Verdict::Allow))?;
+        match response {
             PolicyResponse::Verdict(verdict) => Ok(verdict),
             _ => Err(self.another_answer()),
         }
     }
 
     /// The violations that all modules of the chain find.
+    ///
+    /// # Errors
+    ///
+    /// If a module gives no valid response, or no module of the kind decides.
     pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
-        let question = PolicyRequest::Validation(Box::new((input, facts)));
+        let request = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
         let mut all = Vec::new();
         for decider in &chain.enforced {
-            match self.ask(decider, &question)? {
+            match self.ask(decider, &request)? {
                 PolicyResponse::Violations(violations) => all.extend(violations),
                 _ => return Err(self.another_answer()),
             }
         }
-        self.shadow(chain, question, || PolicyResponse::Violations(all.clone()));
+        self.shadow(chain, request, || PolicyResponse::Violations(all.clone()));
         Ok(all)
     }
 
     /// The first response that decides, or `otherwise` if none does.
     fn first(
         &self,
-        question: PolicyRequest,
+        request: PolicyRequest,
         decides: fn(&PolicyResponse) -> bool,
         otherwise: PolicyResponse,
     ) -> Result<PolicyResponse, Failed> {
-        let chain = self.chain(question.kind())?;
-        let mut answer = otherwise;
+        let chain = self.chain(request.kind())?;
+        let mut response = otherwise;
         for decider in &chain.enforced {
-            let given = self.ask(decider, &question)?;
+            let given = self.ask(decider, &request)?;
             if decides(&given) {
-                answer = given;
+                response = given;
                 break;
             }
         }
-        self.shadow(chain, question, || answer.clone());
-        Ok(answer)
+        self.shadow(chain, request, || response.clone());
+        Ok(response)
     }
 
     /// The failure for a response of the wrong type. It never allows the request.
@@ -118,17 +134,17 @@ impl Pinned {
         Ok(chain)
     }
 
-    fn ask(&self, decider: &ModuleInstance, question: &PolicyRequest) -> Result<PolicyResponse, Failed> {
+    fn ask(&self, decider: &ModuleInstance, request: &PolicyRequest) -> Result<PolicyResponse, Failed> {
         let started = self.observer.clock.moment();
-        let answer = decider.ask(question);
+        let response = decider.ask(request);
         let took = self.observer.clock.moment().since(started);
-        self.observer.note(self.generation(), self.request_id, decider, question, &answer, took);
-        answer
+        self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
+        response
     }
 
-    fn shadow(&self, chain: &Chain, question: PolicyRequest, answer: impl FnOnce() -> PolicyResponse) {
+    fn shadow(&self, chain: &Chain, request: PolicyRequest, response: impl FnOnce() -> PolicyResponse) {
         if !chain.shadows.is_empty() {
-            self.observer.shadows.ask(self.set.clone(), self.request_id, question, answer());
+            self.observer.shadows.ask(self.set.clone(), self.request_id, request, response());
         }
     }
 }

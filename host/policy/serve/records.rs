@@ -50,10 +50,10 @@ pub struct Record {
     pub request_id: Option<Uuid>,
     pub generation: u64,
     pub module: Arc<Configured>,
-    pub question: PolicyRequest,
+    pub request: PolicyRequest,
     /// The secrets that were redacted in the request. They are redacted in the response as well.
     pub secrets: Vec<Secret>,
-    pub answer: Result<PolicyResponse, String>,
+    pub response: Result<PolicyResponse, String>,
     pub took: Duration,
 }
 
@@ -87,21 +87,21 @@ impl Record {
             said
         };
         let about = &self.module.description;
-        let answer = self.answer.as_ref();
+        let response = self.response.as_ref();
         Line {
             time: self.time,
             request_id: self.request_id,
             generation: self.generation,
-            kind: self.question.kind(),
+            kind: self.request.kind(),
             module: &about.name,
             version: &about.version,
             sha256: &self.module.digest,
-            call: self.question.call(),
-            input: &self.question,
-            verdict: answer.map_or("failed", |answer| answer.outcome_label().name()),
-            rules: answer.map(PolicyResponse::rules).unwrap_or_default(),
-            answer: answer.ok().map(|answer| masked(answer.to_wit_json())),
-            error: answer.err().map(|problem| masked(problem.as_str().into())),
+            call: self.request.call(),
+            input: &self.request,
+            verdict: response.map_or("failed", |response| response.outcome_label().name()),
+            rules: response.map(PolicyResponse::rules).unwrap_or_default(),
+            answer: response.ok().map(|response| masked(response.to_wit_json())),
+            error: response.err().map(|problem| masked(problem.as_str().into())),
             masked: self.secrets.iter().map(|secret| secret.field).collect(),
             duration_us: self.took.as_nanos() as f64 / 1000.0,
         }
@@ -150,6 +150,10 @@ impl Queue {
 impl Records {
     /// Opens the file with permissions for this user alone, because it contains the requests of
     /// clients.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened, or the thread that writes it cannot be started.
     pub fn open(config: &RecordsConfig, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
         let Some(path) = &config.file else { return Ok(None) };
         let writer = Writer { path: path.clone(), file: BufWriter::new(open(path)?), written, lost: dropped.clone() };
@@ -163,8 +167,8 @@ impl Records {
 
     /// Whether a response is recorded: either all of a request are, or none. Entitlements of a plan are
     /// evaluated once for all requests, so they are recorded unless sampling is off.
-    pub fn is_sampled(&self, question: &PolicyRequest, request_id: Option<Uuid>) -> bool {
-        if matches!(question, PolicyRequest::Entitlements(_)) {
+    pub fn is_sampled(&self, request: &PolicyRequest, request_id: Option<Uuid>) -> bool {
+        if matches!(request, PolicyRequest::Entitlements(_)) {
             return self.share > 0;
         }
         // The second half of an id is random apart from its first two bits. Reversal makes those the

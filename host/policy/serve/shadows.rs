@@ -19,8 +19,8 @@ const QUEUE: usize = 1024;
 struct ShadowRequest {
     set: Arc<PolicySet>,
     request_id: Option<Uuid>,
-    question: PolicyRequest,
-    answer: PolicyResponse,
+    request: PolicyRequest,
+    response: PolicyResponse,
 }
 
 pub struct Shadows {
@@ -32,6 +32,11 @@ pub struct Shadows {
 }
 
 impl Shadows {
+    /// Starts the thread that asks the shadow modules.
+    ///
+    /// # Errors
+    ///
+    /// If the thread cannot be started.
     pub fn start(dropped: Counter) -> std::io::Result<Self> {
         let (queue, asked) = sync_channel(QUEUE);
         let stopped = Arc::new(AtomicBool::new(false));
@@ -42,8 +47,8 @@ impl Shadows {
 
     /// Queues a request for the shadow modules of a set. If the queue is full, it is dropped and
     /// counted.
-    pub fn ask(&self, set: Arc<PolicySet>, request_id: Option<Uuid>, question: PolicyRequest, answer: PolicyResponse) {
-        let asked = ShadowRequest { set, request_id, question, answer };
+    pub fn ask(&self, set: Arc<PolicySet>, request_id: Option<Uuid>, request: PolicyRequest, response: PolicyResponse) {
+        let asked = ShadowRequest { set, request_id, request, response };
         if self.queue.try_send(Some(Box::new(asked))).is_err() {
             self.dropped.inc();
         }
@@ -65,7 +70,7 @@ fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool) {
         if stopped.load(Ordering::Relaxed) {
             continue;
         }
-        for shadow in &asked.set.chain(asked.question.kind()).shadows {
+        for shadow in &asked.set.chain(asked.request.kind()).shadows {
             asked.compare(shadow);
         }
     }
@@ -76,13 +81,13 @@ impl ShadowRequest {
         let module = &shadow.module.description.name;
         let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
         let request_id = self.request_id.map(tracing::field::display);
-        let compared = match shadow.ask(&self.question) {
+        let compared = match shadow.ask(&self.request) {
             // A module that does not know a plan leaves the response to the others.
             Ok(PolicyResponse::Entitlement(None)) => Compared::Agreed,
-            Ok(answer) if answer.same_outcome(&self.answer) => Compared::Agreed,
-            Ok(answer) => {
-                let (decided, shadow) = (self.answer.outcome_label().name(), answer.outcome_label().name());
-                let rules = answer.rules().join(" ");
+            Ok(response) if response.same_outcome(&self.response) => Compared::Agreed,
+            Ok(response) => {
+                let (decided, shadow) = (self.response.outcome_label().name(), response.outcome_label().name());
+                let rules = response.rules().join(" ");
                 tracing::info!(request_id, generation, kind, module, decided, shadow, rules, "a shadow disagrees");
                 Compared::Disagreed
             }

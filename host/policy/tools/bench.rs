@@ -44,26 +44,30 @@ pub enum BenchError {
 pub type BenchInput<'a> = (Option<&'a str>, Value);
 
 /// Evaluates the requests in turn until `time` has passed.
+///
+/// # Errors
+///
+/// If there is no request, a request is invalid, or the module cannot be loaded or fails.
 pub fn measure(
     engines: &Engines,
     module: &Module,
     settings: &Map<String, Value>,
-    questions: &[BenchInput<'_>],
+    requests: &[BenchInput<'_>],
     limits: Limits,
     time: Duration,
 ) -> Result<BenchResult, BenchError> {
     let configured = module.configure(engines, &Artefacts::none(), settings, limits)?;
     let dynamic = UntypedModule::new(engines, &configured)?;
-    let prepared = prepare(&dynamic, questions)?;
-    let instructions = count(engines, module, settings, questions, limits)?;
+    let prepared = prepare(&dynamic, requests)?;
+    let instructions = count(engines, module, settings, requests, limits)?;
     let clock = Clock::system();
     let mut took: Vec<Duration> = Vec::new();
     let started = clock.moment();
     let mut total = Duration::ZERO;
     while total < time {
-        for question in prepared.iter().cycle().take(ROUND.max(prepared.len())) {
+        for request in prepared.iter().cycle().take(ROUND.max(prepared.len())) {
             let before = clock.moment();
-            dynamic.decide(&mut dynamic.store(), question).map_err(CallError::Failed)?;
+            dynamic.decide(&mut dynamic.store(), request).map_err(CallError::Failed)?;
             took.push(clock.moment().since(before));
         }
         total = clock.moment().since(started);
@@ -74,11 +78,11 @@ pub fn measure(
     Ok(BenchResult { decisions: took.len(), per_second, p50_us: at(0.50), p99_us: at(0.99), instructions })
 }
 
-fn prepare(dynamic: &UntypedModule, questions: &[BenchInput<'_>]) -> Result<Vec<PreparedCall>, BenchError> {
-    if questions.is_empty() {
+fn prepare(dynamic: &UntypedModule, requests: &[BenchInput<'_>]) -> Result<Vec<PreparedCall>, BenchError> {
+    if requests.is_empty() {
         return Err(BenchError::NoQuestion);
     }
-    Ok(questions.iter().map(|(call, question)| dynamic.prepare(*call, question)).collect::<Result<_, _>>()?)
+    Ok(requests.iter().map(|(call, request)| dynamic.prepare(*call, request)).collect::<Result<_, _>>()?)
 }
 
 /// The mean number of instructions that the requests take.
@@ -86,7 +90,7 @@ fn count(
     engines: &Engines,
     module: &Module,
     settings: &Map<String, Value>,
-    questions: &[BenchInput<'_>],
+    requests: &[BenchInput<'_>],
     limits: Limits,
 ) -> Result<u64, BenchError> {
     let snapshot = module.snapshot(engines, settings, limits)?;
@@ -94,11 +98,11 @@ fn count(
     let component = Component::from_binary(&engine, &snapshot).map_err(LoadError::engine)?;
     let dynamic = UntypedModule::on(&engine, component, module.kind, module.description.clone(), limits)?;
     let mut instructions = 0;
-    for question in prepare(&dynamic, questions)? {
+    for request in prepare(&dynamic, requests)? {
         let mut store = dynamic.store();
         sandbox::count_instructions(&mut store).map_err(LoadError::engine)?;
-        dynamic.decide(&mut store, &question).map_err(CallError::Failed)?;
+        dynamic.decide(&mut store, &request).map_err(CallError::Failed)?;
         instructions += sandbox::instructions(&store).map_err(LoadError::engine)?;
     }
-    Ok(instructions / questions.len() as u64)
+    Ok(instructions / requests.len() as u64)
 }

@@ -62,6 +62,11 @@ pub struct CompiledPolicy {
 }
 
 /// Builds the project in a folder: a Rust crate, or a JavaScript package.
+///
+/// # Errors
+///
+/// If the sources or the cases cannot be read, the tools for the build are not installed, or the build
+/// fails.
 pub fn build(folder: &Path) -> Result<CompiledPolicy, BuildError> {
     let (name, mut wasm, digest) =
         if folder.join("package.json").is_file() { javascript(folder)? } else { rust(folder)? };

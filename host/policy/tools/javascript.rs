@@ -38,6 +38,11 @@ struct Settings {
 }
 
 impl Package {
+    /// Reads the `package.json` in a folder.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or a field is missing or invalid.
     pub fn of(folder: &Path) -> Result<Self, JavaScriptError> {
         let path = folder.join("package.json");
         let text = std::fs::read_to_string(&path).map_err(|e| JavaScriptError::File(path.clone(), e))?;
@@ -45,6 +50,10 @@ impl Package {
     }
 
     /// Builds the component.
+    ///
+    /// # Errors
+    ///
+    /// If ComponentizeJS or Node is not installed, or the build fails.
     pub fn build(&self, folder: &Path) -> Result<Vec<u8>, JavaScriptError> {
         if !folder.join("node_modules/@bytecodealliance/componentize-js").is_dir() {
             return Err(JavaScriptError::NotInstalled(folder.into()));

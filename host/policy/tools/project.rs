@@ -68,6 +68,10 @@ fn template(kind: Kind) -> Template {
 }
 
 /// Creates a project in a new folder `name` and returns the files written.
+///
+/// # Errors
+///
+/// If the name is not allowed, the folder exists, or a file cannot be written.
 pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Result<Vec<PathBuf>, ProjectError> {
     let letters = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let begins = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());

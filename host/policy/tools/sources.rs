@@ -70,6 +70,11 @@ struct Node {
 }
 
 impl Sources {
+    /// Finds the sources of the crate in a folder.
+    ///
+    /// # Errors
+    ///
+    /// If the folder contains no package, or `cargo metadata` fails.
     pub fn of(folder: &Path) -> Result<Self, SourcesError> {
         let no_crate = |said: String| SourcesError::NoCrate { folder: folder.into(), said };
         let manifest = folder.join("Cargo.toml");
@@ -122,12 +127,20 @@ impl Sources {
     }
 
     /// The digest of all sources.
+    ///
+    /// # Errors
+    ///
+    /// If a folder or a file cannot be read.
     pub fn digest(&self) -> Result<String, SourcesError> {
         digest(&self.folders)
     }
 }
 
 /// SHA-256 over every file's name and content, in hexadecimal.
+///
+/// # Errors
+///
+/// If a folder or a file cannot be read.
 pub fn digest(folders: &[PathBuf]) -> Result<String, SourcesError> {
     let mut digest = Sha256::new();
     for folder in folders {

@@ -12,6 +12,10 @@ use culvert_store::error::first_error;
 const AT_ONCE: usize = 8;
 
 /// Processes everything that is due now. A failure with one item does not stop the others.
+///
+/// # Errors
+///
+/// If what is due cannot be read.
 pub async fn sweep(store: &Store) -> Result<()> {
     let (silent, expired, unfinished, untold) = tokio::join!(
         store.silent_devices(),

@@ -143,6 +143,10 @@ async fn end_unknown_plans(jobs: &Jobs) {
 }
 
 /// Records the final state of a host that stops: request counts, and the end of its nodes' sessions.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn end_sessions_of_nodes(jobs: &Jobs) -> Result<()> {
     report("request counts could not be kept", jobs.rate_limits.save(&jobs.service).await);
     let mut by_scope: HashMap<Uuid, Vec<Uuid>> = HashMap::new();

@@ -189,6 +189,10 @@ impl Link {
     }
 
     /// The reported outcome of a session, or a receiver of the next report.
+    ///
+    /// # Errors
+    ///
+    /// The receiver, if no outcome of the session was reported yet.
     pub fn outcome(&self, tunnel_id: Uuid, session_id: Uuid) -> Result<Outcome, oneshot::Receiver<Outcome>> {
         let mut reported = lock(&self.reported);
         match reported.outcomes.get(&tunnel_id) {

@@ -37,6 +37,10 @@ async fn own(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<O
 
 /// The agent has written the command to its journal. Checks consent and capabilities again, and returns
 /// whether the operation goes on.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn claim(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<bool> {
     let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(false) };
     if operation.status != OperationStatus::Queued {
@@ -66,6 +70,10 @@ fn consent(device: &Device, operation: &Operation) -> Result<(), OperationError>
 }
 
 /// The agent is about to begin. The operation is running from here on; a start gets its lease.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_id: Uuid) -> Result<BeginDecision> {
     let Some(mut operation) = own(write, device, operation_id).await? else { return Ok(BeginDecision::Abandon) };
     match operation.status {
@@ -127,6 +135,10 @@ async fn tunnel(write: &mut Write, operation: &Operation) -> Result<Option<Tunne
 }
 
 /// The agent canceled the command before it began.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> Result<()> {
     if let Some(mut operation) = own(write, device, operation_id).await? {
         let detail = "The agent canceled the command before it began.";
@@ -137,6 +149,10 @@ pub async fn cancel(write: &mut Write, device: &Device, operation_id: Uuid) -> R
 }
 
 /// The agent reports an outcome. If the operation has ended already, the report changes nothing.
+///
+/// # Errors
+///
+/// If the database fails.
 pub async fn finish(
     write: &mut Write,
     device: &Device,

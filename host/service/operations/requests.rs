@@ -107,6 +107,10 @@ pub enum StartOutcome {
 }
 
 /// The `result` of a start or restart operation; see `docs/develop/decisions/0003-operations.md`.
+///
+/// # Errors
+///
+/// If it cannot be converted to JSON.
 pub fn start_result(
     tunnel: &Tunnel,
     session_id: Option<Uuid>,
