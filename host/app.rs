@@ -40,7 +40,7 @@ use culvert_service::keyed_mutex::KeyedMutex;
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::secrets::Secrets;
-use culvert_service::{Service, keys, sessions};
+use culvert_service::{Service, catalog, keys, sessions};
 use culvert_store::catalog::NodeRegistration;
 use culvert_store::db::Db;
 use culvert_store::{Hint, Store};
@@ -269,8 +269,9 @@ async fn open_nodes(
     let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
     let mut nodes = Vec::new();
     for (identity, (setting, config)) in identities.into_iter().zip(configs) {
-        let entered = enter(store, config, identity.id, countries.are_known()).await;
-        entered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
+        let registration = registration(config, identity.id, countries.are_known());
+        let registered = catalog::register_node(store, registration).await;
+        registered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
         let node = Node::open(identity, &settings(config), cx.clone()).await;
         nodes
             .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
@@ -347,24 +348,14 @@ async fn end_unprovable_sessions(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Registers a node and its domain, and extends its leases, so that agents have time to reconnect.
-async fn enter(store: &Store, config: &NodeConfig, id: Uuid, knows_countries: bool) -> Result<()> {
-    let node = NodeRegistration {
+fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool) -> NodeRegistration {
+    NodeRegistration {
         id,
         name: format!("node-{}", &id.simple().to_string()[24..]),
         hostname: config.hostname.clone(),
         ports: config.ports,
         knows_countries,
-    };
-    store
-        .write(None, move |write| {
-            Box::pin(async move {
-                write.register_node(&node).await?;
-                write.register_domain(&node.hostname).await?;
-                write.extend_leases(node.id).await
-            })
-        })
-        .await
+    }
 }
 
 async fn serve(

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
+use culvert_service::accounts;
 
 #[derive(Subcommand)]
 pub(super) enum Account {
@@ -30,22 +31,8 @@ impl Account {
         operator::check_name("--name", &name)?;
         let (store, secrets) = operator::store_and_secrets(config).await?;
         operator::check_plan(config, &secrets, &plan)?;
-        let (wanted, plan_name) = (email.clone(), plan);
-        let account = store
-            .write(None, move |write| {
-                Box::pin(async move {
-                    let account = write.create_account(&wanted, &name, &plan_name).await?;
-                    // An error, so that the scope that was made for it goes as well.
-                    account.ok_or_else(|| {
-                        culvert_domain::error::Error::new(
-                            culvert_domain::error::Code::ValidationFailed,
-                            "the e-mail address has an account",
-                        )
-                    })
-                })
-            })
-            .await
-            .map_err(|error| refused(format!("{email}: {}", error.detail)))?;
+        let account = accounts::create(&store, email.clone(), name, plan).await;
+        let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
         let value = json!({
             "id": account.id,
             "email": account.email,

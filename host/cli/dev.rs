@@ -25,10 +25,11 @@ use uuid::Uuid;
 use super::{CliError, refused, serve};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
-use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_policy::load::chain::Trust;
+use culvert_service::api_keys::{self, NewKey};
 use culvert_service::jobs::Ticker;
+use culvert_service::{accounts, enrolment};
 
 const EMAIL: &str = "dev@culvert.test";
 const NAME: &str = "dev";
@@ -145,28 +146,14 @@ fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
 
 /// An account with a key and an enrolment code, as the operator's commands make them.
 async fn first_account(app: &App) -> Result<(String, String), CliError> {
-    let plan = app.config.default_plan.clone();
-    let key = ApiKey::generate(&app.clock);
-    let code = EnrolmentCode::generate(&app.clock);
-    let (made, hash) = (key.clone(), EnrolmentCode::hash(code.reveal()));
-    let known = app.store.account_by_email(EMAIL).await?;
-    app.store
-        .write(None, move |write| {
-            Box::pin(async move {
-                let account_id = match known {
-                    Some(account) => account.id,
-                    None => {
-                        write.create_account(EMAIL, NAME, &plan).await?.map(|account| account.id).unwrap_or_default()
-                    }
-                };
-                let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
-                let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);
-                write.create_key(&made, account_id, account_id, permissions, None).await?;
-                let expires_at = write.now + chrono::TimeDelta::minutes(10);
-                write.create_device_code(&hash, account_id, account_id, expires_at).await
-            })
-        })
-        .await?;
+    let account = match app.store.account_by_email(EMAIL).await? {
+        Some(account) => account,
+        None => accounts::create(&app.store, EMAIL.into(), NAME.into(), app.config.default_plan.clone()).await?,
+    };
+    let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
+    let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);
+    let NewKey { key, .. } = api_keys::create(&app.store, account.id, account.id, permissions, None).await?;
+    let (code, _) = enrolment::create_code(&app.store, account.id, account.id).await?;
     Ok((key.reveal().into(), code.reveal().into()))
 }
 

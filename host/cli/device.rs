@@ -1,6 +1,5 @@
 //! `culvert device …`
 
-use chrono::TimeDelta;
 use clap::Subcommand;
 use serde_json::json;
 use uuid::Uuid;
@@ -8,12 +7,7 @@ use uuid::Uuid;
 use super::{CliError, operator, print, refused, table};
 use crate::cli::Output;
 use crate::config::Config;
-use culvert_domain::error::{Code, Error};
-use culvert_domain::key::EnrolmentCode;
-use culvert_service::devices;
-
-/// How long an enrolment code can be used.
-const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+use culvert_service::{devices, enrolment};
 
 #[derive(Subcommand)]
 pub(super) enum Device {
@@ -46,17 +40,7 @@ async fn code(config: &Config, output: Output, account: &str, team: Option<&str>
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
-    let code = EnrolmentCode::generate(store.clock());
-    let hash = EnrolmentCode::hash(code.reveal());
-    let expires_at = store
-        .write(None, move |write| {
-            Box::pin(async move {
-                let expires_at = write.now + CODE_LIFETIME;
-                write.create_device_code(&hash, account.id, scope_id, expires_at).await?;
-                Ok(expires_at)
-            })
-        })
-        .await?;
+    let (code, expires_at) = enrolment::create_code(&store, account.id, scope_id).await?;
     let server = config.public_url();
     print(output, &json!({"code": code.reveal(), "expires_at": expires_at}), || {
         let code = code.reveal();
@@ -97,19 +81,8 @@ async fn list(config: &Config, output: Output) -> Result<(), CliError> {
 async fn remove(config: &Config, output: Output, id: Uuid) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
-    let scope_id = device.device.scope_id;
-    let removed = store.write(Some(scope_id), move |write| {
-        Box::pin(async move {
-            let alone = write.tunnels_bound_only_to(id).await?;
-            if alone.is_empty() {
-                return devices::remove(write, id).await;
-            }
-            // Without it, their allowlists would be empty, and anybody's device could run them.
-            let detail = format!("only this device may run {}; change their devices first", alone.join(", "));
-            Err(Error::new(Code::ValidationFailed, detail))
-        })
-    });
-    removed.await.map_err(|error| refused(error.detail))?;
+    let removed = devices::remove_of_scope(&store, device.device.scope_id, id).await;
+    removed.map_err(|error| refused(error.detail))?;
     print(output, &json!({"id": id, "removed": true}), || format!("removed {id}"));
     Ok(())
 }

@@ -7,8 +7,8 @@ use serde_json::json;
 use super::{CliError, operator, print, refused, table};
 use crate::cli::Output;
 use crate::config::Config;
-use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
+use culvert_service::api_keys::{self, NewKey};
 
 #[derive(Subcommand)]
 pub(super) enum Key {
@@ -60,16 +60,8 @@ async fn create(
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
-    let key = ApiKey::generate(store.clock());
-    let (made, account_id) = (key.clone(), account.id);
-    let (id, created_at) = store
-        .write(None, move |write| {
-            Box::pin(async move {
-                let id = write.create_key(&made, account_id, scope_id, permissions, expires_at).await?;
-                Ok((id, write.now))
-            })
-        })
-        .await?;
+    let NewKey { id, key, created_at } =
+        api_keys::create(&store, account.id, scope_id, permissions, expires_at).await?;
     let value = json!({
         "id": id,
         "key": key.reveal(),
@@ -123,8 +115,7 @@ async fn list(config: &Config, output: Output) -> Result<(), CliError> {
 
 async fn revoke(config: &Config, output: Output, key: String) -> Result<(), CliError> {
     let store = operator::store(config).await?;
-    let named = key.clone();
-    let id = store.write(None, move |write| Box::pin(async move { write.revoke_key(&named).await })).await?;
+    let id = api_keys::revoke(&store, key.clone()).await?;
     let id = id.ok_or_else(|| refused(format!("there is no key {key}")))?;
     print(output, &json!({"id": id, "revoked": true}), || format!("revoked {id}"));
     Ok(())

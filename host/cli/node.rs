@@ -8,6 +8,7 @@ use super::{CliError, operator, print, refused, table};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::node::{self, NodeStatus};
+use culvert_service::catalog;
 
 #[derive(Subcommand)]
 pub(super) enum Node {
@@ -70,8 +71,7 @@ impl Node {
         }
         found.status = status.unwrap_or(found.status);
         found.pro_only = pro_only.unwrap_or(found.pro_only);
-        let changed = found.clone();
-        store.write(None, move |write| Box::pin(async move { write.update_node(&changed).await })).await?;
+        catalog::update_node(&store, found.clone()).await?;
         print(output, &record(&found), || format!("node {} ({}) is {}", found.id, found.name, found.status));
         Ok(())
     }

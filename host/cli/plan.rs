@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{CliError, operator, print};
 use crate::cli::Output;
 use crate::config::Config;
+use culvert_service::accounts;
 
 #[derive(Subcommand)]
 pub(super) enum Plan {
@@ -31,10 +32,7 @@ impl Plan {
             Some(team) => operator::team(&store, &team).await?.id,
             None => operator::account(&store, &account.unwrap_or_default()).await?.id,
         };
-        let plan_name = plan.clone();
-        store
-            .write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan_name).await }))
-            .await?;
+        accounts::set_plan(&store, scope_id, plan.clone()).await?;
         print(output, &json!({"id": scope_id, "plan_name": plan}), || format!("{scope_id} has the plan {plan}"));
         Ok(())
     }

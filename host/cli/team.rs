@@ -7,9 +7,7 @@ use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::caller::Role;
-use culvert_domain::error::{Code, Error};
-use culvert_service::devices;
-use culvert_store::Store;
+use culvert_service::teams::{self, Membership};
 
 #[derive(Subcommand)]
 pub(super) enum Team {
@@ -81,66 +79,22 @@ async fn create(
     let (store, secrets) = operator::store_and_secrets(config).await?;
     operator::check_plan(config, &secrets, &plan)?;
     let owner = operator::account(&store, owner).await?;
-    let owner_id = owner.id;
-    let team = store
-        .write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner_id).await }))
-        .await?;
+    let team = teams::create(&store, name, plan, owner.id).await?;
     let value = json!({"id": team.id, "name": team.name, "plan_name": team.plan, "owner_id": owner.id});
     print(output, &value, || format!("Team {} ({}), plan {}, owned by {}", team.id, team.name, team.plan, owner.email));
     Ok(())
-}
-
-/// What happens to a member.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Membership {
-    Added(Role),
-    Changed(Role),
-    Removed,
 }
 
 async fn change(config: &Config, output: Output, member: Member, what: Membership) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, &member.account).await?;
     let team = operator::team(&store, &member.team).await?;
-    apply(&store, team.id, account.id, what).await.map_err(|error| refused(error.detail))?;
-    let role = match what {
-        Membership::Added(role) | Membership::Changed(role) => Some(role),
-        Membership::Removed => None,
-    };
+    teams::change(&store, team.id, account.id, what).await.map_err(|error| refused(error.detail))?;
+    let role = what.role();
     let value = json!({"id": team.id, "account_id": account.id, "role": role});
     print(output, &value, || match role {
         Some(role) => format!("{} is {role} of {}", account.email, team.name),
         None => format!("{} has left {}", account.email, team.name),
     });
     Ok(())
-}
-
-async fn apply(store: &Store, team_id: uuid::Uuid, account_id: uuid::Uuid, what: Membership) -> Result<(), Error> {
-    let refuse = |detail: &'static str| Err(Error::new(Code::ValidationFailed, detail));
-    store
-        .write(Some(team_id), move |write| {
-            Box::pin(async move {
-                let role = write.role_of(team_id, account_id).await?;
-                let steps_down = !matches!(what, Membership::Added(Role::Owner) | Membership::Changed(Role::Owner));
-                match (role, what) {
-                    (Some(_), Membership::Added(_)) => {
-                        return refuse("the account is in the Team already; use set-role");
-                    }
-                    (None, Membership::Changed(_) | Membership::Removed) => {
-                        return refuse("the account is not in the Team");
-                    }
-                    _ => {}
-                }
-                if steps_down && write.is_last_owner(team_id, account_id).await? {
-                    return refuse("the account is the Team's last owner; make another one first");
-                }
-                match what {
-                    Membership::Added(role) | Membership::Changed(role) => {
-                        write.set_role(team_id, account_id, role).await
-                    }
-                    Membership::Removed => devices::remove_member(write, team_id, account_id).await,
-                }
-            })
-        })
-        .await
 }

@@ -1,11 +1,11 @@
-//! Accounts, and what the platform offers them.
+//! Accounts, their scopes and what these use.
 
 use culvert_domain::account::Account;
 use culvert_domain::caller::Caller;
-use culvert_domain::error::{Error, Result};
-use culvert_domain::node::{Node, PlatformDomain};
-use culvert_domain::preset::Preset;
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::usage::Bandwidth;
+use culvert_store::Store;
+use uuid::Uuid;
 
 use crate::Service;
 
@@ -37,31 +37,30 @@ impl Service {
         let bandwidth = self.store.scope_bandwidth(caller.scope.id).await?;
         Ok(ScopeUsage { total_tunnels, active_tunnels, bandwidth })
     }
+}
 
-    /// All nodes of the platform.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn listed_nodes(&self) -> Result<Vec<Node>> {
-        self.store.nodes().await
-    }
+/// Creates an account with its personal scope.
+///
+/// # Errors
+///
+/// `Code::ValidationFailed` if the e-mail address has an account; if the database fails.
+pub async fn create(store: &Store, email: String, name: String, plan: String) -> Result<Account> {
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                // An error undoes the scope that was made for it as well.
+                let account = write.create_account(&email, &name, &plan).await?;
+                account.ok_or_else(|| Error::new(Code::ValidationFailed, "the e-mail address has an account"))
+            })
+        })
+        .await
+}
 
-    /// All game presets.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn presets(&self) -> Result<Vec<Preset>> {
-        self.store.presets().await
-    }
-
-    /// All domains of the platform.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn platform_domains(&self) -> Result<Vec<PlatformDomain>> {
-        self.store.platform_domains().await
-    }
+/// Gives an account's personal scope or a Team a plan.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn set_plan(store: &Store, scope_id: Uuid, plan: String) -> Result<()> {
+    store.write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan).await })).await
 }

@@ -11,11 +11,11 @@ use crate::gate::Permit;
 use crate::{operations, presence, sessions};
 use culvert_api_types::requests::DevicePatch;
 use culvert_domain::device::Device;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::operation::OperationError;
 use culvert_domain::session::EndReason;
-use culvert_store::{Hint, Write};
+use culvert_store::{Hint, Store, Write};
 
 impl Service {
     /// A page of the devices of the caller's scope.
@@ -91,6 +91,27 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
     operations::fail_of_lost_device(write, id).await?;
     presence::set_offline(write, id, OfflineReason::NotAllowed).await?;
     write.move_device(id, owner_id).await
+}
+
+/// Removes a device of a scope on behalf of the operator.
+///
+/// # Errors
+///
+/// `Code::ValidationFailed` if it is the only device that may run some tunnel; if the database fails.
+pub async fn remove_of_scope(store: &Store, scope_id: Uuid, id: Uuid) -> Result<()> {
+    store
+        .write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                let alone = write.tunnels_bound_only_to(id).await?;
+                if alone.is_empty() {
+                    return remove(write, id).await;
+                }
+                // Without it, their allowlists would be empty, and anybody's device could run them.
+                let detail = format!("only this device may run {}; change their devices first", alone.join(", "));
+                Err(Error::new(Code::ValidationFailed, detail))
+            })
+        })
+        .await
 }
 
 /// Removes a device, ends its sessions and cancels its operations.

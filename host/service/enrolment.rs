@@ -1,10 +1,35 @@
 //! Enrolment: a machine becomes a device, with a one-time code.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
+use culvert_domain::key::EnrolmentCode;
+use culvert_store::Store;
 use uuid::Uuid;
 
 use super::Service;
 use culvert_domain::device::NewDevice;
+
+/// How long an enrolment code can be used.
+const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+
+/// Creates a code by which a device of an account enrols for a scope. Returns when it expires, as well.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn create_code(store: &Store, account_id: Uuid, scope_id: Uuid) -> Result<(EnrolmentCode, DateTime<Utc>)> {
+    let code = EnrolmentCode::generate(store.clock());
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                let expires_at = write.now + CODE_LIFETIME;
+                let hash = EnrolmentCode::hash(code.reveal());
+                write.create_device_code(&hash, account_id, scope_id, expires_at).await?;
+                Ok((code, expires_at))
+            })
+        })
+        .await
+}
 
 /// Creates a device for a valid enrolment code; `None` if the code is used up, too old or wrong.
 ///

@@ -9,7 +9,9 @@
 
 pub mod access;
 pub mod accounts;
+pub mod api_keys;
 pub mod authentication;
+pub mod catalog;
 pub mod commit;
 pub mod connected_agents;
 pub mod connected_device;
@@ -39,6 +41,7 @@ mod resumption;
 pub mod secrets;
 pub mod sessions;
 mod startable;
+pub mod teams;
 mod traffic;
 pub mod tunnels;
 pub mod webhooks;

@@ -55,6 +55,17 @@ fn error_code_status_mapping_exists_in_one_file() {
     assert_eq!(knowing, [PathBuf::from("host/http/problem.rs")]);
 }
 
+/// The composition root, the operator's commands and the listeners call use cases for what they change.
+#[test]
+fn only_use_cases_begin_transactions() {
+    let begins = Regex::new(r"\.write\(\s*(None|Some)\b").unwrap();
+    let begun: Vec<_> = files("host").into_iter().filter(|path| begins.is_match(&code(path))).collect();
+    let others: Vec<_> =
+        begun.iter().filter(|path| !path.starts_with("host/service") && !path.starts_with("host/store")).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert!(begun.contains(&PathBuf::from("host/service/api_keys.rs")), "transactions are begun in another way now");
+}
+
 /// What serves requests, agents or time has a context of its own.
 #[test]
 fn app_is_named_in_the_composition_root_and_commands_only() {

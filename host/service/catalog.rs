@@ -1,0 +1,64 @@
+//! What the platform offers to all: nodes, domains and game presets.
+
+use culvert_domain::error::Result;
+use culvert_domain::node::{Node, PlatformDomain};
+use culvert_domain::preset::Preset;
+use culvert_store::Store;
+use culvert_store::catalog::NodeRegistration;
+
+use crate::Service;
+
+impl Service {
+    /// All nodes of the platform.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn listed_nodes(&self) -> Result<Vec<Node>> {
+        self.store.nodes().await
+    }
+
+    /// All game presets.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn presets(&self) -> Result<Vec<Preset>> {
+        self.store.presets().await
+    }
+
+    /// All domains of the platform.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn platform_domains(&self) -> Result<Vec<PlatformDomain>> {
+        self.store.platform_domains().await
+    }
+}
+
+/// Registers a node and its domain, and extends its leases, so that agents have time to reconnect.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<()> {
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                write.register_node(&node).await?;
+                write.register_domain(&node.hostname).await?;
+                write.extend_leases(node.id).await
+            })
+        })
+        .await
+}
+
+/// Stores what the operator has changed of a node.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn update_node(store: &Store, node: Node) -> Result<()> {
+    store.write(None, move |write| Box::pin(async move { write.update_node(&node).await })).await
+}
