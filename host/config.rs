@@ -265,7 +265,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// One line that names the setting, and says what is allowed.
+    /// One line that names the setting or the file, and says what is wrong with it.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
         if file.is_some() && !path.is_file() {

@@ -1,9 +1,8 @@
 //! The agent of a Culvert device.
 //!
-//! [`agent`] is one task that takes events from the host ([`host_connection`]), from people at the device
-//! ([`ipc`]) and from its tunnels ([`tunnel`]). What must survive a crash is written to disk before the agent
-//! acts on it ([`state_dir`], [`journal`], [`consent`], [`targets`], [`approved_targets`],
-//! [`pending_stops`]). The crate `culvert-wire` has the code that agent, host and node share.
+//! [`agent`] is one task that takes events from the host (`host_connection`), from people at the device
+//! ([`ipc`]) and from its tunnels (`tunnel`). What must survive a crash is written to disk before the agent
+//! acts on it ([`state_dir`], `journal`, [`consent`], [`targets`], `approved_targets`, `pending_stops`). The crate `culvert-wire` has the code that agent, host and node share.
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]

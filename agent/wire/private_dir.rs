@@ -37,7 +37,7 @@ pub fn open(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// If the folder cannot be created, belongs to another user, or can be written into by others.
+/// If the folder cannot be created or read, belongs to another user, or can be written into by others.
 pub fn open_trusted(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let about = fs::metadata(folder)?;

@@ -191,7 +191,7 @@ impl Node {
         let Assignment { tunnel_id, session_id, epoch, .. } = assignment;
         let known = state.failed.get(&tunnel_id);
         let is_known = known.is_some_and(|(former, told)| former.session_id == session_id && *told == failure);
-        if !is_known {
+        if !is_known && !state.is_closed {
             tracing::warn!(problem = failure.detail, tunnel = assignment.name, "a tunnel cannot be served");
         }
         state.failed.insert(tunnel_id, (assignment, failure.clone()));

@@ -153,7 +153,8 @@ impl ConnectedDevice {
     ///
     /// # Errors
     ///
-    /// If more are listed than there can be; [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
+    /// If more are listed than there can be; [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database
+    /// fails.
     pub async fn renew(&self, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>, DeviceError> {
         if lease_ids.is_empty() {
             return Ok(lease_ids);
@@ -271,6 +272,7 @@ impl ConnectedDevice {
     /// If the device may not be connected any longer; if a policy or the database fails. The inner result says why the
     /// tunnel does not start.
     pub async fn start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
+        self.current().await?;
         let found = match local_runs::find(&self.service, self.scope_id, tunnel).await? {
             Ok(found) => found,
             Err(failure) => return Ok(Err(failure)),

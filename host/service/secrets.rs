@@ -96,7 +96,7 @@ impl Secrets {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read or created, has a line that is no key, or has no key.
+    /// If the file cannot be read or created, has a line that is no key or repeats a version, or has no key.
     pub fn open(path: &Path, clock: &Clock) -> Result<Self, SecretError> {
         let file = |error| SecretError::File { path: path.into(), error };
         let text = match fs::read_to_string(path) {
@@ -112,7 +112,7 @@ impl Secrets {
     /// # Errors
     ///
     /// [`SecretError::Missing`] if there is no file; [`SecretError::Other`] if it does not belong to the database; if
-    /// it cannot be read, has a line that is no key, or has no key.
+    /// it cannot be read, has a line that is no key or repeats a version, or has no key.
     pub fn of_database(path: &Path, clock: &Clock, check: &[u8]) -> Result<Self, SecretError> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing(path.into())),

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::sql::Sql;
 use culvert_domain::string_enum::StringEnum;
 
 /// One bound value of a statement.
@@ -52,16 +53,23 @@ pub(super) fn postgres_ids(ids: &[Uuid]) -> Vec<Uuid> {
     ids.to_vec()
 }
 
-/// Checks in debug builds that a statement gets as many values as it has placeholders. SQLite silently
-/// reads a missing value as NULL.
-pub(super) fn check(sql: &str, args: &[Arg<'_>]) {
+/// Checks in debug builds that a statement gets as many values as it has placeholders, in the text of both engines.
+/// SQLite silently reads a missing value as NULL.
+pub(super) fn check(sql: Sql, args: &[Arg<'_>]) {
     if cfg!(debug_assertions) {
-        let numbers = sql.split('$').skip(1).filter_map(|rest| {
-            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-            rest[..digits].parse::<usize>().ok()
-        });
-        assert_eq!(numbers.max().unwrap_or(0), args.len(), "values of: {sql}");
+        for text in [sql.sqlite, sql.postgres] {
+            assert_eq!(placeholders(text), args.len(), "values of: {text}");
+        }
     }
+}
+
+/// The highest number of a placeholder.
+fn placeholders(text: &str) -> usize {
+    let numbers = text.split('$').skip(1).filter_map(|rest| {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    });
+    numbers.max().unwrap_or(0)
 }
 
 impl From<Uuid> for Arg<'_> {

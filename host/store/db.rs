@@ -1,5 +1,5 @@
 //! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
-//! file, only `arg.rs`, `row.rs` and `sql.rs` depend on which engine is in use.
+//! file, only `arg.rs`, `row.rs`, `sql.rs` and `assignments.rs` depend on which engine is in use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
@@ -284,7 +284,7 @@ pub trait Read {
 
 impl Read for &Db {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        check(sql.postgres, args);
+        check(sql, args);
         Ok(match self {
             Db::Sqlite { read, .. } => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(read).await?),
             Db::Postgres { pool, .. } => {
@@ -294,7 +294,7 @@ impl Read for &Db {
     }
 
     async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
-        check(sql.postgres, args);
+        check(sql, args);
         Ok(match self {
             Db::Sqlite { read, .. } => {
                 query!(sql.sqlite, args, sqlite_ids).fetch_optional(read).await?.map(Row::Sqlite)
@@ -308,7 +308,7 @@ impl Read for &Db {
 
 impl Read for Tx {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
-        check(sql.postgres, args);
+        check(sql, args);
         Ok(match self {
             Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(&mut **tx).await?),
             Tx::Postgres(tx) => {
@@ -318,7 +318,7 @@ impl Read for Tx {
     }
 
     async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
-        check(sql.postgres, args);
+        check(sql, args);
         Ok(match self {
             Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
             Tx::Postgres(tx) => bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *tx.connection))
@@ -331,7 +331,7 @@ impl Read for Tx {
 impl Tx {
     /// Executes a statement and returns the number of changed rows.
     pub async fn execute(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<u64> {
-        check(sql.postgres, args);
+        check(sql, args);
         Ok(match self {
             Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
             Tx::Postgres(tx) => {

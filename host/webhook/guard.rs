@@ -134,7 +134,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If the URL's host name cannot be resolved in time, or one of its addresses is not allowed.
+    /// If the URL's host name cannot be resolved in time, or it or one of its addresses is not allowed.
     pub async fn check_endpoint(&self, url: &str) -> Result<(), AddressBlocked> {
         match Url::parse(url) {
             Ok(url) if url.scheme() == "https" => self.addresses_of(&url).await.map(drop),

@@ -25,6 +25,8 @@ def main():
     unlinked = sorted(operation for operation in operations - linked if "{" in operation)
     print(f"{phases.total():,} cases:", ", ".join(f"{phase} {number:,}" for phase, number in phases.items()))
     failed = phases.total() < least
+    if failed:
+        print(f"fewer than {least:,}")
     missing = {"operations": (refused, "never succeeded"), "links": (unlinked, "never by a link")}
     for missed, what in (missing[name] for name in required):
         if missed:

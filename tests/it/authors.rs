@@ -65,7 +65,7 @@ async fn new_rust_plan_access_project_builds_and_passes() {
     assert!(author(&place, "culvert policy build my-plan-access").await.status.success());
     let folder = place.folder.path().join("my-plan-access");
     let module = std::fs::read(folder.join("my-plan-access.wasm")).unwrap();
-    for named in [folder.to_str().unwrap(), "/rustlib/", "/registry/"] {
+    for named in [folder.to_str().unwrap(), PROJECTS, "/rustlib/", "/registry/"] {
         let found = module.windows(named.len()).position(|part| part == named.as_bytes());
         assert_eq!(found, None, "the module names {named}");
     }

@@ -146,7 +146,8 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// If a kind has no module that decides, or a module cannot be loaded or fails its own cases.
+    /// If an entry is invalid or of another kind than its module, a kind has no module that decides, or a module cannot
+    /// be loaded or fails its own cases.
     pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
         let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
         if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {

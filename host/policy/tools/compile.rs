@@ -175,9 +175,6 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
         cargo.env_remove(name);
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(sources).join("\x1f"));
-    // Only for the policy's own crate: flags of all crates that differ between policies would compile the standard
-    // library again for each of them.
-    cargo.arg("--").arg(remap(sources.folder(), "policy"));
     cargo.stdout(std::process::Stdio::piped());
     let output =
         cargo.spawn().and_then(std::process::Child::wait_with_output).map_err(|e| BuildError::Run("cargo", e))?;
@@ -199,22 +196,21 @@ struct Artefact {
 /// built on.
 fn flags(sources: &Sources) -> Vec<String> {
     let mut flags = vec!["-C".into(), format!("link-arg=-zstack-size={STACK_BYTES}")];
-    let mut add = |from: &Path, to: &str| flags.push(remap(from, to));
+    let mut remap = |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));
     for sysroot in [printed("rustc", &["--print", "sysroot"]), printed(DEBIAN_RUSTC, &["--print", "sysroot"])] {
-        sysroot.iter().for_each(|sysroot| add(&sysroot.join("lib/rustlib/src/rust"), "rust"));
+        sysroot.iter().for_each(|sysroot| remap(&sysroot.join("lib/rustlib/src/rust"), "rust"));
     }
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let cargo_home = std::env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
     let registries = std::fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten().flatten();
-    registries.for_each(|registry| add(&registry.path(), "registry"));
-    // Cargo names the files of a workspace by their paths in it.
-    let others = sources.folders().iter().filter(|folder| !folder.starts_with(sources.workspace()));
-    others.for_each(|folder| add(folder, "policy"));
+    registries.for_each(|registry| remap(&registry.path(), "registry"));
+    // The same flags for all policies of a workspace, so that Cargo compiles the standard library once for them; others
+    // for another workspace, whose crates may have the same names.
+    remap(sources.workspace(), "policy");
+    let outside = sources.folders().iter().filter(|folder| !folder.starts_with(sources.workspace()));
+    outside.for_each(|folder| remap(folder, "policy"));
+    remap(sources.target(), "target");
     flags
-}
-
-fn remap(from: &Path, to: &str) -> String {
-    format!("--remap-path-prefix={}={to}", from.display())
 }
 
 fn module_file(messages: &[u8], manifest: &Path) -> Option<PathBuf> {

@@ -106,11 +106,6 @@ impl Sources {
         &self.manifest
     }
 
-    /// The folder of the policy's own crate.
-    pub fn folder(&self) -> &Path {
-        self.manifest.parent().unwrap_or(&self.manifest)
-    }
-
     /// The root folder of the crate's workspace.
     pub fn workspace(&self) -> &Path {
         &self.workspace
