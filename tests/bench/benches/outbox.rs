@@ -33,7 +33,7 @@ const LEASE_MICROS: i64 = 60_000_000;
 #[tokio::main]
 async fn main() {
     let (alone, scheduled, due) = (Stage::new().await, Stage::new().await, Stage::new().await);
-    scheduled.fill(500, OPEN / 500, Duration::from_secs(3600)).await;
+    scheduled.fill(500, OPEN / 500, Duration::from_hours(1)).await;
     due.fill(1, OPEN, Duration::ZERO).await;
     // Two of the one endpoint's are under way from here on; the others wait for them.
     assert_eq!(due.store.claim_deliveries(64, UnderWay::default(), opened).await.unwrap().len(), 2);

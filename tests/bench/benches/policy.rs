@@ -289,6 +289,6 @@ fn expression(value: &Value) -> RestrictedExpression {
             let fields = fields.iter().map(|(name, value)| (name.clone(), expression(value)));
             RestrictedExpression::new_record(fields).unwrap()
         }
-        other => panic!("{other}"),
+        Value::Null => panic!("null"),
     }
 }
