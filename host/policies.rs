@@ -51,7 +51,7 @@ pub fn open(
 pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // The user who runs a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin(None))
+    open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin())
 }
 
 /// Reads the configuration file again, and activates its policies.

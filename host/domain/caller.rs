@@ -1,5 +1,6 @@
 //! Who asks, and whose resources they may see.
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::permission::Permissions;
@@ -36,6 +37,7 @@ pub struct Scope {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub key_id: Uuid,
+    pub key_created_at: DateTime<Utc>,
     pub account_id: Uuid,
     pub scope: Scope,
     /// None in a personal scope.

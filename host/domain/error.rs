@@ -31,11 +31,18 @@ pub struct Fault {
     /// A path into the request: `rules[2].ip_cidr`.
     pub field: String,
     pub message: String,
+    /// The rule of a policy that refuses the field.
+    pub rule: Option<String>,
 }
 
 impl Fault {
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: field.into(), message: message.into() }
+        Self { field: field.into(), message: message.into(), rule: None }
+    }
+
+    /// A fault that a rule of a policy found.
+    pub fn by_rule(field: String, message: String, rule: String) -> Self {
+        Self { field, message, rule: Some(rule) }
     }
 }
 
@@ -84,7 +91,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code.as_str(), self.detail)?;
-        for Fault { field, message } in &self.faults {
+        for Fault { field, message, .. } in &self.faults {
             write!(f, " ({field} {message})")?;
         }
         Ok(())

@@ -3,11 +3,13 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use crate::access::{CountryRule, FirewallRule};
 use crate::caller::{Caller, Role};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::policy_fact::{PolicyFact, PolicyFacts};
 use crate::tunnel::Tunnel;
-use crate::usage::Counters;
+use crate::usage::{Counters, RunningUsage};
 use crate::webhook::Webhook;
 
 /// The resource in a request's path.
@@ -26,6 +28,34 @@ pub struct ResourceFacts {
     pub tunnel: Option<Tunnel>,
     pub device: Option<Device>,
     pub webhook: Option<Webhook>,
+    /// Read only if a policy asks for it.
+    pub running: Option<RunningUsage>,
+    /// Read only if a policy asks for it.
+    pub rules: Option<TunnelRules>,
+}
+
+/// Which visitors a tunnel lets in.
+#[derive(Clone, Debug)]
+pub struct TunnelRules {
+    pub firewall: Vec<FirewallRule>,
+    pub countries: Vec<CountryRule>,
+}
+
+/// What policies ask for beside what every decision depends on.
+#[derive(Clone, Debug, Default)]
+pub struct WantedInputs {
+    pub facts: PolicyFacts,
+    /// The devices that the request concerns, where policies ask for facts of them.
+    pub devices: Vec<Uuid>,
+}
+
+/// What a policy can know of a device that changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInputs {
+    pub id: Uuid,
+    pub name: Option<String>,
+    pub platform: Option<String>,
+    pub owner_id: Uuid,
 }
 
 /// The facts that a decision depends on and that other requests can change.
@@ -43,10 +73,43 @@ pub struct DecisionInputs {
     /// The device that is to run the tunnel, and the tunnel's unfinished operation.
     pub desired_device_id: Option<Uuid>,
     pub operation_id: Option<Uuid>,
+    /// What only some policies ask for: the scope's name, counts of running tunnels, and the devices. Empty if none
+    /// does.
+    pub scope_name: Option<String>,
+    pub running: Option<RunningUsage>,
+    pub devices: Vec<DeviceInputs>,
+}
+
+impl WantedInputs {
+    pub fn new(facts: PolicyFacts, devices: impl Iterator<Item = Uuid>) -> Self {
+        let of_devices = facts.intersects(PolicyFact::OF_DEVICES);
+        Self { facts, devices: if of_devices { devices.collect() } else { Vec::new() } }
+    }
+
+    pub fn scope_name(&self) -> bool {
+        self.facts.contains(PolicyFact::TeamName)
+    }
+
+    pub fn running_usage(&self) -> bool {
+        self.facts.intersects(PolicyFact::RUNNING_USAGE)
+    }
+}
+
+impl DeviceInputs {
+    pub fn of(device: &Device) -> Self {
+        let Device { id, name, platform, owner_id, .. } = device;
+        Self { id: *id, name: name.clone(), platform: platform.clone(), owner_id: *owner_id }
+    }
 }
 
 impl DecisionInputs {
-    pub fn of(caller: &Caller, facts: &ResourceFacts) -> Self {
+    /// The inputs of a decision about a caller's request, with the devices that it was made on.
+    pub fn of<'a>(
+        caller: &Caller,
+        facts: &ResourceFacts,
+        wanted: &WantedInputs,
+        devices: impl Iterator<Item = &'a Device>,
+    ) -> Self {
         let Counters { tunnels, extra_ports, webhook_endpoints, .. } = facts.counters;
         let run = facts.tunnel.as_ref().and_then(|tunnel| tunnel.run.as_ref());
         let session_id = run.map(|run| run.session_id);
@@ -56,6 +119,7 @@ impl DecisionInputs {
         let operation_id = operation.map(|operation| operation.id);
         let plan = caller.scope.plan.clone();
         let role = caller.role;
+        let devices = devices.filter(|device| wanted.devices.contains(&device.id)).map(DeviceInputs::of).collect();
         Self {
             plan,
             role,
@@ -66,6 +130,9 @@ impl DecisionInputs {
             updated_at,
             desired_device_id,
             operation_id,
+            scope_name: wanted.scope_name().then(|| caller.scope.name.clone()),
+            running: facts.running,
+            devices,
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod operation;
 pub mod page;
 pub mod permission;
 pub mod plan;
+pub mod policy_fact;
 pub mod port;
 pub mod preset;
 pub mod protocol;

@@ -145,6 +145,13 @@ impl Tunnel {
         matches!(self.status(), Running | Degraded | Stopping).then_some(run.device_id)
     }
 
+    /// Whether it runs or is being started.
+    pub fn runs_or_starts(&self) -> bool {
+        let starts =
+            |operation: &ActiveOperation| matches!(operation.action, RemoteAction::Start | RemoteAction::Restart);
+        self.run.is_some() || self.operation.as_ref().is_some_and(starts)
+    }
+
     pub fn allows(&self, device_id: Uuid) -> bool {
         !self.restricted || self.device_ids.contains(&device_id)
     }

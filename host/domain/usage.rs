@@ -44,6 +44,14 @@ pub struct Counters {
     pub bytes_this_month: u64,
 }
 
+/// Tunnels of a scope that run, and those of one of its accounts. One that is being started counts as running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunningUsage {
+    pub running_tunnels: u32,
+    pub callers_tunnels: u32,
+    pub callers_running_tunnels: u32,
+}
+
 /// A day, as a number since 1970-01-01.
 pub fn day_number(at: DateTime<Utc>) -> i64 {
     at.timestamp().div_euclid(86_400)

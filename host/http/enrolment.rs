@@ -8,7 +8,7 @@ use salvo::writing::Json;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use crate::Api;
-use crate::middleware::auth::client_address;
+use crate::client_address::client_address;
 use crate::middleware::trace::RequestId;
 use crate::problem;
 use culvert_domain::device::Description;

@@ -8,6 +8,7 @@ mod account;
 pub mod book;
 mod call;
 mod catalog;
+mod client_address;
 mod devices;
 mod docs;
 mod domains;

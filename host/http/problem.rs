@@ -6,7 +6,7 @@ use salvo::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICA
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use culvert_domain::error::{Chain, Code, Error};
+use culvert_domain::error::{Chain, Code, Error, Fault};
 
 /// Problem record
 #[derive(Serialize, JsonSchema)]
@@ -32,6 +32,15 @@ pub struct FieldError<'a> {
     /// A path into the request: `rules[2].ip_cidr`. `body` stands for the whole body.
     field: &'a str,
     message: &'a str,
+    /// The rule of a policy that refuses the field; absent where the host itself does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
+}
+
+impl<'a> From<&'a Fault> for FieldError<'a> {
+    fn from(fault: &'a Fault) -> Self {
+        Self { field: &fault.field, message: &fault.message, rule: fault.rule.as_deref() }
+    }
 }
 
 /// The status of a code.
@@ -91,7 +100,7 @@ pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id
         code,
         detail: &error.detail,
         request_id,
-        errors: error.faults.iter().map(|fault| FieldError { field: &fault.field, message: &fault.message }).collect(),
+        errors: error.faults.iter().map(FieldError::from).collect(),
     };
     response.status_code(status);
     let headers = response.headers_mut();

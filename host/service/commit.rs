@@ -129,7 +129,8 @@ impl Service {
                 {
                     return Ok(Attempt::Committed(Committed::Replayed(stored), BTreeSet::new()));
                 }
-                if write.decision_inputs(permit.caller(), permit.subject()).await? != *permit.decision_inputs() {
+                let inputs = write.decision_inputs(permit.caller(), permit.subject(), permit.wanted()).await?;
+                if inputs != *permit.decision_inputs() {
                     return Ok(Attempt::Stale);
                 }
                 let response = render(change.apply(write, &permit).await?)?;

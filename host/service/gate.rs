@@ -6,6 +6,7 @@
 mod access;
 mod devices;
 mod domains;
+mod policy_facts;
 mod tunnels;
 mod webhooks;
 pub mod wit_input;
@@ -21,7 +22,7 @@ use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
-use culvert_domain::facts::{DecisionInputs, Resource, ResourceFacts};
+use culvert_domain::facts::{DecisionInputs, Resource, ResourceFacts, WantedInputs};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::text;
 use culvert_policy::engine::bindings::types::Verdict;
@@ -30,21 +31,26 @@ use culvert_policy::serve::pinned::Pinned;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 
+use policy_facts::FactSources;
+pub use policy_facts::RequestContext;
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};
 
-/// One set of policies, which a request keeps to its end.
+/// One set of policies, which a request keeps to its end, and what is known of the request.
 #[derive(Clone)]
-pub struct PinnedPolicies(Pinned);
+pub struct PinnedPolicies {
+    pinned: Pinned,
+    context: RequestContext,
+}
 
 impl PinnedPolicies {
-    pub(crate) fn new(pinned: Pinned) -> Self {
-        Self(pinned)
+    pub(crate) fn new(pinned: Pinned, context: RequestContext) -> Self {
+        Self { pinned, context }
     }
 
     /// The number of the set.
     pub fn generation(&self) -> u64 {
-        self.0.generation()
+        self.pinned.generation()
     }
 }
 
@@ -91,6 +97,7 @@ pub struct Permit {
     action: Action,
     subject: Resource,
     facts: ResourceFacts,
+    wanted: WantedInputs,
     decision_inputs: DecisionInputs,
     entitlement: Entitlement,
 }
@@ -102,6 +109,10 @@ impl Permit {
 
     pub fn subject(&self) -> Resource {
         self.subject
+    }
+
+    pub fn wanted(&self) -> &WantedInputs {
+        &self.wanted
     }
 
     pub fn decision_inputs(&self) -> &DecisionInputs {
@@ -230,32 +241,38 @@ impl Gate {
         subject: Resource,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
-        let facts = self.store.facts(caller, subject).await?;
-        let entitlement = entitlement(policies, &caller.scope.plan)?;
+        let wanted = policies.pinned.wanted();
+        let facts = self.store.facts(caller, subject, wanted).await?;
+        let entitlement = known_entitlement(policies, &caller.scope.plan)?
+            .ok_or_else(|| Error::new(Code::FeatureNotAvailable, "The plan includes nothing: no policy knows it."))?;
         let Body { mut draft, mut faults, unknown } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
 
-        let ask = wit_input::plan_ask(caller, action, facts.counters, draft.wants());
-        allowed(policies.0.plan_access(ask))?;
         // If the body names an unknown device, the policy judges the tunnel alone.
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
         let devices = if names_none { Vec::new() } else { self.involved(caller, action, &facts, &draft).await? };
-        let ask = wit_input::role_ask(caller, action, &facts, &devices);
-        allowed(policies.0.team_role(ask))?;
+        let (context, involved) = (&policies.context, devices.as_slice());
+        let sources = FactSources { context, caller, action, facts: &facts, devices: involved };
+        let asked = policies.pinned.with_facts(sources.values(wanted));
+        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, draft.wants())))?;
+        allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)))?;
 
         if let Some(input) = draft.input() {
             let input = wit_input::input(input);
-            let asked = wit_input::input_facts(caller, &facts, &faults);
-            let violations = policies.0.validation(input, asked).map_err(unavailable)?;
-            merge(&mut faults, violations.into_iter().map(|v| Fault::new(v.field, v.message)).collect());
+            let about = wit_input::input_facts(caller, &facts, &faults);
+            let violations = asked.validation(input, about).map_err(unavailable)?;
+            let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
+            merge(&mut faults, violations.collect());
         }
         merge(&mut faults, unresolved);
         merge(&mut faults, draft.check_external(&self.guard).await);
-        let decision_inputs = DecisionInputs::of(caller, &facts);
+        let wanted = WantedInputs::new(wanted, devices.iter().map(|(device, _)| device.id));
+        let involved = devices.iter().map(|(device, _)| device);
+        let decision_inputs = DecisionInputs::of(caller, &facts, &wanted, involved);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() && unknown.is_empty() => {
                 let caller = caller.clone();
-                return Ok((Permit { caller, action, subject, facts, decision_inputs, entitlement }, valid));
+                return Ok((Permit { caller, action, subject, facts, wanted, decision_inputs, entitlement }, valid));
             }
             Ok(_) => {}
             Err(mut own) => {
@@ -319,7 +336,7 @@ impl Gate {
 ///
 /// [`Code::PolicyUnavailable`] if a policy fails.
 pub fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option<Entitlement>> {
-    Ok(policies.0.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
+    Ok(policies.pinned.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
 }
 
 /// What a plan includes. A plan that no policy knows includes nothing.
@@ -334,13 +351,14 @@ pub fn entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Entitlement>
     }))
 }
 
-/// Adds faults, except those of a field that already has a fault or lies in one that has. A fault of the
-/// whole body is also left out if there is any other.
+/// Adds faults, except those of a field that already has a fault or lies in one that has, and those that say the same
+/// of the same field twice. A fault of the whole body is also left out if there is any other.
 fn merge(faults: &mut Vec<Fault>, more: Vec<Fault>) {
     let known = faults.len();
     for fault in more {
         let covered = |known: &Fault| lies_in(&fault.field, &known.field) || fault.field == "body";
-        if !faults[..known].iter().any(covered) {
+        let same = |other: &Fault| other.field == fault.field && other.message == fault.message;
+        if !faults[..known].iter().any(covered) && !faults[known..].iter().any(same) {
             faults.push(fault);
         }
     }

@@ -48,13 +48,14 @@ pub mod webhooks;
 
 use std::sync::Arc;
 
+use culvert_domain::policy_fact::PolicyFacts;
 use culvert_policy::serve::generations::Generations;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
-use gate::{Gate, PinnedPolicies};
+use gate::{Gate, PinnedPolicies, RequestContext};
 use keyed_mutex::KeyedMutex;
 use metrics::NodeMetrics;
 use nodes::Nodes;
@@ -104,9 +105,16 @@ impl Service {
         &self.nodes
     }
 
-    /// The policies as they are now. A request is decided by one set of them, from its beginning to its end; its id
-    /// is on what they record.
-    pub fn pin_policies(&self, request_id: Option<Uuid>) -> PinnedPolicies {
-        PinnedPolicies::new(self.policies.pin(request_id))
+    /// The policies as they are now. A request is decided by one set of them, from its beginning to its end. Policies
+    /// are told about the request what they want to know.
+    pub fn pin_policies(&self, request: impl FnOnce(PolicyFacts) -> RequestContext) -> PinnedPolicies {
+        let pinned = self.policies.pin();
+        let context = request(pinned.wanted());
+        PinnedPolicies::new(pinned.for_request(context.request_id), context)
+    }
+
+    /// The policies as they are now, for what no request asks.
+    pub fn policies_now(&self) -> PinnedPolicies {
+        self.pin_policies(|_| RequestContext { now: self.clock().now(), ..RequestContext::default() })
     }
 }

@@ -10,12 +10,13 @@ use super::sql::sql;
 use super::{Store, Write, devices, tunnels, usage, webhooks};
 use culvert_domain::caller::{Caller, ScopeKind};
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::facts::{DecisionInputs, Resource, ResourceFacts};
-use culvert_domain::usage::Counters;
+use culvert_domain::facts::{DecisionInputs, DeviceInputs, Resource, ResourceFacts, TunnelRules, WantedInputs};
+use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
+use culvert_domain::usage::{Counters, RunningUsage};
 
 impl Store {
     /// Reads the facts about a subject. Not found if the scope has no such resource.
-    pub async fn facts(&self, caller: &Caller, subject: Resource) -> Result<ResourceFacts> {
+    pub async fn facts(&self, caller: &Caller, subject: Resource, wanted: PolicyFacts) -> Result<ResourceFacts> {
         let db = &mut &self.db;
         let scope_id = caller.scope.id;
         let mut facts = ResourceFacts { counters: counters(db, scope_id, subject).await?, ..ResourceFacts::default() };
@@ -35,6 +36,13 @@ impl Store {
                 facts.webhook = Some(webhook.ok_or_else(Error::not_found)?);
             }
         }
+        if wanted.intersects(PolicyFact::RUNNING_USAGE) {
+            facts.running = Some(running_usage(db, caller).await?);
+        }
+        if let (Some(tunnel), true) = (&facts.tunnel, wanted.contains(PolicyFact::TunnelRules)) {
+            let (firewall, countries) = (self.firewall(tunnel.id).await?, self.country_rules(tunnel.id).await?);
+            facts.rules = Some(TunnelRules { firewall, countries });
+        }
         facts.counters.bytes_this_month = usage::scope_bandwidth(db, scope_id, now).await?.month.total();
         Ok(facts)
     }
@@ -42,10 +50,15 @@ impl Store {
 
 impl Write {
     /// Reads the current decision inputs. Fails if the caller's API key has been revoked or has expired.
-    pub async fn decision_inputs(&mut self, caller: &Caller, subject: Resource) -> Result<DecisionInputs> {
+    pub async fn decision_inputs(
+        &mut self,
+        caller: &Caller,
+        subject: Resource,
+        wanted: &WantedInputs,
+    ) -> Result<DecisionInputs> {
         let (scope_id, now) = (caller.scope.id, self.now);
         let sql = sql!(
-            "SELECT s.plan, m.role FROM scopes s \
+            "SELECT s.name, s.plan, m.role FROM scopes s \
              JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
              LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1"
         );
@@ -71,6 +84,11 @@ impl Write {
         let session_id = tunnel.as_ref().map(|row| row.optional_id("id")).transpose()?.flatten();
         let updated_at = tunnel.as_ref().map(|row| row.time("updated_at")).transpose()?;
         let of_tunnel = |column| tunnel.as_ref().map(|row| row.optional_id(column)).transpose().map(Option::flatten);
+        let running = if wanted.running_usage() { Some(running_usage(&mut **self, caller).await?) } else { None };
+        let mut devices = Vec::new();
+        for id in &wanted.devices {
+            devices.extend(self.device(scope_id, *id).await?.as_ref().map(DeviceInputs::of));
+        }
         Ok(DecisionInputs {
             plan: row.text("plan")?,
             role,
@@ -81,6 +99,9 @@ impl Write {
             updated_at,
             desired_device_id: of_tunnel("desired_device_id")?,
             operation_id: of_tunnel("operation_id")?,
+            scope_name: wanted.scope_name().then(|| row.text("name")).transpose()?,
+            running,
+            devices,
         })
     }
 }
@@ -100,4 +121,21 @@ async fn counters(db: &mut impl Read, scope_id: Uuid, subject: Resource) -> DbRe
         tunnels: number, webhook_endpoints: number, extra_ports: number;
         bytes_this_month: 0,
     }))
+}
+
+/// Counts the tunnels of the scope that run or are being started, and the caller's own.
+async fn running_usage(db: &mut impl Read, caller: &Caller) -> DbResult<RunningUsage> {
+    let sql = sql!(
+        "SELECT COUNT(CASE WHEN running THEN 1 END) AS running_tunnels, \
+                COUNT(CASE WHEN created_by = $2 THEN 1 END) AS callers_tunnels, \
+                COUNT(CASE WHEN running AND created_by = $2 THEN 1 END) AS callers_running_tunnels \
+         FROM (SELECT t.created_by, \
+                      (EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
+                       OR EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
+                                  AND o.status IN ('queued', 'claimed', 'running') \
+                                  AND o.action IN ('start', 'restart'))) AS running \
+               FROM tunnels t WHERE t.scope_id = $1) AS of_scope"
+    );
+    let row = db.one(sql, args![caller.scope.id, caller.account_id]).await?;
+    Ok(row!(row => RunningUsage { running_tunnels: number, callers_tunnels: number, callers_running_tunnels: number }))
 }

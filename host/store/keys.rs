@@ -48,7 +48,7 @@ impl KeyOwner {
 macro_rules! select_key_owner {
     ($condition:literal) => {
         sql!(concat!(
-            "SELECT k.id AS key_id, k.secret_hash, k.account_id, k.grants, k.expires_at, \
+            "SELECT k.id AS key_id, k.created_at AS key_created_at, k.secret_hash, k.account_id, k.grants, k.expires_at, \
                     s.id, s.kind, s.name, s.plan, m.role \
              FROM api_keys k \
              JOIN scopes s ON s.id = k.scope_id \
@@ -170,7 +170,7 @@ fn admissible(row: Option<Row>) -> Result<Option<KeyOwner>> {
 
 fn key_owner(row: &Row) -> DbResult<KeyOwner> {
     let caller = row!(row => Caller {
-        key_id: id, account_id: id;
+        key_id: id, key_created_at: time, account_id: id;
         scope: scopes::scope(row)?,
         role: row.optional_string_enum::<Role>("role")?,
         permissions: permissions(row)?,

@@ -13,6 +13,9 @@ use crate::support::hostile::{GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::program::Place;
 
+/// A policy that prints and panics.
+const LOUD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/loud-policy");
+
 /// Where `tests/run` installs what JavaScript projects need.
 const JAVASCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tools/javascript/node_modules");
 
@@ -165,7 +168,7 @@ async fn failing_policy_case_reports_field_differences() {
     </testsuites>
     "#);
     assert_snapshot!(told(&place, "culvert policy test lax.wasm --json").await, @r#"
-    {"cases":[{"differences":[],"file":"first.toml","name":"anybody may","passed":true,"rules":[]},{"differences":[{"expected":{"deny":{"code":"test_denied","rule":"test-rule"}},"field":"","got":"allow"}],"file":"first.toml","name":"nobody may","passed":false,"rules":[]}],"coverage":{"missing":["test-rule"],"percent":0.0,"rules":1},"failed":1,"module":"hostile","passed":1}
+    {"cases":[{"debug":[],"differences":[],"file":"first.toml","invalid":null,"name":"anybody may","passed":true,"rules":[]},{"debug":[],"differences":[{"expected":{"deny":{"code":"test_denied","rule":"test-rule"}},"field":"","got":"allow"}],"file":"first.toml","invalid":null,"name":"nobody may","passed":false,"rules":[]}],"coverage":{"missing":["test-rule"],"percent":0.0,"rules":1},"failed":1,"module":"hostile","passed":1}
     culvert: a case failed
     exit code 1
     "#);
@@ -347,6 +350,88 @@ async fn policy_author_mistake_prints_specific_error() {
     $ culvert policy reload
     culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
     exit code 2
+    "#);
+}
+
+/// A policy has no way to print in a host. Under the authors' tools it prints, and a panic shows its text and place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn panic_and_debug_lines_of_policy_are_shown_to_authors_and_panics_to_operators() {
+    let place = place().await;
+    let module = place.folder.path().join("loud.wasm");
+    let built = author(&place, &format!("culvert policy build {LOUD} --out loud.wasm")).await;
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    std::fs::create_dir(place.folder.path().join("cases")).unwrap();
+    let case = "[[case]]\nname = \"deleting\"\nask = { action = \"tunnels.delete\" }\nexpect = \"allow\"";
+    std::fs::write(place.folder.path().join("cases/panics.toml"), case).unwrap();
+    assert_snapshot!(told(&place, "culvert policy test loud.wasm").await, @r#"
+    ok    cases.toml: starting
+            debug: asked for tunnels.start
+    loud-policy: 1 passed, 0 failed; 0 of 1 rules covered (0 %)
+    no case comes by loud
+
+    exit code 0
+    "#);
+    assert_snapshot!(told(&place, "culvert policy test loud.wasm --cases cases").await, @r#"
+    FAIL  panics.toml: deleting
+            debug: asked for tunnels.delete
+            the answer
+              expected  "allow"
+              got       "the module failed: it panicked at tests/loud-policy/src/lib.rs:17:9: nobody deletes"
+    loud-policy: 0 passed, 1 failed; 0 of 1 rules covered (0 %)
+    no case comes by loud
+    culvert: a case failed
+    exit code 1
+    "#);
+    std::fs::write(place.folder.path().join("asked.json"), r#"{"action": "tunnels.delete"}"#).unwrap();
+    let run = author(&place, "culvert policy run loud.wasm asked.json").await;
+    assert_snapshot!(String::from_utf8_lossy(&run.stderr), @r#"
+    debug: asked for tunnels.delete
+    culvert: the module failed: it panicked at tests/loud-policy/src/lib.rs:17:9: nobody deletes
+    "#);
+
+    let swapped = Swapped::start(|config| config.decisions.file = Some(config.data_dir.join("decisions.jsonl"))).await;
+    swapped.configure(&(entry("team-role", &module, "") + &builtin(&["plan-access", "team-role", "validation"])));
+    assert_eq!(swapped.reload().await, Ok(2));
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+    assert_eq!(api.delete(&format!("/tunnels/{tunnel}")).await.outcome(), "503 policy_unavailable");
+    let host = swapped.host.restart().await;
+    let records = std::fs::read_to_string(host.config().decisions.file.clone().unwrap()).unwrap();
+    assert!(records.contains("policy loud-policy failed: it panicked at tests/loud-policy/src/lib.rs:"), "{records}");
+    assert!(!records.contains("asked for"), "a host prints nothing of it: {records}");
+}
+
+/// A case that cannot be asked, or expects what no answer can be, is wrong itself.
+#[tokio::test]
+async fn wrong_policy_case_is_told_apart_from_wrong_answer() {
+    let place = place().await;
+    std::fs::write(place.folder.path().join("good.wasm"), GOOD.component()).unwrap();
+    std::fs::create_dir(place.folder.path().join("cases")).unwrap();
+    let cases = [
+        ("a field that there is not", r#"ask = { acton = "tunnels.start" }"#, r#""allow""#),
+        ("an answer of another kind", "", "[]"),
+        ("a fact that there is not", r#"facts = { tunnel = { nmae = "web" } }"#, r#""allow""#),
+        ("a fact that the module does not want", r#"facts = { now = "2026-01-01T00:00:00Z" }"#, r#""allow""#),
+    ];
+    let cases = cases.map(|(name, more, expect)| format!("[[case]]\nname = \"{name}\"\n{more}\nexpect = {expect}\n"));
+    std::fs::write(place.folder.path().join("cases/wrong.toml"), cases.concat()).unwrap();
+    assert_snapshot!(told(&place, "culvert policy test good.wasm --cases cases").await, @r#"
+    FAIL  wrong.toml: a field that there is not
+            the case is wrong
+              ask: there is no field `acton`; there are caller, action, tunnel, devices, attributes
+    FAIL  wrong.toml: an answer of another kind
+            the case is wrong
+              expect: [] is no answer of `check`, which is `"allow"` or `{ deny = { … } }`
+    FAIL  wrong.toml: a fact that there is not
+            the case is wrong
+              facts: there is no fact `tunnel.nmae`; there are credential, now, team.name, key.id, key.preset, key.scopes, key.created_at, caller.account_id, caller.role, tunnel.name, tunnel.protocol, tunnel.region, tunnel.subdomain, tunnel.local_port, tunnel.created_at, tunnel.running, tunnel.rules, device.name, device.platform, device.owner, source_device.name, source_device.platform, source_device.owner, usage.tunnels, usage.running_tunnels, usage.callers_tunnels, usage.callers_running_tunnels, client.ip, request.method, request.action, request.id
+    FAIL  wrong.toml: a fact that the module does not want
+            the case is wrong
+              facts: `now`: the module does not want this fact; it wants none (`x-culvert-facts` in its settings schema lists them)
+    hostile: 0 passed, 4 failed; 0 of 1 rules covered (0 %)
+    no case comes by test-rule
+    culvert: 4 cases failed
+    exit code 1
     "#);
 }
 

@@ -124,7 +124,7 @@ async fn policy_decision_is_recorded_without_secrets() {
       "sha256": "",
       "time": "2026-01-15T12:00:00Z",
       "verdict": "invalid",
-      "version": "1.0.0"
+      "version": "1.0.1"
     }
     "#);
 }

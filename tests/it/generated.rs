@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use culvert::config::Config;
 use culvert_domain::error::Code;
 use culvert_domain::event::EventKind;
+use culvert_domain::policy_fact::PolicyFact;
 use culvert_domain::string_enum::StringEnum;
 use culvert_http::problem;
 use regex::Regex;
@@ -23,6 +24,42 @@ fn compare(path: &str, generated: &str) {
     }
     let page = std::fs::read_to_string(path).unwrap_or_default();
     assert!(page == generated, "{path} is not what is generated; {UPDATE}=1 writes it anew");
+}
+
+/// Compares the lines of a file that begin with a prefix, the first ones behind a marker, with generated ones.
+fn compare_lines(path: &str, marker: &str, prefix: &str, generated: &[String]) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let marked = lines.iter().position(|line| line.contains(marker)).unwrap_or_else(|| panic!("{path}: no {marker}"));
+    let first = marked + lines[marked..].iter().position(|line| line.starts_with(prefix)).unwrap();
+    let count = lines[first..].iter().take_while(|line| line.starts_with(prefix)).count();
+    let before = lines[..first].iter().map(ToString::to_string);
+    let after = lines[first + count..].iter().map(ToString::to_string);
+    let all: Vec<String> = before.chain(generated.iter().cloned()).chain(after).collect();
+    compare(path, &(all.join("\n") + "\n"));
+}
+
+#[test]
+fn facts_for_policies_are_listed_in_contract_sdk_and_guide() {
+    let listed = |line: fn(&str, &str, &str) -> String| -> Vec<String> {
+        PolicyFact::ALL.iter().map(|fact| line(fact.as_str(), fact.meaning().0, fact.meaning().1)).collect()
+    };
+    compare_lines(
+        "wit/types.wit",
+        "Names and types",
+        "  /// - `",
+        &listed(|name, json, about| format!("  /// - `{name}`: {json}; {about}")),
+    );
+    compare_lines(
+        "policies/README.md",
+        "| fact | JSON |",
+        "| `",
+        &listed(|name, json, about| format!("| `{name}` | {json} | {about} |")),
+    );
+    let sdk = std::fs::read_to_string("policies/sdk/src/facts.rs").unwrap();
+    for fact in PolicyFact::ALL {
+        assert!(sdk.contains(&format!("= \"{fact}\",")), "the SDK has no constant for {fact}");
+    }
 }
 
 /// What tests say that they cover: the lines `/// covers: <what>` above a test, by what is covered.

@@ -21,6 +21,8 @@ mod deliveries;
 mod docs;
 mod domains;
 mod events;
+mod examples;
+mod facts;
 mod failures;
 mod generated;
 mod guards;

@@ -120,19 +120,18 @@ fn invalid_policy_chain_is_refused_with_one_line_error() {
     );
 }
 
-/// The interface 1.0.0 is what it was, and a module of each world that was built for it loads and
+/// The interface 1.0.0 is what it was but for its comments, and a module of each world that was built for it loads and
 /// decides as before: it carries the cases that it passed then.
 #[test]
 fn policy_built_for_earlier_interface_decides_unchanged() {
     for file in std::fs::read_dir("tests/it/frozen/1.0.0").unwrap() {
         let frozen = file.unwrap().path();
         let now = Path::new("wit").join(frozen.file_name().unwrap());
-        assert_eq!(
-            std::fs::read_to_string(&now).unwrap(),
-            std::fs::read_to_string(&frozen).unwrap(),
-            "{}",
-            now.display()
-        );
+        let items = |path: &Path| -> Vec<String> {
+            let text = std::fs::read_to_string(path).unwrap();
+            text.lines().filter(|line| !line.trim().starts_with("///")).map(ToString::to_string).collect()
+        };
+        assert_eq!(items(&now), items(&frozen), "{}", now.display());
     }
     let (engines, artefacts) = (engines(), artefacts());
     for name in SHIPPED {
@@ -143,7 +142,7 @@ fn policy_built_for_earlier_interface_decides_unchanged() {
         let outcomes: Vec<_> = outcomes.collect();
         assert!(outcomes.len() > 5, "{name} has lost its cases");
         for outcome in outcomes {
-            assert!(outcome.differences.is_empty(), "{name}: {}: {:?}", outcome.name, outcome.differences);
+            assert!(outcome.passed(), "{name}: {}: {}", outcome.name, outcome.problem());
         }
     }
 }

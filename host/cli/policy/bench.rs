@@ -11,7 +11,7 @@ use crate::cli::Output;
 use crate::cli::{CliError, print, refused, table};
 use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::cases::File;
-use culvert_policy::tools::bench::{self, BenchInput, BenchResult};
+use culvert_policy::tools::bench::{self, BenchResult};
 
 #[derive(Args)]
 pub(crate) struct Bench {
@@ -44,10 +44,8 @@ impl Bench {
             if self.settings.is_some() {
                 file.settings = settings(self.settings.as_ref())?;
             }
-            let questions: Vec<BenchInput<'_>> =
-                file.cases.iter().map(|case| (case.call.as_deref(), file.request(case))).collect();
             let time = Duration::from_secs(self.seconds);
-            let figures = bench::measure(&engines, &module, &file.settings, &questions, Limits::generous(), time);
+            let figures = bench::measure(&engines, &module, file, Limits::generous(), time);
             measured.push((file.file.clone(), figures.map_err(refused)?));
         }
         let files: Vec<Value> =

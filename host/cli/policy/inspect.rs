@@ -11,7 +11,7 @@ use crate::cli::{CliError, print, refused};
 use culvert_policy::engine::kind::{INTERFACE_VERSION, Kind};
 use culvert_policy::engine::sandbox::Limits;
 use culvert_policy::load::artefact::Artefacts;
-use culvert_policy::load::cases::{File, Outcome};
+use culvert_policy::load::cases::File;
 use culvert_policy::tools::compile;
 
 #[derive(Args)]
@@ -50,9 +50,9 @@ impl Check {
         let mut cases = 0;
         for file in File::bundled(&module.wasm).map_err(|e| fail(&e))? {
             let configuring = file.configuring(&engines, &module, limits).map_err(|e| fail(&e))?;
-            let failed = file.outcomes(&configuring).find(|outcome| !outcome.differences.is_empty());
-            if let Some(Outcome { name, differences, .. }) = failed {
-                return Err(fail(&format!("its case \"{name}\" fails: {}", differences[0])));
+            let failed = file.outcomes(&configuring).find(|outcome| !outcome.passed());
+            if let Some(failed) = failed {
+                return Err(fail(&format!("its case \"{}\" fails: {}", failed.name, failed.problem())));
             }
             cases += file.cases.len();
         }
@@ -96,6 +96,7 @@ impl Inspect {
             "bytes": module.wasm.len(),
             "memory_bytes": module.initial_memory_bytes,
             "cases": cases,
+            "facts": module.facts.iter().collect::<Vec<_>>(),
             "rules": rules,
             "codes": codes,
             "settings_schema": schema,
@@ -110,6 +111,7 @@ impl Inspect {
                 format!("memory     {} KiB", module.initial_memory_bytes / 1024),
                 format!("cases      {cases}"),
             ];
+            lines.extend(module.facts.iter().map(|fact| format!("fact       {fact}: {}", fact.meaning().1)));
             lines.extend(about.rules.iter().map(|rule| format!("rule       {}: {}", rule.id, rule.summary)));
             lines.extend(about.codes.iter().map(|code| format!("code       {}: {}", code.code, code.text)));
             lines.extend(schema["properties"].as_object().into_iter().flatten().map(|(name, setting)| {

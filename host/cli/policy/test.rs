@@ -50,7 +50,7 @@ struct Run {
 
 impl Run {
     fn failures(&self) -> usize {
-        self.outcomes.iter().filter(|outcome| !outcome.differences.is_empty()).count()
+        self.outcomes.iter().filter(|outcome| !outcome.passed()).count()
     }
 }
 

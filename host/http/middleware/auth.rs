@@ -1,20 +1,18 @@
 //! Who asks: authentication of a request by its API key; see
 //! `docs/develop/decisions/0010-keys-and-rate-limits.md`.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use salvo::http::header::AUTHORIZATION;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
+use crate::client_address::client_address;
 use crate::path::Path;
 use crate::{Api, AuthRequirement, auth_requirement, problem};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
-use culvert_wire::client_network;
 
 pub(crate) struct Auth(pub Arc<Api>);
 
@@ -64,10 +62,4 @@ fn limit_failed_auth(api: &Api, req: &Request, error: Error) -> Error {
             Error::new(Code::RateLimited, "Too many failed authentications from this address.").after(wait)
         }
     }
-}
-
-/// The client's address: the peer's, or what trusted proxies say it is.
-pub(crate) fn client_address(req: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
-    let forwarded = req.headers().get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
-    Some(client_network::client_address(req.remote_addr().ip()?, forwarded, trusted))
 }

@@ -6,9 +6,13 @@ use salvo::http::StatusCode;
 use salvo::http::header::HeaderValue;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 use tracing::Instrument;
+use uuid::Uuid;
 
 use crate::Api;
+use crate::client_address::client_address;
 use crate::path::{Path, normalised};
+use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
+use culvert_service::gate::RequestContext;
 
 /// The id of a request, as its answer carries it.
 #[derive(Clone)]
@@ -32,6 +36,17 @@ fn beginning(path: &str) -> &str {
     path.get(..PATH_LOGGED).unwrap_or(path)
 }
 
+/// What policies want to know of the request itself.
+fn context(api: &Api, req: &Request, id: Uuid, wanted: PolicyFacts) -> RequestContext {
+    let client = || client_address(req, &api.trusted_proxies);
+    RequestContext {
+        request_id: Some(id),
+        now: api.clock.now(),
+        method: wanted.contains(PolicyFact::RequestMethod).then(|| req.method().to_string()),
+        client: wanted.contains(PolicyFact::ClientIp).then(client).flatten(),
+    }
+}
+
 pub(crate) struct Trace(pub Arc<Api>);
 
 #[async_trait]
@@ -39,7 +54,7 @@ impl Handler for Trace {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let clock = &self.0.clock;
         let id = clock.id();
-        let policies = self.0.service.pin_policies(Some(id));
+        let policies = self.0.service.pin_policies(|wanted| context(&self.0, req, id, wanted));
         let (id, generation) = (id.to_string(), policies.generation());
         depot.insert_typed(policies);
         let (method, started) = (req.method().clone(), clock.moment());

@@ -117,6 +117,8 @@ fn base() -> Config {
         .epoch_interruption(true)
         .concurrency_support(false)
         .wasm_backtrace_max_frames(None)
+        // Gives access to the memory of a module that has trapped.
+        .coredump_on_trap(true)
         .wasm_memory64(false)
         .wasm_relaxed_simd(false)
         .memory_init_cow(true)

@@ -4,7 +4,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
 use crate::engine::bindings::inputs::{Current, Facts, Input, NullableText};
-use crate::engine::bindings::types::{Denial, Verdict, Violation};
+use crate::engine::bindings::types::{Attribute, Denial, Verdict, Violation};
 use crate::engine::bindings::{plans, roles};
 use crate::engine::kind::Kind;
 use crate::engine::wit_json::{self, WitJson};
@@ -44,6 +44,16 @@ impl PolicyRequest {
             Self::Entitlements(_) => "entitlements",
             Self::PlanAccess(_) | Self::TeamRole(_) => "check",
             Self::Validation(_) => "validate",
+        }
+    }
+
+    /// Replaces the facts that go with the request.
+    pub fn set_attributes(&mut self, attributes: Vec<Attribute>) {
+        match self {
+            Self::Entitlements(_) => {}
+            Self::PlanAccess(ask) => ask.attributes = attributes,
+            Self::TeamRole(ask) => ask.attributes = attributes,
+            Self::Validation(asked) => asked.1.attributes = attributes,
         }
     }
 

@@ -6,6 +6,7 @@ use wasmtime::component::Linker;
 use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
 
 use crate::engine::engines::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
+use crate::engine::notes::Notes;
 
 /// The limits of one call.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,9 @@ pub enum Failure {
     Memory,
     #[error("it trapped: {0}")]
     Trap(String),
+    /// Its place and message.
+    #[error("it panicked at {0}")]
+    Panic(String),
     #[error("its answer breaks the contract: {0}")]
     Contract(String),
     #[error("no sandbox could be made: {0}")]
@@ -56,7 +60,7 @@ impl Failure {
         match self {
             Failure::Timeout => "timeout",
             Failure::Memory => "memory",
-            Failure::Trap(_) => "trap",
+            Failure::Trap(_) | Failure::Panic(_) => "trap",
             Failure::Contract(_) => "contract",
             Failure::Sandbox(_) => "sandbox",
         }
@@ -79,6 +83,14 @@ pub struct Sandbox {
     memory_bytes: usize,
     used_bytes: usize,
     refused_memory: bool,
+    /// What the module has printed, where that is asked for.
+    pub debug: Vec<String>,
+}
+
+impl Sandbox {
+    fn new(Limits { memory_bytes, .. }: Limits) -> Self {
+        Self { memory_bytes, used_bytes: 0, refused_memory: false, debug: Vec::new() }
+    }
 }
 
 pub type SandboxStore = Store<Sandbox>;
@@ -89,8 +101,7 @@ pub fn linker(engine: &Engine) -> Linker<Sandbox> {
 }
 
 pub fn store(engine: &Engine, limits: Limits) -> SandboxStore {
-    let mut store =
-        Store::new(engine, Sandbox { memory_bytes: limits.memory_bytes, used_bytes: 0, refused_memory: false });
+    let mut store = Store::new(engine, Sandbox::new(limits));
     store.limiter(|sandbox| sandbox);
     store.set_hostcall_fuel(ANSWER_BYTES);
     extend_deadline(&mut store, limits);
@@ -127,7 +138,10 @@ pub fn failure(store: &SandboxStore, error: &wasmtime::Error) -> Failure {
         Some(Trap::Interrupt) => Failure::Timeout,
         _ if error.is::<PoolConcurrencyLimitError>() => Failure::Sandbox(error.root_cause().to_string()),
         _ if store.data().refused_memory => Failure::Memory,
-        Some(trap) => Failure::Trap(trap.to_string().trim_start_matches("wasm trap: ").into()),
+        Some(trap) => match Notes::after(store, error).panic {
+            Some(panic) => Failure::Panic(panic),
+            None => Failure::Trap(trap.to_string().trim_start_matches("wasm trap: ").into()),
+        },
         None => Failure::Contract(error.root_cause().to_string()),
     }
 }

@@ -14,11 +14,13 @@
 //! [[case]]
 //! name = "one too many"
 //! ask = { usage = { tunnels = 1 } }
+//! facts = { team.name = "acme" }
 //! expect = { deny = { code = "plan_limit_reached", rule = "tunnel-limit" } }
 //! ```
 //!
 //! A case runs on the host's engine against the real component. What a request leaves out is absent,
-//! zero or empty; what an expectation leaves out may have any value. A built component contains its
+//! zero or empty; what an expectation leaves out may have any value. `facts` holds the
+//! facts that the module wants; they can be shared by all cases as well. A built component contains its
 //! cases, and a host runs them before it accepts the module.
 
 use std::fmt;
@@ -28,14 +30,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::engine::engines::Engines;
+use crate::engine::kind::Kind;
 use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
 use crate::load::component::Module;
-use crate::load::dynamic::UntypedModule;
+use crate::load::dynamic::{CallError, UntypedModule};
+use crate::load::given_facts::GivenFacts;
 use crate::load::load_error::LoadError;
 use crate::load::sections;
 use crate::load::text_file::{self, TextFileError};
 use culvert_domain::field_path;
+use culvert_domain::policy_fact::PolicyFacts;
 
 /// One file of cases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,6 +53,8 @@ pub struct File {
     pub settings: Map<String, Value>,
     #[serde(default)]
     pub ask: Map<String, Value>,
+    #[serde(default)]
+    pub facts: Map<String, Value>,
     #[serde(rename = "case")]
     pub cases: Vec<Case>,
 }
@@ -61,6 +68,8 @@ pub struct Case {
     pub call: Option<String>,
     #[serde(default)]
     pub ask: Map<String, Value>,
+    #[serde(default)]
+    pub facts: Map<String, Value>,
     pub expect: Value,
 }
 
@@ -81,8 +90,26 @@ pub struct Outcome {
     pub name: String,
     /// The rules named in the response.
     pub rules: Vec<String>,
+    /// Why the case itself is wrong, if it is: the module was not asked.
+    pub invalid: Option<String>,
     /// What differs from the expectation, by field.
     pub differences: Vec<Difference>,
+    /// The lines that the module has printed.
+    pub debug: Vec<String>,
+}
+
+impl Outcome {
+    pub fn passed(&self) -> bool {
+        self.invalid.is_none() && self.differences.is_empty()
+    }
+
+    /// What is wrong, in one line; empty for a case that passed.
+    pub fn problem(&self) -> String {
+        match &self.invalid {
+            Some(problem) => format!("the case is wrong: {problem}"),
+            None => self.differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        }
+    }
 }
 
 /// One field that differs from the expectation.
@@ -156,7 +183,7 @@ impl File {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
         let dynamic = UntypedModule::new(engines, &configured.map_err(load)?).map_err(load)?;
-        Ok(self.outcomes(&dynamic).collect())
+        Ok(self.outcomes(&dynamic.debugging()).collect())
     }
 
     /// Prepares the module for this file's cases, with a host's limits. Each case configures its own
@@ -177,28 +204,58 @@ impl File {
 
     /// The request of a case, merged with the part that the file's cases share. A case that names a
     /// function in `call` has a request of another type, so nothing is merged.
-    pub fn request(&self, case: &Case) -> Value {
-        let mut request = Value::Object(if case.call.is_none() { self.ask.clone() } else { Map::new() });
+    ///
+    /// # Errors
+    ///
+    /// If the case gives a fact that there is not, or that the module does not want.
+    pub fn request(&self, case: &Case, kind: Kind, wanted: PolicyFacts) -> Result<Value, String> {
+        if case.call.as_deref().is_some_and(|call| call != kind.decision()) {
+            return Ok(Value::Object(case.ask.clone()));
+        }
+        let mut request = Value::Object(self.ask.clone());
         merge(&mut request, Value::Object(case.ask.clone()));
-        request
+        let mut facts = Value::Object(self.facts.clone());
+        merge(&mut facts, Value::Object(case.facts.clone()));
+        let given = GivenFacts::read(facts.as_object().unwrap_or(&Map::new())).map_err(|e| format!("facts: {e}"))?;
+        given.attach(&mut request, kind, wanted).map_err(|e| format!("facts: {e}"))?;
+        Ok(request)
     }
 
     fn outcome(&self, case: &Case, module: &UntypedModule) -> Outcome {
-        let request = self.request(case);
-        let (mut differences, mut rules) = (Vec::new(), Vec::new());
-        match module.ask(case.call.as_deref(), &request) {
-            Ok(response) => {
+        let (mut differences, mut rules, mut invalid) = (Vec::new(), Vec::new(), None);
+        let mut store = module.store();
+        let asked = self.request(case, module.kind(), module.facts).and_then(|request| {
+            expectation(module.kind(), case)?;
+            Ok(module.ask_in(&mut store, case.call.as_deref(), &request))
+        });
+        match asked {
+            Ok(Ok(response)) => {
                 compare("", &case.expect, &response, &mut differences);
                 collect_rules(&response, &mut rules);
             }
-            Err(error) => differences.push(Difference {
+            Ok(Err(CallError::PolicyRequest(problem))) => invalid = Some(format!("ask: {problem}")),
+            Ok(Err(error)) => differences.push(Difference {
                 field: String::new(),
                 expected: case.expect.clone(),
                 got: Value::String(error.to_string()),
             }),
+            Err(problem) => invalid = Some(problem),
         }
-        Outcome { file: self.file.clone(), name: case.name.clone(), rules, differences }
+        let debug = std::mem::take(&mut store.data_mut().debug);
+        Outcome { file: self.file.clone(), name: case.name.clone(), rules, invalid, differences, debug }
     }
+}
+
+/// Checks that a case expects what its function can answer.
+fn expectation(kind: Kind, case: &Case) -> Result<(), String> {
+    let call = case.call.as_deref().unwrap_or(kind.decision());
+    let denies = |expect: &Value| expect.as_object().is_some_and(|one| one.len() == 1 && one.contains_key("deny"));
+    let (fits, answer) = match call {
+        "validate" => (case.expect.is_array(), "a list of violations, `[]` for valid input"),
+        "check" => (case.expect == "allow" || denies(&case.expect), "`\"allow\"` or `{ deny = { … } }`"),
+        _ => (case.expect == "none" || case.expect.is_object(), "a record, or `\"none\"`"),
+    };
+    if fits { Ok(()) } else { Err(format!("expect: {} is no answer of `{call}`, which is {answer}", case.expect)) }
 }
 
 /// Content of the section that holds a component's cases.

@@ -199,9 +199,10 @@ impl Loader {
         let started = clock.moment();
         for file in File::bundled(&module.wasm).map_err(cannot)? {
             let configuring = file.configuring(&self.engines, module, limits).map_err(cannot)?;
-            for Outcome { name, differences, .. } in file.outcomes(&configuring) {
-                if let Some(difference) = differences.first() {
-                    return Err(LoadError::Case(format!("{}, \"{name}\": {difference}", file.file)));
+            for outcome in file.outcomes(&configuring) {
+                if !outcome.passed() {
+                    let Outcome { file, name, .. } = &outcome;
+                    return Err(LoadError::Case(format!("{file}, \"{name}\": {}", outcome.problem())));
                 }
                 if clock.moment().since(started) > CASES_DEADLINE {
                     return Err(LoadError::Cases(format!("they take longer than {} s", CASES_DEADLINE.as_secs())));

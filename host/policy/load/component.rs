@@ -9,18 +9,19 @@ use std::fmt;
 use jsonschema::Validator;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
-use wasmtime::{Engine, component};
 
 use crate::engine::bindings::types::Description;
 use crate::engine::engines::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
 use crate::engine::kind::{INTERFACE_VERSION, Kind};
-use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
+use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
-use crate::load::guest::module_function;
-use crate::load::load_error::LoadError;
+use crate::load::described::Described;
+use crate::load::load_error::{self, LoadError};
 use crate::load::{SIZE_LIMIT, schema, snapshot};
+use culvert_domain::policy_fact::PolicyFacts;
 
 const TYPES: &str = "culvert:policy/types@";
 /// Most bytes of initial memory for a module to run in a pool.
@@ -33,6 +34,8 @@ pub struct Module {
     /// SHA-256 of the file, in hexadecimal.
     pub digest: String,
     pub description: Description,
+    /// The facts that it wants before it is configured.
+    pub facts: PolicyFacts,
     pub initial_memory_bytes: usize,
     /// The instrumented component, compiled for the loader's engine. The instrumentation reads its
     /// memory.
@@ -46,7 +49,10 @@ pub struct Module {
 pub struct Configured {
     pub kind: Kind,
     pub digest: String,
+    /// What the module says of itself once it is configured.
     pub description: Description,
+    /// The facts that it wants.
+    pub facts: PolicyFacts,
     pub limits: Limits,
     pub size: Size,
     artefact: Vec<u8>,
@@ -133,20 +139,20 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     };
     let kind = kind_of(engine, &compiled)?;
     refuse_imports(engine, &compiled)?;
-    let (description, schema) = describe(engine, &compiled)?;
+    let Described { description, facts, schema } = Described::of(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { wasm, kind, digest, description, initial_memory_bytes, compiled, schema, size })
+    Ok(Module { wasm, kind, digest, description, facts, initial_memory_bytes, compiled, schema, size })
 }
 
 fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
-    let not = |error: wasmtime::Error| LoadError::NotAComponent(chain(&error));
+    let not = |error: wasmtime::Error| LoadError::NotAComponent(load_error::chain(&error));
     snapshot::instrumented(wasm).and_then(|wasm| Component::from_binary(engine, &wasm).map_err(not)).or_else(|error| {
         // What cannot be instrumented is mostly no policy at all, so the errors about that come first.
         let component = Component::from_binary(engine, wasm).map_err(not)?;
         kind_of(engine, &component)?;
         refuse_imports(engine, &component)?;
-        describe(engine, &component)?;
+        Described::of(engine, &component)?;
         Err(error)
     })
 }
@@ -190,9 +196,11 @@ fn configure(
         artefacts.keep(&key, &artefact);
         artefact
     };
-    let Module { kind, digest, description, size, .. } = module;
-    let (digest, description) = (digest.clone(), description.clone());
-    Ok(Configured { kind: *kind, digest, description, limits, size: *size, artefact })
+    let component = deserialize(engine, &artefact).map_err(LoadError::snapshot)?;
+    // Asked again, because rules and facts can come from the settings.
+    let Described { description, facts, .. } = Described::of(engine, &component)?;
+    let Module { kind, digest, size, .. } = module;
+    Ok(Configured { kind: *kind, digest: digest.clone(), description, facts, limits, size: *size, artefact })
 }
 
 fn snapshot(module: &Module, engines: &Engines, settings: &str, limits: Limits) -> Result<Vec<u8>, LoadError> {
@@ -237,26 +245,6 @@ fn refuse_imports(engine: &Engine, component: &Component) -> Result<(), LoadErro
     Ok(())
 }
 
-fn describe(engine: &Engine, component: &Component) -> Result<(Description, Validator), LoadError> {
-    let limits = Limits { memory_bytes: MEMORY_LIMIT, ..Limits::generous() }.for_loading();
-    let mut store = sandbox::store(engine, limits);
-    let contract = |error: wasmtime::Error| LoadError::Contract(chain(&error));
-    let linker: component::Linker<Sandbox> = sandbox::linker(engine);
-    let instances = linker.instantiate_pre(component).map_err(contract)?;
-    let described = instances.instantiate(&mut store).and_then(|instance| {
-        let describe = module_function::<(), (Description,)>(&mut store, &instance, "describe")?;
-        Ok(describe.call(&mut store, ())?.0)
-    });
-    let description = described.map_err(|e| LoadError::Describe(sandbox::failure(&store, &e)))?;
-    let invalid = |what: String| LoadError::Describe(Failure::Contract(what));
-    if let Some(code) = description.codes.iter().find(|code| !culvert_domain::error::is_code(&code.code)) {
-        return Err(invalid(format!("`{}` is no code; a code is `^[a-z][a-z0-9_]{{2,63}}$`", code.code)));
-    }
-    let schema = schema::compile(&description.settings_schema);
-    let schema = schema.map_err(|problem| invalid(format!("settings-schema is no JSON Schema: {problem}")))?;
-    Ok((description, schema))
-}
-
 /// Runs `load` on its own thread, because the compilers process untrusted bytes and may panic. A panic
 /// becomes an error.
 fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Result<T, LoadError> {
@@ -265,12 +253,6 @@ fn guarded<T: Send>(load: impl FnOnce() -> Result<T, LoadError> + Send) -> Resul
         let message = message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         Err(LoadError::Panic(message.unwrap_or_default()))
     })
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &wasmtime::Error) -> String {
-    let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Debug for Module {

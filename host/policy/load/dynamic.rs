@@ -2,19 +2,22 @@
 //! of their requests in advance: cases, `run`, `bench`, `replay`.
 
 use serde_json::{Map, Value, json};
+use wasmtime::Engine;
 use wasmtime::component::types::{self, ComponentItem};
-use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Type, Val};
-use wasmtime::{Engine, Store};
+use wasmtime::component::{Component, ComponentExportIndex, Instance, InstancePre, Type, Val};
 
 use crate::engine::bindings::types::Description;
 use crate::engine::contract;
 use crate::engine::engines::Engines;
 use crate::engine::kind::Kind;
-use crate::engine::sandbox::{self, Failure, Limits, Sandbox};
+use crate::engine::notes::{self, Notes};
+use crate::engine::sandbox::{self, Failure, Limits, Sandbox, SandboxStore};
 use crate::load::component::{Configured, Module};
+use crate::load::described::Described;
 use crate::load::load_error::LoadError;
 use crate::load::snapshot;
 use culvert_domain::field_path;
+use culvert_domain::policy_fact::PolicyFacts;
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +36,14 @@ pub struct UntypedModule {
     instances: InstancePre<Sandbox>,
     kind: Kind,
     description: Description,
+    /// The facts that the module wants.
+    pub facts: PolicyFacts,
     limits: Limits,
     /// The settings with which each new instance is configured; none if the module is configured
     /// already.
     settings: Option<String>,
+    /// Whether instances keep the lines that they print.
+    debugging: bool,
 }
 
 /// A request in the contract's types, for one of the functions that decide.
@@ -53,14 +60,15 @@ impl UntypedModule {
     /// If the engine does not accept the compiled code, or the module cannot be linked.
     pub fn new(engines: &Engines, module: &Configured) -> Result<Self, LoadError> {
         let engine = engines.shards()[0].of(module.size);
-        Self::on(engine, module.on(engine)?, module.kind, module.description.clone(), module.limits)
+        let said = (module.description.clone(), module.facts);
+        Self::on(engine, module.on(engine)?, module.kind, said, module.limits)
     }
 
     /// A module that is not configured yet. Each instance is configured before it is called.
     ///
     /// # Errors
     ///
-    /// If the module cannot be linked. The settings are checked only when an instance is configured.
+    /// If the module cannot be linked. Settings that it refuses make each call fail instead.
     pub fn configuring(
         engines: &Engines,
         module: &Module,
@@ -68,8 +76,17 @@ impl UntypedModule {
         limits: Limits,
     ) -> Result<Self, LoadError> {
         let (engine, component) = (engines.loader(), module.compiled.clone());
-        let mut dynamic = Self::on(engine, component, module.kind, module.description.clone(), limits)?;
+        let said = (module.description.clone(), module.facts);
+        let mut dynamic = Self::on(engine, component, module.kind, said, limits)?;
         dynamic.settings = Some(Value::Object(settings.clone()).to_string());
+        let mut store = dynamic.store();
+        // Rules and facts can come from the settings.
+        let configured = dynamic.instance(&mut store).map_err(|error| sandbox::failure(&store, &error));
+        if let Ok(instance) = configured {
+            sandbox::extend_deadline(&mut store, limits.for_loading());
+            let Described { description, facts, .. } = Described::of_instance(&mut store, &instance)?;
+            (dynamic.description, dynamic.facts) = (description, facts);
+        }
         Ok(dynamic)
     }
 
@@ -82,12 +99,32 @@ impl UntypedModule {
         engine: &Engine,
         component: Component,
         kind: Kind,
-        description: Description,
+        (description, facts): (Description, PolicyFacts),
         limits: Limits,
     ) -> Result<Self, LoadError> {
         let instances = sandbox::linker(engine).instantiate_pre(&component);
         let instances = instances.map_err(|error| LoadError::Contract(error.root_cause().to_string()))?;
-        Ok(Self { engine: engine.clone(), component, instances, kind, description, limits, settings: None })
+        Ok(Self {
+            engine: engine.clone(),
+            component,
+            instances,
+            kind,
+            description,
+            facts,
+            limits,
+            settings: None,
+            debugging: false,
+        })
+    }
+
+    /// Has the module's instances keep the lines that they print, in [`Sandbox::debug`].
+    #[must_use]
+    pub fn debugging(self) -> Self {
+        Self { debugging: true, ..self }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Calls one of the functions that decide: the one of the module's kind if `call` names none. What
@@ -97,10 +134,22 @@ impl UntypedModule {
     ///
     /// If the request is invalid, or the module gives no valid response.
     pub fn ask(&self, call: Option<&str>, request: &Value) -> Result<Value, CallError> {
+        self.ask_in(&mut self.store(), call, request)
+    }
+
+    /// Calls one of the functions that decide, in this sandbox.
+    ///
+    /// # Errors
+    ///
+    /// As [`UntypedModule::ask`].
+    pub fn ask_in(&self, store: &mut SandboxStore, call: Option<&str>, request: &Value) -> Result<Value, CallError> {
         let prepared = self.prepare(call, request)?;
         // A timeout is retried once, as in a host, because the machine may have been busy.
-        let response = match self.decide(&mut self.store(), &prepared) {
-            Err(Failure::Timeout) => self.decide(&mut self.store(), &prepared),
+        let response = match self.decide(store, &prepared) {
+            Err(Failure::Timeout) => {
+                *store = self.store();
+                self.decide(store, &prepared)
+            }
             response => response,
         };
         let response = plain(&response.map_err(CallError::Failed)?);
@@ -128,7 +177,7 @@ impl UntypedModule {
     }
 
     /// Creates a fresh sandbox.
-    pub fn store(&self) -> Store<Sandbox> {
+    pub fn store(&self) -> SandboxStore {
         sandbox::store(&self.engine, self.limits)
     }
 
@@ -137,21 +186,42 @@ impl UntypedModule {
     /// # Errors
     ///
     /// If the module gives no response. [`Failure`] says why.
-    pub fn decide(&self, store: &mut Store<Sandbox>, request: &PreparedCall) -> Result<Val, Failure> {
+    pub fn decide(&self, store: &mut SandboxStore, request: &PreparedCall) -> Result<Val, Failure> {
         let mut response = [Val::Bool(false)];
-        let decided = self.instances.instantiate(&mut *store).and_then(|instance| {
-            if let Some(settings) = &self.settings {
-                sandbox::extend_deadline(store, self.limits.for_loading());
-                snapshot::configure(store, &instance, settings).map_err(wasmtime::Error::new)?;
-                sandbox::extend_deadline(store, self.limits);
+        let decided = self.instance(store).and_then(|instance| {
+            if self.debugging {
+                notes::enable_debugging(store, &instance);
             }
             let function = instance.get_func(&mut *store, request.function);
             let function = function.ok_or_else(|| wasmtime::format_err!("the decision is no function"))?;
-            function.call(&mut *store, &request.arguments, &mut response)
+            function.call(&mut *store, &request.arguments, &mut response)?;
+            Ok(instance)
         });
-        decided.map_err(|error| sandbox::failure(store, &error))?;
+        if self.debugging {
+            let notes = match &decided {
+                Ok(instance) => Notes::of(store, instance),
+                Err(error) => Notes::after(store, error),
+            };
+            store.data_mut().debug = notes.debug;
+        }
+        decided.map_err(|error| match error.downcast::<LoadError>() {
+            Ok(LoadError::Configure(failure)) => failure,
+            Ok(refused) => Failure::Contract(refused.to_string()),
+            Err(error) => sandbox::failure(store, &error),
+        })?;
         let [response] = response;
         Ok(response)
+    }
+
+    /// Creates an instance, and configures it if the module is not configured yet.
+    fn instance(&self, store: &mut SandboxStore) -> wasmtime::Result<Instance> {
+        let instance = self.instances.instantiate(&mut *store)?;
+        if let Some(settings) = &self.settings {
+            sandbox::extend_deadline(store, self.limits.for_loading());
+            snapshot::configure(store, &instance, settings).map_err(wasmtime::Error::new)?;
+            sandbox::extend_deadline(store, self.limits);
+        }
+        Ok(instance)
     }
 }
 

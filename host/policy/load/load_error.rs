@@ -85,3 +85,9 @@ fn problems(problems: &[Problem]) -> String {
     };
     problems.iter().map(one).collect::<Vec<_>>().join("; ")
 }
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &wasmtime::Error) -> String {
+    let text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

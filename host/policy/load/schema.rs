@@ -18,17 +18,23 @@ pub enum SchemaError {
     Schema(Box<ValidationError<'static>>),
 }
 
+/// Parses the text of a module's schema.
+///
+/// # Errors
+///
+/// If the text is no JSON object.
+pub fn parse(schema: &str) -> Result<Value, SchemaError> {
+    let schema: Value = serde_json::from_str(schema)?;
+    if schema.is_object() { Ok(schema) } else { Err(SchemaError::NoObject) }
+}
+
 /// Compiles a module's schema.
 ///
 /// # Errors
 ///
-/// Where the text is no JSON Schema.
-pub fn compile(schema: &str) -> Result<Validator, SchemaError> {
-    let schema: Value = serde_json::from_str(schema)?;
-    if !schema.is_object() {
-        return Err(SchemaError::NoObject);
-    }
-    let built = jsonschema::options().with_draft(Draft::Draft202012).build(&schema);
+/// If the object is no JSON Schema.
+pub fn compile(schema: &Value) -> Result<Validator, SchemaError> {
+    let built = jsonschema::options().with_draft(Draft::Draft202012).build(schema);
     built.map_err(|error| SchemaError::Schema(Box::new(error)))
 }
 

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use uuid::Uuid;
 
 use crate::engine::kind::Kind;
 use crate::load::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig};
@@ -112,9 +111,9 @@ impl Generations {
         Ok(Self { loader: Arc::new(loader), observer, current, history, staging: tokio::sync::Mutex::default() })
     }
 
-    /// Pins the current set for one request.
-    pub fn pin(&self, request_id: Option<Uuid>) -> Pinned {
-        Pinned::new(self.current(), self.observer.clone(), request_id)
+    /// Pins the current set.
+    pub fn pin(&self) -> Pinned {
+        Pinned::new(self.current(), self.observer.clone(), None)
     }
 
     pub fn current(&self) -> Arc<PolicySet> {

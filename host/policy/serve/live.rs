@@ -22,6 +22,7 @@ use crate::load::chain::{Loaded, Mode};
 use crate::load::component::Configured;
 use crate::load::load_error::LoadError;
 use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
+use culvert_domain::policy_fact::PolicyFacts;
 
 pub struct PolicySet {
     /// Number of the set in this process, from 1.
@@ -29,6 +30,8 @@ pub struct PolicySet {
     pub loaded_at: DateTime<Utc>,
     shards: Vec<Shard>,
     modules: Vec<Loaded>,
+    /// The facts that at least one module wants.
+    pub wanted: PolicyFacts,
     /// What plans include. This depends only on the plan's name, so each name is evaluated once.
     pub entitlements: RwLock<HashMap<String, Option<Entitlement>>>,
 }
@@ -95,7 +98,8 @@ impl PolicySet {
             Ok(shard)
         });
         let shards = shards.collect::<Result<_, LoadError>>()?;
-        Ok(Self { generation, loaded_at, shards, modules, entitlements: RwLock::default() })
+        let wanted = modules.iter().fold(PolicyFacts::NONE, |all, loaded| all.union(loaded.module.facts));
+        Ok(Self { generation, loaded_at, shards, modules, wanted, entitlements: RwLock::default() })
     }
 
     /// The modules of a kind, on the calling thread's shard.

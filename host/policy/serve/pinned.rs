@@ -7,27 +7,47 @@ use uuid::Uuid;
 
 use crate::engine::bindings::types::{Verdict, Violation};
 use crate::engine::bindings::{inputs, plans, roles};
+use crate::engine::facts::FactValues;
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
 use crate::serve::live::{Chain, ModuleInstance, PolicySet};
 use crate::serve::observer::DecisionObserver;
+use culvert_domain::policy_fact::PolicyFacts;
 
 #[derive(Clone)]
 pub struct Pinned {
     set: Arc<PolicySet>,
     observer: Arc<DecisionObserver>,
     request_id: Option<Uuid>,
+    facts: Arc<FactValues>,
 }
 
 impl Pinned {
     pub fn new(set: Arc<PolicySet>, observer: Arc<DecisionObserver>, request_id: Option<Uuid>) -> Self {
-        Self { set, observer, request_id }
+        Self { set, observer, request_id, facts: Arc::default() }
     }
 
     pub fn generation(&self) -> u64 {
         self.set.generation
+    }
+
+    /// The facts that at least one module wants.
+    pub fn wanted(&self) -> PolicyFacts {
+        self.set.wanted
+    }
+
+    /// The same set, for the request with this id.
+    #[must_use]
+    pub fn for_request(self, request_id: Option<Uuid>) -> Self {
+        Self { request_id, ..self }
+    }
+
+    /// The same set, with facts about the request.
+    #[must_use]
+    pub fn with_facts(&self, facts: FactValues) -> Self {
+        Self { facts: Arc::new(facts), ..self.clone() }
     }
 
     /// What a plan includes. The result is cached, because it depends only on the plan's name.
@@ -87,11 +107,11 @@ impl Pinned {
     ///
     /// If a module gives no valid response, or no module of the kind decides.
     pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
-        let request = PolicyRequest::Validation(Box::new((input, facts)));
+        let mut request = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
         let mut all = Vec::new();
         for decider in &chain.enforced {
-            match self.ask(decider, &request)? {
+            match self.ask(decider, &mut request)? {
                 PolicyResponse::Violations(violations) => all.extend(violations),
                 _ => return Err(self.another_answer()),
             }
@@ -103,14 +123,14 @@ impl Pinned {
     /// The first response that decides, or `otherwise` if none does.
     fn first(
         &self,
-        request: PolicyRequest,
+        mut request: PolicyRequest,
         decides: fn(&PolicyResponse) -> bool,
         otherwise: PolicyResponse,
     ) -> Result<PolicyResponse, Failed> {
         let chain = self.chain(request.kind())?;
         let mut response = otherwise;
         for decider in &chain.enforced {
-            let given = self.ask(decider, &request)?;
+            let given = self.ask(decider, &mut request)?;
             if decides(&given) {
                 response = given;
                 break;
@@ -134,7 +154,11 @@ impl Pinned {
         Ok(chain)
     }
 
-    fn ask(&self, decider: &ModuleInstance, request: &PolicyRequest) -> Result<PolicyResponse, Failed> {
+    /// Asks a module, which gets the facts that it wants.
+    fn ask(&self, decider: &ModuleInstance, request: &mut PolicyRequest) -> Result<PolicyResponse, Failed> {
+        if !self.set.wanted.is_empty() {
+            request.set_attributes(self.facts.attributes(decider.module.facts));
+        }
         let started = self.observer.clock.moment();
         let response = decider.ask(request);
         let took = self.observer.clock.moment().since(started);
@@ -144,7 +168,7 @@ impl Pinned {
 
     fn shadow(&self, chain: &Chain, request: PolicyRequest, response: impl FnOnce() -> PolicyResponse) {
         if !chain.shadows.is_empty() {
-            self.observer.shadows.ask(self.set.clone(), self.request_id, request, response());
+            self.observer.shadows.ask(self.set.clone(), self.request_id, request, self.facts.clone(), response());
         }
     }
 }

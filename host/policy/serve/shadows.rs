@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use prometheus_client::metrics::counter::Counter;
 use uuid::Uuid;
 
+use crate::engine::facts::FactValues;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::metrics::Compared;
@@ -20,6 +21,7 @@ struct ShadowRequest {
     set: Arc<PolicySet>,
     request_id: Option<Uuid>,
     request: PolicyRequest,
+    facts: Arc<FactValues>,
     response: PolicyResponse,
 }
 
@@ -47,8 +49,15 @@ impl Shadows {
 
     /// Queues a request for the shadow modules of a set. If the queue is full, it is dropped and
     /// counted.
-    pub fn ask(&self, set: Arc<PolicySet>, request_id: Option<Uuid>, request: PolicyRequest, response: PolicyResponse) {
-        let asked = ShadowRequest { set, request_id, request, response };
+    pub fn ask(
+        &self,
+        set: Arc<PolicySet>,
+        request_id: Option<Uuid>,
+        request: PolicyRequest,
+        facts: Arc<FactValues>,
+        response: PolicyResponse,
+    ) {
+        let asked = ShadowRequest { set, request_id, request, facts, response };
         if self.queue.try_send(Some(Box::new(asked))).is_err() {
             self.dropped.inc();
         }
@@ -66,11 +75,15 @@ impl Shadows {
 }
 
 fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool) {
-    while let Ok(Some(asked)) = queue.recv() {
+    while let Ok(Some(mut asked)) = queue.recv() {
         if stopped.load(Ordering::Relaxed) {
             continue;
         }
-        for shadow in &asked.set.chain(asked.request.kind()).shadows {
+        let set = asked.set.clone();
+        for shadow in &set.chain(asked.request.kind()).shadows {
+            if !set.wanted.is_empty() {
+                asked.request.set_attributes(asked.facts.attributes(shadow.module.facts));
+            }
             asked.compare(shadow);
         }
     }

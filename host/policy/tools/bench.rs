@@ -10,6 +10,7 @@ use wasmtime::component::Component;
 use crate::engine::engines::{self, Engines};
 use crate::engine::sandbox::{self, Limits};
 use crate::load::artefact::Artefacts;
+use crate::load::cases::{Case, File};
 use crate::load::component::Module;
 use crate::load::dynamic::{CallError, PreparedCall, UntypedModule};
 use crate::load::load_error::LoadError;
@@ -41,9 +42,9 @@ pub enum BenchError {
 }
 
 /// The name of the function to call, and the request.
-pub type BenchInput<'a> = (Option<&'a str>, Value);
+type BenchInput<'a> = (Option<&'a str>, Value);
 
-/// Evaluates the requests in turn until `time` has passed.
+/// Evaluates the requests of the cases in turn until `time` has passed.
 ///
 /// # Errors
 ///
@@ -51,15 +52,22 @@ pub type BenchInput<'a> = (Option<&'a str>, Value);
 pub fn measure(
     engines: &Engines,
     module: &Module,
-    settings: &Map<String, Value>,
-    requests: &[BenchInput<'_>],
+    cases: &File,
     limits: Limits,
     time: Duration,
 ) -> Result<BenchResult, BenchError> {
+    let settings = &cases.settings;
     let configured = module.configure(engines, &Artefacts::none(), settings, limits)?;
     let dynamic = UntypedModule::new(engines, &configured)?;
-    let prepared = prepare(&dynamic, requests)?;
-    let instructions = count(engines, module, settings, requests, limits)?;
+    let request = |case: &'_ Case| cases.request(case, module.kind, dynamic.facts);
+    let requests: Vec<BenchInput<'_>> = cases
+        .cases
+        .iter()
+        .map(|case| Ok((case.call.as_deref(), request(case)?)))
+        .collect::<Result<_, String>>()
+        .map_err(CallError::PolicyRequest)?;
+    let prepared = prepare(&dynamic, &requests)?;
+    let instructions = count(engines, module, settings, &requests, limits)?;
     let clock = Clock::system();
     let mut took: Vec<Duration> = Vec::new();
     let started = clock.moment();
@@ -96,7 +104,8 @@ fn count(
     let snapshot = module.snapshot(engines, settings, limits)?;
     let engine = engines::counting().map_err(LoadError::engine)?;
     let component = Component::from_binary(&engine, &snapshot).map_err(LoadError::engine)?;
-    let dynamic = UntypedModule::on(&engine, component, module.kind, module.description.clone(), limits)?;
+    let said = (module.description.clone(), module.facts);
+    let dynamic = UntypedModule::on(&engine, component, module.kind, said, limits)?;
     let mut instructions = 0;
     for request in prepare(&dynamic, requests)? {
         let mut store = dynamic.store();

@@ -32,12 +32,18 @@ const WIT: [(&str, &str); 4] = [
 ];
 
 /// The files of the SDK, which every Rust project contains.
-const SDK: [(&str, &str); 5] = [
+const SDK: [(&str, &str); 11] = [
     ("sdk/Cargo.toml", include_str!("../../../policies/templates/rust/sdk.toml")),
     ("sdk/src/lib.rs", include_str!("../../../policies/sdk/src/lib.rs")),
     ("sdk/src/arena.rs", include_str!("../../../policies/sdk/src/arena.rs")),
     ("sdk/src/configured.rs", include_str!("../../../policies/sdk/src/configured.rs")),
     ("sdk/src/export.rs", include_str!("../../../policies/sdk/src/export.rs")),
+    ("sdk/src/facts.rs", include_str!("../../../policies/sdk/src/facts.rs")),
+    ("sdk/src/notes.rs", include_str!("../../../policies/sdk/src/notes.rs")),
+    ("sdk/src/pattern.rs", include_str!("../../../policies/sdk/src/pattern.rs")),
+    ("sdk/src/rate.rs", include_str!("../../../policies/sdk/src/rate.rs")),
+    ("sdk/src/time.rs", include_str!("../../../policies/sdk/src/time.rs")),
+    ("sdk/src/url.rs", include_str!("../../../policies/sdk/src/url.rs")),
 ];
 
 /// The files that depend on the policy's kind.
@@ -67,6 +73,15 @@ fn template(kind: Kind) -> Template {
     }
 }
 
+/// What the template of a kind does.
+fn summary(kind: Kind) -> &'static str {
+    match kind {
+        Kind::PlanAccess => "Keeps subdomains for the customers that they were promised to",
+        Kind::TeamRole => "Leaves some actions to the Team's owner",
+        Kind::Validation => "Keeps words out of the names of tunnels",
+    }
+}
+
 /// Creates a project in a new folder `name` and returns the files written.
 ///
 /// # Errors
@@ -85,7 +100,8 @@ pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Resu
     let mut written = Vec::new();
     for (file, text) in files(kind, language) {
         let path = folder.join(file);
-        let text = text.replace("__NAME__", name).replace("__KIND__", kind.name());
+        let text =
+            text.replace("__NAME__", name).replace("__KIND__", kind.name()).replace("__SUMMARY__", summary(kind));
         let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
         made.map_err(|error| ProjectError::File(path.clone(), error))?;
         written.push(path);

@@ -127,7 +127,7 @@ async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {
 
 /// Ends the sessions under a plan that no policy knows, because nothing defines what the plan allows.
 async fn end_unknown_plans(jobs: &Jobs) {
-    let policies = jobs.service.pin_policies(None);
+    let policies = jobs.service.policies_now();
     for plan in jobs.service.nodes.plans().await {
         if !gate::known_entitlement(&policies, &plan).is_ok_and(|known| known.is_none()) {
             continue;

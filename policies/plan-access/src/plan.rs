@@ -15,11 +15,14 @@ const SHIPPED: &str = include_str!("../plans.json");
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     plans: Option<Plans>,
+    #[serde(default)]
+    plans_add: Plans,
 }
 
 impl Settings {
     pub fn into_plans(self) -> Plans {
-        self.plans.unwrap_or_else(|| serde_json::from_str(SHIPPED).expect("the shipped plans fit the settings"))
+        let shipped = || serde_json::from_str(SHIPPED).expect("the shipped plans fit the settings");
+        self.plans.unwrap_or_else(shipped).with(self.plans_add)
     }
 }
 
@@ -75,6 +78,20 @@ impl Plans {
 
     fn compare(&self, range: &Range<u32>, name: &str) -> Ordering {
         name_at(&self.names, range).cmp(name)
+    }
+
+    /// These plans and others. Of two with one name, the other one is taken.
+    fn with(self, others: Self) -> Self {
+        if others.plans.is_empty() {
+            return self;
+        }
+        let mut all = Self::default();
+        let Self { names, plans } = self;
+        let kept = plans.into_iter().filter(|(range, _)| others.get(name_at(&names, range)).is_none());
+        kept.for_each(|(range, plan)| all.push(name_at(&names, &range), plan));
+        others.plans.into_iter().for_each(|(range, plan)| all.push(name_at(&others.names, &range), plan));
+        all.sort();
+        all
     }
 
     fn push(&mut self, name: &str, plan: Plan) {

@@ -31,9 +31,11 @@ pub const RULES: [(&str, &str); 7] = [
 
 /// The first rule that refuses, in the order of [`RULES`].
 pub fn judge(plan: Option<&Plan>, ask: &Ask) -> Option<Denial> {
-    let Some(plan) = plan.filter(|plan| plan.api_access) else {
+    // A plan that is not known here is another module's: the host refuses one that no module knows.
+    let plan = plan?;
+    if !plan.api_access {
         return Some(unavailable("api-access", "API access"));
-    };
+    }
     remote_action(plan, ask)
         .or_else(|| tunnel_limit(plan, ask))
         .or_else(|| premium_network(plan, ask))

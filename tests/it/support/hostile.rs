@@ -10,6 +10,8 @@ pub struct Module {
     pub describe: &'static str,
     pub configure: &'static str,
     pub check: &'static str,
+    /// The schema of its settings.
+    pub schema: &'static str,
     /// More of the module: functions, imports, globals.
     pub more: &'static str,
 }
@@ -22,6 +24,7 @@ pub const GOOD: Module = Module {
     configure: "i32.const 512",
     // allow
     check: "i32.const 512",
+    schema: "{}",
     more: "",
 };
 
@@ -33,6 +36,13 @@ impl Module {
         self.of("team-role", "culvert:policy/roles@1.0.0#check")
     }
 
+    /// The same in the plan-access world. It knows no plan.
+    pub fn plan_access(&self) -> Vec<u8> {
+        let entitlements = r#"(func (export "culvert:policy/plans@1.0.0#entitlements") (param i32 i32) (result i32)
+            i32.const 512)"#;
+        self.with("plan-access", "culvert:policy/plans@1.0.0#check", entitlements)
+    }
+
     /// The same in the validation world, where what allows everything finds nothing wrong: a verdict
     /// of zeros is an empty list there.
     pub fn validation(&self) -> Vec<u8> {
@@ -40,7 +50,11 @@ impl Module {
     }
 
     fn of(&self, world: &str, decision: &str) -> Vec<u8> {
-        let mut module = wat::parse_str(self.text(decision)).unwrap();
+        self.with(world, decision, "")
+    }
+
+    fn with(&self, world: &str, decision: &str, more: &str) -> Vec<u8> {
+        let mut module = wat::parse_str(self.text(decision, more)).unwrap();
         let mut resolve = Resolve::default();
         let (package, _) = resolve.push_dir("wit").unwrap();
         let world = resolve.select_world(&[package], Some(world)).unwrap();
@@ -50,8 +64,9 @@ impl Module {
 
     /// Addresses: 512 a zero (ok, allow), 1024 the description, 1100 a rule, 1120 a code, 1200 a
     /// denial, from 2048 on the strings, from 8192 on whatever is allocated.
-    fn text(&self, decision: &str) -> String {
-        let Self { memory, describe, configure, check, more } = self;
+    fn text(&self, decision: &str, functions: &str) -> String {
+        let Self { memory, describe, configure, check, schema, more } = self;
+        let (schema_bytes, schema_length) = (schema.replace('"', "\\\"").replace('\n', "\\n"), schema.len() as u32);
         format!(
             r#"(module
                 {more}
@@ -59,7 +74,7 @@ impl Module {
                 (data (i32.const 2048) "hostile")
                 (data (i32.const 2064) "test-rule")
                 (data (i32.const 2080) "test_denied")
-                (data (i32.const 2096) "{{}}")
+                (data (i32.const 2096) "{schema_bytes}")
                 (data (i32.const 1024) "{name}{name}{name}{rules}{codes}{schema}")
                 (data (i32.const 1100) "{rule}{name}")
                 (data (i32.const 1120) "{code}{name}")
@@ -72,11 +87,12 @@ impl Module {
                     (local.get $at))
                 (func (export "culvert:policy/module@1.0.0#describe") (result i32) {describe})
                 (func (export "culvert:policy/module@1.0.0#configure") (param i32 i32) (result i32) {configure})
-                (func (export "{decision}") (param i32) (result i32) {check}))"#,
+                (func (export "{decision}") (param i32) (result i32) {check})
+                {functions})"#,
             name = text(2048, 7),
             rule = text(2064, 9),
             code = text(2080, 11),
-            schema = text(2096, 2),
+            schema = text(2096, schema_length),
             rules = text(1100, 1),
             codes = text(1120, 1),
         )

@@ -30,8 +30,12 @@ pub fn builtin(kinds: &[&str]) -> String {
 
 impl Swapped {
     pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        Self::on(Engine::Sqlite, change).await
+    }
+
+    pub async fn on(engine: Engine, change: impl FnOnce(&mut Config)) -> Self {
         let mut file = PathBuf::new();
-        let host = TestHost::with(Engine::Sqlite, |config| {
+        let host = TestHost::with(engine, |config| {
             file = config.data_dir.join("culvert.toml");
             std::fs::write(&file, "").unwrap();
             config.file = Some(file.clone());

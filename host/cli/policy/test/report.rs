@@ -12,9 +12,15 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Colours go where a terminal is, and nowhere else: `anstream` sees to that.
 pub(super) fn human(run: &Run) {
-    for Outcome { file, name, differences, .. } in &run.outcomes {
-        let (style, word) = if differences.is_empty() { (GOOD, "ok  ") } else { (BAD, "FAIL") };
+    for outcome in &run.outcomes {
+        let Outcome { file, name, invalid, differences, debug, .. } = outcome;
+        let (style, word) = if outcome.passed() { (GOOD, "ok  ") } else { (BAD, "FAIL") };
         anstream::println!("{style}{word}{style:#}  {file}: {name}");
+        debug.iter().for_each(|line| anstream::println!("        debug: {line}"));
+        if let Some(problem) = invalid {
+            anstream::println!("        the case is wrong");
+            anstream::println!("          {BAD}{problem}{BAD:#}");
+        }
         for difference in differences {
             let field = if difference.field.is_empty() { "the answer" } else { &difference.field };
             anstream::println!("        {field}");
@@ -41,9 +47,11 @@ pub(super) fn json(run: &Run) {
         json!({
             "file": outcome.file,
             "name": outcome.name,
-            "passed": outcome.differences.is_empty(),
+            "passed": outcome.passed(),
             "rules": outcome.rules,
+            "invalid": outcome.invalid,
             "differences": outcome.differences,
+            "debug": outcome.debug,
         })
     };
     let value = json!({
@@ -63,11 +71,12 @@ pub(super) fn json(run: &Run) {
 pub(super) fn junit(run: &Run) -> Result<String, SerializeError> {
     let mut report = Report::new(&*run.name);
     let mut suites: Vec<TestSuite> = Vec::new();
-    for Outcome { file, name, differences, .. } in &run.outcomes {
+    for outcome in &run.outcomes {
+        let Outcome { file, name, .. } = outcome;
         let mut status = TestCaseStatus::success();
-        if !differences.is_empty() {
+        if !outcome.passed() {
             status = TestCaseStatus::non_success(NonSuccessKind::Failure);
-            status.set_message(differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+            status.set_message(outcome.problem());
         }
         if suites.last().is_none_or(|suite| suite.name.as_str() != file) {
             suites.push(TestSuite::new(&**file));
