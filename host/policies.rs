@@ -6,7 +6,9 @@ use std::sync::Arc;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{ChainError, Loader, Trust};
-use culvert_policy::serve::generations::{Generations, Policies, ReloadError};
+use culvert_policy::load::module_store::ModuleStore;
+use culvert_policy::serve::generation_state::{Policies, StateFile};
+use culvert_policy::serve::generations::{Generations, ReloadError};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
@@ -27,12 +29,27 @@ pub fn open(
     secrets: &Secrets,
     registry: &mut Registry,
 ) -> Result<Generations, ConfigError> {
+    let modules = ModuleStore::in_folder(&config.data_dir.join("policy-modules"));
+    let modules = modules.map_err(|e| ConfigError::new("data_dir", e))?;
+    let state = StateFile::at(&config.data_dir.join("policy-generations.json"));
+    open_with(config, clock, secrets, registry, modules, state)
+}
+
+fn open_with(
+    config: &Config,
+    clock: Clock,
+    secrets: &Secrets,
+    registry: &mut Registry,
+    modules: ModuleStore,
+    state: StateFile,
+) -> Result<Generations, ConfigError> {
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
     let folder = config.data_dir.join("policies");
     let artefacts = Artefacts::in_folder(&folder, Arc::new(secrets.clone()));
     let loader = Loader {
         engines: Engines::new(shards).map_err(|e| ConfigError::new("policy", e))?,
         artefacts: artefacts.map_err(|e| ConfigError::new("data_dir", e))?,
+        modules,
         folder: ".".into(),
         trust: config.trust,
     };
@@ -40,7 +57,7 @@ pub fn open(
         let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
         ConfigError::new("decisions.file", format!("{file}: {error}"))
     })?;
-    Ok(Generations::open(loader, observer, &policies(config))?)
+    Ok(Generations::open(loader, observer, &policies(config), state)?)
 }
 
 /// Loads the configured policies once, for commands that query them and end.
@@ -51,7 +68,9 @@ pub fn open(
 pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // The user who runs a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    open(&quiet, clock, secrets, &mut Registry::default()).map(|policies| policies.pin())
+    let (modules, state) = (ModuleStore::none(), StateFile::default());
+    let policies = open_with(&quiet, clock, secrets, &mut Registry::default(), modules, state);
+    policies.map(|policies| policies.pin())
 }
 
 /// Reads the configuration file again, and activates its policies.

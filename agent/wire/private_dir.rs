@@ -53,6 +53,23 @@ pub fn open_trusted(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Replaces a private file, or creates it: a reader finds the old content or the new one, whole.
+///
+/// # Errors
+///
+/// If the file beside it cannot be written, or cannot take the old one's place.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let aside = path.with_extension(format!("{}.new", std::process::id()));
+    let written =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).and_then(|mut file| {
+            file.write_all(content)?;
+            file.sync_all()
+        });
+    written.and_then(|()| fs::rename(&aside, path)).inspect_err(|_| {
+        let _ = fs::remove_file(&aside);
+    })
+}
+
 /// Creates a private file; fails if it exists.
 ///
 /// # Errors

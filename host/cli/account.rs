@@ -30,7 +30,7 @@ impl Account {
         check_email(&email)?;
         operator::check_name("--name", &name)?;
         let (store, secrets) = operator::store_and_secrets(config).await?;
-        operator::check_plan(config, &secrets, &plan)?;
+        operator::check_plan(config, &secrets, &plan).await?;
         let account = accounts::create(&store, email.clone(), name, plan).await;
         let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
         let value = json!({

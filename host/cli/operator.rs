@@ -75,9 +75,9 @@ pub(super) async fn scope(store: &Store, account: &Account, team: Option<&str>) 
 }
 
 /// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub(super) fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
+pub(super) async fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
     let policies = policies::load_once(config, Clock::system(), secrets)?;
-    match policies.entitlement(plan).map_err(refused)? {
+    match policies.entitlement(plan).await.map_err(refused)? {
         Some(_) => Ok(()),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),
     }

@@ -66,7 +66,7 @@ impl Endpoint {
         }
         let policies =
             depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?.clone();
-        let entitlement = gate::entitlement(&policies, &caller.scope.plan)?;
+        let entitlement = gate::entitlement(&policies, &caller.scope.plan).await?;
         if !entitlement.api_access {
             return Err(Error::new(Code::FeatureNotAvailable, "The plan does not include the API."));
         }

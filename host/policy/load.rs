@@ -11,6 +11,7 @@ pub mod dynamic;
 pub mod given_facts;
 mod guest;
 pub mod load_error;
+pub mod module_store;
 pub mod schema;
 pub mod sections;
 pub mod snapshot;

@@ -1,9 +1,13 @@
 //! What runs while the host serves: generations, shadow modules, decision records, metrics.
 
+pub mod generation_state;
 pub mod generations;
 pub mod live;
+mod long_decision;
 pub mod metrics;
+pub mod module_guard;
 pub mod observer;
 pub mod pinned;
+pub mod record_writer;
 pub mod records;
 pub mod shadows;

@@ -243,7 +243,8 @@ impl Gate {
     ) -> Result<(Permit, D::Valid)> {
         let wanted = policies.pinned.wanted();
         let facts = self.store.facts(caller, subject, wanted).await?;
-        let entitlement = known_entitlement(policies, &caller.scope.plan)?
+        let entitlement = known_entitlement(policies, &caller.scope.plan)
+            .await?
             .ok_or_else(|| Error::new(Code::FeatureNotAvailable, "The plan includes nothing: no policy knows it."))?;
         let Body { mut draft, mut faults, unknown } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
@@ -254,13 +255,13 @@ impl Gate {
         let (context, involved) = (&policies.context, devices.as_slice());
         let sources = FactSources { context, caller, action, facts: &facts, devices: involved };
         let asked = policies.pinned.with_facts(sources.values(wanted));
-        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, draft.wants())))?;
-        allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)))?;
+        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, draft.wants())).await)?;
+        allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)).await)?;
 
         if let Some(input) = draft.input() {
             let input = wit_input::input(input);
             let about = wit_input::input_facts(caller, &facts, &faults);
-            let violations = asked.validation(input, about).map_err(unavailable)?;
+            let violations = asked.validation(input, about).await.map_err(unavailable)?;
             let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
             merge(&mut faults, violations.collect());
         }
@@ -335,8 +336,8 @@ impl Gate {
 /// # Errors
 ///
 /// [`Code::PolicyUnavailable`] if a policy fails.
-pub fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option<Entitlement>> {
-    Ok(policies.pinned.entitlement(plan).map_err(unavailable)?.map(wit_input::entitlement))
+pub async fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option<Entitlement>> {
+    Ok(policies.pinned.entitlement(plan).await.map_err(unavailable)?.map(wit_input::entitlement))
 }
 
 /// What a plan includes. A plan that no policy knows includes nothing.
@@ -344,8 +345,8 @@ pub fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option
 /// # Errors
 ///
 /// [`Code::PolicyUnavailable`] if a policy fails.
-pub fn entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Entitlement> {
-    Ok(known_entitlement(policies, plan)?.unwrap_or_else(|| {
+pub async fn entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Entitlement> {
+    Ok(known_entitlement(policies, plan).await?.unwrap_or_else(|| {
         tracing::warn!(plan, "no policy knows this plan; it includes nothing");
         Entitlement::default()
     }))

@@ -46,7 +46,7 @@ pub(crate) async fn find(
         }
     };
     let plan = scope_plan(service, scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(&service.policies_now(), &plan)? else {
+    let Some(entitlement) = gate::known_entitlement(&service.policies_now(), &plan).await? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
         return Ok(Err(Failure::new(FailureCode::FeatureNotAvailable, detail)));
     };
@@ -75,7 +75,7 @@ pub(crate) async fn start(write: &mut Write, device: &Device, boot_id: Uuid, fou
 /// `Code::PolicyUnavailable` if a policy fails; if the database fails.
 pub(crate) async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
     let plan = scope_plan(service, scope_id).await?;
-    Ok(gate::known_entitlement(&service.policies_now(), &plan)?.is_some())
+    Ok(gate::known_entitlement(&service.policies_now(), &plan).await?.is_some())
 }
 
 async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {

@@ -16,7 +16,7 @@ impl Service {
     pub(crate) async fn store_traffic(&self, node_id: Uuid, batch: &TrafficBatch) -> Result<()> {
         let scope_id = batch.scope_id;
         let Some(scope) = self.store.scope(scope_id).await? else { return Ok(()) };
-        let limit = gate::entitlement(&self.policies_now(), &scope.plan)?.bandwidth_limit_bytes;
+        let limit = gate::entitlement(&self.policies_now(), &scope.plan).await?.bandwidth_limit_bytes;
         let stored = batch.clone();
         // Waiting for a scope must not occupy a database connection.
         let _turn = self.scope_locks.lock(scope_id).await;

@@ -332,24 +332,99 @@ async fn policy_author_mistake_prints_specific_error() {
     culvert: records.jsonl: it holds no team-role decision of team-role; name one of roles-of-old with --against
     exit code 1
     $ culvert policy replay records.jsonl --module dist/team-role.wasm --against roles-of-old
-    team-role: 1 decisions, 1 would change
+    team-role: 1 decision, 1 would change
       line 1, 2026-01-15T12:00:00Z, the host itself
         was       allow
         would be  {"deny":{"code":"team_role_forbidden","detail":"Only owners and admins change the Team's webhooks.","rule":"webhooks"}}
-    1 lines are no decision records
+    1 line is no decision record
 
     exit code 0
     $ culvert policy replay records.jsonl --module dist/team-role.wasm --against roles-of-old --fail-on-change
-    team-role: 1 decisions, 1 would change
+    team-role: 1 decision, 1 would change
       line 1, 2026-01-15T12:00:00Z, the host itself
         was       allow
         would be  {"deny":{"code":"team_role_forbidden","detail":"Only owners and admins change the Team's webhooks.","rule":"webhooks"}}
-    1 lines are no decision records
-    culvert: 1 answers would change
+    1 line is no decision record
+    culvert: 2 answers would change or cannot be compared
     exit code 1
     $ culvert policy reload
     culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
     exit code 2
+    "#);
+}
+
+/// A replay says what it cannot know.
+#[tokio::test]
+async fn replay_counts_what_cannot_be_compared() {
+    let place = place().await;
+    let write = |name: &str, content: &[u8]| std::fs::write(place.folder.path().join(name), content).unwrap();
+    let record = |input: Value, masked: Value| {
+        json!({
+            "time": "2026-01-15T12:00:00Z", "request_id": null, "kind": "validation", "module": "hooks", "call": "validate",
+            "input": {"input": input, "facts": {}}, "answer": [], "masked": masked,
+        })
+    };
+    let records = [
+        record(json!({"webhook-create": {"url": "https://known.example/********"}}), json!(["url"])),
+        record(json!({"webhook-create": {"url": "https://other.example/********"}}), json!(["url"])),
+        record(json!({"webhook-create": {"url": "https://other.example/"}}), json!([])),
+    ];
+    write("records.jsonl", records.map(|record| format!("{record}\n")).concat().as_bytes());
+    write("empty.jsonl", b"");
+    write("garbage.jsonl", b"this is\nno record\n");
+    write("hosts.toml", b"hosts = [\"known.example\"]\n");
+    write("curious.wasm", &Module { schema: r#"{"x-culvert-facts": ["now"]}"#, ..GOOD }.validation());
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/policies/examples/webhook-hosts");
+    assert!(author(&place, &format!("culvert policy build {example} --out hooks.wasm")).await.status.success());
+    let hooks = "--module hooks.wasm --settings hosts.toml --against hooks";
+    let mut said = String::new();
+    for line in [
+        &format!("policy replay records.jsonl {hooks}"),
+        &format!("policy replay records.jsonl {hooks} --fail-on-change"),
+        "policy replay records.jsonl --module curious.wasm --against hooks",
+        "policy replay records.jsonl --module curious.wasm --against hooks --fail-on-change",
+        &format!("policy replay empty.jsonl {hooks}"),
+        "policy replay empty.jsonl",
+        "policy replay garbage.jsonl",
+    ] {
+        said += &format!("$ culvert {line}\n{}\n", told(&place, &format!("culvert {line}")).await.trim());
+    }
+    assert_snapshot!(said, @r#"
+    $ culvert policy replay records.jsonl --module hooks.wasm --settings hosts.toml --against hooks
+    webhook-hosts: 3 decisions, 1 would change
+      1 cannot be compared: their url is masked
+      line 3, 2026-01-15T12:00:00Z, the host itself
+        was       []
+        would be  [{"field":"url","message":"must lead to known.example","rule":"webhook-host"}]
+
+    exit code 0
+    $ culvert policy replay records.jsonl --module hooks.wasm --settings hosts.toml --against hooks --fail-on-change
+    webhook-hosts: 3 decisions, 1 would change
+      1 cannot be compared: their url is masked
+      line 3, 2026-01-15T12:00:00Z, the host itself
+        was       []
+        would be  [{"field":"url","message":"must lead to known.example","rule":"webhook-host"}]
+    culvert: 2 answers would change or cannot be compared
+    exit code 1
+    $ culvert policy replay records.jsonl --module curious.wasm --against hooks
+    hostile: 3 decisions, 0 would change
+      3 cannot be compared: they do not hold now
+
+    exit code 0
+    $ culvert policy replay records.jsonl --module curious.wasm --against hooks --fail-on-change
+    hostile: 3 decisions, 0 would change
+      3 cannot be compared: they do not hold now
+    culvert: 3 answers would change or cannot be compared
+    exit code 1
+    $ culvert policy replay empty.jsonl --module hooks.wasm --settings hosts.toml --against hooks
+    culvert: empty.jsonl: it holds no decision record
+    exit code 1
+    $ culvert policy replay empty.jsonl
+    culvert: empty.jsonl: it holds no decision record
+    exit code 1
+    $ culvert policy replay garbage.jsonl
+    culvert: garbage.jsonl: it holds no decision record
+    exit code 1
     "#);
 }
 
@@ -410,7 +485,7 @@ async fn wrong_policy_case_is_told_apart_from_wrong_answer() {
     let cases = [
         ("a field that there is not", r#"ask = { acton = "tunnels.start" }"#, r#""allow""#),
         ("an answer of another kind", "", "[]"),
-        ("a fact that there is not", r#"facts = { tunnel = { nmae = "web" } }"#, r#""allow""#),
+        ("a fact that there is not", r#"facts = { tunnel = { size = "web" } }"#, r#""allow""#),
         ("a fact that the module does not want", r#"facts = { now = "2026-01-01T00:00:00Z" }"#, r#""allow""#),
     ];
     let cases = cases.map(|(name, more, expect)| format!("[[case]]\nname = \"{name}\"\n{more}\nexpect = {expect}\n"));
@@ -424,7 +499,7 @@ async fn wrong_policy_case_is_told_apart_from_wrong_answer() {
               expect: [] is no answer of `check`, which is `"allow"` or `{ deny = { … } }`
     FAIL  wrong.toml: a fact that there is not
             the case is wrong
-              facts: there is no fact `tunnel.nmae`; there are credential, now, team.name, key.id, key.preset, key.scopes, key.created_at, caller.account_id, caller.role, tunnel.name, tunnel.protocol, tunnel.region, tunnel.subdomain, tunnel.local_port, tunnel.created_at, tunnel.running, tunnel.rules, device.name, device.platform, device.owner, source_device.name, source_device.platform, source_device.owner, usage.tunnels, usage.running_tunnels, usage.callers_tunnels, usage.callers_running_tunnels, client.ip, request.method, request.action, request.id
+              facts: there is no fact `tunnel.size`; there are credential, now, team.name, key.id, key.preset, key.scopes, key.created_at, caller.account_id, caller.role, tunnel.name, tunnel.protocol, tunnel.region, tunnel.subdomain, tunnel.local_port, tunnel.created_at, tunnel.running, tunnel.rules, device.name, device.platform, device.owner, source_device.name, source_device.platform, source_device.owner, usage.tunnels, usage.running_tunnels, usage.callers_tunnels, usage.callers_running_tunnels, client.ip, request.method, request.action, request.id
     FAIL  wrong.toml: a fact that the module does not want
             the case is wrong
               facts: `now`: the module does not want this fact; it wants none (`x-culvert-facts` in its settings schema lists them)

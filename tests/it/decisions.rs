@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::sandbox;
 use crate::support::device::Remote;
-use crate::support::hostile::GOOD;
-use crate::support::policies::Swapped;
+use crate::support::hostile::{DENY, GOOD};
+use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::visitor::{echo_service, visit};
 
 fn recording(sample: f64) -> impl FnOnce(&mut Config) {
@@ -116,11 +116,13 @@ async fn policy_decision_is_recorded_without_secrets() {
       "masked": [
         "http_basic_auth_password"
       ],
+      "mode": "enforce",
       "module": "validation",
       "request_id": "",
       "rules": [
         "port"
       ],
+      "settings_sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
       "sha256": "",
       "time": "2026-01-15T12:00:00Z",
       "verdict": "invalid",
@@ -140,8 +142,60 @@ async fn webhook_url_is_masked_in_decision_records() {
     let records = records(swapped).await;
     let about = records.iter().filter(|record| record["call"] == "validate");
     assert!(about.clone().all(|record| record["masked"] == json!(["url"])));
-    assert_eq!(about.count(), 2);
+    let urls: Vec<_> = about.map(|record| record["input"]["input"]["webhook-create"]["url"].clone()).collect();
+    assert_eq!(urls, ["https://********@hooks.example.com/", "https://hooks.example.com/?********"]);
     assert!(!serde_json::to_string(&records).unwrap().contains("lovelace"));
+}
+
+/// Rotation needs no signal: the writer notices that its file was moved away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn moved_record_file_is_followed_by_a_new_one() {
+    let swapped = Swapped::start(recording(1.0)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    let file = swapped.host.config().decisions.file.clone().unwrap();
+    let (moved, has) = (file.with_extension("1"), |file: &std::path::Path, id: &str| {
+        std::fs::read_to_string(file).is_ok_and(|text| text.contains(id))
+    });
+    let ask = async || api.post("/tunnels", json!({"local_port": 80})).await.header("x-request-id").unwrap().to_owned();
+    let first = ask().await;
+    swapped.host.until_found(async || has(&file, &first).then_some(())).await;
+    std::fs::rename(&file, &moved).unwrap();
+    let second = ask().await;
+    swapped.host.until_found(async || has(&file, &second).then_some(())).await;
+    assert!(has(&moved, &first) && !has(&moved, &second));
+}
+
+/// A disk that is full costs records, and no request. The operator sees it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_disk_is_shown_in_policy_status() {
+    let swapped = Swapped::start(|config| config.decisions.file = Some("/dev/full".into())).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    let problem = async || swapped.status().await["records"]["problem"].as_str().map(String::from);
+    let problem = swapped.host.until_found(problem).await;
+    assert_eq!(problem, "No space left on device (os error 28)");
+    let lost = swapped.status().await["records"]["lost"].as_u64().unwrap();
+    assert!(lost >= 4, "{lost}");
+    assert_eq!(swapped.metric("culvert_policy_records_written_total").await, Some(0.0));
+}
+
+/// What a shadow would have answered is recorded where it disagrees, whatever is sampled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answer_of_shadow_that_disagrees_is_recorded() {
+    let swapped = Swapped::start(recording(0.0)).await;
+    let api = swapped.host.api(&swapped.host.person("ada").await.key);
+    let deny = swapped.write("deny.wasm", &crate::support::hostile::Module { check: DENY, ..GOOD });
+    let chain = builtin(&["plan-access", "team-role", "validation"]);
+    swapped.configure(&(chain + &entry("team-role", &deny, "mode = \"shadow\"")));
+    assert_eq!(swapped.reload().await, Ok(2));
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    let disagreed = r#"culvert_policy_shadow_answers_total{kind="team-role",module="hostile",outcome="disagreed"}"#;
+    swapped.host.until_found(async || swapped.metric(disagreed).await.filter(|count| *count == 1.0)).await;
+    let records = records(swapped).await;
+    let [record] = records.as_slice() else { panic!("{records:?}") };
+    assert_eq!((&record["mode"], &record["rules"]), (&json!("shadow"), &json!(["test-rule"])));
+    assert_eq!(record["input"]["action"], "tunnels.create");
+    assert_eq!(record["settings_sha256"].as_str().unwrap().len(), 64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +217,7 @@ fn full_record_queue_drops_and_counts_records() {
     let config = RecordsConfig { file: Some(pipe.clone()), sample: 1.0 };
     let (pinned, observer) = sandbox::pinned(GOOD.component(), &config).unwrap();
     for _ in 0..QUESTIONS {
-        assert_eq!(pinned.team_role(sandbox::ask()).unwrap(), Verdict::Allow);
+        assert_eq!(sandbox::decide(&pinned).unwrap(), Verdict::Allow);
     }
     let dropped = observer.metrics.records_dropped.get();
     assert!(dropped > 0);
@@ -200,7 +254,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     assert_eq!(api.get("/tunnels").await.status, 429);
     let metrics = swapped.metrics().await;
     let kinds: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE")).collect();
-    assert_snapshot!(kinds.join("\n"), @"
+    assert_snapshot!(kinds.join("\n"), @r#"
     # TYPE culvert_http_requests counter
     # TYPE culvert_http_request_duration_seconds histogram
     # TYPE culvert_rate_limited counter
@@ -217,13 +271,14 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_policy_rules counter
     # TYPE culvert_policy_failures counter
     # TYPE culvert_policy_decision_duration_seconds histogram
+    # TYPE culvert_policy_long_decisions gauge
     # TYPE culvert_policy_shadow_answers counter
     # TYPE culvert_policy_shadows_dropped counter
     # TYPE culvert_policy_reloads counter
     # TYPE culvert_policy_generation gauge
     # TYPE culvert_policy_records_written counter
     # TYPE culvert_policy_records_dropped counter
-    ");
+    "#);
     for (figure, value) in [
         (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="201"}"#, 1.0),
         (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="422"}"#, 1.0),

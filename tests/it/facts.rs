@@ -172,8 +172,8 @@ fn module_that_asks_for_an_unknown_fact_is_refused() {
         let module = Module { schema, ..GOOD };
         Policy::read(&engines, &Artefacts::none(), module.component()).err().unwrap().to_string()
     };
-    let problem = load(r#"{"x-culvert-facts": ["tunnel.nmae"]}"#);
-    assert!(problem.contains("there is no fact `tunnel.nmae`; there are credential, now, team.name"), "{problem}");
+    let problem = load(r#"{"x-culvert-facts": ["tunnel.size"]}"#);
+    assert!(problem.contains("there is no fact `tunnel.size`; there are credential, now, team.name"), "{problem}");
     assert_snapshot!(load(r#"{"x-culvert-facts": "now"}"#), @"its describe failed: its answer breaks the contract: `x-culvert-facts` is a list of names of facts");
     assert_snapshot!(load(r#"{"x-culvert-facts": [1]}"#), @"its describe failed: its answer breaks the contract: `x-culvert-facts` is a list of names of facts");
 }

@@ -43,6 +43,7 @@ mod ports;
 mod properties;
 mod reload;
 mod sandbox;
+mod slow_policies;
 mod support;
 mod targets;
 mod tidy;

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use culvert_policy::engine::engines::Engines;
+use culvert_policy::engine::kind::Kind;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::cases::File;
 use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
 use culvert_policy::load::component::Module;
+use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::tools::compile;
 use culvert_policy::tools::sources::Sources;
 
@@ -76,7 +78,13 @@ fn shipped_policy_cases_pass_and_cover_every_rule() {
 /// What an operator got wrong is one line that names the entry, and nothing is loaded.
 #[test]
 fn invalid_policy_chain_is_refused_with_one_line_error() {
-    let loader = Loader { engines: engines(), artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
+    let loader = Loader {
+        engines: engines(),
+        artefacts: Artefacts::none(),
+        modules: ModuleStore::none(),
+        folder: ".".into(),
+        trust: Trust::Digest,
+    };
     let load = |chain: &[PolicyConfig]| loader.load(chain).err().map(|e| e.to_string()).unwrap_or_default();
     let with = |change: fn(&mut PolicyConfig)| {
         let mut chain = PolicyConfig::shipped();
@@ -106,6 +114,11 @@ fn invalid_policy_chain_is_refused_with_one_line_error() {
         entry.sha256 = Some("00".into());
     });
     assert!(wrong.starts_with("policy[0].sha256: ./policies/dist/plan-access.wasm has the digest "), "{wrong}");
+    let twice = [PolicyConfig::shipped(), vec![PolicyConfig::builtin(Kind::TeamRole)]].concat();
+    assert_eq!(
+        load(&twice),
+        "policy[3].module: is the module of policy[1], with the same settings; leave one of them out"
+    );
     assert_eq!(with(|entry| entry.deadline_ms = 0), "policy[0].deadline_ms: must be between 1 and 1000");
     assert_eq!(with(|entry| entry.memory_kib = 1), "policy[0].memory_kib: must be between 64 and 65536");
     assert_eq!(

@@ -231,6 +231,72 @@ async fn policy_rollback_restores_previous_generation() {
     assert_eq!(swapped.status().await["earlier"], json!([8, 7, 6, 5]), "four are kept");
 }
 
+/// A rollback is for the configuration that was rolled back: over SIGHUP and a restart, until it is reloaded by command
+/// or is another one. Numbers go on where they were.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policy_rollback_holds_over_restart_until_reload() {
+    let place = Place::new(Engine::Sqlite).await;
+    let path = place.folder.path().join("culvert.toml");
+    let strict = place.folder.path().join("strict.wasm");
+    std::fs::write(&strict, Module { check: DENY, ..GOOD }.component()).unwrap();
+    let shipped = builtin(&["plan-access", "team-role", "validation"]);
+    let with_strict = shipped.clone() + &entry("team-role", &strict, "");
+    let status = async || {
+        let status = place.json("culvert policy status").await;
+        let modules = status["modules"].as_array().unwrap().iter();
+        (status["generation"].clone(), modules.map(|module| module["name"].clone()).collect::<Vec<_>>().len())
+    };
+    std::fs::write(&path, &with_strict).unwrap();
+    let host = place.serve().await;
+    assert_eq!(status().await, (json!(1), 4));
+    std::fs::write(&path, &shipped).unwrap();
+    assert_eq!(place.json("culvert policy reload").await["generation"], 2);
+    assert_eq!(place.json("culvert policy rollback").await["generation"], 1);
+    assert_eq!(host.interrupt().await, Some(0));
+
+    // The file has gone that the set was loaded from.
+    std::fs::remove_file(&strict).unwrap();
+    let mut host = place.serve().await;
+    assert_eq!(status().await, (json!(1), 4));
+    host.hang_up().await;
+    host.until("the policies stay rolled back").await;
+    assert_eq!(status().await, (json!(1), 4));
+    assert_eq!(place.json("culvert policy reload").await["generation"], 3);
+    assert_eq!(status().await, (json!(3), 3));
+    assert_eq!(host.interrupt().await, Some(0));
+
+    // The same configuration is the same generation; another one is the next.
+    let host = place.serve().await;
+    assert_eq!(status().await, (json!(3), 3));
+    assert_eq!(host.interrupt().await, Some(0));
+    std::fs::write(&path, shipped + "settings = { }\ndeadline_ms = 100\n").unwrap();
+    let host = place.serve().await;
+    assert_eq!(status().await, (json!(4), 3));
+    assert_eq!(host.interrupt().await, Some(0));
+}
+
+/// Compiled files and modules that no kept generation uses are removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_forgotten_generations_are_removed() {
+    let swapped = Swapped::start(|_| {}).await;
+    let folder = swapped.host.config().data_dir.join("policy-modules");
+    let mut kept = Vec::new();
+    for number in 0..8 {
+        let module = swapped.write_wasm("module.wasm", &denying(&format!("denied_0{number:03}")));
+        swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &module, "")));
+        swapped.reload().await.unwrap();
+        kept.push(std::fs::read_dir(&folder).unwrap().count());
+    }
+    assert_eq!(kept, [1, 2, 3, 4, 5, 5, 5, 5]);
+    let state = std::fs::read_to_string(folder.with_file_name("policy-generations.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let artefacts: Vec<&str> = state["artefacts"].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect();
+    // Of each module the compiled one, its configured state and its cases: two shipped ones and five others.
+    assert_eq!(artefacts.len(), 21);
+    let all_there = |key: &&str| folder.with_file_name("policies").join(key).exists();
+    assert!(artefacts.iter().all(all_there));
+}
+
 /// The operator's listener is for no page in the operator's browser.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policy_reload_from_browser_page_is_forbidden() {
@@ -256,7 +322,7 @@ async fn shadow_policy_is_compared_without_deciding() {
     let answers = |outcome: &str| {
         format!(r#"culvert_policy_shadow_answers_total{{kind="team-role",module="hostile",outcome="{outcome}"}}"#)
     };
-    swapped.host.until(async || swapped.metric(&answers("failed")).await.filter(|failed| *failed == 1.0)).await;
+    swapped.host.until_found(async || swapped.metric(&answers("failed")).await.filter(|failed| *failed == 1.0)).await;
     assert_eq!(swapped.metric(&answers("disagreed")).await, Some(1.0));
     assert_eq!(swapped.metric(&answers("agreed")).await, Some(0.0));
 }

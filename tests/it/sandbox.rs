@@ -8,7 +8,7 @@ use culvert_policy::engine::bindings::roles::Ask;
 use culvert_policy::engine::bindings::types::{Caller, Scope, Verdict};
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::engine::kind::Kind;
-use culvert_policy::engine::sandbox::Limits;
+use culvert_policy::engine::sandbox::{Failed, Limits};
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{Loaded, PolicyConfig};
 use culvert_policy::load::component::Module as Policy;
@@ -65,13 +65,18 @@ pub fn ask() -> Ask {
     }
 }
 
+/// What a module answers.
+pub fn decide(pinned: &Pinned) -> Result<Verdict, Failed> {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(pinned.team_role(ask()))
+}
+
 /// What a module's decision fails with.
 fn decision(check: &'static str) -> String {
     decision_of(&Module { check, ..GOOD })
 }
 
 fn decision_of(module: &Module) -> String {
-    load(module).unwrap().team_role(ask()).unwrap_err().to_string()
+    decide(&load(module).unwrap()).unwrap_err().to_string()
 }
 
 fn load_failure(module: &Module) -> String {
@@ -80,8 +85,8 @@ fn load_failure(module: &Module) -> String {
 
 #[test]
 fn well_formed_policy_allows_and_denies() {
-    assert_eq!(load(&GOOD).unwrap().team_role(ask()).unwrap(), Verdict::Allow);
-    let denied = load(&Module { check: DENY, ..GOOD }).unwrap().team_role(ask()).unwrap();
+    assert_eq!(decide(&load(&GOOD).unwrap()).unwrap(), Verdict::Allow);
+    let denied = decide(&load(&Module { check: DENY, ..GOOD }).unwrap()).unwrap();
     let Verdict::Deny(denial) = denied else { panic!("{denied:?}") };
     assert_eq!((denial.code.as_str(), denial.rule.as_str()), ("test_denied", "test-rule"));
 }
@@ -167,7 +172,7 @@ fn policy_state_is_reset_between_decisions() {
     };
     let set = load(&module).unwrap();
     for _ in 0..3 {
-        assert_eq!(set.team_role(ask()).unwrap(), Verdict::Allow);
+        assert_eq!(decide(&set).unwrap(), Verdict::Allow);
     }
 }
 
@@ -181,7 +186,7 @@ fn configured_policy_state_is_kept_for_every_decision() {
     };
     let set = load(&module).unwrap();
     for _ in 0..3 {
-        assert!(matches!(set.team_role(ask()).unwrap(), Verdict::Deny(_)));
+        assert!(matches!(decide(&set).unwrap(), Verdict::Deny(_)));
     }
 }
 
@@ -224,7 +229,7 @@ fn policy_whose_memory_cannot_grow_is_not_loaded() {
         "its memory cannot grow by the 128 KiB that keeping its configured state takes; give it a larger maximum, or none"
     );
     let roomy = Module { memory: r#"(memory (export "memory") 1 3)"#, ..GOOD };
-    assert_eq!(load(&roomy).unwrap().team_role(ask()).unwrap(), Verdict::Allow);
+    assert_eq!(decide(&load(&roomy).unwrap()).unwrap(), Verdict::Allow);
 }
 
 #[test]

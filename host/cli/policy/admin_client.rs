@@ -14,9 +14,9 @@ use crate::config::Config;
 
 pub(super) async fn reload(config: &Config, output: Output) -> Result<(), CliError> {
     let shown = Progress::of("the host loads its policies");
-    let answer = ask(config, Method::POST, "policies/reload").await;
+    let answer = answer(config, Method::POST, "policies/reload").await;
     drop(shown);
-    let answer = answer.map_err(|problem| refused(format!("{problem} (the host's policies stay as they are)")))?;
+    let answer = answer?.map_err(|problem| refused(format!("{problem} (the host's policies stay as they are)")))?;
     print(output, &answer, || format!("generation {} decides", answer["generation"]));
     Ok(())
 }
@@ -24,7 +24,7 @@ pub(super) async fn reload(config: &Config, output: Output) -> Result<(), CliErr
 pub(super) async fn rollback(config: &Config, output: Output) -> Result<(), CliError> {
     let answer = ask(config, Method::POST, "policies/rollback").await?;
     print(output, &answer, || {
-        format!("generation {} decides again, until the next reload or restart", answer["generation"])
+        format!("generation {} decides again, until `culvert policy reload`", answer["generation"])
     });
     Ok(())
 }
@@ -38,12 +38,28 @@ pub(super) async fn status(config: &Config, output: Output) -> Result<(), CliErr
 fn describe(status: &Value) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
     let mut lines = vec![format!("generation {}, loaded at {}", status["generation"], text(&status["loaded_at"]))];
-    let columns = ["kind", "mode", "name", "version", "sha256", "module"];
+    let columns = ["kind", "mode", "name", "version", "sha256", "settings", "limits", "module"];
     let mut rows = vec![columns.map(str::to_uppercase).to_vec()];
     for module in status["modules"].as_array().into_iter().flatten() {
-        rows.push(columns.map(|column| text(&module[column])).to_vec());
+        let limits = format!("{} ms, {} KiB", module["deadline_ms"], module["memory_kib"]);
+        let settings: String = text(&module["settings_sha256"]).chars().take(12).collect();
+        let value = |column| match column {
+            "settings" => settings.clone(),
+            "limits" => limits.clone(),
+            column => text(&module[column]),
+        };
+        rows.push(columns.map(value).to_vec());
     }
     lines.push(table(rows));
+    for module in status["modules"].as_array().into_iter().flatten() {
+        let name = text(&module["name"]);
+        let open = format!("{name} is not asked for some seconds, because it timed out again and again");
+        lines.extend((module["breaker_open"] == true).then_some(open));
+    }
+    if let Some(problem) = status["records"]["problem"].as_str() {
+        let (file, lost) = (text(&status["records"]["file"]), &status["records"]["lost"]);
+        lines.push(format!("decision records cannot be written: {file}: {problem} ({lost} lost since the start)"));
+    }
     let earlier: Vec<String> = status["earlier"].as_array().into_iter().flatten().map(Value::to_string).collect();
     if !earlier.is_empty() {
         lines.push(format!("`culvert policy rollback` goes back to generation {}", earlier.join(", then ")));
@@ -55,7 +71,13 @@ fn describe(status: &Value) -> String {
     lines.join("\n")
 }
 
+/// Asks the host. A problem that it tells is an error.
 async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, CliError> {
+    answer(config, method, path).await?.map_err(refused)
+}
+
+/// The host's answer, or the problem that it tells.
+async fn answer(config: &Config, method: Method, path: &str) -> Result<Result<Value, String>, CliError> {
     let mut address = config.admin_listen;
     // A host that listens everywhere is reached here.
     match address.ip() {
@@ -80,8 +102,8 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, CliEr
     let status = answer.status();
     let body: Value = answer.json().await.map_err(refused)?;
     match body["problem"].as_str() {
-        Some(problem) => Err(refused(problem)),
-        None if status.is_success() => Ok(body),
+        Some(problem) => Ok(Err(problem.into())),
+        None if status.is_success() => Ok(Ok(body)),
         None => Err(refused(format!("{address} answered {status}; is it a Culvert host?"))),
     }
 }

@@ -19,7 +19,8 @@ use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{Loaded, Loader, Mode, Trust};
 use culvert_policy::load::component::Configured;
 use culvert_policy::load::dynamic::UntypedModule;
-use culvert_policy::tools::replay::{self, Recorded, Report};
+use culvert_policy::load::module_store::ModuleStore;
+use culvert_policy::tools::replay::{Recorded, Report};
 
 #[derive(Args)]
 pub(crate) struct Replay {
@@ -55,10 +56,7 @@ impl Replay {
     pub(crate) fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let progress = Progress::of("loading");
         let candidates = self.candidates(config)?;
-        let mut reports: Vec<_> = candidates
-            .iter()
-            .map(|candidate| Report { module: candidate.name.clone(), asked: 0, changed: Vec::new() })
-            .collect();
+        let mut reports: Vec<_> = candidates.iter().map(|candidate| Report::new(candidate.name.clone())).collect();
         let mut recorded = BTreeSet::new();
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.records.display()));
         let file = File::open(&self.records).map_err(|e| fail(&e))?;
@@ -72,14 +70,17 @@ impl Replay {
             };
             progress.0.set_message(format!("line {line}"));
             for (candidate, report) in candidates.iter().zip(&mut reports) {
-                if candidate.kind == record.kind && candidate.against == record.module {
-                    report.asked += 1;
-                    report.changed.extend(replay::replay(&candidate.dynamic, line, &record));
+                let is_same = candidate.name == record.module;
+                if candidate.kind == record.kind && candidate.against == record.module && record.mode == "enforce" {
+                    report.add(&candidate.dynamic, is_same, line, &record);
                 }
             }
             recorded.insert((record.kind.name(), record.module));
         }
         drop(progress);
+        if recorded.is_empty() {
+            return Err(fail(&"it holds no decision record"));
+        }
         let mut unasked = candidates.iter().zip(&reports).filter(|(_, report)| report.asked == 0);
         if self.module.is_some()
             && let Some((candidate, _)) = unasked.next()
@@ -89,12 +90,18 @@ impl Replay {
         let value = json!({ "modules": reports, "unreadable_lines": unreadable });
         print(output, &value, || {
             let mut lines: Vec<_> = reports.iter().map(describe).collect();
-            lines.extend((unreadable > 0).then(|| format!("{unreadable} lines are no decision records")));
+            lines.extend((unreadable > 0).then(|| {
+                format!("{} no decision {}", count(unreadable, "line is", "lines are"), plural(unreadable, "record"))
+            }));
             lines.join("\n")
         });
-        match reports.iter().map(|report| report.changed.len()).sum::<usize>() {
-            changes if changes > 0 && self.fail_on_change => Err(refused(format!("{changes} answers would change"))),
-            _ => Ok(()),
+        match reports.iter().map(Report::doubtful).sum::<usize>() + unreadable {
+            0 => Ok(()),
+            _ if !self.fail_on_change => Ok(()),
+            doubtful => Err(refused(format!(
+                "{} or cannot be compared",
+                count(doubtful, "answer would change", "answers would change")
+            ))),
         }
     }
 
@@ -112,6 +119,7 @@ fn configured(config: &Config) -> Result<Vec<Candidate>, CliError> {
     let loader = Loader {
         engines: Engines::new(1).map_err(refused)?,
         artefacts: Artefacts::none(),
+        modules: ModuleStore::none(),
         folder: ".".into(),
         trust: Trust::Path,
     };
@@ -140,8 +148,9 @@ fn nothing(candidate: &Candidate, recorded: &BTreeSet<(&str, String)>) -> String
 }
 
 fn describe(report: &Report) -> String {
-    let mut lines =
-        vec![format!("{}: {} decisions, {} would change", report.module, report.asked, report.changed.len())];
+    let asked = count(report.asked, "decision", "decisions");
+    let mut lines = vec![format!("{}: {asked}, {} would change", report.module, report.changed.len())];
+    lines.extend(report.not_comparable.iter().map(|(why, records)| format!("  {records} cannot be compared: {why}")));
     for changed in &report.changed {
         let asker = changed.request_id.as_ref().map_or_else(|| "the host itself".into(), |id| format!("request {id}"));
         lines.push(format!("  line {}, {}, {asker}", changed.line, changed.time));
@@ -149,6 +158,15 @@ fn describe(report: &Report) -> String {
         lines.push(format!("    would be  {}", short(&changed.would_be)));
     }
     lines.join("\n")
+}
+
+/// `1 line is`, `2 lines are`.
+fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+fn plural(number: usize, word: &str) -> String {
+    if number == 1 { word.into() } else { format!("{word}s") }
 }
 
 fn short(answer: &Value) -> String {

@@ -2,6 +2,7 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
+use url::Url;
 
 use crate::engine::bindings::inputs::{Current, Facts, Input, NullableText};
 use crate::engine::bindings::types::{Attribute, Denial, Verdict, Violation};
@@ -65,6 +66,8 @@ impl PolicyRequest {
                 secrets.push(Secret { field, text: std::mem::replace(text, MASK.into()) });
             }
         };
+        let mut urls = Vec::new();
+        let mut mask_url = |text: Option<&mut String>| urls.extend(text.into_iter().flat_map(mask_url));
         if let Self::Validation(asked) = &mut self {
             match &mut asked.0 {
                 Input::TunnelCreate(new) => mask("http_basic_auth_password", new.http_basic_auth_password.as_mut()),
@@ -74,16 +77,45 @@ impl PolicyRequest {
                     }
                 }
                 // The URL often contains what authenticates the host to the receiver.
-                Input::WebhookCreate(new) => mask("url", new.url.as_mut()),
-                Input::WebhookUpdate(patch) => mask("url", patch.url.as_mut()),
+                Input::WebhookCreate(new) => mask_url(new.url.as_mut()),
+                Input::WebhookUpdate(patch) => mask_url(patch.url.as_mut()),
                 _ => {}
             }
             if let Some(Current::Webhook(webhook)) = &mut asked.1.current {
-                mask("url", Some(&mut webhook.url));
+                mask_url(Some(&mut webhook.url));
             }
         }
+        secrets.extend(urls.into_iter().map(|text| Secret { field: "url", text }));
         (self, secrets)
     }
+}
+
+/// Masks what a URL may hold of a secret: user information, path and query. Scheme, host and port stay. Returns what
+/// was masked.
+fn mask_url(text: &mut String) -> Vec<String> {
+    let Ok(url) = Url::parse(text) else { return vec![std::mem::replace(text, MASK.into())] };
+    let Some(host) = url.host_str() else { return vec![std::mem::replace(text, MASK.into())] };
+    let (user, password) = (url.username(), url.password().unwrap_or_default());
+    let (path, query) = (url.path().trim_start_matches('/'), url.query().unwrap_or_default());
+    let fragment = url.fragment().unwrap_or_default();
+    let part =
+        |parts: &[&str], masked: String| if parts.iter().any(|part| !part.is_empty()) { masked } else { String::new() };
+    let masked = format!(
+        "{}://{}{host}{}/{}{}",
+        url.scheme(),
+        part(&[user, password], format!("{MASK}@")),
+        url.port().map(|port| format!(":{port}")).unwrap_or_default(),
+        part(&[path], MASK.into()),
+        part(&[query, fragment], format!("?{MASK}")),
+    );
+    let secrets = [user, password, path, query, fragment].into_iter().filter(|part| !part.is_empty());
+    let mut secrets: Vec<String> = secrets.map(String::from).collect();
+    if !secrets.is_empty() {
+        // An answer may repeat the URL as it was written.
+        secrets.insert(0, text.clone());
+        *text = masked;
+    }
+    secrets
 }
 
 /// A secret that was redacted in a request.

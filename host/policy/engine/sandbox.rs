@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use wasmtime::component::Linker;
-use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
+use wasmtime::{Engine, PoolConcurrencyLimitError, ResourceLimiter, Store, Trap, UpdateDeadline};
 
+use crate::engine::cpu_time;
 use crate::engine::engines::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
 use crate::engine::notes::Notes;
 
@@ -15,6 +16,9 @@ pub struct Limits {
     pub deadline: Duration,
     pub memory_bytes: usize,
 }
+
+/// The wall-clock time that a patient store gives, in deadlines.
+const PATIENCE: u32 = 8;
 
 /// Deadline of one call of `describe` or `configure`.
 const LOADING: Duration = Duration::from_secs(1);
@@ -49,11 +53,14 @@ pub enum Failure {
     Contract(String),
     #[error("no sandbox could be made: {0}")]
     Sandbox(String),
+    /// It is not asked for some seconds.
+    #[error("it timed out again and again; it is asked again in some seconds")]
+    Breaker,
 }
 
 impl Failure {
     /// All causes.
-    pub const CAUSES: [&str; 5] = ["timeout", "memory", "trap", "contract", "sandbox"];
+    pub const CAUSES: [&str; 6] = ["timeout", "memory", "trap", "contract", "sandbox", "breaker"];
 
     /// The cause in one word, for logs and metrics.
     pub fn cause(&self) -> &'static str {
@@ -63,6 +70,7 @@ impl Failure {
             Failure::Trap(_) | Failure::Panic(_) => "trap",
             Failure::Contract(_) => "contract",
             Failure::Sandbox(_) => "sandbox",
+            Failure::Breaker => "breaker",
         }
     }
 }
@@ -108,10 +116,31 @@ pub fn store(engine: &Engine, limits: Limits) -> SandboxStore {
     store
 }
 
+/// Creates a store whose deadline is one of processor time, for a thread of low priority. It may take up to
+/// [`PATIENCE`] times as long where the machine is busy.
+pub(crate) fn patient_store(engine: &Engine, limits: Limits) -> SandboxStore {
+    let mut store = store(engine, limits);
+    let started = cpu_time::of_this_thread();
+    let mut periods = 1;
+    store.epoch_deadline_callback(move |_| {
+        let used = cpu_time::of_this_thread().saturating_sub(started);
+        if used >= limits.deadline || periods == PATIENCE {
+            return Ok(UpdateDeadline::Interrupt);
+        }
+        periods += 1;
+        Ok(UpdateDeadline::Continue(ticks(limits.deadline.saturating_sub(used))))
+    });
+    store
+}
+
+fn ticks(duration: Duration) -> u64 {
+    // One tick more, because the first one may come at once.
+    duration.div_duration_f64(TICK) as u64 + 1
+}
+
 /// Restarts the store's deadline from now.
 pub fn extend_deadline(store: &mut SandboxStore, limits: Limits) {
-    // One tick more, because the first one may come at once.
-    store.set_epoch_deadline(limits.deadline.div_duration_f64(TICK) as u64 + 1);
+    store.set_epoch_deadline(ticks(limits.deadline));
 }
 
 /// Starts counting the instructions of a store. The engine must be one that counts them as fuel.

@@ -82,6 +82,14 @@ impl Artefacts {
             let _ = fs::remove_file(aside);
         }
     }
+
+    /// Removes artefacts that nothing uses any more.
+    pub(crate) fn remove<'a>(&self, keys: impl Iterator<Item = &'a String>) {
+        let Some((folder, _)) = &self.place else { return };
+        keys.for_each(|key| {
+            let _ = fs::remove_file(folder.join(key));
+        });
+    }
 }
 
 /// The data that a tag authenticates: the name, and the digest of the content.

@@ -23,6 +23,7 @@ use crate::load::bundle;
 use crate::load::cases::{CasesError, File, Outcome};
 use crate::load::component::{Configured, Module};
 use crate::load::load_error::LoadError;
+use crate::load::module_store::ModuleStore;
 
 /// One `[[policy]]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -89,6 +90,20 @@ impl PolicyConfig {
     }
 }
 
+/// Prefix by which a set that was rolled back to names a module of the [`ModuleStore`].
+const KEPT: &str = "kept:";
+
+impl Loaded {
+    /// An entry that leads to the same module after its file has changed.
+    pub(crate) fn kept_entry(&self) -> PolicyConfig {
+        let mut entry = self.entry.clone();
+        if !entry.module.starts_with(bundle::PREFIX) {
+            entry.module = format!("{KEPT}{}", self.module.digest);
+        }
+        entry
+    }
+}
+
 /// Largest deadline, in milliseconds. A decision blocks one of the host's threads while it runs.
 const DEADLINE_LIMIT: u32 = 1_000;
 /// Longest time for the cases that a module contains.
@@ -127,6 +142,8 @@ pub struct Loaded {
 pub struct Loader {
     pub engines: Engines,
     pub artefacts: Artefacts,
+    /// Where modules from files are kept.
+    pub modules: ModuleStore,
     /// The folder that relative paths start from.
     pub folder: PathBuf,
     pub trust: Trust,
@@ -152,6 +169,17 @@ impl Loader {
         let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
         if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
             return Err(ChainError::Missing(missing));
+        }
+        for (index, entry) in chain.iter().enumerate() {
+            let same = |other: &PolicyConfig| {
+                (other.kind, &other.module, other.mode, &other.settings)
+                    == (entry.kind, &entry.module, entry.mode, &entry.settings)
+            };
+            if let Some(first) = chain[..index].iter().position(same) {
+                let problem =
+                    format!("is the module of policy[{first}], with the same settings; leave one of them out");
+                return Err(ChainError::Entry { index, field: "module", problem });
+            }
         }
         // In parallel, because a module is compiled by one thread most of the time, and by several only
         // at times.
@@ -180,19 +208,22 @@ impl Loader {
             return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));
         }
         let configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits());
-        let configured = configured.map_err(load)?;
-        self.self_test(&module, entry.limits()).map_err(load)?;
+        let mut configured = configured.map_err(load)?;
+        configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
+        if !entry.module.starts_with(bundle::PREFIX) {
+            self.modules.keep(&module.digest, &module.wasm);
+        }
         Ok(Loaded { entry: entry.clone(), module: Arc::new(configured) })
     }
 
     /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with
-    /// these limits on this engine before are not run again.
-    fn self_test(&self, module: &Module, limits: Limits) -> Result<(), LoadError> {
+    /// these limits on this engine before are not run again. Returns the name of the artefact that says so.
+    fn self_test(&self, module: &Module, limits: Limits) -> Result<String, LoadError> {
         let Limits { deadline, memory_bytes } = limits;
         let given = [deadline.as_millis().to_le_bytes(), (memory_bytes as u128).to_le_bytes()].concat();
         let passed = self.artefacts.key(self.engines.loader(), &[b"cases", &module.wasm, &given]);
         if self.artefacts.find(&passed).is_some() {
-            return Ok(());
+            return Ok(passed);
         }
         let cannot = |error: CasesError| LoadError::Cases(error.to_string());
         let clock = Clock::system();
@@ -210,7 +241,7 @@ impl Loader {
             }
         }
         self.artefacts.keep(&passed, &[]);
-        Ok(())
+        Ok(passed)
     }
 
     /// The bytes of an entry's module. An error names the field that is wrong.
@@ -227,6 +258,17 @@ impl Loader {
                 ("module", format!("there is no `{}`; shipped are {names}", entry.module))
             })?;
             return Ok(shipped.into());
+        }
+        if let Some(digest) = entry.module.strip_prefix(KEPT) {
+            let kept = self.modules.find(digest);
+            return kept.ok_or_else(|| {
+                (
+                    "module",
+                    format!(
+                        "the module {digest} that was rolled back to is not kept any more; correct the configuration"
+                    ),
+                )
+            });
         }
         let path = self.folder.join(&entry.module);
         let wasm = read_whole(&path).map_err(|problem| ("module", format!("{}: {problem}", path.display())))?;

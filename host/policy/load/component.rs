@@ -43,18 +43,24 @@ pub struct Module {
     /// The schema of its settings.
     schema: Validator,
     size: Size,
+    /// The name of its compiled form.
+    artefact: String,
 }
 
 /// A configured and compiled module, from which shards create instances.
 pub struct Configured {
     pub kind: Kind,
     pub digest: String,
+    /// SHA-256 of its settings, in hexadecimal.
+    pub settings_digest: String,
     /// What the module says of itself once it is configured.
     pub description: Description,
     /// The facts that it wants.
     pub facts: PolicyFacts,
     pub limits: Limits,
     pub size: Size,
+    /// Names of the files that hold compiled forms of it.
+    pub artefacts: Vec<String>,
     artefact: Vec<u8>,
 }
 
@@ -142,7 +148,7 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     let Described { description, facts, schema } = Described::of(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { wasm, kind, digest, description, facts, initial_memory_bytes, compiled, schema, size })
+    Ok(Module { wasm, kind, digest, description, facts, initial_memory_bytes, compiled, schema, size, artefact: key })
 }
 
 fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
@@ -186,6 +192,7 @@ fn configure(
         return Err(LoadError::Settings(problems));
     }
     let settings = settings.to_string();
+    let settings_digest = hex::encode(Sha256::digest(&settings));
     let engine = engines.shards()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
     let artefact = if let Some(artefact) = artefacts.find(&key) {
@@ -200,7 +207,17 @@ fn configure(
     // Asked again, because rules and facts can come from the settings.
     let Described { description, facts, .. } = Described::of(engine, &component)?;
     let Module { kind, digest, size, .. } = module;
-    Ok(Configured { kind: *kind, digest: digest.clone(), description, facts, limits, size: *size, artefact })
+    Ok(Configured {
+        kind: *kind,
+        digest: digest.clone(),
+        settings_digest,
+        description,
+        facts,
+        limits,
+        size: *size,
+        artefacts: vec![module.artefact.clone(), key],
+        artefact,
+    })
 }
 
 fn snapshot(module: &Module, engines: &Engines, settings: &str, limits: Limits) -> Result<Vec<u8>, LoadError> {

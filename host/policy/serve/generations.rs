@@ -4,6 +4,7 @@
 //! A new set is loaded, configured and tested with its own cases before it replaces the current one. If
 //! any of that fails, the current set stays and the reason is kept for `status`.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -11,11 +12,13 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use crate::engine::kind::Kind;
-use crate::load::chain::{ChainError, Loaded, Loader, Mode, PolicyConfig};
+use crate::load::chain::{ChainError, Loaded, Loader, Mode};
+use crate::serve::generation_state::{GenerationState, Policies, Rollback, StateFile};
 use crate::serve::live::PolicySet;
+use crate::serve::module_guard::ModuleGuard;
 use crate::serve::observer::DecisionObserver;
 use crate::serve::pinned::Pinned;
-use crate::serve::records::Records;
+use crate::serve::record_writer::RecordsHealth;
 
 /// Most earlier sets that are kept for a rollback.
 const KEPT: usize = 4;
@@ -25,6 +28,7 @@ pub struct Generations {
     observer: Arc<DecisionObserver>,
     current: ArcSwap<PolicySet>,
     history: Mutex<History>,
+    file: StateFile,
     /// Held while a set is loaded, so that only one is loaded at a time.
     staging: tokio::sync::Mutex<()>,
 }
@@ -33,18 +37,9 @@ pub struct Generations {
 struct History {
     /// Oldest first.
     earlier: Vec<Arc<PolicySet>>,
-    /// The highest generation so far.
-    newest: u64,
+    state: GenerationState,
     rollbacks: u64,
     last_failure: Option<Failure>,
-}
-
-/// The configuration that a set is loaded from.
-#[derive(Clone, Debug)]
-pub struct Policies {
-    pub entries: Vec<PolicyConfig>,
-    /// A plan that the set must know.
-    pub default_plan: String,
 }
 
 /// Why policies were not reloaded, in one line. The current set stays in use.
@@ -80,7 +75,10 @@ pub struct Status {
     pub modules: Vec<ModuleStatus>,
     /// The generations available for a rollback, most recent first.
     pub earlier: Vec<u64>,
+    /// The last reload that failed, until one succeeds.
     pub last_failure: Option<Failure>,
+    /// None where no decisions are recorded.
+    pub records: Option<RecordsHealth>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,9 +89,13 @@ pub struct ModuleStatus {
     pub name: String,
     pub version: String,
     pub sha256: String,
+    /// SHA-256 of its settings as JSON.
+    pub settings_sha256: String,
     pub mode: Mode,
     pub deadline_ms: u32,
     pub memory_kib: u32,
+    /// Whether the module is not asked for a while, because it timed out again and again.
+    pub breaker_open: bool,
 }
 
 impl Generations {
@@ -102,13 +104,55 @@ impl Generations {
     /// # Errors
     ///
     /// Where a module cannot be loaded: one line that names the entry and what to do.
-    pub fn open(loader: Loader, observer: DecisionObserver, policies: &Policies) -> Result<Self, ChainError> {
+    pub fn open(
+        loader: Loader,
+        observer: DecisionObserver,
+        policies: &Policies,
+        file: StateFile,
+    ) -> Result<Self, ChainError> {
         let observer = Arc::new(observer);
-        let set = stage(&loader, &observer, policies, 1)?;
-        observer.metrics.generation.set(1);
-        let history = Mutex::new(History { newest: 1, ..History::default() });
-        let current = ArcSwap::from(set);
-        Ok(Self { loader: Arc::new(loader), observer, current, history, staging: tokio::sync::Mutex::default() })
+        let mut state = file.read();
+        let configuration = policies.digest();
+        let set = if let Some(rollback) = state.rollback.clone().filter(|rollback| rollback.from == configuration) {
+            tracing::info!(generation = state.active, "the policies stay rolled back until the next reload");
+            stage(&loader, &observer, &rollback.to, state.active)?
+        } else {
+            let mut set = stage(&loader, &observer, policies, state.newest + 1)?;
+            if state.configuration == configuration && state.modules == set.digests() && state.rollback.is_none() {
+                set.generation = state.active;
+            }
+            state.newest = state.newest.max(set.generation);
+            (state.rollback, state.configuration) = (None, configuration);
+            set
+        };
+        (state.active, state.modules) = (set.generation, set.digests());
+        observer.metrics.generation.set(set.generation.cast_signed());
+        let history = Mutex::new(History { state, ..History::default() });
+        let current = ArcSwap::from_pointee(set);
+        let staging = tokio::sync::Mutex::default();
+        let generations = Self { loader: Arc::new(loader), observer, current, history, file, staging };
+        generations.keep(&mut generations.history());
+        Ok(generations)
+    }
+
+    /// Writes the state, and removes what no kept set uses any more.
+    fn keep(&self, history: &mut History) {
+        let current = self.current();
+        let sets = history.earlier.iter().chain([&current]);
+        let (mut digests, mut artefacts) = (BTreeSet::new(), BTreeSet::new());
+        for Loaded { module, .. } in sets.flat_map(|set| set.modules()) {
+            digests.insert(module.digest.clone());
+            artefacts.extend(module.artefacts.iter().cloned());
+        }
+        self.loader.modules.retain(&digests);
+        self.loader.artefacts.remove(history.state.artefacts.difference(&artefacts));
+        history.state.artefacts = artefacts;
+        self.file.write(&history.state);
+    }
+
+    /// Whether a rollback holds.
+    pub fn is_rolled_back(&self) -> bool {
+        self.history().state.rollback.is_some()
     }
 
     /// Pins the current set.
@@ -133,20 +177,21 @@ impl Generations {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let _one = self.staging.lock().await;
-        self.observer.records.iter().for_each(Records::reopen);
         let (generation, rollbacks) = {
             let history = self.history();
-            (history.newest + 1, history.rollbacks)
+            (history.state.newest + 1, history.rollbacks)
         };
         let (loader, observer) = (self.loader.clone(), self.observer.clone());
         let staged = tokio::task::spawn_blocking(move || {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
-            Ok(stage(&loader, &observer, &policies, generation)?)
+            Ok((stage(&loader, &observer, &policies, generation)?, policies.digest()))
         });
         match staged.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic))) {
-            Ok(set) if self.swap(&set, rollbacks) => Ok(generation),
-            // Whoever rolled back in the meantime knew of a problem that this reload did not know of.
-            Ok(_) => Err(self.fail(ReloadError::RolledBack)),
+            Ok((set, configuration)) => {
+                // Whoever rolled back in the meantime knew of a problem that this reload did not know of.
+                let is_swapped = self.swap(set, configuration, rollbacks);
+                if is_swapped { Ok(generation) } else { Err(self.fail(ReloadError::RolledBack)) }
+            }
             Err(error) => Err(self.fail(error)),
         }
     }
@@ -161,23 +206,34 @@ impl Generations {
     }
 
     /// Makes a set the current one, unless there was a rollback since its loading began.
-    fn swap(&self, set: &Arc<PolicySet>, rollbacks: u64) -> bool {
+    fn swap(&self, set: PolicySet, configuration: String, rollbacks: u64) -> bool {
         let mut history = self.history();
         if history.rollbacks != rollbacks {
             return false;
         }
         let generation = set.generation;
-        history.newest = generation;
-        history.earlier.push(self.current.swap(set.clone()));
+        let modules = set.digests();
+        history.state = GenerationState {
+            newest: generation,
+            active: generation,
+            configuration,
+            modules,
+            rollback: None,
+            artefacts: std::mem::take(&mut history.state.artefacts),
+        };
+        history.last_failure = None;
+        history.earlier.push(self.current.swap(Arc::new(set)));
         let surplus = history.earlier.len().saturating_sub(KEPT);
         history.earlier.drain(..surplus);
+        self.keep(&mut history);
         self.observer.metrics.count_reload("done");
         self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were reloaded");
         true
     }
 
-    /// Makes the previous set the current one again, until the next reload or start.
+    /// Makes the previous set the current one again, until the next reload: over a restart as well, while the
+    /// configuration is the one that was rolled back.
     ///
     /// # Errors
     ///
@@ -187,7 +243,18 @@ impl Generations {
         let set = history.earlier.pop().ok_or(NoEarlierGeneration)?;
         history.rollbacks += 1;
         let generation = set.generation;
+        let to = Policies {
+            entries: set.modules().iter().map(Loaded::kept_entry).collect(),
+            default_plan: set.default_plan.clone(),
+        };
+        let from = match &history.state.rollback {
+            Some(rollback) => rollback.from.clone(),
+            None => history.state.configuration.clone(),
+        };
+        history.state.rollback = Some(Rollback { from, to });
+        (history.state.active, history.state.modules) = (generation, set.digests());
         self.current.store(set);
+        self.keep(&mut history);
         self.observer.metrics.count_reload("rolled_back");
         self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were rolled back");
@@ -196,22 +263,25 @@ impl Generations {
 
     pub fn status(&self) -> Status {
         let (set, history) = (self.current(), self.history());
-        let module = |Loaded { entry, module }: &Loaded| ModuleStatus {
+        let module = |(Loaded { entry, module }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
             kind: module.kind,
             module: entry.module.clone(),
             name: module.description.name.clone(),
             version: module.description.version.clone(),
             sha256: module.digest.clone(),
+            settings_sha256: module.settings_digest.clone(),
             mode: entry.mode,
             deadline_ms: entry.deadline_ms,
             memory_kib: entry.memory_kib,
+            breaker_open: guard.is_open(),
         };
         Status {
             generation: set.generation,
             loaded_at: set.loaded_at,
-            modules: set.modules().iter().map(module).collect(),
+            modules: set.guarded().map(module).collect(),
             earlier: history.earlier.iter().rev().map(|set| set.generation).collect(),
             last_failure: history.last_failure.clone(),
+            records: self.observer.records.as_ref().map(|records| records.health()),
         }
     }
 
@@ -231,12 +301,13 @@ fn stage(
     observer: &Arc<DecisionObserver>,
     policies: &Policies,
     generation: u64,
-) -> Result<Arc<PolicySet>, ChainError> {
+) -> Result<PolicySet, ChainError> {
     let Policies { entries, default_plan } = policies;
     let modules = loader.load(entries)?;
     let now = observer.clock.now();
     let set = PolicySet::new(&loader.engines, &observer.metrics, modules, generation, now);
-    let set = Arc::new(set.map_err(|error| ChainError::Engine(error.to_string()))?);
+    let mut set = set.map_err(|error| ChainError::Engine(error.to_string()))?;
+    set.default_plan.clone_from(default_plan);
     if set.has_plan(default_plan).map_err(ChainError::Failed)? {
         Ok(set)
     } else {

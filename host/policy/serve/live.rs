@@ -22,14 +22,19 @@ use crate::load::chain::{Loaded, Mode};
 use crate::load::component::Configured;
 use crate::load::load_error::LoadError;
 use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
+use crate::serve::module_guard::ModuleGuard;
 use culvert_domain::policy_fact::PolicyFacts;
 
 pub struct PolicySet {
     /// Number of the set in this process, from 1.
     pub generation: u64,
     pub loaded_at: DateTime<Utc>,
+    /// The plan that it must know.
+    pub default_plan: String,
     shards: Vec<Shard>,
     modules: Vec<Loaded>,
+    /// One for each module.
+    guards: Vec<Arc<ModuleGuard>>,
     /// The facts that at least one module wants.
     pub wanted: PolicyFacts,
     /// What plans include. This depends only on the plan's name, so each name is evaluated once.
@@ -57,6 +62,14 @@ pub struct ModuleInstance {
     pub instances: Instances,
     pub module: Arc<Configured>,
     pub metrics: Arc<ModuleMetrics>,
+    pub guard: Arc<ModuleGuard>,
+    pub mode: Mode,
+}
+
+impl ModuleInstance {
+    pub fn name(&self) -> &str {
+        &self.module.description.name
+    }
 }
 
 pub enum Instances {
@@ -78,16 +91,19 @@ impl PolicySet {
         generation: u64,
         loaded_at: DateTime<Utc>,
     ) -> Result<Self, LoadError> {
+        let guards: Vec<Arc<ModuleGuard>> = modules.iter().map(|_| Arc::default()).collect();
         let counted: Vec<_> = modules.iter().map(|loaded| Arc::new(metrics.of(&loaded.module))).collect();
         let shards = engines.shards().iter().map(|engines| {
             let mut shard = Shard::default();
-            for (Loaded { entry, module }, metrics) in modules.iter().zip(&counted) {
+            for ((Loaded { entry, module }, metrics), guard) in modules.iter().zip(&counted).zip(&guards) {
                 let engine = engines.of(module.size);
                 let decider = ModuleInstance {
                     engine: engine.clone(),
                     instances: instances(engine, &module.on(engine)?, module.kind)?,
                     module: module.clone(),
                     metrics: metrics.clone(),
+                    guard: guard.clone(),
+                    mode: entry.mode,
                 };
                 let chain = shard.chain_mut(module.kind);
                 match entry.mode {
@@ -99,7 +115,16 @@ impl PolicySet {
         });
         let shards = shards.collect::<Result<_, LoadError>>()?;
         let wanted = modules.iter().fold(PolicyFacts::NONE, |all, loaded| all.union(loaded.module.facts));
-        Ok(Self { generation, loaded_at, shards, modules, wanted, entitlements: RwLock::default() })
+        Ok(Self {
+            generation,
+            loaded_at,
+            default_plan: String::new(),
+            shards,
+            modules,
+            guards,
+            wanted,
+            entitlements: RwLock::default(),
+        })
     }
 
     /// The modules of a kind, on the calling thread's shard.
@@ -124,6 +149,17 @@ impl PolicySet {
 
     pub fn modules(&self) -> &[Loaded] {
         &self.modules
+    }
+
+    /// The digests of its modules and of their settings.
+    pub fn digests(&self) -> Vec<String> {
+        let digest = |Loaded { module, .. }: &Loaded| format!("{} {}", module.digest, module.settings_digest);
+        self.modules.iter().map(digest).collect()
+    }
+
+    /// The modules, each with its guard.
+    pub fn guarded(&self) -> impl Iterator<Item = (&Loaded, &ModuleGuard)> {
+        self.modules.iter().zip(self.guards.iter().map(Arc::as_ref))
     }
 }
 

@@ -64,6 +64,7 @@ pub struct PolicyMetrics {
     rules: Family<ByRule, Counter>,
     failures: Family<ByCause, Counter>,
     durations: Family<Of, Histogram, fn() -> Histogram>,
+    long: Family<Of, Gauge>,
     shadows: Family<Agreement, Counter>,
     reloads: Family<Reload, Counter>,
     pub generation: Gauge,
@@ -78,6 +79,8 @@ pub struct ModuleMetrics {
     rules: HashMap<String, Counter>,
     failures: [Counter; Failure::CAUSES.len()],
     duration: Histogram,
+    /// Decisions that take long and are under way.
+    pub long: Gauge,
     agreed: Counter,
     disagreed: Counter,
     failed: Counter,
@@ -98,6 +101,7 @@ impl PolicyMetrics {
             rules: Family::default(),
             failures: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            long: Family::default(),
             shadows: Family::default(),
             reloads: Family::default(),
             generation: Gauge::default(),
@@ -110,6 +114,11 @@ impl PolicyMetrics {
         policies.register("rules", "Refusals by the rule that decided", metrics.rules.clone());
         policies.register("failures", "Modules that gave no answer", metrics.failures.clone());
         policies.register_with_unit("decision_duration", "One answer", Unit::Seconds, metrics.durations.clone());
+        policies.register(
+            "long_decisions",
+            "Decisions that take longer than a millisecond, under way",
+            metrics.long.clone(),
+        );
         policies.register("shadow_answers", "Shadows, compared with what was decided", metrics.shadows.clone());
         policies.register("shadows_dropped", "Questions that no shadow had time for", metrics.shadows_dropped.clone());
         policies.register("reloads", "Attempts to load another set", metrics.reloads.clone());
@@ -151,6 +160,7 @@ impl PolicyMetrics {
             failures: Failure::CAUSES
                 .map(|cause| self.failures.get_or_create_owned(&ByCause { kind, module: module_name(), cause })),
             duration: self.durations.get_or_create_owned(&Of { kind, module: module_name() }),
+            long: self.long.get_or_create_owned(&Of { kind, module: module_name() }),
             agreed: agreement("agreed"),
             disagreed: agreement("disagreed"),
             failed: agreement("failed"),

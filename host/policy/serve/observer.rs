@@ -1,6 +1,7 @@
 //! Receives every response: for the metrics, the decision records, and the shadow modules.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
@@ -18,7 +19,7 @@ pub struct DecisionObserver {
     pub clock: Clock,
     pub metrics: PolicyMetrics,
     pub shadows: Shadows,
-    pub records: Option<Records>,
+    pub records: Option<Arc<Records>>,
 }
 
 impl DecisionObserver {
@@ -29,8 +30,10 @@ impl DecisionObserver {
     /// If the file of decision records cannot be opened, or a thread cannot be started.
     pub fn open(clock: Clock, registry: &mut Registry, records: &RecordsConfig) -> io::Result<Self> {
         let metrics = PolicyMetrics::new(registry);
-        let records = Records::open(records, metrics.records_written.clone(), metrics.records_dropped.clone())?;
-        let shadows = Shadows::start(metrics.shadows_dropped.clone())?;
+        let records =
+            Records::open(records, clock.clone(), metrics.records_written.clone(), metrics.records_dropped.clone())?;
+        let records = records.map(Arc::new);
+        let shadows = Shadows::start(metrics.shadows_dropped.clone(), clock.clone(), records.clone())?;
         Ok(Self { clock, metrics, shadows, records })
     }
 
@@ -48,25 +51,12 @@ impl DecisionObserver {
         if !records.is_sampled(request, request_id) {
             return;
         }
-        let (request, secrets) = request.clone().redacted();
-        records.write(Record {
-            time: self.clock.now(),
-            request_id,
-            generation,
-            module: decider.module.clone(),
-            request,
-            secrets,
-            response: match response {
-                Ok(response) => Ok(response.clone()),
-                Err(failed) => Err(failed.to_string()),
-            },
-            took,
-        });
+        records.write(Record::new(self.clock.now(), request_id, generation, decider, request, response, took));
     }
 
     /// Stops the shadow modules and writes the decision records that are still queued.
     pub fn close(&self) {
         self.shadows.close();
-        self.records.iter().for_each(Records::close);
+        self.records.iter().for_each(|records| records.close());
     }
 }

@@ -12,7 +12,8 @@ use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
-use crate::serve::live::{Chain, ModuleInstance, PolicySet};
+use crate::serve::live::{Chain, PolicySet};
+use crate::serve::long_decision;
 use crate::serve::observer::DecisionObserver;
 use culvert_domain::policy_fact::PolicyFacts;
 
@@ -55,11 +56,11 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub fn entitlement(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
+    pub async fn entitlement(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         if let Some(known) = self.set.entitlements.read().ok().and_then(|known| known.get(plan).cloned()) {
             return Ok(known);
         }
-        let entitlement = self.entitlements(plan)?;
+        let entitlement = self.entitlements(plan).await?;
         if let Ok(mut known) = self.set.entitlements.write() {
             known.insert(plan.into(), entitlement.clone());
         }
@@ -67,10 +68,10 @@ impl Pinned {
     }
 
     /// What a plan includes, according to the first module of the chain that knows it.
-    fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
+    async fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         let request = PolicyRequest::Entitlements(plan.into());
         let known = |response: &PolicyResponse| matches!(response, PolicyResponse::Entitlement(Some(_)));
-        let response = self.first(request, known, PolicyResponse::Entitlement(None))?;
+        let response = self.first(request, known, PolicyResponse::Entitlement(None)).await?;
         Ok(if let PolicyResponse::Entitlement(entitlement) = response { entitlement } else { None })
     }
 
@@ -79,8 +80,8 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
-        self.verdict(PolicyRequest::PlanAccess(ask))
+    pub async fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
+        self.verdict(PolicyRequest::PlanAccess(ask)).await
     }
 
     /// Evaluates the chain for access by team role. The first module that denies decides.
@@ -88,13 +89,13 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
-        self.verdict(PolicyRequest::TeamRole(ask))
+    pub async fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
+        self.verdict(PolicyRequest::TeamRole(ask)).await
     }
 
-    fn verdict(&self, request: PolicyRequest) -> Result<Verdict, Failed> {
+    async fn verdict(&self, request: PolicyRequest) -> Result<Verdict, Failed> {
         let denies = |response: &PolicyResponse| matches!(response, PolicyResponse::Verdict(Verdict::Deny(_)));
-        let response = self.first(request, denies, PolicyResponse::Verdict(Verdict::Allow))?;
+        let response = self.first(request, denies, PolicyResponse::Verdict(Verdict::Allow)).await?;
         match response {
             PolicyResponse::Verdict(verdict) => Ok(verdict),
             _ => Err(self.another_answer()),
@@ -106,37 +107,37 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
+    pub async fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
         let mut request = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
         let mut all = Vec::new();
-        for decider in &chain.enforced {
-            match self.ask(decider, &mut request)? {
+        for index in 0..chain.enforced.len() {
+            match self.ask(chain, index, &mut request).await? {
                 PolicyResponse::Violations(violations) => all.extend(violations),
                 _ => return Err(self.another_answer()),
             }
         }
-        self.shadow(chain, request, || PolicyResponse::Violations(all.clone()));
+        self.shadow(chain, request, || (String::new(), PolicyResponse::Violations(all.clone())));
         Ok(all)
     }
 
     /// The first response that decides, or `otherwise` if none does.
-    fn first(
+    async fn first(
         &self,
         mut request: PolicyRequest,
         decides: fn(&PolicyResponse) -> bool,
         otherwise: PolicyResponse,
     ) -> Result<PolicyResponse, Failed> {
         let chain = self.chain(request.kind())?;
-        let mut response = otherwise;
-        for decider in &chain.enforced {
-            let given = self.ask(decider, &mut request)?;
+        let (mut response, mut decided_by) = (otherwise, String::new());
+        for index in 0..chain.enforced.len() {
+            let given = self.ask(chain, index, &mut request).await?;
             if decides(&given) {
-                response = given;
+                (response, decided_by) = (given, chain.enforced[index].name().to_owned());
                 break;
             }
         }
-        self.shadow(chain, request, || response.clone());
+        self.shadow(chain, request, || (decided_by, response.clone()));
         Ok(response)
     }
 
@@ -154,21 +155,34 @@ impl Pinned {
         Ok(chain)
     }
 
-    /// Asks a module, which gets the facts that it wants.
-    fn ask(&self, decider: &ModuleInstance, request: &mut PolicyRequest) -> Result<PolicyResponse, Failed> {
+    /// Asks a module, which gets the facts that it wants. A decision that takes long is made on another thread.
+    async fn ask(&self, chain: &Chain, index: usize, request: &mut PolicyRequest) -> Result<PolicyResponse, Failed> {
+        let decider = &chain.enforced[index];
         if !self.set.wanted.is_empty() {
             request.set_attributes(self.facts.attributes(decider.module.facts));
         }
         let started = self.observer.clock.moment();
-        let response = decider.ask(request);
-        let took = self.observer.clock.moment().since(started);
+        let response = if !decider.guard.may_try(started) {
+            Err(decider.failed(Failure::Breaker))
+        } else if let Some(response) = decider.ask_briefly(request) {
+            response
+        } else {
+            long_decision::ask(&self.set, index, request).await
+        };
+        let ended = self.observer.clock.moment();
+        let took = ended.since(started);
+        match &response {
+            Err(Failed { failure: Failure::Timeout, .. }) => decider.guard.note(true, ended),
+            Err(Failed { failure: Failure::Breaker | Failure::Sandbox(_), .. }) => {}
+            _ => decider.guard.note(false, ended),
+        }
         self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
         response
     }
 
-    fn shadow(&self, chain: &Chain, request: PolicyRequest, response: impl FnOnce() -> PolicyResponse) {
+    fn shadow(&self, chain: &Chain, request: PolicyRequest, decided: impl FnOnce() -> (String, PolicyResponse)) {
         if !chain.shadows.is_empty() {
-            self.observer.shadows.ask(self.set.clone(), self.request_id, request, self.facts.clone(), response());
+            self.observer.shadows.ask(self.set.clone(), self.request_id, request, self.facts.clone(), decided());
         }
     }
 }

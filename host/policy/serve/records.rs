@@ -4,15 +4,14 @@
 //! records but never delays requests. Secrets are redacted before a request is recorded.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use culvert_wire::clock::Clock;
 use prometheus_client::metrics::counter::Counter;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,7 +19,11 @@ use uuid::Uuid;
 
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse, Secret};
+use crate::engine::sandbox::Failed;
+use crate::load::chain::Mode;
 use crate::load::component::Configured;
+use crate::serve::live::ModuleInstance;
+use crate::serve::record_writer::{RecordWriter, RecordsHealth};
 
 /// Most records in the queue.
 const QUEUE: usize = 8192;
@@ -49,6 +52,7 @@ pub struct Record {
     /// None if the evaluation belongs to no request.
     pub request_id: Option<Uuid>,
     pub generation: u64,
+    pub mode: Mode,
     pub module: Arc<Configured>,
     pub request: PolicyRequest,
     /// The secrets that were redacted in the request. They are redacted in the response as well.
@@ -64,9 +68,12 @@ struct Line<'a> {
     request_id: Option<Uuid>,
     generation: u64,
     kind: Kind,
+    mode: Mode,
     module: &'a str,
     version: &'a str,
     sha256: &'a str,
+    /// Digest of the settings that the module decided by.
+    settings_sha256: &'a str,
     call: &'static str,
     input: &'a PolicyRequest,
     verdict: &'static str,
@@ -81,6 +88,25 @@ struct Line<'a> {
 }
 
 impl Record {
+    /// The record of a module's answer, without secrets.
+    pub fn new(
+        time: DateTime<Utc>,
+        request_id: Option<Uuid>,
+        generation: u64,
+        decider: &ModuleInstance,
+        request: &PolicyRequest,
+        answer: &Result<PolicyResponse, Failed>,
+        took: Duration,
+    ) -> Self {
+        let (request, secrets) = request.clone().redacted();
+        let response = match answer {
+            Ok(response) => Ok(response.clone()),
+            Err(failed) => Err(failed.to_string()),
+        };
+        let (mode, module) = (decider.mode, decider.module.clone());
+        Self { time, request_id, generation, mode, module, request, secrets, response, took }
+    }
+
     fn line(&self) -> Line<'_> {
         let masked = |mut said: Value| {
             self.secrets.iter().for_each(|secret| secret.redact(&mut said));
@@ -93,9 +119,11 @@ impl Record {
             request_id: self.request_id,
             generation: self.generation,
             kind: self.request.kind(),
+            mode: self.mode,
             module: &about.name,
             version: &about.version,
             sha256: &self.module.digest,
+            settings_sha256: &self.module.settings_digest,
             call: self.request.call(),
             input: &self.request,
             verdict: response.map_or("failed", |response| response.outcome_label().name()),
@@ -113,6 +141,7 @@ pub struct Records {
     share: u128,
     queue: Arc<Queue>,
     dropped: Counter,
+    health: Arc<Mutex<RecordsHealth>>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -127,8 +156,6 @@ struct Queue {
 #[derive(Default)]
 struct Waiting {
     records: Vec<Record>,
-    /// Whether the file may have been renamed, so that the writer must open it again.
-    moved: bool,
     closed: bool,
 }
 
@@ -154,15 +181,17 @@ impl Records {
     /// # Errors
     ///
     /// If the file cannot be opened, or the thread that writes it cannot be started.
-    pub fn open(config: &RecordsConfig, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
+    pub fn open(config: &RecordsConfig, clock: Clock, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
         let Some(path) = &config.file else { return Ok(None) };
-        let writer = Writer { path: path.clone(), file: BufWriter::new(open(path)?), written, lost: dropped.clone() };
+        let health = RecordsHealth { file: path.clone(), lost: 0, problem: None };
+        let health = Arc::new(Mutex::new(health));
+        let writer = RecordWriter::open(path, clock, written, dropped.clone(), health.clone())?;
         let queue = Arc::new(Queue::default());
         let looked_at = queue.clone();
-        let work = move || writer.run(&looked_at);
+        let work = move || run(writer, &looked_at);
         let writer = std::thread::Builder::new().name("policy-records".into()).spawn(work)?;
         let share = (config.sample * 2f64.powi(64)) as u128;
-        Ok(Some(Self { share, queue, dropped, writer: Mutex::new(Some(writer)) }))
+        Ok(Some(Self { share, queue, dropped, health, writer: Mutex::new(Some(writer)) }))
     }
 
     /// Whether a response is recorded: either all of a request are, or none. Entitlements of a plan are
@@ -186,9 +215,9 @@ impl Records {
         }
     }
 
-    /// Opens a file of the same name again, for use after the old one was renamed.
-    pub fn reopen(&self) {
-        self.queue.lock().moved = true;
+    pub fn health(&self) -> RecordsHealth {
+        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        RecordsHealth { lost: self.dropped.get(), ..health }
     }
 
     /// Writes the queued records and stops the writer.
@@ -207,64 +236,21 @@ impl Drop for Records {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-    // A host that was killed while it wrote may have left an incomplete line.
-    let mut last = [b'\n'];
-    if file.metadata()?.len() > 0 && file.metadata()?.is_file() {
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-    }
-    if last != [b'\n'] {
-        file.write_all(b"\n")?;
-    }
-    Ok(file)
-}
-
-struct Writer {
-    path: PathBuf,
-    file: BufWriter<File>,
-    written: Counter,
-    lost: Counter,
-}
-
-impl Writer {
-    fn run(mut self, queue: &Queue) {
-        loop {
-            let Waiting { records, moved, closed } = queue.take();
-            records.iter().for_each(|record| self.write(record));
-            if let Err(error) = self.file.flush() {
-                self.fail(&error);
-            }
-            if closed {
-                return;
-            }
-            if moved {
-                match open(&self.path) {
-                    Ok(file) => self.file = BufWriter::new(file),
-                    Err(error) => self.fail(&error),
-                }
-            }
+/// Writes the queued records until the end.
+fn run(mut writer: RecordWriter, queue: &Queue) {
+    loop {
+        let Waiting { records, closed } = queue.take();
+        let mut lines = Vec::new();
+        for record in &records {
+            // Serializing plain values into memory does not fail.
+            let _ = serde_json::to_writer(&mut lines, &record.line());
+            lines.push(b'\n');
         }
-    }
-
-    fn write(&mut self, record: &Record) {
-        let line = serde_json::to_vec(&record.line()).map_err(io::Error::other);
-        // Written in one call, so that other readers of the file find whole lines.
-        let written = line.and_then(|mut line| {
-            line.push(b'\n');
-            self.file.write_all(&line)
-        });
-        match written {
-            Ok(()) => {
-                self.written.inc();
-            }
-            Err(error) => self.fail(&error),
+        if !lines.is_empty() {
+            writer.write(&lines);
         }
-    }
-
-    fn fail(&self, error: &io::Error) {
-        self.lost.inc();
-        tracing::warn!(%error, file = %self.path.display(), "a decision record was lost");
+        if closed {
+            return;
+        }
     }
 }

@@ -6,13 +6,16 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use culvert_wire::clock::Clock;
 use prometheus_client::metrics::counter::Counter;
 use uuid::Uuid;
 
 use crate::engine::facts::FactValues;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::{ModuleInstance, PolicySet};
+use crate::serve::long_decision;
 use crate::serve::metrics::Compared;
+use crate::serve::records::{Record, Records};
 
 /// Most requests in the queue of the shadow modules.
 const QUEUE: usize = 1024;
@@ -23,6 +26,8 @@ struct ShadowRequest {
     request: PolicyRequest,
     facts: Arc<FactValues>,
     response: PolicyResponse,
+    /// The module that decided.
+    decider: String,
 }
 
 pub struct Shadows {
@@ -39,11 +44,13 @@ impl Shadows {
     /// # Errors
     ///
     /// If the thread cannot be started.
-    pub fn start(dropped: Counter) -> std::io::Result<Self> {
+    pub fn start(dropped: Counter, clock: Clock, records: Option<Arc<Records>>) -> std::io::Result<Self> {
         let (queue, asked) = sync_channel(QUEUE);
         let stopped = Arc::new(AtomicBool::new(false));
         let stop = stopped.clone();
-        let worker = std::thread::Builder::new().name("policy-shadows".into()).spawn(move || run(&asked, &stop))?;
+        let worker = std::thread::Builder::new()
+            .name("policy-shadows".into())
+            .spawn(move || run(&asked, &stop, &clock, records.as_deref()))?;
         Ok(Self { queue, dropped, stopped, worker: Mutex::new(Some(worker)) })
     }
 
@@ -55,9 +62,9 @@ impl Shadows {
         request_id: Option<Uuid>,
         request: PolicyRequest,
         facts: Arc<FactValues>,
-        response: PolicyResponse,
+        (decider, response): (String, PolicyResponse),
     ) {
-        let asked = ShadowRequest { set, request_id, request, facts, response };
+        let asked = ShadowRequest { set, request_id, request, facts, response, decider };
         if self.queue.try_send(Some(Box::new(asked))).is_err() {
             self.dropped.inc();
         }
@@ -74,7 +81,8 @@ impl Shadows {
     }
 }
 
-fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool) {
+fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool, clock: &Clock, records: Option<&Records>) {
+    long_decision::lower_priority();
     while let Ok(Some(mut asked)) = queue.recv() {
         if stopped.load(Ordering::Relaxed) {
             continue;
@@ -84,19 +92,22 @@ fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool) {
             if !set.wanted.is_empty() {
                 asked.request.set_attributes(asked.facts.attributes(shadow.module.facts));
             }
-            asked.compare(shadow);
+            asked.compare(shadow, clock, records);
         }
     }
 }
 
 impl ShadowRequest {
-    fn compare(&self, shadow: &ModuleInstance) {
+    fn compare(&self, shadow: &ModuleInstance, clock: &Clock, records: Option<&Records>) {
         let module = &shadow.module.description.name;
         let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
         let request_id = self.request_id.map(tracing::field::display);
-        let compared = match shadow.ask(&self.request) {
-            // A module that does not know a plan leaves the response to the others.
-            Ok(PolicyResponse::Entitlement(None)) => Compared::Agreed,
+        let started = clock.moment();
+        let answer = shadow.ask(&self.request);
+        let took = clock.moment().since(started);
+        let compared = match &answer {
+            // A module of another name leaves a plan that it does not know to the others.
+            Ok(PolicyResponse::Entitlement(None)) if *module != self.decider => Compared::Agreed,
             Ok(response) if response.same_outcome(&self.response) => Compared::Agreed,
             Ok(response) => {
                 let (decided, shadow) = (self.response.outcome_label().name(), response.outcome_label().name());
@@ -109,6 +120,18 @@ impl ShadowRequest {
                 Compared::Failed
             }
         };
+        // What the shadow would have answered is kept wherever it disagrees, whatever is sampled.
+        if let (Some(records), Compared::Disagreed | Compared::Failed) = (records, compared) {
+            records.write(Record::new(
+                clock.now(),
+                self.request_id,
+                self.set.generation,
+                shadow,
+                &self.request,
+                &answer,
+                took,
+            ));
+        }
         shadow.metrics.compare(compared);
     }
 }

@@ -1,13 +1,16 @@
 //! Replay: evaluates recorded requests with another module and reports what would change.
 //!
-//! Two responses count as the same if a client would get the same outcome, so texts may differ. What
-//! was redacted in a record is not compared.
+//! Two responses count as the same if a client would get the same outcome, so texts may differ. Where a record does not
+//! hold what the response depends on, the two cannot be compared, and the report says so.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine::kind::Kind;
 use crate::load::dynamic::{CallError, UntypedModule};
+use crate::load::given_facts;
 
 /// Stands for the response of a module that failed.
 const FAILED: &str = "failed";
@@ -18,6 +21,9 @@ pub struct Recorded {
     pub time: String,
     pub request_id: Option<String>,
     pub kind: Kind,
+    /// `enforce` where the record says nothing.
+    #[serde(default = "enforce")]
+    pub mode: String,
     pub module: String,
     pub call: String,
     pub input: Value,
@@ -28,6 +34,10 @@ pub struct Recorded {
     pub error: Option<String>,
     #[serde(default)]
     pub masked: Vec<String>,
+}
+
+fn enforce() -> String {
+    "enforce".into()
 }
 
 /// A response that differs from the recorded one.
@@ -41,39 +51,96 @@ pub struct Changed {
 }
 
 /// The results of replaying records with a module.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     pub module: String,
     pub asked: usize,
     pub changed: Vec<Changed>,
+    /// How many records cannot be compared, by why.
+    pub not_comparable: BTreeMap<String, usize>,
 }
 
-/// Evaluates a recorded request with a module and returns the difference, if there is one.
-pub fn replay(module: &UntypedModule, line: usize, record: &Recorded) -> Option<Changed> {
+/// What came of one record.
+enum Compared {
+    Same,
+    Changed(Box<Changed>),
+    NotComparable(String),
+}
+
+impl Report {
+    pub fn new(module: String) -> Self {
+        Self { module, ..Self::default() }
+    }
+
+    /// Asks a module about a record, and adds what came of it. `is_same` says whether the module stands for the one
+    /// that answered.
+    pub fn add(&mut self, module: &UntypedModule, is_same: bool, line: usize, record: &Recorded) {
+        self.asked += 1;
+        match compare(module, is_same, line, record) {
+            Compared::Same => {}
+            Compared::Changed(changed) => self.changed.push(*changed),
+            Compared::NotComparable(why) => *self.not_comparable.entry(why).or_default() += 1,
+        }
+    }
+
+    /// Records whose response would change, or may change.
+    pub fn doubtful(&self) -> usize {
+        self.changed.len() + self.not_comparable.values().sum::<usize>()
+    }
+}
+
+fn compare(module: &UntypedModule, is_same: bool, line: usize, record: &Recorded) -> Compared {
+    if record.call == record.kind.decision()
+        && let Some(missing) = missing_facts(module, record)
+    {
+        return Compared::NotComparable(format!("they do not hold {missing}"));
+    }
     let was = record.error.as_ref().map_or_else(|| record.answer.clone(), |_| FAILED.into());
     let answer = match module.ask(Some(&record.call), &record.input) {
         Ok(answer) => answer,
         Err(CallError::Failed(_)) => FAILED.into(),
         Err(CallError::PolicyRequest(problem)) => format!("it cannot be asked: {problem}").into(),
     };
-    if told(&was, &record.masked) == told(&answer, &record.masked) {
-        return None;
+    // A module of another name leaves a plan that it does not know to the others.
+    if told(&was) == told(&answer) || (record.call == "entitlements" && answer.is_null() && !is_same) {
+        return Compared::Same;
+    }
+    let masked: Vec<&str> = record.masked.iter().map(String::as_str).collect();
+    if told(&without(&was, &masked)) == told(&without(&answer, &masked)) {
+        return Compared::NotComparable(format!("their {} is masked", masked.join(" and ")));
     }
     let (time, request_id) = (record.time.clone(), record.request_id.clone());
-    Some(Changed { line, time, request_id, was, would_be: answer })
+    Compared::Changed(Box::new(Changed { line, time, request_id, was, would_be: answer }))
 }
 
-/// The parts of a response that matter to the client. Texts, rules, violations of redacted fields and
-/// the order of lists are left out.
-fn told(answer: &Value, masked: &[String]) -> Value {
+/// The facts that a module wants and a record does not hold.
+fn missing_facts(module: &UntypedModule, record: &Recorded) -> Option<String> {
+    let recorded = given_facts::recorded(&record.input, record.kind);
+    let missing: Vec<String> =
+        module.facts.iter().filter(|fact| !recorded.contains(*fact)).map(|fact| fact.to_string()).collect();
+    (!missing.is_empty()).then(|| missing.join(" and "))
+}
+
+/// A response without the violations of some fields.
+fn without(answer: &Value, fields: &[&str]) -> Value {
+    match answer {
+        Value::Array(violations) => {
+            let kept = |violation: &&Value| !fields.iter().any(|field| violation["field"] == *field);
+            violations.iter().filter(kept).cloned().collect()
+        }
+        other => other.clone(),
+    }
+}
+
+/// The parts of a response that matter to the client. Texts, rules and the order of lists are left out.
+fn told(answer: &Value) -> Value {
     match answer {
         Value::Object(fields) => {
             let kept = fields.iter().filter(|(name, _)| !["detail", "message", "rule"].contains(&name.as_str()));
-            Value::Object(kept.map(|(name, value)| (name.clone(), told(value, masked))).collect())
+            Value::Object(kept.map(|(name, value)| (name.clone(), told(value))).collect())
         }
         Value::Array(items) => {
-            let about_masked = |item: &Value| masked.iter().any(|field| item["field"] == *field);
-            let mut items: Vec<_> = items.iter().filter(|item| !about_masked(item)).map(|i| told(i, masked)).collect();
+            let mut items: Vec<_> = items.iter().map(told).collect();
             items.sort_by_key(Value::to_string);
             Value::Array(items)
         }

@@ -129,7 +129,7 @@ async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {
 async fn end_unknown_plans(jobs: &Jobs) {
     let policies = jobs.service.policies_now();
     for plan in jobs.service.nodes.plans().await {
-        if !gate::known_entitlement(&policies, &plan).is_ok_and(|known| known.is_none()) {
+        if !gate::known_entitlement(&policies, &plan).await.is_ok_and(|known| known.is_none()) {
             continue;
         }
         for scope_id in jobs.service.nodes.scopes_of(&plan).await {

@@ -21,6 +21,7 @@ use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
+use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::serve::live::PolicySet as ModuleSet;
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
@@ -131,7 +132,13 @@ fn loaded(plans: &Value, shards: usize) -> Pinned {
     let engines = Engines::new(shards).unwrap();
     let mut chain = PolicyConfig::shipped();
     chain[0].settings.insert("plans".into(), plans.clone());
-    let loader = Loader { engines, artefacts: Artefacts::none(), folder: ".".into(), trust: Trust::Digest };
+    let loader = Loader {
+        engines,
+        artefacts: Artefacts::none(),
+        modules: ModuleStore::none(),
+        folder: ".".into(),
+        trust: Trust::Digest,
+    };
     let (loaded, clock) = (loader.load(&chain).unwrap(), Clock::system());
     let observer = DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
     let set = ModuleSet::new(&loader.engines, &observer.metrics, loaded, 1, clock.now()).unwrap();
@@ -142,6 +149,7 @@ fn loaded(plans: &Value, shards: usize) -> Pinned {
 fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
     let caller = Caller {
         key_id: Uuid::nil(),
+        key_created_at: DateTime::default(),
         account_id: Uuid::nil(),
         scope: Scope { id: Uuid::nil(), kind: ScopeKind::Team, name: "Engines".into(), plan: plan.into() },
         role: Some(Role::Member),
@@ -150,7 +158,7 @@ fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
     let counters = Counters { tunnels, extra_ports: 0, webhook_endpoints: 0, bytes_this_month: 1_000_000 };
     let wants = UsageRequest::default();
     let ask = wit_input::plan_ask(&caller, Action::TunnelsCreate, counters, wants);
-    matches!(set.plan_access(ask), Ok(Verdict::Allow))
+    matches!(set.plan_access(ask).now_or_never(), Some(Ok(Verdict::Allow)))
 }
 
 const ACCOUNT: &str = "01a1fcfe-61b6-7038-9364-fe4bfd4b9329";

@@ -176,6 +176,20 @@ impl TestHost {
         self.until_seen(async || look().await.ok_or("nothing")).await
     }
 
+    /// Waits until something is true that no commit tells of, looking again and again.
+    pub async fn until_found<T>(&self, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+        let wait = async {
+            loop {
+                if let Some(found) = look().await {
+                    return found;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let found = Clock::system().timeout(MAX_WAIT, wait).await;
+        found.unwrap_or_else(|_| panic!("it did not come within {MAX_WAIT:?}"))
+    }
+
     /// As [`Self::until`]; what the last look saw instead is in the failure.
     pub async fn until_seen<T, S: Debug>(&self, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
         let mut commits = self.app.store.commits();

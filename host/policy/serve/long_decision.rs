@@ -1,0 +1,57 @@
+//! Decisions that take longer than about a millisecond: they run on threads of their own, with a low priority, so that
+//! they hold up no other request.
+
+use std::sync::Arc;
+use std::thread::Builder;
+
+use tokio::sync::oneshot;
+
+use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::engine::sandbox::{Failed, Failure};
+use crate::serve::live::PolicySet;
+
+/// By `nice(2)`: a tenth of the share of a thread that serves requests. At the lowest, 19, a busy machine would give it
+/// no time within a deadline.
+const PRIORITY: i32 = 10;
+
+/// Asks a module, by its place in the chain of its kind, with the whole deadline.
+///
+/// # Errors
+///
+/// If the module gives no valid response, or too many decisions of it are under way.
+pub(crate) async fn ask(set: &Arc<PolicySet>, index: usize, request: &PolicyRequest) -> Result<PolicyResponse, Failed> {
+    let kind = request.kind();
+    let decider = &set.chain(kind).enforced[index];
+    let failed = |why: &str| Failed { module: decider.name().into(), failure: Failure::Sandbox(why.into()) };
+    let was_open = decider.guard.is_open();
+    let Some(place) = decider.guard.begin_long().await else {
+        return Err(failed("too many of its decisions take long"));
+    };
+
+    // Those before it may have opened the breaker meanwhile.
+    if decider.guard.is_open() && !was_open {
+        return Err(decider.failed(Failure::Breaker));
+    }
+    let (answer, answered) = oneshot::channel();
+    let (set, request) = (set.clone(), request.clone());
+    let work = move || {
+        let _place = place;
+        lower_priority();
+        let decider = &set.chain(kind).enforced[index];
+        decider.metrics.long.inc();
+        let response = decider.ask(&request);
+        decider.metrics.long.dec();
+        // Nobody waits any longer if the request was given up.
+        let _ = answer.send(response);
+    };
+    if Builder::new().name("policy-long".into()).spawn(work).is_err() {
+        return Err(failed("the operating system has no thread for it"));
+    }
+    answered.await.unwrap_or_else(|_| Err(failed("its thread ended")))
+}
+
+/// Lowers the priority of the calling thread. On Linux it is the thread's own.
+pub(crate) fn lower_priority() {
+    // A thread that keeps its priority still works.
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
+}
