@@ -15,8 +15,11 @@ mod team;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use serde_json::json;
 
 use crate::config::{Config, ConfigError};
 use culvert_domain::error::{Chain, Error};
@@ -60,11 +63,17 @@ enum Command {
     #[command(subcommand)]
     Plan(plan::Plan),
     /// Policy modules
+    ///
+    /// For authors: new, build, test, check, inspect, run, bench. For operators: reload, rollback, status, replay, inspect.
+    /// The guide is policies/README.md, which a host shows at /docs/policies.
     #[command(subcommand)]
     Policy(policy::Policy),
     /// What the host keeps sealed
     #[command(subcommand)]
     Secrets(secrets::Secrets),
+    /// Print a completion script for a shell
+    #[command(after_help = "Examples:\n  culvert completions bash > /etc/bash_completion.d/culvert")]
+    Completions { shell: Shell },
     /// The agent, as `culvert-agent`
     #[command(hide = true, disable_help_flag = true)]
     Agent {
@@ -99,9 +108,13 @@ fn refused(problem: impl std::fmt::Display) -> CliError {
 
 /// Runs the command line that this process was started with.
 pub fn main() -> ExitCode {
-    let Cli { config, json, command } = Cli::parse();
+    let Cli { config, json, command } = Cli::try_parse().unwrap_or_else(|error| usage(&error));
     if let Command::Agent { arguments } = command {
         return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
+    }
+    if let Command::Completions { shell } = command {
+        clap_complete::generate(shell, &mut Cli::command(), "culvert", &mut std::io::stdout());
+        return ExitCode::SUCCESS;
     }
     // What a policy's author makes is theirs to share; everything else here is the host's own.
     if !matches!(&command, Command::Policy(policy) if !policy.needs_host_config()) {
@@ -117,10 +130,24 @@ pub fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
+            // One object in any case, for whoever reads only that.
+            if output == Output::Json && !PRINTED.load(Ordering::Relaxed) {
+                print(output, &json!({ "problem": problem.to_string() }), String::new);
+            }
             eprintln!("culvert: {problem}");
             ExitCode::from(if matches!(problem, CliError::Refused(_)) { 1 } else { 2 })
         }
     }
+}
+
+/// Ends with a mistake in the command line, or with the help that was asked for.
+fn usage(error: &clap::Error) -> ! {
+    if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
+        let text = error.to_string();
+        let problem = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        print(Output::Json, &json!({ "problem": problem }), String::new);
+    }
+    error.exit()
 }
 
 fn execute(config: Config, output: Output, command: Command) -> Result<(), CliError> {
@@ -137,8 +164,8 @@ fn execute(config: Config, output: Output, command: Command) -> Result<(), CliEr
             Command::Plan(command) => command.run(&config, output).await,
             Command::Policy(command) => command.run(&config, output).await,
             Command::Secrets(command) => command.run(&config, output).await,
-            // Handled before, for it brings its own runtime.
-            Command::Agent { .. } => Ok(()),
+            // Handled before.
+            Command::Agent { .. } | Command::Completions { .. } => Ok(()),
         }
     });
     // A module that is still being loaded is not waited for.
@@ -155,10 +182,16 @@ enum Output {
     Json,
 }
 
+/// Whether the one object of `--json` was printed.
+static PRINTED: AtomicBool = AtomicBool::new(false);
+
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]
 fn print(output: Output, value: &serde_json::Value, text: impl FnOnce() -> String) {
     match output {
-        Output::Json => println!("{value}"),
+        Output::Json => {
+            PRINTED.store(true, Ordering::Relaxed);
+            println!("{value}");
+        }
         Output::Text => println!("{}", text()),
     }
 }

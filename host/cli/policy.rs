@@ -9,7 +9,9 @@ mod replay;
 mod run;
 mod test;
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -21,6 +23,7 @@ use crate::cli::Output;
 use crate::config::Config;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
+use culvert_policy::load::bundle;
 use culvert_policy::load::component::Module;
 use culvert_policy::load::load_error::LoadError;
 use culvert_policy::load::text_file;
@@ -28,20 +31,42 @@ use culvert_policy::load::text_file;
 #[derive(Subcommand)]
 pub(super) enum Policy {
     /// Begin a policy project, in a new folder
+    #[command(
+        after_help = "Examples:\n  culvert policy new night-rest --kind team-role\n  culvert policy new hooks --kind validation --lang javascript"
+    )]
     New(project::New),
     /// Build a policy project and make it a component
+    #[command(
+        after_help = "Examples:\n  culvert policy build night-rest\n  culvert policy build night-rest --out modules/"
+    )]
     Build(build::Build),
     /// Hold a component against the contract, and settings against its schema
+    #[command(
+        after_help = "Examples:\n  culvert policy check night-rest.wasm --kind team-role --settings settings.toml"
+    )]
     Check(inspect::Check),
     /// Show what a component says of itself
+    #[command(
+        after_help = "Examples:\n  culvert policy inspect night-rest.wasm\n  culvert policy inspect builtin:plan-access"
+    )]
     Inspect(inspect::Inspect),
     /// Run cases against a component, and see which rules they come by
+    #[command(
+        after_help = "Examples:\n  culvert policy test night-rest --min-coverage 100\n  culvert policy test night-rest --watch\n  culvert policy test night-rest.wasm --junit report.xml"
+    )]
     Test(test::Test),
     /// Measure a component's decisions
+    #[command(after_help = "Examples:\n  culvert policy bench night-rest.wasm --seconds 5")]
     Bench(bench::Bench),
     /// Have a component decide one question
+    #[command(
+        after_help = "Examples:\n  echo '{\"action\": \"tunnels.start\"}' | culvert policy run night-rest.wasm --fact now=2026-01-31T23:00:00Z"
+    )]
     Run(run::Run),
     /// Ask recorded decisions again, and see which answers would change
+    #[command(
+        after_help = "Examples:\n  culvert policy replay decisions.jsonl --fail-on-change\n  culvert policy replay decisions.jsonl --module new.wasm --settings new.toml"
+    )]
     Replay(replay::Replay),
     /// Have the running host load the policies of its configuration
     Reload,
@@ -85,8 +110,13 @@ struct Tool {
 }
 
 impl Tool {
+    /// Reads a module: a file, or one that is built in, as `builtin:plan-access`.
     fn open(path: &Path) -> Result<Self, CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
+        if let Some(name) = path.to_str().and_then(|path| path.strip_prefix(bundle::PREFIX)) {
+            let wasm = bundle::find(name).ok_or_else(|| fail(&"there is no such module"))?;
+            return Self::of(wasm.into()).map_err(|e| fail(&e));
+        }
         if path.is_dir() {
             return Err(fail(&"it is a folder; name the component, or build it with `culvert policy build`"));
         }
@@ -106,20 +136,38 @@ fn settings(file: Option<&PathBuf>) -> Result<Map<String, Value>, CliError> {
     text_file::read(path).map_err(|problem| refused(format!("{}: {problem}", path.display())))
 }
 
-/// Something that takes its time: a line on the terminal that goes away with it. Elsewhere nothing
-/// is shown.
-struct Progress(ProgressBar);
+/// Something that takes its time: a line on the terminal that goes away with it. Elsewhere, as in a pipe, one line on
+/// standard error if it takes longer than a second.
+struct Progress {
+    bar: ProgressBar,
+    /// Dropped at the end.
+    _ended: Option<mpsc::Sender<()>>,
+}
 
 impl Progress {
     fn of(what: impl Into<String>) -> Self {
-        let bar = ProgressBar::new_spinner().with_message(what.into());
+        let what = what.into();
+        let bar = ProgressBar::new_spinner().with_message(what.clone());
         bar.enable_steady_tick(Duration::from_millis(100));
-        Self(bar)
+        let ended = (!std::io::stderr().is_terminal()).then(|| {
+            let (ended, end) = mpsc::channel::<()>();
+            std::thread::spawn(move || {
+                if end.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    anstream::eprintln!("{what} …");
+                }
+            });
+            ended
+        });
+        Self { bar, _ended: ended }
+    }
+
+    fn show(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }

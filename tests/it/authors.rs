@@ -353,6 +353,62 @@ async fn policy_author_mistake_prints_specific_error() {
     "#);
 }
 
+/// What reads only standard output gets one object, whatever comes.
+#[tokio::test]
+async fn json_output_is_one_object_on_failure_as_well() {
+    let place = place().await;
+    std::fs::write(place.folder.path().join("core.wasm"), b"\0asm\x01\0\0\0").unwrap();
+    lax(&place);
+    let mut said = String::new();
+    for line in [
+        "--json policy check core.wasm",
+        "--json policy inspect none.wasm",
+        "--json policy inspect builtin:magic",
+        "--json policy reload",
+        "--json plan set ada@example.test no-such-plan",
+    ] {
+        let output = author(&place, &format!("culvert {line}")).await;
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let problem = object["problem"].as_str().unwrap().replace(&place.address.to_string(), "<address>");
+        said += &format!("{line}: {} {problem}\n", output.status.code().unwrap());
+    }
+    assert_snapshot!(said, @r#"
+    --json policy check core.wasm: 1 core.wasm: it is a core WebAssembly module, not a component; `culvert policy build` makes components
+    --json policy inspect none.wasm: 1 none.wasm: No such file or directory (os error 2)
+    --json policy inspect builtin:magic: 1 builtin:magic: there is no such module
+    --json policy reload: 1 culvert-data/admin.token: No such file or directory (os error 2); run this as the user of the host
+    --json plan set ada@example.test no-such-plan: 2 unexpected argument 'no-such-plan' found
+    "#);
+    let failed = author(&place, "culvert --json policy test lax.wasm").await;
+    let object: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    assert_eq!((failed.status.code(), &object["failed"]), (Some(1), &json!(1)), "the report is the object");
+}
+
+/// The modules that are built in are named as in a configuration.
+#[tokio::test]
+async fn builtin_module_is_a_module_for_every_command() {
+    let place = place().await;
+    std::fs::write(place.folder.path().join("asked.json"), r#"{"plan": "free"}"#).unwrap();
+    for line in [
+        "policy inspect builtin:team-role",
+        "policy check builtin:validation",
+        "policy test builtin:plan-access --min-coverage 100",
+        "policy run builtin:plan-access asked.json --call entitlements",
+    ] {
+        let output = author(&place, &format!("culvert {line}")).await;
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[tokio::test]
+async fn completions_are_printed_for_a_shell() {
+    let place = place().await;
+    let bash = String::from_utf8(author(&place, "culvert completions bash").await.stdout).unwrap();
+    assert!(bash.contains("complete -F _culvert") && bash.contains("rollback"), "{bash}");
+    let help = String::from_utf8(author(&place, "culvert policy test --help").await.stdout).unwrap();
+    assert!(help.contains("Examples:\n  culvert policy test"), "{help}");
+}
+
 /// A replay says what it cannot know.
 #[tokio::test]
 async fn replay_counts_what_cannot_be_compared() {

@@ -68,7 +68,7 @@ impl Replay {
                 unreadable += 1;
                 continue;
             };
-            progress.0.set_message(format!("line {line}"));
+            progress.show(format!("line {line}"));
             for (candidate, report) in candidates.iter().zip(&mut reports) {
                 let is_same = candidate.name == record.module;
                 if candidate.kind == record.kind && candidate.against == record.module && record.mode == "enforce" {

@@ -110,7 +110,7 @@ impl Test {
         let progress = Progress::of("compiling");
         let mut outcomes = Vec::new();
         for file in &files {
-            progress.0.set_message(file.file.clone());
+            progress.show(file.file.clone());
             outcomes.extend(file.run(&tool.engines, &tool.module).map_err(refused)?);
         }
         let coverage = Coverage::of(&tool.module.description, &outcomes);

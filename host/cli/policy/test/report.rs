@@ -5,6 +5,7 @@ use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStat
 use serde_json::json;
 
 use super::Run;
+use crate::cli::{Output, print};
 use culvert_policy::load::cases::Outcome;
 
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -65,7 +66,7 @@ pub(super) fn json(run: &Run) {
             "missing": run.coverage.missing,
         },
     });
-    anstream::println!("{value}");
+    print(Output::Json, &value, String::new);
 }
 
 pub(super) fn junit(run: &Run) -> Result<String, SerializeError> {
