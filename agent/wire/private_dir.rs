@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::Mode;
 
@@ -59,7 +60,9 @@ pub fn open_trusted(folder: &Path) -> io::Result<()> {
 ///
 /// If the file beside it cannot be written, or cannot take the old one's place.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension(format!("{}.new", std::process::id()));
+    static REPLACED: AtomicUsize = AtomicUsize::new(0);
+    let number = REPLACED.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_extension(format!("{}.{number}.new", std::process::id()));
     let written =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).and_then(|mut file| {
             file.write_all(content)?;

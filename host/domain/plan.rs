@@ -7,6 +7,10 @@ pub struct Entitlement {
     pub tunnel_limit: Option<u32>,
     /// Payload bytes, both ways together, in a calendar month (UTC).
     pub bandwidth_limit_bytes: Option<u64>,
+    /// The remote actions that it includes, by name.
+    pub remote_actions: Vec<String>,
     pub premium_network: bool,
+    pub custom_domains: bool,
+    pub webhook_endpoints: Option<u32>,
     pub extra_ports_per_tunnel: Option<u32>,
 }

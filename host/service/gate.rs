@@ -6,6 +6,7 @@
 mod access;
 mod devices;
 mod domains;
+mod plan;
 mod policy_facts;
 mod tunnels;
 mod webhooks;
@@ -255,7 +256,9 @@ impl Gate {
         let (context, involved) = (&policies.context, devices.as_slice());
         let sources = FactSources { context, caller, action, facts: &facts, devices: involved };
         let asked = policies.pinned.with_facts(sources.values(wanted));
-        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, draft.wants())).await)?;
+        let wants = draft.wants();
+        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, wants.clone())).await)?;
+        plan::check(&entitlement, action, facts.counters, &wants)?;
         allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)).await)?;
 
         if let Some(input) = draft.input() {

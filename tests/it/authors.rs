@@ -448,7 +448,7 @@ async fn replay_counts_what_cannot_be_compared() {
     assert_snapshot!(said, @r#"
     $ culvert policy replay records.jsonl --module hooks.wasm --settings hosts.toml --against hooks
     webhook-hosts: 3 decisions, 1 would change
-      1 cannot be compared: their url is masked
+      2 cannot be compared: their url is masked
       line 3, 2026-01-15T12:00:00Z, the host itself
         was       []
         would be  [{"field":"url","message":"must lead to known.example","rule":"webhook-host"}]
@@ -456,11 +456,11 @@ async fn replay_counts_what_cannot_be_compared() {
     exit code 0
     $ culvert policy replay records.jsonl --module hooks.wasm --settings hosts.toml --against hooks --fail-on-change
     webhook-hosts: 3 decisions, 1 would change
-      1 cannot be compared: their url is masked
+      2 cannot be compared: their url is masked
       line 3, 2026-01-15T12:00:00Z, the host itself
         was       []
         would be  [{"field":"url","message":"must lead to known.example","rule":"webhook-host"}]
-    culvert: 2 answers would change or cannot be compared
+    culvert: 3 answers would change or cannot be compared
     exit code 1
     $ culvert policy replay records.jsonl --module curious.wasm --against hooks
     hostile: 3 decisions, 0 would change

@@ -177,6 +177,14 @@ async fn startup_plan_example_is_judged_by_the_module_that_knows_it() {
     let create = async || api.post("/tunnels", json!({"local_port": 80})).await.outcome();
     let outcomes = [create().await, create().await, create().await];
     assert_eq!(outcomes, ["201", "201", "403 plan_limit_reached"]);
+    // What the plan does not include, the host refuses, though the module checks only its tunnels.
+    let premium = api.post("/tunnels", json!({"local_port": 80, "pro_network": true})).await;
+    assert_eq!(premium.outcome(), "403 plan_limit_reached");
+    let hook = api.post("/webhooks", json!({"url": "https://example.com/", "events": ["tunnel.started"]})).await;
+    assert_eq!(hook.outcome(), "403 plan_limit_reached");
+    let device = stage.device("server").await;
+    let restart = api.post(&format!("/devices/{}/actions/restart-agent", device.id), json!({})).await;
+    assert_eq!(restart.outcome(), "403 feature_not_available");
     // The shipped plans are judged as before, and one that nobody knows includes nothing.
     stage.swapped.host.set_plan(stage.team, "nobody-knows-it").await;
     let unknown = stage.swapped.host.key(stage.ada.account_id, stage.team, "full_access").await;

@@ -452,11 +452,13 @@ async fn webhook_validation_reports_all_errors_at_once(engine: Engine) {
         },
         {
           "field": "events[2]",
-          "message": "must be one of command.queued, command.claimed, command.running, command.succeeded, command.failed, command.expired, command.canceled, tunnel.started, tunnel.stopped, device.online, device.offline"
+          "message": "must be one of command.queued, command.claimed, command.running, command.succeeded, command.failed, command.expired, command.canceled, tunnel.started, tunnel.stopped, device.online, device.offline",
+          "rule": "event"
         },
         {
           "field": "description",
-          "message": "must have at most 255 characters, none of them a control character"
+          "message": "must have at most 255 characters, none of them a control character",
+          "rule": "label"
         },
         {
           "field": "url",

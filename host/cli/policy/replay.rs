@@ -1,6 +1,6 @@
 //! `culvert policy replay`: what would other modules have said?
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -58,6 +58,7 @@ impl Replay {
         let candidates = self.candidates(config)?;
         let mut reports: Vec<_> = candidates.iter().map(|candidate| Report::new(candidate.name.clone())).collect();
         let mut recorded = BTreeSet::new();
+        let mut left: BTreeMap<String, usize> = BTreeMap::new();
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", self.records.display()));
         let file = File::open(&self.records).map_err(|e| fail(&e))?;
         let mut unreadable = 0;
@@ -69,9 +70,14 @@ impl Replay {
                 continue;
             };
             progress.show(format!("line {line}"));
+            let stands_for =
+                |candidate: &Candidate| candidate.kind == record.kind && candidate.against == record.module;
+            if self.module.is_none() && record.mode == "enforce" && !candidates.iter().any(stands_for) {
+                *left.entry(record.module.clone()).or_default() += 1;
+            }
             for (candidate, report) in candidates.iter().zip(&mut reports) {
                 let is_same = candidate.name == record.module;
-                if candidate.kind == record.kind && candidate.against == record.module && record.mode == "enforce" {
+                if stands_for(candidate) && record.mode == "enforce" {
                     report.add(&candidate.dynamic, is_same, line, &record);
                 }
             }
@@ -87,15 +93,19 @@ impl Replay {
         {
             return Err(fail(&nothing(candidate, &recorded)));
         }
-        let value = json!({ "modules": reports, "unreadable_lines": unreadable });
+        let value = json!({ "modules": reports, "not_configured": left, "unreadable_lines": unreadable });
         print(output, &value, || {
             let mut lines: Vec<_> = reports.iter().map(describe).collect();
+            lines.extend(left.iter().map(|(module, decisions)| {
+                let decisions = count(*decisions, "decision", "decisions");
+                format!("{module}: {decisions}, of a module that the configuration does not have")
+            }));
             lines.extend((unreadable > 0).then(|| {
                 format!("{} no decision {}", count(unreadable, "line is", "lines are"), plural(unreadable, "record"))
             }));
             lines.join("\n")
         });
-        match reports.iter().map(Report::doubtful).sum::<usize>() + unreadable {
+        match reports.iter().map(Report::doubtful).sum::<usize>() + left.values().sum::<usize>() + unreadable {
             0 => Ok(()),
             _ if !self.fail_on_change => Ok(()),
             doubtful => Err(refused(format!(

@@ -81,6 +81,16 @@ impl ModuleInstance {
     }
 }
 
+impl Failed {
+    /// Removes the request's secrets from the text of a panic, which may repeat them.
+    pub(crate) fn redact(&mut self, request: &PolicyRequest) {
+        if let Failure::Panic(text) = &mut self.failure {
+            let (_, secrets) = request.clone().redacted();
+            secrets.iter().for_each(|secret| secret.redact_text(text));
+        }
+    }
+}
+
 fn check(module: &Configured, response: PolicyResponse) -> Result<PolicyResponse, Failure> {
     let declared = &module.description;
     let checked = match &response {

@@ -42,9 +42,9 @@ impl Notes {
     }
 
     fn parse(text: &str) -> Self {
-        let (lines, panic) = match text.split_once("panic ") {
-            Some((lines, panic)) if lines.is_empty() || lines.ends_with('\n') => (lines, Some(panic)),
-            _ => (text, None),
+        let (lines, panic) = match text.strip_prefix("panic ") {
+            Some(panic) => ("", Some(panic)),
+            None => text.split_once("\npanic ").map_or((text, None), |(lines, panic)| (lines, Some(panic))),
         };
         let debug = lines.lines().map(|line| shown(line.strip_prefix("debug ").unwrap_or(line))).collect();
         Self { debug, panic: panic.map(shown) }

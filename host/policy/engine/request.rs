@@ -10,6 +10,10 @@ use crate::engine::bindings::{plans, roles};
 use crate::engine::kind::Kind;
 use crate::engine::wit_json::{self, WitJson};
 
+/// What separates the pieces of a URL.
+const SEPARATORS: [char; 8] = ['/', '?', '&', '=', '#', '@', ':', '\\'];
+/// Shorter pieces of a URL are no secrets, and would be found in any text.
+const PIECE: usize = 4;
 /// Replaces a secret in a recorded request.
 const MASK: &str = "********";
 
@@ -108,13 +112,21 @@ fn mask_url(text: &mut String) -> Vec<String> {
         part(&[path], MASK.into()),
         part(&[query, fragment], format!("?{MASK}")),
     );
-    let secrets = [user, password, path, query, fragment].into_iter().filter(|part| !part.is_empty());
-    let mut secrets: Vec<String> = secrets.map(String::from).collect();
-    if !secrets.is_empty() {
-        // An answer may repeat the URL as it was written.
-        secrets.insert(0, text.clone());
-        *text = masked;
+    let parts = [user, password, path, query, fragment];
+    if parts.iter().all(|part| part.is_empty()) {
+        return Vec::new();
     }
+    // An answer may repeat the URL or a piece of it, as it was written or as it was read.
+    let written = text.split_once("://").map_or(text.as_str(), |(_, rest)| rest);
+    let pieces = written.split(SEPARATORS).skip(usize::from(user.is_empty() && password.is_empty()));
+    let read = parts.iter().flat_map(|part| part.split(SEPARATORS)).chain(parts);
+    let known = |piece: &&str| piece.len() >= PIECE && *piece != host;
+    let mut secrets: Vec<String> = pieces.chain(read).filter(known).map(String::from).collect();
+    secrets.push(text.clone());
+    // The longest first, so that no part of one is left over.
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    secrets.dedup();
+    *text = masked;
     secrets
 }
 
@@ -127,14 +139,27 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Redacts the secret wherever it occurs in a response or an error.
+    /// Redacts the secret wherever it occurs in the texts of a response or an error. Names of fields, rules and codes
+    /// stay as they are.
     pub fn redact(&self, said: &mut Value) {
         match said {
-            Value::String(text) if !self.text.is_empty() => *text = text.replace(&self.text, MASK),
+            Value::String(text) => self.redact_text(text),
             Value::Array(items) => items.iter_mut().for_each(|item| self.redact(item)),
-            Value::Object(fields) => fields.values_mut().for_each(|field| self.redact(field)),
+            Value::Object(fields) => {
+                let texts = fields.iter_mut().filter(|(name, _)| !["field", "rule", "code"].contains(&name.as_str()));
+                texts.for_each(|(_, value)| self.redact(value));
+            }
             _ => {}
         }
+    }
+
+    /// Redacts the secret in a text, as it is and as `{:?}` writes it.
+    pub fn redact_text(&self, text: &mut String) {
+        if self.text.is_empty() {
+            return;
+        }
+        let quoted = format!("{:?}", self.text);
+        *text = text.replace(&self.text, MASK).replace(quoted.trim_matches('"'), MASK);
     }
 }
 

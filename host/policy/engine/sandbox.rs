@@ -12,7 +12,7 @@ use crate::engine::notes::Notes;
 /// The limits of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// In wall-clock time.
+    /// In wall-clock time; of a patient store in processor time.
     pub deadline: Duration,
     pub memory_bytes: usize,
 }
@@ -124,11 +124,12 @@ pub(crate) fn patient_store(engine: &Engine, limits: Limits) -> SandboxStore {
     let mut periods = 1;
     store.epoch_deadline_callback(move |_| {
         let used = cpu_time::of_this_thread().saturating_sub(started);
-        if used >= limits.deadline || periods == PATIENCE {
+        // The first period ends a little before the deadline's processor time is used.
+        if used >= limits.deadline.mul_f64(0.9) || periods == PATIENCE {
             return Ok(UpdateDeadline::Interrupt);
         }
         periods += 1;
-        Ok(UpdateDeadline::Continue(ticks(limits.deadline.saturating_sub(used))))
+        Ok(UpdateDeadline::Continue(ticks(limits.deadline)))
     });
     store
 }

@@ -83,9 +83,13 @@ impl Artefacts {
         }
     }
 
-    /// Removes artefacts that nothing uses any more.
+    /// Removes artefacts that nothing uses any more. A folder that is a symbolic link may be shared with others, so
+    /// nothing is removed there.
     pub(crate) fn remove<'a>(&self, keys: impl Iterator<Item = &'a String>) {
         let Some((folder, _)) = &self.place else { return };
+        if folder.is_symlink() {
+            return;
+        }
         keys.for_each(|key| {
             let _ = fs::remove_file(folder.join(key));
         });

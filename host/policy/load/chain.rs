@@ -104,7 +104,7 @@ impl Loaded {
     }
 }
 
-/// Largest deadline, in milliseconds. A decision blocks one of the host's threads while it runs.
+/// Largest deadline, in milliseconds.
 const DEADLINE_LIMIT: u32 = 1_000;
 /// Longest time for the cases that a module contains.
 const CASES_DEADLINE: Duration = Duration::from_secs(30);
@@ -175,7 +175,9 @@ impl Loader {
                 (other.kind, &other.module, other.mode, &other.settings)
                     == (entry.kind, &entry.module, entry.mode, &entry.settings)
             };
-            if let Some(first) = chain[..index].iter().position(same) {
+            // Two files with the same content are told apart by their paths only.
+            let is_kept = entry.module.starts_with(KEPT);
+            if let Some(first) = chain[..index].iter().position(same).filter(|_| !is_kept) {
                 let problem =
                     format!("is the module of policy[{first}], with the same settings; leave one of them out");
                 return Err(ChainError::Entry { index, field: "module", problem });

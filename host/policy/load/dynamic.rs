@@ -144,7 +144,7 @@ impl UntypedModule {
     /// As [`UntypedModule::ask`].
     pub fn ask_in(&self, store: &mut SandboxStore, call: Option<&str>, request: &Value) -> Result<Value, CallError> {
         let prepared = self.prepare(call, request)?;
-        // A timeout is retried once, as in a host, because the machine may have been busy.
+        // A timeout is retried once, because the machine may have been busy.
         let response = match self.decide(store, &prepared) {
             Err(Failure::Timeout) => {
                 *store = self.store();

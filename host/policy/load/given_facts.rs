@@ -64,6 +64,15 @@ impl GivenFacts {
     }
 }
 
+/// Removes the facts from a recorded request that a module does not want.
+pub fn keep(request: &mut Value, kind: Kind, wanted: PolicyFacts) {
+    let Some(holder) = holder(request, kind) else { return };
+    if let Some(attributes) = holder.get_mut("attributes").and_then(Value::as_array_mut) {
+        let fact = |attribute: &Value| attribute["name"].as_str().and_then(PolicyFact::parse);
+        attributes.retain(|attribute| fact(attribute).is_some_and(|fact| wanted.contains(fact)));
+    }
+}
+
 /// The facts that a recorded request holds.
 pub fn recorded(request: &Value, kind: Kind) -> PolicyFacts {
     let attributes = match kind {

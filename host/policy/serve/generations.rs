@@ -115,7 +115,13 @@ impl Generations {
         let configuration = policies.digest();
         let set = if let Some(rollback) = state.rollback.clone().filter(|rollback| rollback.from == configuration) {
             tracing::info!(generation = state.active, "the policies stay rolled back until the next reload");
-            stage(&loader, &observer, &rollback.to, state.active)?
+            let mut set = stage(&loader, &observer, &rollback.to, state.newest + 1)?;
+            // A host of another version has other modules built in.
+            if state.modules == set.digests() {
+                set.generation = state.active;
+            }
+            state.newest = state.newest.max(set.generation);
+            set
         } else {
             let mut set = stage(&loader, &observer, policies, state.newest + 1)?;
             if state.configuration == configuration && state.modules == set.digests() && state.rollback.is_none() {
@@ -144,10 +150,12 @@ impl Generations {
             digests.insert(module.digest.clone());
             artefacts.extend(module.artefacts.iter().cloned());
         }
-        self.loader.modules.retain(&digests);
-        self.loader.artefacts.remove(history.state.artefacts.difference(&artefacts));
+        let unused: Vec<String> = history.state.artefacts.difference(&artefacts).cloned().collect();
         history.state.artefacts = artefacts;
+        // Written before anything is removed that an older state names.
         self.file.write(&history.state);
+        self.loader.modules.retain(&digests);
+        self.loader.artefacts.remove(unused.iter());
     }
 
     /// Whether a rollback holds.
@@ -176,11 +184,10 @@ impl Generations {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        // A rollback while this waits for its turn ends it as well.
+        let rollbacks = self.history().rollbacks;
         let _one = self.staging.lock().await;
-        let (generation, rollbacks) = {
-            let history = self.history();
-            (history.state.newest + 1, history.rollbacks)
-        };
+        let generation = self.history().state.newest + 1;
         let (loader, observer) = (self.loader.clone(), self.observer.clone());
         let staged = tokio::task::spawn_blocking(move || {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
@@ -222,6 +229,8 @@ impl Generations {
             artefacts: std::mem::take(&mut history.state.artefacts),
         };
         history.last_failure = None;
+        // No other set gets the number, whatever happens from here on.
+        self.file.write(&history.state);
         history.earlier.push(self.current.swap(Arc::new(set)));
         let surplus = history.earlier.len().saturating_sub(KEPT);
         history.earlier.drain(..surplus);

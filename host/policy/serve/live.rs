@@ -26,7 +26,7 @@ use crate::serve::module_guard::ModuleGuard;
 use culvert_domain::policy_fact::PolicyFacts;
 
 pub struct PolicySet {
-    /// Number of the set in this process, from 1.
+    /// Number of the set.
     pub generation: u64,
     pub loaded_at: DateTime<Utc>,
     /// The plan that it must know.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::thread::Builder;
 
+use culvert_wire::clock::Clock;
 use tokio::sync::oneshot;
 
 use crate::engine::request::{PolicyRequest, PolicyResponse};
@@ -19,7 +20,12 @@ const PRIORITY: i32 = 10;
 /// # Errors
 ///
 /// If the module gives no valid response, or too many decisions of it are under way.
-pub(crate) async fn ask(set: &Arc<PolicySet>, index: usize, request: &PolicyRequest) -> Result<PolicyResponse, Failed> {
+pub(crate) async fn ask(
+    set: &Arc<PolicySet>,
+    index: usize,
+    request: &PolicyRequest,
+    clock: &Clock,
+) -> Result<PolicyResponse, Failed> {
     let kind = request.kind();
     let decider = &set.chain(kind).enforced[index];
     let failed = |why: &str| Failed { module: decider.name().into(), failure: Failure::Sandbox(why.into()) };
@@ -33,7 +39,7 @@ pub(crate) async fn ask(set: &Arc<PolicySet>, index: usize, request: &PolicyRequ
         return Err(decider.failed(Failure::Breaker));
     }
     let (answer, answered) = oneshot::channel();
-    let (set, request) = (set.clone(), request.clone());
+    let (set, request, clock) = (set.clone(), request.clone(), clock.clone());
     let work = move || {
         let _place = place;
         lower_priority();
@@ -41,6 +47,9 @@ pub(crate) async fn ask(set: &Arc<PolicySet>, index: usize, request: &PolicyRequ
         decider.metrics.long.inc();
         let response = decider.ask(&request);
         decider.metrics.long.dec();
+        // Counted here, because the request may have been given up.
+        let timed_out = matches!(response, Err(Failed { failure: Failure::Timeout, .. }));
+        decider.guard.note(timed_out, clock.moment());
         // Nobody waits any longer if the request was given up.
         let _ = answer.send(response);
     };

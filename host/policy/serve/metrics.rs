@@ -15,8 +15,7 @@ use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
 use crate::load::component::Configured;
 
-/// Bounds of the histogram, in seconds. A decision takes some microseconds, and at most twice its
-/// deadline.
+/// Bounds of the histogram, in seconds. Most decisions take some microseconds.
 const BUCKETS: [f64; 15] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 1.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -126,7 +125,7 @@ impl PolicyMetrics {
         policies.register("records_written", "Decision records", metrics.records_written.clone());
         policies.register(
             "records_dropped",
-            "Decision records without a place in the queue",
+            "Decision records that were lost: no place in the queue, or not written",
             metrics.records_dropped.clone(),
         );
         for outcome in ["done", "failed", "rolled_back"] {

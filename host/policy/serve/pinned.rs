@@ -162,19 +162,17 @@ impl Pinned {
             request.set_attributes(self.facts.attributes(decider.module.facts));
         }
         let started = self.observer.clock.moment();
-        let response = if !decider.guard.may_try(started) {
-            Err(decider.failed(Failure::Breaker))
-        } else if let Some(response) = decider.ask_briefly(request) {
+        let mut response = if let Some(response) = decider.ask_briefly(request) {
+            decider.guard.note(false, started);
             response
+        } else if decider.guard.may_try(started) {
+            long_decision::ask(&self.set, index, request, &self.observer.clock).await
         } else {
-            long_decision::ask(&self.set, index, request).await
+            Err(decider.failed(Failure::Breaker))
         };
-        let ended = self.observer.clock.moment();
-        let took = ended.since(started);
-        match &response {
-            Err(Failed { failure: Failure::Timeout, .. }) => decider.guard.note(true, ended),
-            Err(Failed { failure: Failure::Breaker | Failure::Sandbox(_), .. }) => {}
-            _ => decider.guard.note(false, ended),
+        let took = self.observer.clock.moment().since(started);
+        if let Err(failed) = &mut response {
+            failed.redact(request);
         }
         self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
         response

@@ -32,6 +32,8 @@ pub(crate) struct RecordWriter {
     lost: Counter,
     health: Arc<Mutex<RecordsHealth>>,
     unsaid: Unsaid,
+    /// Whether the file ends in an incomplete line.
+    is_cut: bool,
 }
 
 /// Lost records that no log line has told of yet.
@@ -62,7 +64,16 @@ impl RecordWriter {
         lost: Counter,
         health: Arc<Mutex<RecordsHealth>>,
     ) -> io::Result<Self> {
-        Ok(Self { path: path.into(), file: open(path)?, clock, written, lost, health, unsaid: Unsaid::default() })
+        Ok(Self {
+            path: path.into(),
+            file: open(path)?,
+            clock,
+            written,
+            lost,
+            health,
+            unsaid: Unsaid::default(),
+            is_cut: false,
+        })
     }
 
     /// Adds lines. Of those that do not fit, nothing is left in the file.
@@ -93,6 +104,12 @@ impl RecordWriter {
 
     /// Returns how many bytes of whole lines were added, and why they were not all.
     fn add(&mut self, lines: &[u8]) -> (usize, Option<io::Error>) {
+        if self.is_cut {
+            match self.file.write_all(b"\n") {
+                Ok(()) => self.is_cut = false,
+                Err(error) => return (0, Some(error)),
+            }
+        }
         let mut added = 0;
         let problem = loop {
             match self.file.write(&lines[added..]) {
@@ -107,8 +124,9 @@ impl RecordWriter {
         if whole < added
             && let Ok(metadata) = self.file.metadata()
         {
-            // What cannot be cut off, because it is no file on a disk, stays.
-            let _ = self.file.set_len(metadata.len() - (added - whole) as u64);
+            // Where it cannot be cut off, the next line begins behind it.
+            let cut = self.file.set_len(metadata.len().saturating_sub((added - whole) as u64));
+            self.is_cut = cut.is_err();
         }
         (whole, problem)
     }

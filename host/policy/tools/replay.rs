@@ -96,18 +96,21 @@ fn compare(module: &UntypedModule, is_same: bool, line: usize, record: &Recorded
         return Compared::NotComparable(format!("they do not hold {missing}"));
     }
     let was = record.error.as_ref().map_or_else(|| record.answer.clone(), |_| FAILED.into());
-    let answer = match module.ask(Some(&record.call), &record.input) {
+    let mut input = record.input.clone();
+    // A module is told only what it wants.
+    given_facts::keep(&mut input, record.kind, module.facts);
+    let answer = match module.ask(Some(&record.call), &input) {
         Ok(answer) => answer,
         Err(CallError::Failed(_)) => FAILED.into(),
         Err(CallError::PolicyRequest(problem)) => format!("it cannot be asked: {problem}").into(),
     };
     // A module of another name leaves a plan that it does not know to the others.
-    if told(&was) == told(&answer) || (record.call == "entitlements" && answer.is_null() && !is_same) {
-        return Compared::Same;
-    }
     let masked: Vec<&str> = record.masked.iter().map(String::as_str).collect();
-    if told(&without(&was, &masked)) == told(&without(&answer, &masked)) {
-        return Compared::NotComparable(format!("their {} is masked", masked.join(" and ")));
+    let is_left = record.call == "entitlements" && answer.is_null() && !is_same;
+    if is_left || told(&without(&was, &masked)) == told(&without(&answer, &masked)) {
+        // What the module would say of the masked part is not known, whatever it says of the mask.
+        let why = || Compared::NotComparable(format!("their {} is masked", masked.join(" and ")));
+        return if masked.is_empty() { Compared::Same } else { why() };
     }
     let (time, request_id) = (record.time.clone(), record.request_id.clone());
     Compared::Changed(Box::new(Changed { line, time, request_id, was, would_be: answer }))

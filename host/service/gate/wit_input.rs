@@ -26,7 +26,10 @@ pub fn entitlement(entitlement: plans::Entitlement) -> Entitlement {
         api_access: entitlement.api_access,
         tunnel_limit: entitlement.tunnel_limit,
         bandwidth_limit_bytes: entitlement.bandwidth_limit_bytes,
+        remote_actions: entitlement.remote_actions,
         premium_network: entitlement.premium_network,
+        custom_domains: entitlement.custom_domains,
+        webhook_endpoints: entitlement.webhook_endpoints,
         extra_ports_per_tunnel: entitlement.extra_ports_per_tunnel,
     }
 }

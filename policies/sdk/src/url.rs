@@ -14,7 +14,8 @@ pub struct Url<'a> {
 }
 
 impl<'a> Url<'a> {
-    /// Splits a URL with an authority. None where it has no scheme or no host, or its port is no number.
+    /// Splits a URL with an authority. None where it has no scheme, its host is missing or holds anything but ASCII
+    /// letters, digits, dots, hyphens and underscores, or its port is no number. A policy refuses what is none.
     pub fn parse(text: &'a str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
         let is_scheme = |letter: u8| letter.is_ascii_alphanumeric() || b"+-.".contains(&letter);
@@ -35,7 +36,10 @@ impl<'a> Url<'a> {
             Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => Some(digits.parse().ok()?),
             _ => return None,
         };
-        (!host.is_empty()).then_some(Self { scheme, user_info, host, port, path, query })
+        // What is written otherwise, as `%2E` for a dot, is read differently by different programs.
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'.' || b == b'-' || b == b'_';
+        let is_host = host.starts_with('[') || (!host.is_empty() && host.bytes().all(is_plain));
+        is_host.then_some(Self { scheme, user_info, host, port, path, query })
     }
 }
 
@@ -66,8 +70,17 @@ mod tests {
 
     #[test]
     fn text_without_scheme_or_host_is_no_url() {
-        for wrong in ["", "example.com", "://example.com", "https://", "https:///path", "https://a:b/", "https://[::1"]
-        {
+        for wrong in [
+            "",
+            "example.com",
+            "://example.com",
+            "https://",
+            "https:///path",
+            "https://a:b/",
+            "https://[::1",
+            "https://evil%2Eexample/",
+            "https://evil。example/",
+        ] {
             assert_eq!(Url::parse(wrong), None, "{wrong}");
         }
     }
