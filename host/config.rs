@@ -56,7 +56,7 @@ pub struct Config {
     pub dns: DnsConfig,
     pub webhooks: WebhookConfig,
     pub log: LogConfig,
-    /// `[[policy]]` entries with `kind`, `module`, `sha256`, `mode`, `deadline_ms`, `memory_kib` and `settings`
+    /// `[[policy]]` entries with `kind`, `module`, `sha256`, `mode`, `deadline_ms`, `memory_kib`, and `settings` or `settings_file`
     /// (default: the three shipped modules). See the guide for operators of policies.
     pub policy: Vec<PolicyConfig>,
     pub decisions: RecordsConfig,
@@ -281,6 +281,9 @@ impl Config {
             ConfigError(error.map_or_else(|| "the configuration cannot be read".into(), |e| one_line(&e)))
         })?;
         config.file = path.is_file().then(|| path.to_owned());
+        for (index, entry) in config.policy.iter_mut().enumerate() {
+            entry.read_settings().map_err(|e| ConfigError::new(&format!("policy[{index}].settings_file"), e))?;
+        }
         config.check()?;
         Ok(config)
     }

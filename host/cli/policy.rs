@@ -32,7 +32,7 @@ use culvert_policy::load::text_file;
 pub(super) enum Policy {
     /// Begin a policy project, in a new folder
     #[command(
-        after_help = "Examples:\n  culvert policy new night-rest --kind team-role\n  culvert policy new hooks --kind validation --lang javascript"
+        after_help = "Examples:\n  culvert policy new night-rest --kind team-role\n  culvert policy new hooks --kind validation --lang javascript\n  culvert policy new names --kind validation --lang rules"
     )]
     New(project::New),
     /// Build a policy project and make it a component
@@ -52,7 +52,7 @@ pub(super) enum Policy {
     Inspect(inspect::Inspect),
     /// Run cases against a component, and see which rules they come by
     #[command(
-        after_help = "Examples:\n  culvert policy test night-rest --min-coverage 100\n  culvert policy test night-rest --watch\n  culvert policy test night-rest.wasm --junit report.xml"
+        after_help = "Examples:\n  culvert policy test night-rest --min-coverage 100\n  culvert policy test night-rest --watch\n  culvert policy test night-rest.wasm --junit report.xml\n  culvert policy test builtin:rules-team-role --settings rules.toml --cases cases"
     )]
     Test(test::Test),
     /// Measure a component's decisions
@@ -114,7 +114,8 @@ impl Tool {
     fn open(path: &Path) -> Result<Self, CliError> {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{}: {problem}", path.display()));
         if let Some(name) = path.to_str().and_then(|path| path.strip_prefix(bundle::PREFIX)) {
-            let wasm = bundle::find(name).ok_or_else(|| fail(&"there is no such module"))?;
+            let wasm = bundle::find(name)
+                .ok_or_else(|| fail(&format!("there is no such module; there are {}", bundle::NAMES.join(", "))))?;
             return Self::of(wasm.into()).map_err(|e| fail(&e));
         }
         if path.is_dir() {

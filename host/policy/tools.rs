@@ -6,4 +6,5 @@ pub mod coverage;
 pub mod javascript;
 pub mod project;
 pub mod replay;
+pub mod rules_project;
 pub mod sources;

@@ -375,7 +375,7 @@ async fn json_output_is_one_object_on_failure_as_well() {
     assert_snapshot!(said, @r#"
     --json policy check core.wasm: 1 core.wasm: it is a core WebAssembly module, not a component; `culvert policy build` makes components
     --json policy inspect none.wasm: 1 none.wasm: No such file or directory (os error 2)
-    --json policy inspect builtin:magic: 1 builtin:magic: there is no such module
+    --json policy inspect builtin:magic: 1 builtin:magic: there is no such module; there are plan-access, team-role, validation, rules-plan-access, rules-team-role, rules-validation
     --json policy reload: 1 culvert-data/admin.token: No such file or directory (os error 2); run this as the user of the host
     --json plan set ada@example.test no-such-plan: 2 unexpected argument 'no-such-plan' found
     "#);

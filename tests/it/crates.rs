@@ -18,6 +18,7 @@ struct Rule {
 const FRAMEWORKS: &[&str] = &[
     "argon2",
     "aws-lc-rs",
+    "cel",
     "chacha20poly1305",
     "hickory-resolver",
     "jsonschema",
@@ -114,6 +115,22 @@ const RULES: &[Rule] = &[
     },
     Rule { name: "culvert-test-macros", crates: &[], frameworks: &[] },
     Rule { name: "culvert-policy-sdk", crates: &[], frameworks: &[] },
+    Rule { name: "culvert-policy-rules", crates: &["culvert-policy-sdk"], frameworks: &["cel"] },
+    Rule {
+        name: "culvert-policy-rules-plan-access",
+        crates: &["culvert-policy-rules", "culvert-policy-sdk"],
+        frameworks: &[],
+    },
+    Rule {
+        name: "culvert-policy-rules-team-role",
+        crates: &["culvert-policy-rules", "culvert-policy-sdk"],
+        frameworks: &[],
+    },
+    Rule {
+        name: "culvert-policy-rules-validation",
+        crates: &["culvert-policy-rules", "culvert-policy-sdk"],
+        frameworks: &[],
+    },
     Rule { name: "culvert-policy-plan-access", crates: &["culvert-policy-sdk"], frameworks: &[] },
     Rule { name: "culvert-policy-team-role", crates: &["culvert-policy-sdk"], frameworks: &[] },
     Rule { name: "culvert-policy-validation", crates: &["culvert-policy-sdk"], frameworks: &[] },

@@ -42,6 +42,7 @@ mod policy;
 mod ports;
 mod properties;
 mod reload;
+mod rules;
 mod sandbox;
 mod slow_policies;
 mod support;

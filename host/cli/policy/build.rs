@@ -9,6 +9,7 @@ use super::{Progress, Tool};
 use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use culvert_policy::tools::compile::{self, CompiledPolicy};
+use culvert_policy::tools::rules_project::{self, RulesProject};
 
 #[derive(Args)]
 pub(crate) struct Build {
@@ -50,6 +51,12 @@ impl Build {
 
 /// Builds a project; cargo says itself how far it is.
 pub(super) fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
+    if RulesProject::is_in(folder) {
+        return Err(refused(format!(
+            "{}: rules are not built; name the file as `settings_file` beside the module builtin:rules-<kind>",
+            folder.join(rules_project::RULES).display()
+        )));
+    }
     let _shown = folder.join("package.json").is_file().then(|| Progress::of("ComponentizeJS makes the component"));
     compile::build(folder).map_err(refused)
 }

@@ -27,17 +27,14 @@ impl New {
         let Self { name, kind, lang } = self;
         let files = project::create(Path::new("."), &name, kind, lang).map_err(refused)?;
         let value = json!({"folder": name, "kind": kind, "files": files});
-        let next = match lang {
-            Language::Rust => "",
-            Language::JavaScript => "    npm install\n",
+        let (rules, contract, next) = match lang {
+            Language::Rust => ("src/lib.rs", ", wit/ the contract", ""),
+            Language::JavaScript => ("policy.js", ", wit/ the contract", "    npm install\n"),
+            Language::Rules => ("rules.toml", "", ""),
         };
         print(output, &value, || {
-            let (rules, about) = match lang {
-                Language::Rust => ("src/lib.rs", "the rules"),
-                Language::JavaScript => ("policy.js", "the rules"),
-            };
             format!(
-                "{name}: a {kind} policy. {rules} holds {about}, cases/ what they must answer, wit/ the contract.\n\n    \
+                "{name}: a {kind} policy. {rules} holds the rules, cases/ what they must answer{contract}.\n\n    \
                  cd {name}\n{next}    culvert policy test"
             )
         });

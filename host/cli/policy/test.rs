@@ -6,22 +6,28 @@ mod watch;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::{Map, Value};
 
-use super::{Progress, Tool, build};
+use super::{Progress, Tool, build, settings};
 use crate::cli::Output;
 use crate::cli::{CliError, refused};
+use culvert_policy::load::bundle;
 use culvert_policy::load::cases::{File, Outcome};
 use culvert_policy::tools::coverage::Coverage;
+use culvert_policy::tools::rules_project::RulesProject;
 use watch::Watched;
 
 #[derive(Args)]
 pub(crate) struct Test {
-    /// A project's folder, which is built first, or a component
+    /// A project's folder, which is built first, or a component, or `builtin:` and the name of a shipped one
     #[arg(default_value = ".")]
     subject: PathBuf,
     /// The folder of the cases [default: those of the project, or the ones that the component carries]
     #[arg(long, value_name = "FOLDER")]
     cases: Option<PathBuf>,
+    /// Settings for the cases that have none of their own, TOML or JSON
+    #[arg(long, value_name = "FILE")]
+    settings: Option<PathBuf>,
     /// Run only the cases whose name holds this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -92,11 +98,7 @@ impl Test {
     }
 
     fn test(&self) -> Result<Run, CliError> {
-        let tool = if self.subject.is_dir() {
-            Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?
-        } else {
-            Tool::open(&self.subject)?
-        };
+        let (tool, settings) = self.tool()?;
         let mut files = match (&self.cases, self.subject.is_dir()) {
             (Some(folder), _) => File::read_all(folder),
             (None, true) => File::read_all(&self.subject.join("cases")),
@@ -107,14 +109,33 @@ impl Test {
             files.iter_mut().for_each(|file| file.keep(filter));
             files.retain(|file| !file.cases.is_empty());
         }
+        files.iter_mut().filter(|file| file.settings.is_empty()).for_each(|file| file.settings.clone_from(&settings));
         let progress = Progress::of("compiling");
-        let mut outcomes = Vec::new();
+        let mut results = Vec::new();
         for file in &files {
             progress.show(file.file.clone());
-            outcomes.extend(file.run(&tool.engines, &tool.module).map_err(refused)?);
+            results.push(file.run(&tool.engines, &tool.module).map_err(refused)?);
         }
-        let coverage = Coverage::of(&tool.module.description, &outcomes);
-        Ok(Run { name: tool.module.description.name, outcomes, coverage })
+        let coverage = Coverage::of(&results);
+        let name = results.first().map(|results| results.module.clone());
+        let outcomes = results.into_iter().flat_map(|results| results.outcomes).collect();
+        Ok(Run { name: name.unwrap_or(tool.module.description.name), outcomes, coverage })
+    }
+
+    /// The module, and the settings of the cases that have none of their own.
+    fn tool(&self) -> Result<(Tool, Map<String, Value>), CliError> {
+        let given = settings(self.settings.as_ref())?;
+        if RulesProject::is_in(&self.subject) {
+            let RulesProject { kind, settings } = RulesProject::read(&self.subject).map_err(refused)?;
+            let settings = if self.settings.is_some() { given } else { settings };
+            return Ok((Tool::open(Path::new(&bundle::of_rules(kind)))?, settings));
+        }
+        let tool = if self.subject.is_dir() {
+            Tool::of(build::build(&self.subject)?.wasm).map_err(refused)?
+        } else {
+            Tool::open(&self.subject)?
+        };
+        Ok((tool, given))
     }
 
     fn verdict(&self, run: &Run) -> Result<(), CliError> {

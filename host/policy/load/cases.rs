@@ -83,6 +83,16 @@ pub enum CasesError {
     Bundle(String),
 }
 
+/// What came of the cases of one file.
+#[derive(Debug)]
+pub struct Results {
+    pub outcomes: Vec<Outcome>,
+    /// What the module calls itself with the file's settings.
+    pub module: String,
+    /// The rules that the module declares with the file's settings.
+    pub rules: Vec<String>,
+}
+
 /// The result of one case.
 #[derive(Debug)]
 pub struct Outcome {
@@ -179,11 +189,14 @@ impl File {
     /// # Errors
     ///
     /// If the module cannot be loaded with the file's settings. A case that does not pass is no error.
-    pub fn run(&self, engines: &Engines, module: &Module) -> Result<Vec<Outcome>, CasesError> {
+    pub fn run(&self, engines: &Engines, module: &Module) -> Result<Results, CasesError> {
         let load = |error| CasesError::Load { file: self.file.clone(), error: Box::new(error) };
         let configured = module.configure(engines, &Artefacts::none(), &self.settings, Limits::generous());
-        let dynamic = UntypedModule::new(engines, &configured.map_err(load)?).map_err(load)?;
-        Ok(self.outcomes(&dynamic.debugging()).collect())
+        let configured = configured.map_err(load)?;
+        let dynamic = UntypedModule::new(engines, &configured).map_err(load)?;
+        let module = configured.description.name.clone();
+        let rules = configured.description.rules.iter().map(|rule| rule.id.clone()).collect();
+        Ok(Results { outcomes: self.outcomes(&dynamic.debugging()).collect(), module, rules })
     }
 
     /// Prepares the module for this file's cases, with a host's limits. Each case configures its own

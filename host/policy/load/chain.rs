@@ -24,13 +24,14 @@ use crate::load::cases::{CasesError, File, Outcome};
 use crate::load::component::{Configured, Module};
 use crate::load::load_error::LoadError;
 use crate::load::module_store::ModuleStore;
+use crate::load::text_file::{self, TextFileError};
 
 /// One `[[policy]]` of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyConfig {
     pub kind: Kind,
-    /// `builtin:<kind>`, or the path of a component.
+    /// `builtin:` and the name of a shipped module, or the path of a component.
     pub module: String,
     /// SHA-256 of the file, in hexadecimal; required for a path.
     pub sha256: Option<String>,
@@ -43,6 +44,18 @@ pub struct PolicyConfig {
     pub memory_kib: u32,
     #[serde(default)]
     pub settings: Map<String, Value>,
+    /// A file of settings, TOML or JSON, instead of `settings`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings_file: Option<PathBuf>,
+}
+
+/// Why an entry's file of settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsFileError {
+    #[error("is given beside `settings`; leave one of them out")]
+    Both,
+    #[error("{}: {error}", .path.display())]
+    File { path: PathBuf, error: TextFileError },
 }
 
 /// How a module's responses are used.
@@ -79,7 +92,22 @@ impl PolicyConfig {
             deadline_ms: default_deadline(),
             memory_kib: default_memory(),
             settings: Map::new(),
+            settings_file: None,
         }
+    }
+
+    /// Reads the file of settings, if the entry names one.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or the entry has settings of its own as well.
+    pub fn read_settings(&mut self) -> Result<(), SettingsFileError> {
+        let Some(path) = self.settings_file.take() else { return Ok(()) };
+        if !self.settings.is_empty() {
+            return Err(SettingsFileError::Both);
+        }
+        self.settings = text_file::read(&path).map_err(|error| SettingsFileError::File { path, error })?;
+        Ok(())
     }
 
     fn limits(&self) -> Limits {
@@ -256,7 +284,8 @@ impl Loader {
         }
         if let Some(name) = entry.module.strip_prefix(bundle::PREFIX) {
             let shipped = bundle::find(name).ok_or_else(|| {
-                let names = Kind::ALL.map(|kind| format!("builtin:{kind}")).join(", ");
+                let names = bundle::NAMES.iter().map(|name| format!("{}{name}", bundle::PREFIX));
+                let names = names.collect::<Vec<_>>().join(", ");
                 ("module", format!("there is no `{}`; shipped are {names}", entry.module))
             })?;
             return Ok(shipped.into());

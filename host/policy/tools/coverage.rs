@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::engine::bindings::types::Description;
-use crate::load::cases::Outcome;
+use crate::load::cases::Results;
 
 pub struct Coverage {
     pub rules: usize,
@@ -12,11 +11,17 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    pub fn of(description: &Description, outcomes: &[Outcome]) -> Self {
-        let met: BTreeSet<&str> = outcomes.iter().flat_map(|outcome| &outcome.rules).map(String::as_str).collect();
-        let declared = description.rules.iter().map(|rule| &rule.id);
-        let missing = declared.filter(|rule| !met.contains(rule.as_str())).cloned().collect();
-        Self { rules: description.rules.len(), missing }
+    pub fn of(results: &[Results]) -> Self {
+        let outcomes = results.iter().flat_map(|results| &results.outcomes);
+        let met: BTreeSet<&String> = outcomes.flat_map(|outcome| &outcome.rules).collect();
+        let mut declared: Vec<&String> = Vec::new();
+        for rule in results.iter().flat_map(|results| &results.rules) {
+            if !declared.contains(&rule) {
+                declared.push(rule);
+            }
+        }
+        let missing = declared.iter().filter(|rule| !met.contains(**rule)).map(|rule| (*rule).clone()).collect();
+        Self { rules: declared.len(), missing }
     }
 
     /// The coverage from 0 to 100; 100 for a module without rules.

@@ -5,12 +5,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::engine::kind::Kind;
+use crate::tools::rules_project::RULES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Language {
     Rust,
     #[value(name = "javascript", alias = "js")]
     JavaScript,
+    /// Rules in CEL, which need no compiler.
+    Rules,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +55,8 @@ struct Template {
     javascript: &'static str,
     schema: &'static str,
     cases: &'static str,
+    rules: &'static str,
+    rules_cases: &'static str,
 }
 
 macro_rules! template {
@@ -61,6 +66,8 @@ macro_rules! template {
             javascript: include_str!(concat!("../../../policies/templates/javascript/", $kind, ".js")),
             schema: include_str!(concat!("../../../policies/templates/", $kind, ".schema.json")),
             cases: include_str!(concat!("../../../policies/templates/cases/", $kind, ".toml")),
+            rules: include_str!(concat!("../../../policies/templates/rules/", $kind, ".toml")),
+            rules_cases: include_str!(concat!("../../../policies/templates/rules/cases/", $kind, ".toml")),
         }
     };
 }
@@ -74,11 +81,14 @@ fn template(kind: Kind) -> Template {
 }
 
 /// What the template of a kind does.
-fn summary(kind: Kind) -> &'static str {
-    match kind {
-        Kind::PlanAccess => "Keeps subdomains for the customers that they were promised to",
-        Kind::TeamRole => "Leaves some actions to the Team's owner",
-        Kind::Validation => "Keeps words out of the names of tunnels",
+fn summary(kind: Kind, language: Language) -> &'static str {
+    match (kind, language) {
+        (Kind::PlanAccess, Language::Rules) => "Leaves custom domains to paid plans",
+        (Kind::TeamRole, Language::Rules) => "Leaves moving tunnels to the Team's owner",
+        (Kind::Validation, Language::Rules) => "Has tunnels named by team and stage",
+        (Kind::PlanAccess, _) => "Keeps subdomains for the customers that they were promised to",
+        (Kind::TeamRole, _) => "Leaves some actions to the Team's owner",
+        (Kind::Validation, _) => "Keeps words out of the names of tunnels",
     }
 }
 
@@ -100,8 +110,8 @@ pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Resu
     let mut written = Vec::new();
     for (file, text) in files(kind, language) {
         let path = folder.join(file);
-        let text =
-            text.replace("__NAME__", name).replace("__KIND__", kind.name()).replace("__SUMMARY__", summary(kind));
+        let text = text.replace("__NAME__", name).replace("__KIND__", kind.name());
+        let text = text.replace("__SUMMARY__", summary(kind, language));
         let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
         made.map_err(|error| ProjectError::File(path.clone(), error))?;
         written.push(path);
@@ -110,7 +120,7 @@ pub fn create(parent: &Path, name: &str, kind: Kind, language: Language) -> Resu
 }
 
 fn files(kind: Kind, language: Language) -> Vec<(&'static str, &'static str)> {
-    let Template { rust, javascript, schema, cases } = template(kind);
+    let Template { rust, javascript, schema, cases, rules, rules_cases } = template(kind);
     let mut files = match language {
         Language::Rust => vec![
             ("Cargo.toml", include_str!("../../../policies/templates/rust/Cargo.toml")),
@@ -121,6 +131,7 @@ fn files(kind: Kind, language: Language) -> Vec<(&'static str, &'static str)> {
             ("package.json", include_str!("../../../policies/templates/javascript/package.json")),
             ("policy.js", javascript),
         ],
+        Language::Rules => return vec![(RULES, rules), ("cases/first.toml", rules_cases)],
     };
     files.push(("cases/first.toml", cases));
     files.push((".gitignore", include_str!("../../../policies/templates/gitignore")));

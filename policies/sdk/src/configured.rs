@@ -21,12 +21,17 @@ impl<P> Configured<P> {
         crate::arena::seal();
     }
 
+    /// The policy, if `configure` has come by: `describe` is also asked before.
+    pub fn find(&self) -> Option<&P> {
+        self.0.get()
+    }
+
     /// # Panics
     ///
     /// Where `configure` did not succeed: a decision without settings is none, and the host takes
     /// the trap as a failure of the module.
     pub fn get(&self) -> &P {
-        self.0.get().expect("configure comes before any decision")
+        self.find().expect("configure comes before any decision")
     }
 }
 

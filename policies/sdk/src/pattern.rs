@@ -38,6 +38,13 @@ pub struct Regex(regex_lite::Regex);
 
 #[cfg(feature = "regex")]
 impl Regex {
+    /// # Errors
+    ///
+    /// If the text is no regular expression.
+    pub fn new(pattern: &str) -> Result<Self, regex_lite::Error> {
+        regex_lite::Regex::new(pattern).map(Self)
+    }
+
     /// Whether the expression matches anywhere in the text; `^` and `$` bind it to the ends.
     pub fn is_match(&self, text: &str) -> bool {
         self.0.is_match(text)
@@ -48,7 +55,7 @@ impl Regex {
 impl<'de> serde::Deserialize<'de> for Regex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let pattern = String::deserialize(deserializer)?;
-        regex_lite::Regex::new(&pattern).map(Self).map_err(serde::de::Error::custom)
+        Self::new(&pattern).map_err(serde::de::Error::custom)
     }
 }
 

@@ -33,7 +33,34 @@ pub enum Weekday {
     Sunday,
 }
 
+/// A day of the Gregorian calendar; as a text `2026-01-31`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Date {
+    pub year: i64,
+    pub month: u32,
+    pub day: u32,
+}
+
+impl fmt::Display for Date {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04}-{:02}-{:02}", self.year, self.month, self.day)
+    }
+}
+
 impl Weekday {
+    /// In lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Monday => "monday",
+            Self::Tuesday => "tuesday",
+            Self::Wednesday => "wednesday",
+            Self::Thursday => "thursday",
+            Self::Friday => "friday",
+            Self::Saturday => "saturday",
+            Self::Sunday => "sunday",
+        }
+    }
+
     /// Monday to Friday.
     pub fn is_workday(self) -> bool {
         !matches!(self, Self::Saturday | Self::Sunday)
@@ -52,6 +79,10 @@ impl Time {
         TimeOfDay((self.0 + zone.0).rem_euclid(DAY) as u32)
     }
 
+    pub fn date(self, zone: Offset) -> Date {
+        date((self.0 + zone.0).div_euclid(DAY))
+    }
+
     /// Seconds from `earlier` to this moment.
     pub fn since(self, earlier: Self) -> i64 {
         self.0 - earlier.0
@@ -61,6 +92,11 @@ impl Time {
 impl TimeOfDay {
     pub fn hour(self) -> u32 {
         self.0 / 3600
+    }
+
+    /// Of its hour.
+    pub fn minute(self) -> u32 {
+        self.0 / 60 % 60
     }
 
     /// Whether it lies in a period, from its beginning and before its end. One that ends before it begins goes past
@@ -110,6 +146,10 @@ fn parse_time(text: &str) -> Option<Time> {
         rest = fraction.trim_start_matches(|letter: char| letter.is_ascii_digit());
     }
     let zone: Offset = rest.parse().ok()?;
+    // A month has as many days as the calendar gives it.
+    if date(days(year, month, day)).day != day as u32 {
+        return None;
+    }
     Some(Time(days(year, month, day) * DAY + hour * 3600 + minute * 60 + second - zone.0))
 }
 
@@ -118,6 +158,19 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year - 719_468
+}
+
+/// The inverse of [`days`].
+fn date(days: i64) -> Date {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    Date { year, month: month as u32, day: day as u32 }
 }
 
 impl FromStr for Offset {
@@ -173,8 +226,31 @@ mod tests {
         assert_eq!(time("2000-03-01T00:00:00Z").since(time("2000-02-28T00:00:00Z")), 2 * DAY);
         assert_eq!(time("1900-03-01T00:00:00Z").since(time("1900-02-28T00:00:00Z")), DAY);
         assert_eq!(time("2026-11-22T01:30:00+02:00"), time("2026-11-21T23:30:00Z"));
-        for wrong in ["", "2026-11-22", "2026-13-01T00:00:00Z", "2026-01-01T24:00:00Z", "2026-01-01T00:00:00", "é"] {
+        for wrong in [
+            "",
+            "2026-11-22",
+            "2026-13-01T00:00:00Z",
+            "2026-02-31T00:00:00Z",
+            "2026-01-01T24:00:00Z",
+            "2026-01-01T00:00:00",
+            "é",
+        ] {
             assert!(wrong.parse::<Time>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn date_is_that_of_the_time_zone() {
+        let (new_year, zone) = (time("2023-12-31T23:30:00Z"), "+02:00".parse().unwrap());
+        assert_eq!(new_year.date(Offset(0)).to_string(), "2023-12-31");
+        assert_eq!(new_year.date(zone).to_string(), "2024-01-01");
+        // Every day of two centuries comes after the one before, and is found again by its text.
+        let mut last = None;
+        for day in (0..200 * 366).map(|day| Time(day * DAY - 100 * 365 * DAY)) {
+            let date = day.date(Offset(0));
+            assert!(last < Some(date), "{date}");
+            assert_eq!(time(&format!("{date}T00:00:00Z")), day);
+            last = Some(date);
         }
     }
 
