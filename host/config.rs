@@ -59,6 +59,7 @@ pub struct Config {
     /// `[[policy]]` entries with `kind`, `module`, `sha256`, `mode`, `deadline_ms`, `memory_kib`, and `settings` or `settings_file`
     /// (default: the three shipped modules). See the guide for operators of policies.
     pub policy: Vec<PolicyConfig>,
+    pub policies: PoliciesConfig,
     pub decisions: RecordsConfig,
     /// The file that these settings were read from; it is read again for a reload.
     #[serde(skip)]
@@ -191,6 +192,14 @@ pub struct LogConfig {
     pub format: LogFormat,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoliciesConfig {
+    /// Public keys, each a PEM text or the name of a file with one, for ECDSA P-256 or Ed25519. With any, a module that is
+    /// not built in must have a signature by one of them. Read at the start.
+    pub trusted_keys: Vec<String>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -237,6 +246,7 @@ impl Default for Config {
             },
             log: LogConfig { format: LogFormat::Text },
             policy: PolicyConfig::shipped(),
+            policies: PoliciesConfig { trusted_keys: Vec::new() },
             decisions: RecordsConfig::default(),
             file: None,
             trust: Trust::Digest,

@@ -1,17 +1,20 @@
 //! The policies of this host: loads them as configured, and reloads them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{ChainError, Loader, Trust};
+use culvert_policy::load::module_source::{self, Origins};
 use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::serve::generation_state::{Policies, StateFile};
 use culvert_policy::serve::generations::{Generations, ReloadError};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
+use culvert_registry::Fetcher;
+use culvert_registry::trusted_keys::TrustedKeys;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
 
@@ -29,7 +32,7 @@ pub fn open(
     secrets: &Secrets,
     registry: &mut Registry,
 ) -> Result<Generations, ConfigError> {
-    let modules = ModuleStore::in_folder(&config.data_dir.join("policy-modules"));
+    let modules = ModuleStore::in_folder(&module_folder(config));
     let modules = modules.map_err(|e| ConfigError::new("data_dir", e))?;
     let state = StateFile::at(&config.data_dir.join("policy-generations.json"));
     open_with(config, clock, secrets, registry, modules, state)
@@ -52,12 +55,31 @@ fn open_with(
         modules,
         folder: ".".into(),
         trust: config.trust,
+        origins: origins(config)?,
     };
     let observer = DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
         let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
         ConfigError::new("decisions.file", format!("{file}: {error}"))
     })?;
     Ok(Generations::open(loader, observer, &policies(config), state)?)
+}
+
+/// Where modules are kept that were loaded.
+pub fn module_folder(config: &Config) -> PathBuf {
+    config.data_dir.join("policy-modules")
+}
+
+/// Where a host's modules may come from, and whose signatures it accepts.
+///
+/// # Errors
+///
+/// One line, if a trusted key cannot be used.
+pub fn origins(config: &Config) -> Result<Origins, ConfigError> {
+    let keys = &config.policies.trusted_keys;
+    let trusted = TrustedKeys::read(keys)
+        .map_err(|(index, error)| ConfigError::new(&format!("policies.trusted_keys[{index}]"), error))?;
+    let trusted = (!keys.is_empty()).then(|| Arc::new(trusted) as Arc<dyn module_source::TrustedKeys>);
+    Ok(Origins { remote: Some(Arc::new(Fetcher)), trusted })
 }
 
 /// Loads the configured policies once, for commands that query them and end.
@@ -68,7 +90,7 @@ fn open_with(
 pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // The user who runs a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    let (modules, state) = (ModuleStore::none(), StateFile::default());
+    let (modules, state) = (ModuleStore::reading(&module_folder(config)), StateFile::default());
     let policies = open_with(&quiet, clock, secrets, &mut Registry::default(), modules, state);
     policies.map(|policies| policies.pin())
 }

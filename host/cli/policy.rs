@@ -4,7 +4,9 @@ mod admin_client;
 mod bench;
 mod build;
 mod inspect;
+mod plan;
 mod project;
+mod registry;
 mod replay;
 mod run;
 mod test;
@@ -68,8 +70,30 @@ pub(super) enum Policy {
         after_help = "Examples:\n  culvert policy replay decisions.jsonl --fail-on-change\n  culvert policy replay decisions.jsonl --module new.wasm --settings new.toml"
     )]
     Replay(replay::Replay),
+    /// Push a component to a registry
+    #[command(
+        after_help = "Examples:\n  culvert policy push night-rest.wasm oci://registry.example.com/policies/night-rest:1.0.0"
+    )]
+    Push(registry::Push),
+    /// Pull a component from a registry
+    #[command(
+        after_help = "Examples:\n  culvert policy pull oci://registry.example.com/policies/night-rest:1.0.0 --out night-rest.wasm"
+    )]
+    Pull(registry::Pull),
+    /// Sign a component: a file .sig beside it
+    #[command(
+        after_help = "Examples:\n  openssl genpkey -algorithm ed25519 -out policy.key\n  openssl pkey -in policy.key -pubout -out policy.pub\n  culvert policy sign night-rest.wasm --key policy.key"
+    )]
+    Sign(registry::Sign),
+    /// Show what a reload would change, and for whom; it takes nothing over, and ends with 1 if anything would change
+    #[command(after_help = "Examples:\n  culvert policy plan\n  culvert policy plan --records decisions.jsonl --json")]
+    Plan(plan::Plan),
     /// Have the running host load the policies of its configuration
-    Reload,
+    Reload {
+        /// Only show what would change, as `plan` does
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Have the running host go back to the policies before
     Rollback,
     /// Show the policies of the running host
@@ -81,7 +105,7 @@ impl Policy {
     pub(super) fn needs_host_config(&self) -> bool {
         match self {
             Self::Replay(replay) => replay.needs_host_config(),
-            Self::Reload | Self::Rollback | Self::Status => true,
+            Self::Plan(_) | Self::Reload { .. } | Self::Rollback | Self::Status => true,
             _ => false,
         }
     }
@@ -96,7 +120,12 @@ impl Policy {
             Self::Bench(bench) => bench.run(output),
             Self::Run(run) => run.run(output),
             Self::Replay(replay) => replay.run(config, output),
-            Self::Reload => admin_client::reload(config, output).await,
+            Self::Push(push) => push.run(output).await,
+            Self::Pull(pull) => pull.run(output).await,
+            Self::Sign(sign) => sign.run(output),
+            Self::Plan(plan) => plan.run(config, output).await,
+            Self::Reload { dry_run: true } => plan::Plan::default().run(config, output).await,
+            Self::Reload { dry_run: false } => admin_client::reload(config, output).await,
             Self::Rollback => admin_client::rollback(config, output).await,
             Self::Status => admin_client::status(config, output).await,
         }

@@ -11,11 +11,13 @@ pub mod dynamic;
 pub mod given_facts;
 mod guest;
 pub mod load_error;
+pub mod module_source;
 pub mod module_store;
+pub mod oci_manifest;
 pub mod schema;
 pub mod sections;
 pub mod snapshot;
 pub mod text_file;
 
 /// Most bytes of a module.
-pub(crate) const SIZE_LIMIT: usize = 64 << 20;
+pub const SIZE_LIMIT: usize = 64 << 20;

@@ -24,6 +24,7 @@ const FRAMEWORKS: &[&str] = &[
     "jsonschema",
     "maud",
     "maxminddb",
+    "oci-client",
     "prometheus-client",
     "pulldown-cmark",
     "rcgen",
@@ -83,6 +84,11 @@ const RULES: &[Rule] = &[
         frameworks: &["argon2", "chacha20poly1305", "prometheus-client", "tokio"],
     },
     Rule {
+        name: "culvert-registry",
+        crates: &["culvert-policy", "culvert-wire"],
+        frameworks: &["aws-lc-rs", "oci-client", "reqwest", "tokio"],
+    },
+    Rule {
         name: "culvert-gateway",
         crates: &["culvert-domain", "culvert-service", "culvert-wire"],
         frameworks: &["salvo", "tokio"],
@@ -106,6 +112,7 @@ const RULES: &[Rule] = &[
             "culvert-http",
             "culvert-node",
             "culvert-policy",
+            "culvert-registry",
             "culvert-service",
             "culvert-store",
             "culvert-webhook",

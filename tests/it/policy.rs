@@ -9,6 +9,7 @@ use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::cases::File;
 use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
 use culvert_policy::load::component::Module;
+use culvert_policy::load::module_source::Origins;
 use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::tools::compile;
 use culvert_policy::tools::sources::Sources;
@@ -88,6 +89,7 @@ fn invalid_policy_chain_is_refused_with_one_line_error() {
         modules: ModuleStore::none(),
         folder: ".".into(),
         trust: Trust::Digest,
+        origins: Origins::default(),
     };
     let load = |chain: &[PolicyConfig]| loader.load(chain).err().map(|e| e.to_string()).unwrap_or_default();
     let with = |change: fn(&mut PolicyConfig)| {

@@ -133,7 +133,7 @@ async fn failed_policy_reload_reports_error_and_keeps_generation() {
     policy[0] (<folder>/trap.wasm): its configure failed: it trapped: wasm `unreachable` instruction executed
     policy[0] (<folder>/failing.wasm): its own case fails, so it was not built for this host: first.toml, "nobody may": expected {"deny":{"code":"test_denied"}}, got "allow"
     policy: no module of kind team-role decides; add one, for instance `module = "builtin:team-role"`
-    policy[0].deadline: there is no such setting; there are kind, module, sha256, mode, deadline_ms, memory_kib, settings (in <file>)
+    policy[0].deadline: there is no such setting; there are kind, module, sha256, signature, mode, deadline_ms, memory_kib, settings, settings_file (in <file>)
     configuration: TOML parse error at line 1, column 9: invalid table header: expected `.`, `]]` (in <file>)
     "#);
     assert_eq!(swapped.status().await["generation"], 1);

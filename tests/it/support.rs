@@ -13,6 +13,7 @@ pub mod node;
 pub mod policies;
 pub mod program;
 pub mod receiver;
+pub mod registry;
 pub mod visitor;
 pub mod wire;
 

@@ -77,7 +77,7 @@ async fn ask(config: &Config, method: Method, path: &str) -> Result<Value, CliEr
 }
 
 /// The host's answer, or the problem that it tells.
-async fn answer(config: &Config, method: Method, path: &str) -> Result<Result<Value, String>, CliError> {
+pub(super) async fn answer(config: &Config, method: Method, path: &str) -> Result<Result<Value, String>, CliError> {
     let mut address = config.admin_listen;
     // A host that listens everywhere is reached here.
     match address.ip() {

@@ -62,9 +62,9 @@ pub(super) fn build(folder: &Path) -> Result<CompiledPolicy, CliError> {
 }
 
 /// Aside and renamed: a host that reads the file meanwhile reads the old one or the new one.
-fn write_whole(path: &Path, wasm: &[u8]) -> Result<(), CliError> {
+pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), CliError> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
-    let written = std::fs::write(&aside, wasm).and_then(|()| std::fs::rename(&aside, path));
+    let written = std::fs::write(&aside, content).and_then(|()| std::fs::rename(&aside, path));
     written.map_err(|error| refused(format!("{}: {error}", path.display())))
 }

@@ -12,6 +12,7 @@ use super::{Progress, Tool, settings};
 use crate::cli::Output;
 use crate::cli::{CliError, print, refused};
 use crate::config::Config;
+use crate::policies;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::engine::sandbox::Limits;
@@ -126,16 +127,23 @@ impl Replay {
 
 /// The modules that the configuration would have decide.
 fn configured(config: &Config) -> Result<Vec<Candidate>, CliError> {
+    let (engines, loaded) = load_chain(config)?;
+    let deciding = loaded.iter().filter(|loaded| loaded.entry.mode == Mode::Enforce);
+    deciding.map(|Loaded { module, .. }| candidate(&engines, module, None)).collect()
+}
+
+/// Loads the chain of the configuration, as its host would.
+pub(super) fn load_chain(config: &Config) -> Result<(Engines, Vec<Loaded>), CliError> {
     let loader = Loader {
         engines: Engines::new(1).map_err(refused)?,
         artefacts: Artefacts::none(),
-        modules: ModuleStore::none(),
+        modules: ModuleStore::reading(&policies::module_folder(config)),
         folder: ".".into(),
         trust: Trust::Path,
+        origins: policies::origins(config)?,
     };
     let loaded = loader.load(&config.policy).map_err(refused)?;
-    let deciding = loaded.iter().filter(|loaded| loaded.entry.mode == Mode::Enforce);
-    deciding.map(|Loaded { module, .. }| candidate(&loader.engines, module, None)).collect()
+    Ok((loader.engines, loaded))
 }
 
 fn candidate(engines: &Engines, module: &Configured, against: Option<String>) -> Result<Candidate, CliError> {
@@ -171,7 +179,7 @@ fn describe(report: &Report) -> String {
 }
 
 /// `1 line is`, `2 lines are`.
-fn count(number: usize, one: &str, many: &str) -> String {
+pub(super) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
@@ -179,6 +187,6 @@ fn plural(number: usize, word: &str) -> String {
     if number == 1 { word.into() } else { format!("{word}s") }
 }
 
-fn short(answer: &Value) -> String {
+pub(super) fn short(answer: &Value) -> String {
     answer.as_str().map_or_else(|| answer.to_string(), String::from)
 }

@@ -56,7 +56,8 @@ impl ModuleInstance {
     }
 
     fn decide(&self, mut store: SandboxStore, request: &PolicyRequest) -> Result<PolicyResponse, Failure> {
-        let response = self.call(&mut store, request).map_err(|error| sandbox::failure(&store, &error))?;
+        let response =
+            self.call(&mut store, request).map_err(|error| redacted(sandbox::failure(&store, &error), request))?;
         check(&self.module, response)
     }
 
@@ -81,14 +82,13 @@ impl ModuleInstance {
     }
 }
 
-impl Failed {
-    /// Removes the request's secrets from the text of a panic, which may repeat them.
-    pub(crate) fn redact(&mut self, request: &PolicyRequest) {
-        if let Failure::Panic(text) = &mut self.failure {
-            let (_, secrets) = request.clone().redacted();
-            secrets.iter().for_each(|secret| secret.redact_text(text));
-        }
+/// A failure without the request's secrets, which the text of a panic may repeat.
+fn redacted(mut failure: Failure, request: &PolicyRequest) -> Failure {
+    if let Failure::Panic(text) = &mut failure {
+        let (_, secrets) = request.clone().redacted();
+        secrets.iter().for_each(|secret| secret.redact_text(text));
     }
+    failure
 }
 
 fn check(module: &Configured, response: PolicyResponse) -> Result<PolicyResponse, Failure> {

@@ -2,27 +2,23 @@
 //!
 //! Every mistake that an operator can make is reported here, in one line that names the entry.
 
-use std::fs::{self, Metadata};
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
 use crate::engine::engines::{Engines, MEMORY_LIMIT};
 use crate::engine::kind::Kind;
 use crate::engine::sandbox::Limits;
-use crate::load::SIZE_LIMIT;
 use crate::load::artefact::Artefacts;
 use crate::load::bundle;
 use crate::load::cases::{CasesError, File, Outcome};
 use crate::load::component::{Configured, Module};
 use crate::load::load_error::LoadError;
+use crate::load::module_source::{KEPT, Origins, SourceError, Sourced};
 use crate::load::module_store::ModuleStore;
 use crate::load::text_file::{self, TextFileError};
 
@@ -31,10 +27,14 @@ use crate::load::text_file::{self, TextFileError};
 #[serde(deny_unknown_fields)]
 pub struct PolicyConfig {
     pub kind: Kind,
-    /// `builtin:` and the name of a shipped module, or the path of a component.
+    /// `builtin:` and the name of a shipped module, the path of a component, `oci://…@sha256:…` or `https://…`.
     pub module: String,
-    /// SHA-256 of the file, in hexadecimal; required for a path.
+    /// SHA-256 of the file, in hexadecimal; required for a path and for `https://`.
     pub sha256: Option<String>,
+    /// A signature over the module's bytes, in base64, where `policies.trusted_keys` asks for one and none comes with the
+    /// module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
     #[serde(default)]
     pub mode: Mode,
     /// Deadline of one decision, in milliseconds.
@@ -88,6 +88,7 @@ impl PolicyConfig {
             kind,
             module: format!("{}{kind}", bundle::PREFIX),
             sha256: None,
+            signature: None,
             mode: Mode::Enforce,
             deadline_ms: default_deadline(),
             memory_kib: default_memory(),
@@ -117,9 +118,6 @@ impl PolicyConfig {
         }
     }
 }
-
-/// Prefix by which a set that was rolled back to names a module of the [`ModuleStore`].
-const KEPT: &str = "kept:";
 
 impl Loaded {
     /// An entry that leads to the same module after its file has changed.
@@ -175,6 +173,7 @@ pub struct Loader {
     /// The folder that relative paths start from.
     pub folder: PathBuf,
     pub trust: Trust,
+    pub origins: Origins,
 }
 
 /// Whether a module's file must match a digest in the configuration.
@@ -232,7 +231,9 @@ impl Loader {
             }
             error => ChainError::Load { index, module: entry.module.clone(), error },
         };
-        let wasm = self.wasm(entry).map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
+        let sourced = Self::check_limits(entry).and_then(|()| Sourced::find(self, entry));
+        let Sourced { wasm, signature } =
+            sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
         let module = Module::read(&self.engines, &self.artefacts, wasm).map_err(load)?;
         if module.kind != entry.kind {
             return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));
@@ -241,7 +242,7 @@ impl Loader {
         let mut configured = configured.map_err(load)?;
         configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
         if !entry.module.starts_with(bundle::PREFIX) {
-            self.modules.keep(&module.digest, &module.wasm);
+            self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
         }
         Ok(Loaded { entry: entry.clone(), module: Arc::new(configured) })
     }
@@ -274,78 +275,14 @@ impl Loader {
         Ok(passed)
     }
 
-    /// The bytes of an entry's module. An error names the field that is wrong.
-    fn wasm(&self, entry: &PolicyConfig) -> Result<Vec<u8>, (&'static str, String)> {
+    /// Checks what an entry gives its module.
+    fn check_limits(entry: &PolicyConfig) -> Result<(), SourceError> {
         if entry.deadline_ms == 0 || entry.deadline_ms > DEADLINE_LIMIT {
             return Err(("deadline_ms", format!("must be between 1 and {DEADLINE_LIMIT}")));
         }
         if !(64..=MEMORY_LIMIT / 1024).contains(&(entry.memory_kib as usize)) {
             return Err(("memory_kib", format!("must be between 64 and {}", MEMORY_LIMIT / 1024)));
         }
-        if let Some(name) = entry.module.strip_prefix(bundle::PREFIX) {
-            let shipped = bundle::find(name).ok_or_else(|| {
-                let names = bundle::NAMES.iter().map(|name| format!("{}{name}", bundle::PREFIX));
-                let names = names.collect::<Vec<_>>().join(", ");
-                ("module", format!("there is no `{}`; shipped are {names}", entry.module))
-            })?;
-            return Ok(shipped.into());
-        }
-        if let Some(digest) = entry.module.strip_prefix(KEPT) {
-            let kept = self.modules.find(digest);
-            return kept.ok_or_else(|| {
-                (
-                    "module",
-                    format!(
-                        "the module {digest} that was rolled back to is not kept any more; correct the configuration"
-                    ),
-                )
-            });
-        }
-        let path = self.folder.join(&entry.module);
-        let wasm = read_whole(&path).map_err(|problem| ("module", format!("{}: {problem}", path.display())))?;
-        let digest = hex::encode(Sha256::digest(&wasm));
-        match &entry.sha256 {
-            Some(expected) if expected.eq_ignore_ascii_case(&digest) => Ok(wasm),
-            Some(expected) => Err((
-                "sha256",
-                format!(
-                    "{} has the digest {digest}, not {expected}; load the file that was meant, or change the digest",
-                    path.display()
-                ),
-            )),
-            None if self.trust == Trust::Path => Ok(wasm),
-            None => Err(("sha256", format!("is required for a module from a file; this one's is {digest}"))),
-        }
+        Ok(())
     }
-}
-
-/// Why a module's file cannot be read.
-#[derive(Debug, thiserror::Error)]
-enum ReadError {
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
-    #[error("it is no file")]
-    NoFile,
-    #[error("it changed while it was read; write the new one aside, rename it into place, and reload")]
-    Changed,
-}
-
-/// Reads a file, and fails if it changes while it is read.
-fn read_whole(path: &Path) -> Result<Vec<u8>, ReadError> {
-    // Checked before the file is opened, because opening a pipe would wait for a writer.
-    if !fs::metadata(path)?.is_file() {
-        return Err(ReadError::NoFile);
-    }
-    let file = fs::File::open(path)?;
-    let before = file.metadata()?;
-    let mut wasm = Vec::new();
-    (&file).take(SIZE_LIMIT as u64 + 1).read_to_end(&mut wasm)?;
-    // The path may name another file by now. That is allowed, because the file that was opened is
-    // complete. It is not complete if it was written to while it was read.
-    let after = file.metadata()?;
-    let version = |metadata: &Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
-    if version(&before) == version(&after) {
-        return Ok(wasm);
-    }
-    Err(ReadError::Changed)
 }

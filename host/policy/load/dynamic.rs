@@ -81,8 +81,7 @@ impl UntypedModule {
         dynamic.settings = Some(Value::Object(settings.clone()).to_string());
         let mut store = dynamic.store();
         // Rules and facts can come from the settings.
-        let configured = dynamic.instance(&mut store).map_err(|error| sandbox::failure(&store, &error));
-        if let Ok(instance) = configured {
+        if let Ok(instance) = dynamic.instance(&mut store) {
             sandbox::extend_deadline(&mut store, limits.for_loading());
             let Described { description, facts, .. } = Described::of_instance(&mut store, &instance)?;
             (dynamic.description, dynamic.facts) = (description, facts);

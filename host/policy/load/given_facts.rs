@@ -75,12 +75,61 @@ pub fn keep(request: &mut Value, kind: Kind, wanted: PolicyFacts) {
 
 /// The facts that a recorded request holds.
 pub fn recorded(request: &Value, kind: Kind) -> PolicyFacts {
-    let attributes = match kind {
+    let names =
+        attributes(request, kind).as_array().into_iter().flatten().filter_map(|attribute| attribute["name"].as_str());
+    names.filter_map(PolicyFact::parse).collect()
+}
+
+/// A recorded request without its facts.
+pub fn without(request: &Value, kind: Kind) -> Value {
+    let mut request = request.clone();
+    if let Some(holder) = holder(&mut request, kind) {
+        holder.remove("attributes");
+    }
+    request
+}
+
+/// Adds the facts that another record of the same request holds.
+pub fn join(request: &mut Value, other: &Value, kind: Kind) {
+    let known = recorded(request, kind);
+    for attribute in attributes(other, kind).as_array().into_iter().flatten() {
+        let fact = attribute["name"].as_str().and_then(PolicyFact::parse);
+        if fact.is_some_and(|fact| !known.contains(fact)) {
+            push(request, kind, attribute.clone());
+        }
+    }
+}
+
+/// Adds the facts that a record says in other words, where it does not hold them: who asks, what the request does, and,
+/// as its time, when it was recorded.
+pub fn complete(request: &mut Value, kind: Kind, time: &str, request_id: &str, action: Option<&str>) {
+    let recorded = recorded(request, kind);
+    let facts = [
+        (PolicyFact::Now, Some(time.into())),
+        (PolicyFact::RequestId, Some(request_id.into())),
+        (PolicyFact::RequestAction, action.map(Value::from)),
+        (PolicyFact::CallerAccountId, Some(known(PolicyFact::CallerAccountId, request, kind))),
+        (PolicyFact::CallerRole, Some(known(PolicyFact::CallerRole, request, kind))),
+    ];
+    for (fact, value) in facts {
+        if let Some(value) = value.filter(|_| !recorded.contains(fact)) {
+            push(request, kind, json!({ "name": fact.as_str(), "value": value.to_string() }));
+        }
+    }
+}
+
+fn push(request: &mut Value, kind: Kind, attribute: Value) {
+    let Some(holder) = holder(request, kind) else { return };
+    if let Some(attributes) = holder.entry("attributes").or_insert_with(|| json!([])).as_array_mut() {
+        attributes.push(attribute);
+    }
+}
+
+fn attributes(request: &Value, kind: Kind) -> &Value {
+    match kind {
         Kind::Validation => &request["facts"]["attributes"],
         Kind::PlanAccess | Kind::TeamRole => &request["attributes"],
-    };
-    let names = attributes.as_array().into_iter().flatten().filter_map(|attribute| attribute["name"].as_str());
-    names.filter_map(PolicyFact::parse).collect()
+    }
 }
 
 fn wishes(wanted: PolicyFacts) -> String {

@@ -113,25 +113,20 @@ impl Generations {
         let observer = Arc::new(observer);
         let mut state = file.read();
         let configuration = policies.digest();
-        let set = if let Some(rollback) = state.rollback.clone().filter(|rollback| rollback.from == configuration) {
-            tracing::info!(generation = state.active, "the policies stay rolled back until the next reload");
-            let mut set = stage(&loader, &observer, &rollback.to, state.newest + 1)?;
-            // A host of another version has other modules built in.
-            if state.modules == set.digests() {
-                set.generation = state.active;
-            }
-            state.newest = state.newest.max(set.generation);
-            set
-        } else {
-            let mut set = stage(&loader, &observer, policies, state.newest + 1)?;
-            if state.configuration == configuration && state.modules == set.digests() && state.rollback.is_none() {
-                set.generation = state.active;
-            }
-            state.newest = state.newest.max(set.generation);
-            (state.rollback, state.configuration) = (None, configuration);
-            set
-        };
+        let held = state.rollback.take().filter(|rollback| rollback.from == configuration);
+        let wanted = held.as_ref().map_or(policies, |rollback| &rollback.to);
+        let mut set = stage(&loader, &observer, wanted, state.newest + 1)?;
+        // The modules are compared as well, because a host of another version has others built in.
+        let is_known = state.configuration == configuration && state.modules == set.digests();
+        if is_known {
+            set.generation = state.active;
+        }
+        if held.is_some() {
+            tracing::info!(generation = set.generation, "the policies stay rolled back until the next reload");
+        }
+        state.newest = state.newest.max(set.generation);
         (state.active, state.modules) = (set.generation, set.digests());
+        (state.rollback, state.configuration) = (held, configuration);
         observer.metrics.generation.set(set.generation.cast_signed());
         let history = Mutex::new(History { state, ..History::default() });
         let current = ArcSwap::from_pointee(set);

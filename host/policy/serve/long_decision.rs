@@ -28,12 +28,11 @@ pub(crate) async fn ask(
 ) -> Result<PolicyResponse, Failed> {
     let kind = request.kind();
     let decider = &set.chain(kind).enforced[index];
-    let failed = |why: &str| Failed { module: decider.name().into(), failure: Failure::Sandbox(why.into()) };
+    let failed = |why: &str| decider.failed(Failure::Sandbox(why.into()));
     let was_open = decider.guard.is_open();
     let Some(place) = decider.guard.begin_long().await else {
         return Err(failed("too many of its decisions take long"));
     };
-
     // Those before it may have opened the breaker meanwhile.
     if decider.guard.is_open() && !was_open {
         return Err(decider.failed(Failure::Breaker));

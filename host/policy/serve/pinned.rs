@@ -162,7 +162,7 @@ impl Pinned {
             request.set_attributes(self.facts.attributes(decider.module.facts));
         }
         let started = self.observer.clock.moment();
-        let mut response = if let Some(response) = decider.ask_briefly(request) {
+        let response = if let Some(response) = decider.ask_briefly(request) {
             decider.guard.note(false, started);
             response
         } else if decider.guard.may_try(started) {
@@ -171,9 +171,6 @@ impl Pinned {
             Err(decider.failed(Failure::Breaker))
         };
         let took = self.observer.clock.moment().since(started);
-        if let Err(failed) = &mut response {
-            failed.redact(request);
-        }
         self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
         response
     }

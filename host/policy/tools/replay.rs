@@ -13,7 +13,7 @@ use crate::load::dynamic::{CallError, UntypedModule};
 use crate::load::given_facts;
 
 /// Stands for the response of a module that failed.
-const FAILED: &str = "failed";
+pub(crate) const FAILED: &str = "failed";
 
 /// The fields of a decision record that are used here.
 #[derive(Debug, Deserialize)]
@@ -91,7 +91,7 @@ impl Report {
 
 fn compare(module: &UntypedModule, is_same: bool, line: usize, record: &Recorded) -> Compared {
     if record.call == record.kind.decision()
-        && let Some(missing) = missing_facts(module, record)
+        && let Some(missing) = missing_facts(module, &record.input)
     {
         return Compared::NotComparable(format!("they do not hold {missing}"));
     }
@@ -117,8 +117,8 @@ fn compare(module: &UntypedModule, is_same: bool, line: usize, record: &Recorded
 }
 
 /// The facts that a module wants and a record does not hold.
-fn missing_facts(module: &UntypedModule, record: &Recorded) -> Option<String> {
-    let recorded = given_facts::recorded(&record.input, record.kind);
+pub(crate) fn missing_facts(module: &UntypedModule, input: &Value) -> Option<String> {
+    let recorded = given_facts::recorded(input, module.kind());
     let missing: Vec<String> =
         module.facts.iter().filter(|fact| !recorded.contains(*fact)).map(|fact| fact.to_string()).collect();
     (!missing.is_empty()).then(|| missing.join(" and "))
@@ -136,7 +136,7 @@ fn without(answer: &Value, fields: &[&str]) -> Value {
 }
 
 /// The parts of a response that matter to the client. Texts, rules and the order of lists are left out.
-fn told(answer: &Value) -> Value {
+pub(crate) fn told(answer: &Value) -> Value {
     match answer {
         Value::Object(fields) => {
             let kept = fields.iter().filter(|(name, _)| !["detail", "message", "rule"].contains(&name.as_str()));

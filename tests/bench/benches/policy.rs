@@ -21,6 +21,7 @@ use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{Loader, PolicyConfig, Trust};
+use culvert_policy::load::module_source::Origins;
 use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::serve::live::PolicySet as ModuleSet;
 use culvert_policy::serve::observer::DecisionObserver;
@@ -138,6 +139,7 @@ fn loaded(plans: &Value, shards: usize) -> Pinned {
         modules: ModuleStore::none(),
         folder: ".".into(),
         trust: Trust::Digest,
+        origins: Origins::default(),
     };
     let (loaded, clock) = (loader.load(&chain).unwrap(), Clock::system());
     let observer = DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();

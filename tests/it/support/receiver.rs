@@ -58,6 +58,8 @@ pub enum Reply {
     With(u16, String),
     /// 200, and a body of so many bytes.
     Body(usize),
+    /// 200, and this body.
+    File(Arc<[u8]>),
     /// Not a byte until the test gives leave; then 200.
     Wait(Arc<Semaphore>),
     /// The first part at once; of the second a byte in every second of the test's clock.
@@ -107,6 +109,11 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// Its certificate.
+    pub fn pem(&self) -> &str {
+        &self.pem
     }
 
     /// Has a host trust it and dial loopback addresses; and answer tests however often they ask.
@@ -271,6 +278,11 @@ async fn answer(desk: &Desk, stream: &mut Stream, reply: Reply, work: AtWork<'_>
         Reply::Status(status) => respond(desk, stream, status, "", 0, work).await,
         Reply::With(status, more) => respond(desk, stream, status, &more, 0, work).await,
         Reply::Body(length) => respond(desk, stream, 200, "", length, work).await,
+        Reply::File(content) => {
+            drop(work);
+            let head = format!("HTTP/1.1 200 So\r\ncontent-length: {}\r\n\r\n", content.len());
+            desk.send(stream, &[head.as_bytes(), &content].concat()).await
+        }
         Reply::Wait(leave) => tokio::select! {
             permit = leave.acquire() => {
                 permit.unwrap().forget();

@@ -1,0 +1,178 @@
+//! Modules in a registry (OCI distribution specification 1.1), as the layout of the CNCF for WebAssembly artefacts has
+//! them: a manifest with one layer, the component.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use culvert_policy::load::oci_manifest::SIGNATURE;
+use oci_client::client::{ClientConfig, ClientProtocol, Config, ImageLayer};
+use oci_client::errors::OciDistributionError;
+use oci_client::manifest::{OCI_IMAGE_MEDIA_TYPE, OciDescriptor, OciImageManifest};
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference, RegistryOperation};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWrite;
+
+use crate::credentials;
+
+const CONFIG_TYPE: &str = "application/vnd.wasm.config.v0+json";
+const LAYER_TYPE: &str = "application/wasm";
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a registry may send nothing.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// An artefact in a registry.
+pub struct Artefact {
+    client: Client,
+    reference: Reference,
+    auth: RegistryAuth,
+}
+
+/// Why a registry did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error("must be oci://registry/repository:tag or oci://registry/repository@sha256:…")]
+    Reference,
+    #[error("{0}")]
+    Credentials(String),
+    #[error("{}", one_line(.0))]
+    Registry(#[from] OciDistributionError),
+    #[error("a module is pushed to a tag, not to a digest")]
+    Digest,
+}
+
+fn one_line(error: &OciDistributionError) -> String {
+    let text = match error {
+        OciDistributionError::UnauthorizedError { .. }
+        | OciDistributionError::AuthenticationFailure(_)
+        | OciDistributionError::ServerError { code: 401 | 403, .. } => {
+            "the registry does not let us in; log in with `docker login`".into()
+        }
+        OciDistributionError::ImageManifestNotFoundError(_) => "the registry has no such artefact".into(),
+        OciDistributionError::RegistryError { envelope, .. } => {
+            let messages = envelope.errors.iter().map(|error| error.message.as_str()).collect::<Vec<_>>();
+            format!("the registry says: {}", messages.join(", "))
+        }
+        OciDistributionError::RequestError(error) => chain(error),
+        error => error.to_string(),
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// An error with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl Artefact {
+    /// The artefact of this name, without `oci://`.
+    ///
+    /// # Errors
+    ///
+    /// If it is no name, or docker's configuration cannot be used.
+    pub fn open(name: &str) -> Result<Self, RegistryError> {
+        let reference: Reference = name.parse().map_err(|_| RegistryError::Reference)?;
+        let registry = reference.resolve_registry().to_owned();
+        let auth = credentials::of_registry(&registry).map_err(RegistryError::Credentials)?;
+        // As docker does it: a registry on this machine needs no TLS.
+        let host = registry.rsplit_once(':').map_or(registry.as_str(), |(host, _)| host);
+        let is_local = host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(is_loopback);
+        let protocol = if is_local { ClientProtocol::HttpsExcept(vec![registry]) } else { ClientProtocol::Https };
+        let config = ClientConfig {
+            protocol,
+            connect_timeout: Some(CONNECT),
+            read_timeout: Some(SILENCE),
+            user_agent: concat!("culvert/", env!("CARGO_PKG_VERSION")),
+            ..ClientConfig::default()
+        };
+        Ok(Self { client: Client::new(config), reference, auth })
+    }
+
+    /// The bytes of its manifest.
+    ///
+    /// # Errors
+    ///
+    /// If the registry does not give it.
+    pub async fn manifest(&self) -> Result<Vec<u8>, RegistryError> {
+        let pulled = self.client.pull_manifest_raw(&self.reference, &self.auth, &[OCI_IMAGE_MEDIA_TYPE]).await;
+        Ok(pulled.map(|(bytes, _)| bytes.to_vec())?)
+    }
+
+    /// One of its layers, of at most this many bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the registry does not give it, or more.
+    pub async fn blob(&self, digest: &str, limit: usize) -> Result<Vec<u8>, RegistryError> {
+        self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await?;
+        let mut bytes = Bounded { bytes: Vec::new(), limit };
+        let layer = OciDescriptor { digest: digest.into(), ..OciDescriptor::default() };
+        self.client.pull_blob(&self.reference, &layer, &mut bytes).await?;
+        Ok(bytes.bytes)
+    }
+
+    /// Pushes a module, and its signature in base64. Returns the digest of the manifest.
+    ///
+    /// # Errors
+    ///
+    /// If the name has a digest, or the registry does not take it.
+    pub async fn push(&self, wasm: Vec<u8>, signature: Option<String>) -> Result<String, RegistryError> {
+        if self.reference.digest().is_some() {
+            return Err(RegistryError::Digest);
+        }
+        let digest = hex::encode(Sha256::digest(&wasm));
+        let config = json!({
+            "architecture": "wasm",
+            "os": "wasip2",
+            "layerDigests": [format!("sha256:{digest}")],
+            "component": {"exports": [], "imports": []},
+        });
+        let config = Config::new(config.to_string().into_bytes(), CONFIG_TYPE.into(), None);
+        let annotations = signature.map(|signature| BTreeMap::from([(SIGNATURE.to_owned(), signature)]));
+        let layers = [ImageLayer::new(wasm, LAYER_TYPE.into(), annotations)];
+        let mut manifest = OciImageManifest::build(&layers, &config, None);
+        manifest.media_type = Some(OCI_IMAGE_MEDIA_TYPE.into());
+        self.client.push(&self.reference, &layers, config, &self.auth, Some(manifest)).await?;
+        // What the registry keeps counts, not what was sent.
+        Ok(hex::encode(Sha256::digest(self.manifest().await?)))
+    }
+}
+
+fn is_loopback(address: std::net::IpAddr) -> bool {
+    address.is_loopback()
+}
+
+/// Takes so many bytes, and fails with more.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.bytes.len() + bytes.len() > self.limit {
+            return Poll::Ready(Err(io::Error::other("the registry sends more bytes than its manifest says")));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
