@@ -1,6 +1,7 @@
 //! `culvert policy …`: for authors of policies, who need no host, and for the operator of one.
 
 mod admin_client;
+mod audit;
 mod bench;
 mod build;
 mod inspect;
@@ -85,6 +86,9 @@ pub(super) enum Policy {
         after_help = "Examples:\n  openssl genpkey -algorithm ed25519 -out policy.key\n  openssl pkey -in policy.key -pubout -out policy.pub\n  culvert policy sign night-rest.wasm --key policy.key"
     )]
     Sign(registry::Sign),
+    /// Show what exists and would be refused by the validation and Team rules of today
+    #[command(after_help = "Examples:\n  culvert policy audit\n  culvert policy audit --json --fail-on-refusal")]
+    Audit(audit::Audit),
     /// Show what a reload would change, and for whom; it takes nothing over, and ends with 1 if anything would change
     #[command(after_help = "Examples:\n  culvert policy plan\n  culvert policy plan --records decisions.jsonl --json")]
     Plan(plan::Plan),
@@ -105,7 +109,7 @@ impl Policy {
     pub(super) fn needs_host_config(&self) -> bool {
         match self {
             Self::Replay(replay) => replay.needs_host_config(),
-            Self::Plan(_) | Self::Reload { .. } | Self::Rollback | Self::Status => true,
+            Self::Audit(_) | Self::Plan(_) | Self::Reload { .. } | Self::Rollback | Self::Status => true,
             _ => false,
         }
     }
@@ -123,6 +127,7 @@ impl Policy {
             Self::Push(push) => push.run(output).await,
             Self::Pull(pull) => pull.run(output).await,
             Self::Sign(sign) => sign.run(output),
+            Self::Audit(audit) => audit.run(config, output).await,
             Self::Plan(plan) => plan.run(config, output).await,
             Self::Reload { dry_run: true } => plan::Plan::default().run(config, output).await,
             Self::Reload { dry_run: false } => admin_client::reload(config, output).await,

@@ -11,6 +11,7 @@ pub mod dynamic;
 pub mod given_facts;
 mod guest;
 pub mod load_error;
+mod memory;
 pub mod module_source;
 pub mod module_store;
 pub mod oci_manifest;

@@ -6,6 +6,7 @@
 mod access;
 mod devices;
 mod domains;
+mod examine;
 mod plan;
 mod policy_facts;
 mod tunnels;
@@ -32,6 +33,8 @@ use culvert_policy::serve::pinned::Pinned;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 
+pub use examine::Refusal;
+pub(crate) use examine::examine;
 use policy_facts::FactSources;
 pub use policy_facts::RequestContext;
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};

@@ -10,6 +10,7 @@
 pub mod access;
 pub mod accounts;
 pub mod api_keys;
+pub mod audit;
 pub mod authentication;
 pub mod catalog;
 pub mod commit;

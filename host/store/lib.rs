@@ -29,7 +29,7 @@ mod presence;
 mod prune;
 pub mod rate;
 mod row;
-mod scopes;
+pub mod scopes;
 pub mod sessions;
 pub mod sql;
 pub mod tunnels;

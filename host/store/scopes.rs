@@ -55,6 +55,13 @@ impl Store {
         Ok(row.as_ref().map(scope).transpose()?)
     }
 
+    /// All scopes in the order of their ids, a page at a time.
+    pub async fn scopes_after(&self, after: Uuid, limit: u32) -> Result<Vec<Scope>> {
+        let sql = sql!("SELECT id, kind, name, plan FROM scopes WHERE id > $1 ORDER BY id LIMIT $2");
+        let rows = (&self.db).all(sql, args![after, limit]).await?;
+        Ok(rows.iter().map(scope).collect::<DbResult<_>>()?)
+    }
+
     pub async fn members(&self, team_id: Uuid) -> Result<Vec<Member>> {
         let sql = sql!(
             "SELECT m.account_id, m.role, a.email FROM team_members m \

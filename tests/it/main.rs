@@ -8,6 +8,7 @@
 mod account;
 mod agents;
 mod attacks;
+mod audit;
 mod authorization;
 mod authors;
 mod bad_input;

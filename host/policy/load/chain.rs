@@ -16,8 +16,9 @@ use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
 use crate::load::bundle;
 use crate::load::cases::{CasesError, File, Outcome};
-use crate::load::component::{Configured, Module};
+use crate::load::component::{self, Configured, Module};
 use crate::load::load_error::LoadError;
+use crate::load::memory;
 use crate::load::module_source::{KEPT, Origins, SourceError, Sourced};
 use crate::load::module_store::ModuleStore;
 use crate::load::text_file::{self, TextFileError};
@@ -212,7 +213,7 @@ impl Loader {
         }
         // In parallel, because a module is compiled by one thread most of the time, and by several only
         // at times.
-        std::thread::scope(|scope| {
+        let loaded = std::thread::scope(|scope| {
             let load = |(index, entry)| scope.spawn(move || self.entry(index, entry));
             let loading: Vec<_> = chain.iter().enumerate().map(load).collect();
             let loaded = loading.into_iter().map(|entry| {
@@ -221,7 +222,9 @@ impl Loader {
                     .unwrap_or_else(|_| Err(ChainError::Engine("a thread that loaded a module panicked".into())))
             });
             loaded.collect()
-        })
+        });
+        memory::give_back();
+        loaded
     }
 
     fn entry(&self, index: usize, entry: &PolicyConfig) -> Result<Loaded, ChainError> {
@@ -234,6 +237,7 @@ impl Loader {
         let sourced = Self::check_limits(entry).and_then(|()| Sourced::find(self, entry));
         let Sourced { wasm, signature } =
             sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
+        component::check_memory(&wasm, entry.limits()).map_err(load)?;
         let module = Module::read(&self.engines, &self.artefacts, wasm).map_err(load)?;
         if module.kind != entry.kind {
             return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));

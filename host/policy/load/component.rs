@@ -9,6 +9,7 @@ use std::fmt;
 use jsonschema::Validator;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use wasmparser::{Parser, Payload};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
@@ -127,6 +128,28 @@ fn deserialize(engine: &Engine, artefact: &[u8]) -> wasmtime::Result<Component> 
     unsafe { Component::deserialize(engine, artefact) }
 }
 
+/// Fails if a component needs more memory to start than it is given. Asked before it is compiled, which takes longest.
+///
+/// # Errors
+///
+/// [`LoadError::Memory`].
+pub fn check_memory(wasm: &[u8], limits: Limits) -> Result<(), LoadError> {
+    let needs = initial_memory(wasm);
+    if needs > limits.memory_bytes {
+        return Err(LoadError::Memory { needs: needs.div_ceil(1024), given: limits.memory_bytes / 1024 });
+    }
+    Ok(())
+}
+
+/// The bytes that the largest memory in a component starts with; 0 for what cannot be read.
+fn initial_memory(wasm: &[u8]) -> usize {
+    let memories = Parser::new(0).parse_all(wasm).map_while(Result::ok).filter_map(|payload| match payload {
+        Payload::MemorySection(memories) => memories.into_iter().flatten().map(|memory| memory.initial).max(),
+        _ => None,
+    });
+    usize::try_from(memories.max().unwrap_or(0)).unwrap_or(usize::MAX).saturating_mul(64 * 1024)
+}
+
 fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Module, LoadError> {
     if wasm.len() > SIZE_LIMIT {
         return Err(LoadError::TooLarge);
@@ -181,10 +204,7 @@ fn configure(
     settings: &Map<String, Value>,
     limits: Limits,
 ) -> Result<Configured, LoadError> {
-    if module.initial_memory_bytes > limits.memory_bytes {
-        let (needs, given) = (module.initial_memory_bytes.div_ceil(1024), limits.memory_bytes / 1024);
-        return Err(LoadError::Memory { needs, given });
-    }
+    check_memory(&module.wasm, limits)?;
     debug_assert!(limits.memory_bytes <= MEMORY_LIMIT, "the configuration is bounded");
     let settings = Value::Object(settings.clone());
     let problems = schema::problems(&module.schema, &settings);
