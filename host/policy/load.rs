@@ -15,6 +15,7 @@ mod memory;
 pub mod module_source;
 pub mod module_store;
 pub mod oci_manifest;
+mod policy_config;
 pub mod schema;
 pub mod sections;
 pub mod snapshot;

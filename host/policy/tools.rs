@@ -10,3 +10,4 @@ pub mod recent_records;
 pub mod replay;
 pub mod rules_project;
 pub mod sources;
+mod target_folder;

@@ -165,11 +165,11 @@ impl Audit<'_> {
             http_basic_auth_enabled: Some(spec.basic_auth),
             http_basic_auth_username: spec.basic_auth_user,
             http_basic_auth_password: tunnel.basic_auth_password_set.then(|| PASSWORD.into()),
-            idle_timeout: spec.idle_timeout.map(i64::from),
-            buffer_size: Some(spec.buffer_size.into()),
             pro_network: Some(spec.pro_network),
             device_ids: Some(tunnel.device_ids.clone()),
             extra_ports: Some(ports.collect()),
+            // No policy sees the rest.
+            ..NewTunnel::default()
         })
     }
 

@@ -7,7 +7,7 @@ use culvert_policy::load::sections;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use crate::guide::PROJECTS;
+use crate::guide::CACHE;
 use crate::support::host::Engine;
 use crate::support::hostile::{GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
@@ -20,7 +20,7 @@ const LOUD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/loud-policy");
 const JAVASCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tools/javascript/node_modules");
 
 async fn place() -> Place {
-    Place::new(Engine::Sqlite).await.set("CARGO_TARGET_DIR", PROJECTS)
+    Place::new(Engine::Sqlite).await.set("XDG_CACHE_HOME", CACHE)
 }
 
 /// What a command line came to: its exit code, and what it printed, without the place's name.
@@ -68,7 +68,7 @@ async fn new_rust_plan_access_project_builds_and_passes() {
     assert!(author(&place, "culvert policy build my-plan-access").await.status.success());
     let folder = place.folder.path().join("my-plan-access");
     let module = std::fs::read(folder.join("my-plan-access.wasm")).unwrap();
-    for named in [folder.to_str().unwrap(), PROJECTS, "/rustlib/", "/registry/"] {
+    for named in [folder.to_str().unwrap(), CACHE, "/rustlib/", "/registry/"] {
         let found = module.windows(named.len()).position(|part| part == named.as_bytes());
         assert_eq!(found, None, "the module names {named}");
     }
@@ -77,6 +77,31 @@ async fn new_rust_plan_access_project_builds_and_passes() {
 #[tokio::test]
 async fn new_rust_validation_project_builds_and_passes() {
     builds_and_passes("validation", &project("validation", "rust").await).await;
+}
+
+/// Two projects of one name build in one folder, and each gets its own module.
+#[tokio::test]
+async fn projects_of_one_name_do_not_get_each_others_module() {
+    let place = place().await;
+    let mut built = Vec::new();
+    for folder in ["one", "two"] {
+        std::fs::create_dir(place.folder.path().join(folder)).unwrap();
+        let line = format!("cd {folder} && culvert policy new twin --kind team-role");
+        let programs = format!("PATH={}:$PATH", Place::programs().display());
+        place.shell(&format!("{programs} sh -c '{line}'")).await;
+    }
+    let source = place.folder.path().join("two/twin/src/lib.rs");
+    let text = std::fs::read_to_string(&source).unwrap();
+    std::fs::write(&source, text.replace("team_owner_required", "only_for_the_owner")).unwrap();
+    std::fs::remove_dir_all(place.folder.path().join("two/twin/cases")).unwrap();
+    for folder in ["one", "two", "one"] {
+        let output = author(&place, &format!("culvert policy build {folder}/twin")).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        built.push(std::fs::read(place.folder.path().join(format!("{folder}/twin/twin.wasm"))).unwrap());
+    }
+    let has = |module: &[u8], text: &str| module.windows(text.len()).any(|part| part == text.as_bytes());
+    assert!(has(&built[1], "only_for_the_owner") && !has(&built[0], "only_for_the_owner"));
+    assert!(built[0] == built[2], "the first one's again");
 }
 
 /// And its rules are functions that are tested without any sandbox.
@@ -348,7 +373,7 @@ async fn policy_author_mistake_prints_specific_error() {
     culvert: 2 answers would change or cannot be compared
     exit code 1
     $ culvert policy reload
-    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, decisions (in culvert.toml)
+    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, policies, decisions (in culvert.toml)
     exit code 2
     "#);
 }

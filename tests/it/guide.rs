@@ -59,7 +59,7 @@ fn settled(text: &str) -> String {
 /// for tests share a machine.
 async fn shell(place: &Place, key: &str, command: &str) -> Output {
     let mut shell = place.command_of("bash");
-    shell.env("KEY", key).env("CARGO_TARGET_DIR", PROJECTS).env("HOME", std::env::var_os("HOME").unwrap());
+    shell.env("KEY", key).env("XDG_CACHE_HOME", CACHE).env("HOME", std::env::var_os("HOME").unwrap());
     shell.env("PATH", format!("{}:{}", Place::programs().display(), std::env::var("PATH").unwrap()));
     let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let command = command.replace("http://127.0.0.1:8080", &place.url());
@@ -67,8 +67,8 @@ async fn shell(place: &Place, key: &str, command: &str) -> Output {
     shell.wait_with_output().await.unwrap()
 }
 
-/// Where projects are built: with the shipped policies, whose standard library is there already.
-pub const PROJECTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target");
+/// The cache of the tests' person, in which projects are built.
+pub const CACHE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-cache");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guide_commands_print_documented_output() {

@@ -139,6 +139,31 @@ fn invalid_policy_chain_is_refused_with_one_line_error() {
     );
 }
 
+/// A module is not compiled to find that it cannot start: this one would be refused as no policy then.
+#[test]
+fn memory_is_looked_at_before_module_is_compiled() {
+    let folder = tempfile::tempdir().unwrap();
+    let large = r#"(component (import "world" (func)) (core module (memory 100)))"#;
+    std::fs::write(folder.path().join("large.wasm"), wat::parse_str(large).unwrap()).unwrap();
+    let loader = Loader {
+        engines: engines(),
+        artefacts: Artefacts::none(),
+        modules: ModuleStore::none(),
+        folder: folder.path().into(),
+        trust: Trust::Path,
+        origins: Origins::default(),
+    };
+    let mut chain = PolicyConfig::shipped();
+    chain[0].module = "large.wasm".into();
+    let refused = |chain: &[PolicyConfig]| loader.load(chain).err().unwrap().to_string();
+    assert_eq!(
+        refused(&chain),
+        "policy[0] (large.wasm): it needs 6400 KiB of memory before it starts; memory_kib gives it 2048"
+    );
+    chain[0].memory_kib = 8192;
+    assert!(refused(&chain).contains("it does not fit the contract"), "{}", refused(&chain));
+}
+
 /// The interface 1.0.0 is what it was but for its comments, and a module of each world that was built for it loads and
 /// decides as before: it carries the cases that it passed then.
 #[test]

@@ -13,8 +13,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
-use crate::load::chain::{Loader, PolicyConfig, Trust};
+use crate::load::module_store::ModuleStore;
 use crate::load::oci_manifest::OciManifest;
+use crate::load::policy_config::{PolicyConfig, Trust};
 use crate::load::{SIZE_LIMIT, bundle};
 
 /// Prefix by which a set that was rolled back to names a module of the store.
@@ -63,6 +64,15 @@ pub struct Origins {
     pub trusted: Option<Arc<dyn TrustedKeys>>,
 }
 
+/// Where modules are looked for, and how far they are trusted.
+pub(crate) struct Places<'a> {
+    pub(crate) modules: &'a ModuleStore,
+    /// The folder that relative paths start from.
+    pub(crate) folder: &'a Path,
+    pub(crate) trust: Trust,
+    pub(crate) origins: &'a Origins,
+}
+
 /// A module, and the signature that came with it.
 pub(crate) struct Sourced {
     pub(crate) wasm: Vec<u8>,
@@ -78,33 +88,33 @@ impl Sourced {
     /// # Errors
     ///
     /// The field that is wrong.
-    pub(crate) fn find(loader: &Loader, entry: &PolicyConfig) -> Result<Self, SourceError> {
+    pub(crate) fn find(places: &Places<'_>, entry: &PolicyConfig) -> Result<Self, SourceError> {
         let module = entry.module.as_str();
         if let Some(name) = module.strip_prefix(bundle::PREFIX) {
             return built_in(name).map(|wasm| Self { wasm, signature: None });
         }
         let mut found = if let Some(digest) = module.strip_prefix(KEPT) {
-            kept(loader, digest)?
+            kept(places, digest)?
         } else if let Some(reference) = module.strip_prefix(OCI) {
-            from_registry(loader, reference)?
+            from_registry(places, reference)?
         } else if module.starts_with(HTTPS) {
-            from_web(loader, entry)?
+            from_web(places, entry)?
         } else if module.contains("://") {
             return Err(("module", format!("{module}: modules come from files, oci:// and https://")));
         } else {
-            from_file(loader, entry)?
+            from_file(places, entry)?
         };
         if let Some(signature) = &entry.signature {
             let signature =
                 STANDARD.decode(signature.trim()).map_err(|_| ("signature", "must be base64".to_owned()))?;
             found.signature = Some(signature);
         }
-        found.check_signature(loader)?;
+        found.check_signature(places)?;
         Ok(found)
     }
 
-    fn check_signature(&self, loader: &Loader) -> Result<(), SourceError> {
-        let Some(trusted) = &loader.origins.trusted else { return Ok(()) };
+    fn check_signature(&self, places: &Places<'_>) -> Result<(), SourceError> {
+        let Some(trusted) = &places.origins.trusted else { return Ok(()) };
         match &self.signature {
             Some(signature) if trusted.verify(&self.wasm, signature) => Ok(()),
             Some(_) => Err((
@@ -131,19 +141,19 @@ fn built_in(name: &str) -> Result<Vec<u8>, SourceError> {
     Ok(shipped.into())
 }
 
-fn kept(loader: &Loader, digest: &str) -> Result<Sourced, SourceError> {
+fn kept(places: &Places<'_>, digest: &str) -> Result<Sourced, SourceError> {
     let problem =
         || format!("the module {digest} that was rolled back to is not kept any more; correct the configuration");
-    let wasm = loader.modules.find(digest).ok_or_else(|| ("module", problem()))?;
-    Ok(Sourced { wasm, signature: loader.modules.signature(digest) })
+    let wasm = places.modules.find(digest).ok_or_else(|| ("module", problem()))?;
+    Ok(Sourced { wasm, signature: places.modules.signature(digest) })
 }
 
-fn from_file(loader: &Loader, entry: &PolicyConfig) -> Result<Sourced, SourceError> {
-    let path = loader.folder.join(&entry.module);
+fn from_file(places: &Places<'_>, entry: &PolicyConfig) -> Result<Sourced, SourceError> {
+    let path = places.folder.join(&entry.module);
     let fail = |path: &Path, problem: ReadError| ("module", format!("{}: {problem}", path.display()));
     let wasm = read_whole(&path).map_err(|problem| fail(&path, problem))?;
-    check_digest(loader, entry, &path.display().to_string(), &wasm)?;
-    if loader.origins.trusted.is_none() {
+    check_digest(places, entry, &path.display().to_string(), &wasm)?;
+    if places.origins.trusted.is_none() {
         return Ok(Sourced { wasm, signature: None });
     }
     let beside = signature_file(&path);
@@ -162,20 +172,20 @@ pub fn signature_file(module: &Path) -> PathBuf {
     beside.into()
 }
 
-fn from_web(loader: &Loader, entry: &PolicyConfig) -> Result<Sourced, SourceError> {
+fn from_web(places: &Places<'_>, entry: &PolicyConfig) -> Result<Sourced, SourceError> {
     let url = entry.module.as_str();
     let known = entry.sha256.as_ref().map(|digest| digest.to_ascii_lowercase());
-    if let Some((digest, wasm)) = known.and_then(|digest| Some((digest.clone(), loader.modules.find(&digest)?))) {
-        let signature = loader.modules.signature(&digest);
-        if signature.is_some() || loader.origins.trusted.is_none() || entry.signature.is_some() {
+    if let Some((digest, wasm)) = known.and_then(|digest| Some((digest.clone(), places.modules.find(&digest)?))) {
+        let signature = places.modules.signature(&digest);
+        if signature.is_some() || places.origins.trusted.is_none() || entry.signature.is_some() {
             return Ok(Sourced { wasm, signature });
         }
     }
-    let remote = remote(loader)?;
+    let remote = remote(places)?;
     let fail = |problem: String| ("module", format!("{url}: {problem}"));
     let wasm = remote.download(url, SIZE_LIMIT).map_err(fail)?;
-    check_digest(loader, entry, url, &wasm)?;
-    let wants_signature = loader.origins.trusted.is_some() && entry.signature.is_none();
+    check_digest(places, entry, url, &wasm)?;
+    let wants_signature = places.origins.trusted.is_some() && entry.signature.is_none();
     let signature = wants_signature.then(|| remote.download(&format!("{url}.sig"), SIGNATURE_LIMIT));
     Ok(Sourced {
         wasm,
@@ -186,23 +196,23 @@ fn from_web(loader: &Loader, entry: &PolicyConfig) -> Result<Sourced, SourceErro
 /// Most bytes of a signature.
 const SIGNATURE_LIMIT: usize = 4096;
 
-fn from_registry(loader: &Loader, reference: &str) -> Result<Sourced, SourceError> {
+fn from_registry(places: &Places<'_>, reference: &str) -> Result<Sourced, SourceError> {
     let fail = |problem: String| ("module", format!("{OCI}{reference}: {problem}"));
     let digest = reference.split_once("@sha256:").map(|(_, digest)| digest);
     if digest.is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit())) {
         return Err(fail("a digest is 64 hexadecimal digits".into()));
     }
-    let stored = digest.and_then(|digest| loader.modules.manifest(digest));
+    let stored = digest.and_then(|digest| places.modules.manifest(digest));
     let (bytes, is_stored) = match stored {
         Some(bytes) => (bytes, true),
-        None => (remote(loader)?.manifest(reference).map_err(fail)?, false),
+        None => (remote(places)?.manifest(reference).map_err(fail)?, false),
     };
     let actual = hex::encode(Sha256::digest(&bytes));
     match digest {
         Some(digest) if digest != actual => {
             return Err(fail(format!("the registry's manifest has the digest {actual}; load what was meant")));
         }
-        None if loader.trust == Trust::Digest => {
+        None if places.trust == Trust::Digest => {
             let problem =
                 format!("must end in the digest of its manifest, which now is `{OCI}{reference}@sha256:{actual}`");
             return Err(("module", problem));
@@ -213,26 +223,26 @@ fn from_registry(loader: &Loader, reference: &str) -> Result<Sourced, SourceErro
     if size > SIZE_LIMIT {
         return Err(fail(format!("the module is larger than {} MiB", SIZE_LIMIT >> 20)));
     }
-    let wasm = if let Some(wasm) = loader.modules.find(&layer) {
+    let wasm = if let Some(wasm) = places.modules.find(&layer) {
         wasm
     } else {
-        let wasm = remote(loader)?.blob(reference, &format!("sha256:{layer}"), size).map_err(fail)?;
+        let wasm = remote(places)?.blob(reference, &format!("sha256:{layer}"), size).map_err(fail)?;
         if hex::encode(Sha256::digest(&wasm)) != layer {
             return Err(fail("the registry's module has another digest than its manifest says".into()));
         }
         wasm
     };
     if !is_stored {
-        loader.modules.keep_manifest(&actual, &bytes);
+        places.modules.keep_manifest(&actual, &bytes);
     }
     Ok(Sourced { wasm, signature: signature.map(String::into_bytes) })
 }
 
-fn remote(loader: &Loader) -> Result<&dyn RemoteModules, SourceError> {
-    loader.origins.remote.as_deref().ok_or_else(|| ("module", "this program loads modules from files only".to_owned()))
+fn remote<'a>(places: &Places<'a>) -> Result<&'a dyn RemoteModules, SourceError> {
+    places.origins.remote.as_deref().ok_or_else(|| ("module", "this program loads modules from files only".to_owned()))
 }
 
-fn check_digest(loader: &Loader, entry: &PolicyConfig, name: &str, wasm: &[u8]) -> Result<(), SourceError> {
+fn check_digest(places: &Places<'_>, entry: &PolicyConfig, name: &str, wasm: &[u8]) -> Result<(), SourceError> {
     let digest = hex::encode(Sha256::digest(wasm));
     match &entry.sha256 {
         Some(expected) if expected.eq_ignore_ascii_case(&digest) => Ok(()),
@@ -242,7 +252,7 @@ fn check_digest(loader: &Loader, entry: &PolicyConfig, name: &str, wasm: &[u8]) 
                 "{name} has the digest {digest}, not {expected}; load the file that was meant, or change the digest"
             ),
         )),
-        None if loader.trust == Trust::Path => Ok(()),
+        None if places.trust == Trust::Path => Ok(()),
         None => Err(("sha256", format!("is required for a module from a file; this one's is {digest}"))),
     }
 }

@@ -10,6 +10,7 @@ use crate::load::cases::{self, CasesError, File};
 use crate::load::sections;
 use crate::tools::javascript::{JavaScriptError, Package};
 use crate::tools::sources::{self, Sources};
+use crate::tools::target_folder::TargetFolder;
 use serde::Deserialize;
 
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -159,14 +160,19 @@ fn find_linker() -> Option<PathBuf> {
 }
 
 fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildError> {
-    let mut cargo = toolchain.cargo();
-    cargo.arg("rustc").arg("--manifest-path").arg(sources.manifest()).args(["--lib", "--crate-type", "cdylib"]);
-    cargo.args(["--profile", "policy", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
-    // A folder apart from that of the host's own builds, because the compiler may be another one.
-    cargo.arg("--target-dir").arg(sources.target().join("policy"));
-    for setting in PROFILE {
-        cargo.args(["--config", setting]);
+    let file = |(path, error)| BuildError::File(path, error);
+    let target = TargetFolder::open(sources).map_err(file)?;
+    if target.is_of_another(sources) {
+        let mut cargo = cargo(sources, toolchain, &target, "clean");
+        cargo.args(["--quiet", "--package", sources.package()]);
+        let cleaned = cargo.status().map_err(|e| BuildError::Run("cargo", e))?;
+        if !cleaned.success() {
+            return Err(BuildError::Cargo);
+        }
     }
+    target.own(sources).map_err(file)?;
+    let mut cargo = cargo(sources, toolchain, &target, "rustc");
+    cargo.args(["--lib", "--crate-type", "cdylib", "--message-format", "json-render-diagnostics"]);
     if let Some(linker) = toolchain.linker() {
         cargo.env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker);
     }
@@ -174,7 +180,7 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN", "CARGO_TARGET_DIR"] {
         cargo.env_remove(name);
     }
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(sources).join("\x1f"));
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(sources, &target).join("\x1f"));
     cargo.stdout(std::process::Stdio::piped());
     let output =
         cargo.spawn().and_then(std::process::Child::wait_with_output).map_err(|e| BuildError::Run("cargo", e))?;
@@ -183,6 +189,17 @@ fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildErr
     }
     let module = module_file(&output.stdout, sources.manifest()).ok_or(BuildError::NoModule)?;
     std::fs::read(&module).map_err(|e| BuildError::File(module, e))
+}
+
+/// A command of Cargo about a project, in the profile of policies.
+fn cargo(sources: &Sources, toolchain: &Toolchain, target: &TargetFolder, command: &str) -> Command {
+    let mut cargo = toolchain.cargo();
+    cargo.arg(command).arg("--manifest-path").arg(sources.manifest());
+    cargo.args(["--profile", "policy", "--target", TARGET]).arg("--target-dir").arg(&target.path);
+    for setting in PROFILE {
+        cargo.args(["--config", setting]);
+    }
+    cargo
 }
 
 /// The fields of cargo's messages about an artefact that are used here.
@@ -194,7 +211,7 @@ struct Artefact {
 
 /// Compiler flags of all crates. They remove local paths, so that a module reveals nothing of the machine it was
 /// built on.
-fn flags(sources: &Sources) -> Vec<String> {
+fn flags(sources: &Sources, target: &TargetFolder) -> Vec<String> {
     let mut flags = vec!["-C".into(), format!("link-arg=-zstack-size={STACK_BYTES}")];
     let mut remap = |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));
     for sysroot in [printed("rustc", &["--print", "sysroot"]), printed(DEBIAN_RUSTC, &["--print", "sysroot"])] {
@@ -204,12 +221,15 @@ fn flags(sources: &Sources) -> Vec<String> {
     let cargo_home = std::env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
     let registries = std::fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten().flatten();
     registries.for_each(|registry| remap(&registry.path(), "registry"));
-    // The same flags for all policies of a workspace, so that Cargo compiles the standard library once for them; others
-    // for another workspace, whose crates may have the same names.
-    remap(sources.workspace(), "policy");
+    // Crates are compiled again where the flags differ, so a shared folder has the same ones for all projects: paths in a
+    // workspace are relative there by themselves, but for crates that are vendored in it. In a folder of its own a workspace
+    // has flags of its own, for another one's crates may have the same names.
+    if !target.is_shared || sources.is_vendored() {
+        remap(sources.workspace(), "policy");
+    }
     let outside = sources.folders().iter().filter(|folder| !folder.starts_with(sources.workspace()));
     outside.for_each(|folder| remap(folder, "policy"));
-    remap(sources.target(), "target");
+    remap(if target.is_shared { &target.path } else { sources.target() }, "target");
     flags
 }
 

@@ -28,6 +28,7 @@ pub struct Sources {
     workspace: PathBuf,
     target: PathBuf,
     folders: Vec<PathBuf>,
+    is_vendored: bool,
 }
 
 #[derive(Deserialize)]
@@ -94,6 +95,7 @@ impl Sources {
             target: metadata.target_directory.clone(),
             workspace: metadata.workspace_root.clone(),
             folders: metadata.local_folders(&root.id),
+            is_vendored: metadata.is_vendored(),
             manifest,
         })
     }
@@ -119,6 +121,11 @@ impl Sources {
     /// The folders that contain the sources.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
+    }
+
+    /// Whether crates of a registry stand in the workspace.
+    pub fn is_vendored(&self) -> bool {
+        self.is_vendored
     }
 
     /// The digest of all sources.
@@ -155,6 +162,11 @@ pub fn digest(folders: &[PathBuf]) -> Result<String, SourcesError> {
 }
 
 impl Metadata {
+    fn is_vendored(&self) -> bool {
+        let inside = |package: &Package| package.manifest_path.starts_with(&self.workspace_root);
+        self.packages.iter().any(|package| package.source.is_some() && inside(package))
+    }
+
     /// The folders of a package and of the local packages that it depends on, and the sources that they
     /// name.
     fn local_folders(&self, root: &str) -> Vec<PathBuf> {
