@@ -56,7 +56,7 @@ pub struct Config {
     pub dns: DnsConfig,
     pub webhooks: WebhookConfig,
     pub log: LogConfig,
-    /// `[[policy]]` entries with `kind`, `module`, `sha256`, `mode`, `deadline_ms`, `memory_kib`, and `settings` or `settings_file`
+    /// `[[policy]]` entries with `kind`, `module`, `sha256`, `signature`, `mode`, `deadline_ms`, `memory_kib`, and `settings` or `settings_file`
     /// (default: the three shipped modules). See the guide for operators of policies.
     pub policy: Vec<PolicyConfig>,
     pub policies: PoliciesConfig,

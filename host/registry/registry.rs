@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use culvert_policy::load::oci_manifest::SIGNATURE;
+use culvert_policy::load::oci_manifest::{OciManifest, SIGNATURE};
 use oci_client::client::{ClientConfig, ClientProtocol, Config, ImageLayer};
 use oci_client::errors::OciDistributionError;
 use oci_client::manifest::{OCI_IMAGE_MEDIA_TYPE, OciDescriptor, OciImageManifest};
@@ -42,6 +42,8 @@ pub enum RegistryError {
     Credentials(String),
     #[error("{}", one_line(.0))]
     Registry(#[from] OciDistributionError),
+    #[error("the registry has another module under this name now; push it once more")]
+    Other,
     #[error("a module is pushed to a tag, not to a digest")]
     Digest,
 }
@@ -144,8 +146,12 @@ impl Artefact {
         let mut manifest = OciImageManifest::build(&layers, &config, None);
         manifest.media_type = Some(OCI_IMAGE_MEDIA_TYPE.into());
         self.client.push(&self.reference, &layers, config, &self.auth, Some(manifest)).await?;
-        // What the registry keeps counts, not what was sent.
-        Ok(hex::encode(Sha256::digest(self.manifest().await?)))
+        // The name that is printed is that of what the registry keeps, so that must be what was sent.
+        let kept = self.manifest().await?;
+        match OciManifest::parse(&kept) {
+            Ok(manifest) if manifest.layer == digest => Ok(hex::encode(Sha256::digest(kept))),
+            _ => Err(RegistryError::Other),
+        }
     }
 }
 

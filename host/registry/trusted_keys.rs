@@ -33,7 +33,8 @@ impl TrustedKeys {
     /// The position of the key that cannot be used, and why.
     pub fn read(keys: &[String]) -> Result<Self, (usize, KeyError)> {
         let parsed = keys.iter().enumerate().map(|(index, key)| parse(key).map_err(|error| (index, error)));
-        parsed.collect::<Result<_, _>>().map(Self)
+        let parsed: Vec<Vec<_>> = parsed.collect::<Result<_, _>>()?;
+        Ok(Self(parsed.into_iter().flatten().collect()))
     }
 }
 
@@ -47,9 +48,17 @@ impl Keys for TrustedKeys {
     }
 }
 
-fn parse(key: &str) -> Result<ParsedPublicKey, KeyError> {
+/// All keys of a text or a file.
+fn parse(key: &str) -> Result<Vec<ParsedPublicKey>, KeyError> {
     let text = if key.contains("-----BEGIN") { key.to_owned() } else { std::fs::read_to_string(Path::new(key))? };
-    let der = SubjectPublicKeyInfoDer::from_pem_slice(text.as_bytes()).map_err(|_| KeyError::Pem)?;
-    let ecdsa = ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &der);
-    ecdsa.or_else(|_| ParsedPublicKey::new(&ED25519, &der)).map_err(|_| KeyError::Kind)
+    let keys = SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes());
+    let keys: Vec<_> = keys.collect::<Result<_, _>>().map_err(|_| KeyError::Pem)?;
+    if keys.is_empty() {
+        return Err(KeyError::Pem);
+    }
+    let parse = |der: &SubjectPublicKeyInfoDer<'_>| {
+        let ecdsa = ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, der);
+        ecdsa.or_else(|_| ParsedPublicKey::new(&ED25519, der)).map_err(|_| KeyError::Kind)
+    };
+    keys.iter().map(parse).collect()
 }

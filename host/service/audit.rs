@@ -6,12 +6,12 @@
 use culvert_api_types::requests::{AssignDomain, NewExtraPort, NewTunnel, NewWebhook};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
-use culvert_domain::error::Result;
-use culvert_domain::facts::Resource;
+use culvert_domain::error::{Code, Result};
+use culvert_domain::facts::{Resource, ResourceFacts};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::permission::{Permission, Permissions};
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel::{Tunnel, TunnelStatus};
 use culvert_domain::webhook::Webhook;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_store::Store;
@@ -132,12 +132,15 @@ impl Audit<'_> {
         };
         let draft = self.draft(tunnel).await?;
         let named = (Kind::Tunnel, tunnel.id, tunnel.spec.name.as_str());
-        let refusals = self.examine(&caller, Action::TunnelsCreate, Resource::Scope, &draft).await?;
+        let refusals = self.examine(&caller, Action::TunnelsCreate, Resource::Scope, &draft, |facts| {
+            without_tunnel(facts, tunnel);
+        });
+        let refusals = refusals.await?;
         self.keep(named, &caller, refusals.into_iter().filter(|r| r.field.as_deref() != Some(PASSWORD_FIELD)));
         if let Some(domain) = &tunnel.custom_domain {
             let draft = AssignDomain { domain: Some(domain.clone()) };
             let subject = Resource::Tunnel(tunnel.id);
-            let refusals = self.examine(&caller, Action::TunnelsAssignDomain, subject, &draft).await?;
+            let refusals = self.examine(&caller, Action::TunnelsAssignDomain, subject, &draft, |_| ()).await?;
             self.keep((Kind::Domain, tunnel.id, domain), &caller, refusals.into_iter());
         }
         Ok(())
@@ -183,7 +186,10 @@ impl Audit<'_> {
             events: Some(webhook.events.iter().map(|event| event.as_str().to_owned()).collect()),
             description: webhook.description.clone(),
         };
-        let refusals = self.examine(&caller, Action::WebhooksCreate, Resource::Scope, &draft).await?;
+        let less = |facts: &mut ResourceFacts| {
+            facts.counters.webhook_endpoints = facts.counters.webhook_endpoints.saturating_sub(1);
+        };
+        let refusals = self.examine(&caller, Action::WebhooksCreate, Resource::Scope, &draft, less).await?;
         self.keep((Kind::Webhook, webhook.id, &webhook.url), &caller, refusals.into_iter());
         Ok(())
     }
@@ -194,8 +200,18 @@ impl Audit<'_> {
         action: Action,
         subject: Resource,
         draft: &D,
+        change: impl FnOnce(&mut ResourceFacts),
     ) -> Result<Vec<Refusal>> {
-        gate::examine(self.store, &self.policies, caller, action, subject, draft).await
+        match gate::examine(self.store, &self.policies, caller, action, subject, draft, change).await {
+            // It was deleted meanwhile.
+            Err(error) if error.code == Code::NotFound => Ok(Vec::new()),
+            // One that cannot be judged would be refused as well, and the others are judged all the same.
+            Err(error) if error.code == Code::PolicyUnavailable => {
+                let (code, rule) = (Some(error.code.as_str().to_owned()), String::new());
+                Ok(vec![Refusal { code, field: None, rule, message: "A policy failed; the log says which.".into() }])
+            }
+            examined => examined,
+        }
     }
 
     fn keep(&mut self, named: (Kind, Uuid, &str), caller: &Caller, refusals: impl Iterator<Item = Refusal>) {
@@ -219,5 +235,17 @@ impl Audit<'_> {
         let (key_id, key_created_at) = (Uuid::nil(), self.clock.now());
         let permissions = Permissions::of(Permission::ALL);
         Some(Caller { key_id, key_created_at, account_id, scope: scope.clone(), role, permissions })
+    }
+}
+
+/// The counts before the tunnel was made.
+fn without_tunnel(facts: &mut ResourceFacts, tunnel: &Tunnel) {
+    facts.counters.tunnels = facts.counters.tunnels.saturating_sub(1);
+    let Some(running) = &mut facts.running else { return };
+    running.callers_tunnels = running.callers_tunnels.saturating_sub(1);
+    let runs = matches!(tunnel.status(), TunnelStatus::Running | TunnelStatus::Starting | TunnelStatus::Degraded);
+    if runs {
+        running.running_tunnels = running.running_tunnels.saturating_sub(1);
+        running.callers_running_tunnels = running.callers_running_tunnels.saturating_sub(1);
     }
 }

@@ -37,7 +37,8 @@ impl Stage {
             .send()
             .await
             .unwrap();
-        self.place.until_written("decisions.jsonl", &format!("\"{name}\"")).await;
+        let request = answer.headers()["x-request-id"].to_str().unwrap().to_owned();
+        self.place.until_written("decisions.jsonl", &request).await;
         answer.status().as_u16()
     }
 }
@@ -113,6 +114,24 @@ async fn plan_says_what_a_new_module_would_refuse_and_for_whom() {
     culvert: 2 decisions would change or cannot be compared; nothing was taken over
     "#);
     assert_eq!(code, Some(1));
+    assert_eq!(stage.host.take().unwrap().interrupt().await, Some(0));
+}
+
+/// A host asks no further than to the first refusal, so what modules behind it wanted is not on record, nor needed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plan_asks_no_further_than_host_did() {
+    let mut stage = Stage::set().await;
+    let behind = rule("team-role", "usage.callers_tunnels > 5").replace("\"ours\"", "\"behind\"");
+    configure(&stage.place, &(rule("team-role", "action == 'tunnels.create'") + &behind));
+    stage.place.json("culvert policy reload").await;
+    assert_eq!(stage.create("web").await, 403);
+    let (code, said) = run(&stage, "culvert policy plan").await;
+    assert!(code == Some(0) && said.contains("0 would change"), "{said}");
+    // Without it the other one would be asked, and what it wants is not known.
+    configure(&stage.place, &behind);
+    let (code, said) = run(&stage, "culvert policy plan").await;
+    assert!(code == Some(1) && said.contains("they do not hold usage.callers_tunnels"), "{said}");
+    assert!(said.contains("- team-role ours 1.0.0"), "{said}");
     assert_eq!(stage.host.take().unwrap().interrupt().await, Some(0));
 }
 

@@ -78,6 +78,10 @@ async fn signed_module_is_pushed_pulled_and_loaded_by_digest() {
     let wanted = format!("policy[0].module: must end in the digest of its manifest, which now is `{digested}`");
     assert!(said(&refused).contains(&wanted), "{}", said(&refused));
 
+    load(&format!("{digested}\"\nsha256 = \"00"));
+    let refused = said(&place.run("culvert serve").await);
+    assert!(refused.contains(&format!("policy[0].sha256: {digested} has the digest ")), "{refused}");
+
     load(&digested);
     let host = place.serve().await;
     assert!(said(&place.run("culvert policy status").await).contains(&digested));
@@ -162,6 +166,30 @@ async fn module_comes_from_web_server_by_its_digest() {
     std::fs::remove_dir_all(place.folder.path().join("culvert-data/policy-modules")).unwrap();
     let refused = said(&place.run("culvert serve").await);
     assert!(refused.starts_with(&format!("culvert: policy[0].module: {url}: ")), "{refused}");
+}
+
+/// A signature that is not accepted any more is asked for again, so that a key can be replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn module_of_web_server_can_be_signed_anew() {
+    let authority = Authority::new();
+    let server = authority.receiver(&Clock::system()).await;
+    let wasm = std::fs::read(MODULE).unwrap();
+    let place = Place::new(Engine::Sqlite).await;
+    let folder = place.folder.path().to_owned();
+    std::fs::write(folder.join("roots.pem"), authority.pem()).unwrap();
+    std::fs::write(folder.join("ours.wasm"), &wasm).unwrap();
+    let place = place.set("SSL_CERT_FILE", folder.join("roots.pem").to_str().unwrap());
+    let digest = hex::encode(Sha256::digest(&wasm));
+    for key in ["former", "present"] {
+        make_keys(&place, key, "-algorithm ed25519").await;
+        place.run(&format!("culvert policy sign ours.wasm --key {key}.key")).await;
+        let signature = std::fs::read(folder.join("ours.wasm.sig")).unwrap();
+        server.reply_first([Reply::File(wasm.clone().into()), Reply::File(signature.into())]);
+        let entry = format!("module = \"{}ours.wasm\"\nsha256 = \"{digest}\"", server.url());
+        let trusted = format!("[policies]\ntrusted_keys = [\"{key}.pub\"]\n");
+        std::fs::write(folder.join("culvert.toml"), configuration(&entry) + &trusted).unwrap();
+        place.serve().await.kill().await;
+    }
 }
 
 /// A host that trusts keys, and a copy of a module to sign.

@@ -39,7 +39,7 @@ struct Compared {
 impl Plan {
     pub(crate) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let progress = Progress::of("loading and comparing");
-        let (engines, loaded) = load_chain(config)?;
+        let (engines, loaded) = load_chain(config, config.trust)?;
         let deciding = loaded.iter().filter(|loaded| loaded.entry.mode == Mode::Enforce);
         let modules = deciding.map(|Loaded { module, .. }| UntypedModule::new(&engines, module).map_err(refused));
         let modules: Vec<_> = modules.collect::<Result<_, _>>()?;
@@ -96,20 +96,35 @@ fn described(loaded: &Loaded) -> Value {
         "version": module.description.version,
         "sha256": module.digest,
         "settings_sha256": module.settings_digest,
+        "deadline_ms": entry.deadline_ms,
+        "memory_kib": entry.memory_kib,
         "module": entry.module,
     })
 }
 
 /// The modules that come and go; one whose content or settings change goes and comes.
 fn difference(running: &Value, planned: &[Value]) -> Value {
-    let same = ["kind", "mode", "sha256", "settings_sha256"];
-    let is_in = |module: &Value, others: &[Value]| {
-        others.iter().any(|other| same.iter().all(|field| other[*field] == module[*field]))
-    };
+    let same = ["kind", "mode", "sha256", "settings_sha256", "deadline_ms", "memory_kib"];
+    let is_same = |one: &Value, other: &Value| same.iter().all(|field| one[*field] == other[*field]);
     let running: Vec<Value> = running.as_array().cloned().unwrap_or_default();
-    let comes: Vec<_> = planned.iter().filter(|module| !is_in(module, &running)).collect();
-    let goes: Vec<_> = running.iter().filter(|module| !is_in(module, planned)).collect();
-    json!({ "comes": comes, "goes": goes })
+    // What is left of one list where each module of the other takes away one that is the same.
+    let without = |from: &[Value], others: &[Value]| {
+        let mut left = from.to_vec();
+        for other in others {
+            left.iter().position(|module| is_same(module, other)).map(|place| left.remove(place));
+        }
+        left
+    };
+    let (comes, goes) = (without(planned, &running), without(&running, planned));
+    let of_kind = |modules: &[Value], kind: Kind| -> Vec<Value> {
+        modules.iter().filter(|module| module["kind"] == kind.name()).cloned().collect()
+    };
+    let in_order = |kind: Kind| {
+        let (before, after) = (of_kind(&running, kind), of_kind(planned, kind));
+        before.iter().zip(&after).all(|(one, other)| is_same(one, other))
+    };
+    let is_reordered = comes.is_empty() && goes.is_empty() && !Kind::ALL.into_iter().all(in_order);
+    json!({ "comes": comes, "goes": goes, "reordered": is_reordered })
 }
 
 fn describe(modules: &[Value], changes: Option<&Value>, compared: Option<&Compared>) -> String {
@@ -126,6 +141,8 @@ fn describe(modules: &[Value], changes: Option<&Value>, compared: Option<&Compar
             }
         }
     }
+    let is_reordered = changes.is_some_and(|changes| changes["reordered"] == true);
+    lines.extend(is_reordered.then(|| "  the order of the modules changes".to_owned()));
     match compared {
         None => lines.push("no decisions are recorded (`decisions.file`), so nothing was compared".into()),
         Some(compared) => lines.push(describe_compared(compared)),
@@ -137,7 +154,7 @@ fn describe_compared(compared: &Compared) -> String {
     let Compared { report, unreadable, is_cut } = compared;
     let decisions = count(report.decisions, "decision", "decisions");
     let mut lines = vec![format!("the last hour on record: {decisions}, {} would change", report.changed.len())];
-    let cut = "  only the newest 256 MiB of records were read";
+    let cut = "  only the newest 64 MiB of records were read";
     lines.extend(is_cut.then(|| cut.to_owned()));
     lines.extend((*unreadable > 0).then(|| format!("  {unreadable} lines are no decision records")));
     lines.extend(report.not_comparable.iter().map(|(why, number)| format!("  {number} cannot be compared: {why}")));

@@ -98,8 +98,16 @@ impl Pull {
         let wasm = artefact.blob(&layer, manifest.size).await.map_err(|e| fail(&e))?;
         let path = self.out.clone().unwrap_or_else(|| default_file(&self.from));
         build::write_whole(&path, &wasm)?;
-        if let Some(signature) = &manifest.signature {
-            build::write_whole(&signature_file(&path), signature.as_bytes())?;
+        let beside = signature_file(&path);
+        match &manifest.signature {
+            Some(signature) => build::write_whole(&beside, signature.as_bytes())?,
+            // That of another module does not stay beside this one.
+            None => match std::fs::remove_file(&beside) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(refused(format!("{}: {error}", beside.display())));
+                }
+                _ => {}
+            },
         }
         let name = match self.from.split_once('@') {
             Some(_) => format!("{OCI}{}", self.from),

@@ -127,19 +127,19 @@ impl Replay {
 
 /// The modules that the configuration would have decide.
 fn configured(config: &Config) -> Result<Vec<Candidate>, CliError> {
-    let (engines, loaded) = load_chain(config)?;
+    let (engines, loaded) = load_chain(config, Trust::Path)?;
     let deciding = loaded.iter().filter(|loaded| loaded.entry.mode == Mode::Enforce);
     deciding.map(|Loaded { module, .. }| candidate(&engines, module, None)).collect()
 }
 
-/// Loads the chain of the configuration, as its host would.
-pub(super) fn load_chain(config: &Config) -> Result<(Engines, Vec<Loaded>), CliError> {
+/// Loads the chain of the configuration.
+pub(super) fn load_chain(config: &Config, trust: Trust) -> Result<(Engines, Vec<Loaded>), CliError> {
     let loader = Loader {
         engines: Engines::new(1).map_err(refused)?,
         artefacts: Artefacts::none(),
         modules: ModuleStore::reading(&policies::module_folder(config)),
         folder: ".".into(),
-        trust: Trust::Path,
+        trust,
         origins: policies::origins(config)?,
     };
     let loaded = loader.load(&config.policy).map_err(refused)?;

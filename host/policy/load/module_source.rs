@@ -96,7 +96,7 @@ impl Sourced {
         let mut found = if let Some(digest) = module.strip_prefix(KEPT) {
             kept(places, digest)?
         } else if let Some(reference) = module.strip_prefix(OCI) {
-            from_registry(places, reference)?
+            from_registry(places, entry, reference)?
         } else if module.starts_with(HTTPS) {
             from_web(places, entry)?
         } else if module.contains("://") {
@@ -177,7 +177,9 @@ fn from_web(places: &Places<'_>, entry: &PolicyConfig) -> Result<Sourced, Source
     let known = entry.sha256.as_ref().map(|digest| digest.to_ascii_lowercase());
     if let Some((digest, wasm)) = known.and_then(|digest| Some((digest.clone(), places.modules.find(&digest)?))) {
         let signature = places.modules.signature(&digest);
-        if signature.is_some() || places.origins.trusted.is_none() || entry.signature.is_some() {
+        // One that is not accepted any more may have been made anew there.
+        let is_accepted = |trusted: &Arc<dyn TrustedKeys>| signature.as_ref().is_some_and(|s| trusted.verify(&wasm, s));
+        if entry.signature.is_some() || places.origins.trusted.as_ref().is_none_or(is_accepted) {
             return Ok(Sourced { wasm, signature });
         }
     }
@@ -196,7 +198,7 @@ fn from_web(places: &Places<'_>, entry: &PolicyConfig) -> Result<Sourced, Source
 /// Most bytes of a signature.
 const SIGNATURE_LIMIT: usize = 4096;
 
-fn from_registry(places: &Places<'_>, reference: &str) -> Result<Sourced, SourceError> {
+fn from_registry(places: &Places<'_>, entry: &PolicyConfig, reference: &str) -> Result<Sourced, SourceError> {
     let fail = |problem: String| ("module", format!("{OCI}{reference}: {problem}"));
     let digest = reference.split_once("@sha256:").map(|(_, digest)| digest);
     if digest.is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit())) {
@@ -220,6 +222,10 @@ fn from_registry(places: &Places<'_>, reference: &str) -> Result<Sourced, Source
         _ => {}
     }
     let OciManifest { layer, size, signature } = OciManifest::parse(&bytes).map_err(fail)?;
+    if let Some(expected) = entry.sha256.as_ref().filter(|expected| !expected.eq_ignore_ascii_case(&layer)) {
+        let problem = format!("{OCI}{reference} has the digest {layer}, not {expected}; leave it out, or change it");
+        return Err(("sha256", problem));
+    }
     if size > SIZE_LIMIT {
         return Err(fail(format!("the module is larger than {} MiB", SIZE_LIMIT >> 20)));
     }

@@ -22,6 +22,7 @@ struct Decision {
     masked: Vec<String>,
     /// What the modules have answered, in the chain's order.
     answers: Vec<Value>,
+    modules: Vec<String>,
 }
 
 /// What would change, and for whom.
@@ -88,15 +89,21 @@ fn decisions(records: Vec<Recorded>) -> Vec<Decision> {
         }
         let answer = if record.error.is_some() { FAILED.into() } else { record.answer };
         let question = given_facts::without(&record.input, record.kind).to_string();
-        let place = *places.entry((request_id.clone(), record.kind, question)).or_insert(decisions.len());
-        if place == decisions.len() {
-            let Recorded { kind, time, input, masked, .. } = record;
-            let action = actions.get(&request_id).cloned();
-            decisions.push(Decision { kind, time, request_id, input, action, masked, answers: vec![answer] });
-        } else {
+        let key = (request_id.clone(), record.kind, question);
+        // A module that answers once more was asked anew, as where its facts had changed.
+        let known = places.get(&key).copied().filter(|place| !decisions[*place].modules.contains(&record.module));
+        if let Some(place) = known {
+            let decision = &mut decisions[place];
             // Each module was told the facts that it wanted.
-            given_facts::join(&mut decisions[place].input, &record.input, record.kind);
-            decisions[place].answers.push(answer);
+            given_facts::join(&mut decision.input, &record.input, record.kind);
+            decision.answers.push(answer);
+            decision.modules.push(record.module);
+        } else {
+            places.insert(key, decisions.len());
+            let Recorded { kind, time, input, masked, module, .. } = record;
+            let action = actions.get(&request_id).cloned();
+            let (answers, modules) = (vec![answer], vec![module]);
+            decisions.push(Decision { kind, time, request_id, input, action, masked, answers, modules });
         }
     }
     decisions
@@ -117,6 +124,10 @@ fn would_be(modules: &[UntypedModule], decision: &Decision) -> Result<Value, Str
     given_facts::complete(&mut input, *kind, time, request_id, action.as_deref());
     let mut answers = Vec::new();
     for module in modules.iter().filter(|module| module.kind() == decision.kind) {
+        // A host asks no further than to the first refusal, so the facts of those behind it are not on record.
+        if answers.last().is_some_and(|answer| ends(decision.kind, answer)) {
+            break;
+        }
         if let Some(missing) = replay::missing_facts(module, &input) {
             return Err(format!("they do not hold {missing}"));
         }
@@ -129,6 +140,11 @@ fn would_be(modules: &[UntypedModule], decision: &Decision) -> Result<Value, Str
         });
     }
     Ok(outcome(decision.kind, &answers))
+}
+
+/// Whether a host asks no other module after this answer.
+fn ends(kind: Kind, answer: &Value) -> bool {
+    answer == FAILED || (kind != Kind::Validation && answer.get("deny").is_some())
 }
 
 /// What a chain decides by the answers of its modules: a failure lets nothing through, the first denial counts,

@@ -162,15 +162,16 @@ fn find_linker() -> Option<PathBuf> {
 fn compile(sources: &Sources, toolchain: &Toolchain) -> Result<Vec<u8>, BuildError> {
     let file = |(path, error)| BuildError::File(path, error);
     let target = TargetFolder::open(sources).map_err(file)?;
-    if target.is_of_another(sources) {
+    let changed = target.changed(sources)?;
+    if !changed.is_empty() {
         let mut cargo = cargo(sources, toolchain, &target, "clean");
-        cargo.args(["--quiet", "--package", sources.package()]);
+        cargo.arg("--quiet").args(changed.iter().flat_map(|package| ["--package", package]));
         let cleaned = cargo.status().map_err(|e| BuildError::Run("cargo", e))?;
         if !cleaned.success() {
             return Err(BuildError::Cargo);
         }
     }
-    target.own(sources).map_err(file)?;
+    target.remember(sources)?;
     let mut cargo = cargo(sources, toolchain, &target, "rustc");
     cargo.args(["--lib", "--crate-type", "cdylib", "--message-format", "json-render-diagnostics"]);
     if let Some(linker) = toolchain.linker() {

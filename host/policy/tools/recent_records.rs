@@ -10,7 +10,7 @@ use crate::tools::replay::Recorded;
 /// Bytes that are read first; then twice as many, until they hold more than the time that is wanted.
 const FIRST: u64 = 1 << 20;
 /// Most bytes that are read.
-const MOST: u64 = 256 << 20;
+const MOST: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub struct RecentRecords {
@@ -56,9 +56,9 @@ fn read_from(file: &mut File, offset: u64) -> io::Result<RecentRecords> {
     }
     let mut recent = RecentRecords { records: Vec::new(), unreadable: 0, is_cut: false };
     for line in lines.split(b'\n') {
-        match serde_json::from_slice(&line?) {
-            Ok(record) => recent.records.push(record),
-            Err(_) => recent.unreadable += 1,
+        match serde_json::from_slice::<Recorded>(&line?) {
+            Ok(record) if record.time.parse::<DateTime<Utc>>().is_ok() => recent.records.push(record),
+            _ => recent.unreadable += 1,
         }
     }
     Ok(recent)

@@ -28,7 +28,26 @@ pub struct Sources {
     workspace: PathBuf,
     target: PathBuf,
     folders: Vec<PathBuf>,
+    local: Vec<LocalPackage>,
     is_vendored: bool,
+}
+
+/// A package of a local path that a policy is built from.
+#[derive(Debug)]
+pub struct LocalPackage {
+    pub name: String,
+    folders: Vec<PathBuf>,
+}
+
+impl LocalPackage {
+    /// The digest of its sources.
+    ///
+    /// # Errors
+    ///
+    /// If a folder or a file cannot be read.
+    pub fn digest(&self) -> Result<String, SourcesError> {
+        digest(&self.folders)
+    }
 }
 
 #[derive(Deserialize)]
@@ -95,6 +114,7 @@ impl Sources {
             target: metadata.target_directory.clone(),
             workspace: metadata.workspace_root.clone(),
             folders: metadata.local_folders(&root.id),
+            local: metadata.local_packages(&root.id).map(Package::local).collect(),
             is_vendored: metadata.is_vendored(),
             manifest,
         })
@@ -121,6 +141,11 @@ impl Sources {
     /// The folders that contain the sources.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
+    }
+
+    /// The crate, and the local crates that it depends on.
+    pub fn local_packages(&self) -> &[LocalPackage] {
+        &self.local
     }
 
     /// Whether crates of a registry stand in the workspace.
@@ -170,6 +195,13 @@ impl Metadata {
     /// The folders of a package and of the local packages that it depends on, and the sources that they
     /// name.
     fn local_folders(&self, root: &str) -> Vec<PathBuf> {
+        let mut folders: Vec<_> = self.local_packages(root).flat_map(Package::folders).collect();
+        folders.sort();
+        folders
+    }
+
+    /// A package, and the local packages that it depends on.
+    fn local_packages(&self, root: &str) -> impl Iterator<Item = &Package> {
         let mut reached = vec![root];
         let mut next = 0;
         while let Some(id) = reached.get(next).copied() {
@@ -181,14 +213,16 @@ impl Metadata {
             }
             next += 1;
         }
-        let local = self.packages.iter().filter(|p| p.source.is_none() && reached.contains(&p.id.as_str()));
-        let mut folders: Vec<_> = local.flat_map(Package::folders).collect();
-        folders.sort();
-        folders
+        let reached: Vec<String> = reached.into_iter().map(String::from).collect();
+        self.packages.iter().filter(move |p| p.source.is_none() && reached.contains(&p.id))
     }
 }
 
 impl Package {
+    fn local(&self) -> LocalPackage {
+        LocalPackage { name: self.name.clone(), folders: self.folders() }
+    }
+
     fn folders(&self) -> Vec<PathBuf> {
         let Some(folder) = self.manifest_path.parent() else { return Vec::new() };
         let extra = self.metadata.iter().flat_map(|metadata| &metadata.culvert).flat_map(|extra| &extra.sources);

@@ -6,9 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
-use crate::tools::sources::Sources;
+use crate::tools::sources::{LocalPackage, Sources, SourcesError};
 
 /// The folder for one build. No other build of a shared folder begins before it is dropped.
 pub(crate) struct TargetFolder {
@@ -37,34 +35,41 @@ impl TargetFolder {
         Ok(Self { path, is_shared: true, _lock: Some(lock) })
     }
 
-    /// Whether another project of this name was built here last. Cargo names the modules of both alike, and would take the
-    /// one for the other.
-    pub(crate) fn is_of_another(&self, sources: &Sources) -> bool {
-        self.is_shared && fs::read(self.owner_file(sources)).is_ok_and(|owner| owner != owner_of(sources))
-    }
-
-    /// Remembers the project that is built here now.
+    /// The local packages of which other sources were built here last. Cargo tells packages of different projects apart by
+    /// their path in the project alone, and old from new by times, so it would take the one for the other.
     ///
     /// # Errors
     ///
-    /// The file that cannot be written.
-    pub(crate) fn own(&self, sources: &Sources) -> Result<(), (PathBuf, io::Error)> {
-        if !self.is_shared {
-            return Ok(());
+    /// If the sources cannot be read.
+    pub(crate) fn changed<'a>(&self, sources: &'a Sources) -> Result<Vec<&'a str>, SourcesError> {
+        let mut changed = Vec::new();
+        for package in sources.local_packages().iter().filter(|_| self.is_shared) {
+            let digest = package.digest()?;
+            if fs::read_to_string(self.digest_file(package)).is_ok_and(|built| built != digest) {
+                changed.push(package.name.as_str());
+            }
         }
-        let file = self.owner_file(sources);
-        let folder = file.parent().map_or(Ok(()), fs::create_dir_all);
-        folder.and_then(|()| fs::write(&file, owner_of(sources))).map_err(|error| (file, error))
+        Ok(changed)
     }
 
-    fn owner_file(&self, sources: &Sources) -> PathBuf {
+    /// Remembers which sources are built here now.
+    ///
+    /// # Errors
+    ///
+    /// If the sources cannot be read, or a file not written.
+    pub(crate) fn remember(&self, sources: &Sources) -> Result<(), SourcesError> {
+        for package in sources.local_packages().iter().filter(|_| self.is_shared) {
+            let (file, digest) = (self.digest_file(package), package.digest()?);
+            let folder = file.parent().map_or(Ok(()), fs::create_dir_all);
+            folder.and_then(|()| fs::write(&file, digest)).map_err(|error| SourcesError::File { path: file, error })?;
+        }
+        Ok(())
+    }
+
+    fn digest_file(&self, package: &LocalPackage) -> PathBuf {
         // The name of the library's file, in which hyphens are underscores.
-        self.path.join("owners").join(sources.package().replace('-', "_"))
+        self.path.join("sources").join(package.name.replace('-', "_"))
     }
-}
-
-fn owner_of(sources: &Sources) -> Vec<u8> {
-    Sha256::digest(sources.manifest().as_os_str().as_encoded_bytes()).to_vec()
 }
 
 /// The folder in the user's cache (XDG Base Directory Specification).

@@ -4,7 +4,7 @@ use super::{FactSources, PinnedPolicies, RequestDraft, unavailable, wit_input};
 use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
-use culvert_domain::facts::Resource;
+use culvert_domain::facts::{Resource, ResourceFacts};
 use culvert_policy::engine::bindings::types::{Verdict, Violation};
 use culvert_store::Store;
 
@@ -19,7 +19,8 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Asks the validation and the Team role policies about a request, and nothing else.
+/// Asks the validation and the Team role policies about a request, and nothing else. `change` makes the facts what they
+/// would be.
 ///
 /// # Errors
 ///
@@ -31,9 +32,11 @@ pub(crate) async fn examine<D: RequestDraft>(
     action: Action,
     subject: Resource,
     draft: &D,
+    change: impl FnOnce(&mut ResourceFacts),
 ) -> Result<Vec<Refusal>> {
     let wanted = policies.pinned.wanted();
-    let facts = store.facts(caller, subject, wanted).await?;
+    let mut facts = store.facts(caller, subject, wanted).await?;
+    change(&mut facts);
     let sources = FactSources { context: &policies.context, caller, action, facts: &facts, devices: &[] };
     let asked = policies.pinned.with_facts(sources.values(wanted));
     let mut refusals = Vec::new();

@@ -69,6 +69,11 @@ impl Condition {
     }
 }
 
+fn too_deep() -> ConditionError {
+    let message = format!("it is more than {DEPTH} operators or calls deep; make several rules of it");
+    ConditionError { line: 1, column: 1, message }
+}
+
 fn plain(cel_type: &str) -> &str {
     if cel_type == "null_type" { "null" } else { cel_type }
 }
@@ -101,8 +106,7 @@ struct Names<'a> {
 impl Names<'_> {
     fn expression<Q: Question>(&mut self, expression: &IdedExpr) -> Result<(), ConditionError> {
         if self.depth == DEPTH {
-            let message = format!("it is more than {DEPTH} operators or calls deep; make several rules of it");
-            return Err(ConditionError { line: 1, column: 1, message });
+            return Err(too_deep());
         }
         self.depth += 1;
         let found = self.parts::<Q>(expression);
@@ -138,6 +142,9 @@ impl Names<'_> {
             path.push(field.as_str());
             inner = &operand.expr;
         }
+        if self.depth + path.len() > DEPTH {
+            return Err(too_deep());
+        }
         let Expr::Ident(first) = inner else { return self.inner::<Q>(inner) };
         if self.bound.contains(first) {
             return Ok(());
@@ -156,10 +163,18 @@ impl Names<'_> {
 
     fn call<Q: Question>(&mut self, call: &CallExpr) -> Result<(), ConditionError> {
         let name = call.func_name.as_str();
-        let is_operator = !name.starts_with(|letter: char| letter.is_ascii_alphabetic());
-        if !is_operator && !functions::NAMES.contains(&name) {
-            let message = format!("there is no function `{name}`; there are {}", functions::NAMES.join(", "));
-            return Err(self.at(name, message));
+        // `_&&_` and `@in`; a name that begins with an underscore is no operator.
+        let is_operator = name.starts_with('@') || !name.contains(|letter: char| letter.is_alphanumeric());
+        if !is_operator {
+            let Some((_, wanted)) = functions::NAMES.iter().find(|(known, _)| *known == name) else {
+                let names = functions::NAMES.map(|(name, _)| name).join(", ");
+                return Err(self.at(name, format!("there is no function `{name}`; there are {names}")));
+            };
+            let given = call.args.len() + usize::from(call.target.is_some());
+            if given != *wanted {
+                let message = format!("`{name}` takes {wanted}, with what stands before its dot, not {given}");
+                return Err(self.at(name, message));
+            }
         }
         if name == "matches" {
             self.regular_expression(call)?;
@@ -259,6 +274,8 @@ mod tests {
         assert!(refused("true || now > 5").starts_with("1:9: `now` is a time; name a part of it: now.unix, "));
         assert_eq!(refused("tunnel.name.matches(action)"), "1:13: the pattern of `matches` must be a text in quotes");
         assert!(refused("tunnel.name.matches('[a')").starts_with("1:13: its pattern: "));
+        assert!(refused("_foo(action)").contains("there is no function `_foo`"));
+        assert_eq!(refused("action.glob()"), "1:8: `glob` takes 2, with what stands before its dot, not 1");
         assert!(refused("has(tunnel.name)").starts_with("1:1: `has` is not needed"));
         let outside = refused("devices.exists(one, one) && one");
         assert!(outside.contains("there is no `one`; there are action, "), "{outside}");
@@ -267,6 +284,7 @@ mod tests {
     #[test]
     fn condition_that_is_too_deep_is_refused() {
         assert!(refused(&format!("1{} > 5", "+1".repeat(100))).contains("more than 64 operators"));
+        assert!(refused(&format!("[1][0]{} > 5", ".a".repeat(100))).contains("more than 64 operators"));
         assert_eq!(refused(&format!("{}1", "[1].exists(x,".repeat(40))), "1:1: it is nested too deeply");
     }
 }

@@ -8,21 +8,21 @@ use cel::{Context, DeclarationError, Env, ExecutionError};
 use culvert_policy_sdk::pattern::{self, Regex};
 use culvert_policy_sdk::url::Url;
 
-/// Their names; those without a letter are operators.
-pub(crate) const NAMES: [&str; 13] = [
-    "bool",
-    "contains",
-    "double",
-    "endsWith",
-    "glob",
-    "host",
-    "inDomain",
-    "int",
-    "lowerAscii",
-    "matches",
-    "size",
-    "startsWith",
-    "string",
+/// Their names, and how many values each takes, the one before its dot included.
+pub(crate) const NAMES: [(&str, usize); 13] = [
+    ("bool", 1),
+    ("contains", 2),
+    ("double", 1),
+    ("endsWith", 2),
+    ("glob", 2),
+    ("host", 1),
+    ("inDomain", 2),
+    ("int", 1),
+    ("lowerAscii", 1),
+    ("matches", 2),
+    ("size", 1),
+    ("startsWith", 2),
+    ("string", 1),
 ];
 
 /// The regular expressions of all conditions, by their texts.
