@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use cedar_policy::{
     Authorizer, Context, Decision, Entities, Entity, EntityUid, PolicySet, Request, RestrictedExpression,
 };
+use chrono::DateTime;
 use culvert_bench::{median, race, verdict};
 use culvert_domain::action::Action;
 use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
@@ -31,6 +32,7 @@ use culvert_policy::serve::records::RecordsConfig;
 use culvert_service::gate::UsageRequest;
 use culvert_service::gate::wit_input;
 use culvert_wire::clock::Clock;
+use futures_util::FutureExt;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use uuid::Uuid;
