@@ -13,10 +13,3 @@ pub mod signing_key;
 pub mod trusted_keys;
 
 pub use fetcher::Fetcher;
-
-use base64::Engine as _;
-
-/// Bytes as base64 (RFC 4648, section 4).
-pub fn base64_of(bytes: &[u8]) -> String {
-    base64::engine::general_purpose::STANDARD.encode(bytes)
-}

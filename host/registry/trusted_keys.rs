@@ -48,6 +48,14 @@ impl Keys for TrustedKeys {
     }
 }
 
+/// A signature as base64 (RFC 4648, section 4), from a file that has it raw or as that.
+pub fn in_base64(signature: &[u8]) -> String {
+    match std::str::from_utf8(signature.trim_ascii()) {
+        Ok(text) if text.is_ascii() => text.into(),
+        _ => STANDARD.encode(signature),
+    }
+}
+
 /// All keys of a text or a file.
 fn parse(key: &str) -> Result<Vec<ParsedPublicKey>, KeyError> {
     let text = if key.contains("-----BEGIN") { key.to_owned() } else { std::fs::read_to_string(Path::new(key))? };

@@ -14,6 +14,7 @@ use culvert_policy::load::module_source::{OCI, signature_file};
 use culvert_policy::load::oci_manifest::OciManifest;
 use culvert_registry::registry::Artefact;
 use culvert_registry::signing_key::SigningKey;
+use culvert_registry::trusted_keys;
 
 #[derive(Args)]
 pub(crate) struct Push {
@@ -55,7 +56,7 @@ impl Push {
         let Tool { module, .. } = Tool::open(&self.module)?;
         let beside = signature_file(&self.module);
         let signature = match std::fs::read(&beside) {
-            Ok(signature) => Some(in_base64(&signature)),
+            Ok(signature) => Some(trusted_keys::in_base64(&signature)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(refused(format!("{}: {error}", beside.display()))),
         };
@@ -69,14 +70,6 @@ impl Push {
         let signed = if is_signed { ", with its signature" } else { "" };
         print(output, &value, || format!("{name}\npushed {}, sha256 {}{signed}", self.module.display(), module.digest));
         Ok(())
-    }
-}
-
-/// A signature as an annotation: files have it raw or in base64.
-fn in_base64(signature: &[u8]) -> String {
-    match std::str::from_utf8(signature.trim_ascii()) {
-        Ok(text) if text.is_ascii() => text.into(),
-        _ => culvert_registry::base64_of(signature),
     }
 }
 

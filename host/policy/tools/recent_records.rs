@@ -30,38 +30,35 @@ pub fn last_hour(file: &mut File) -> io::Result<RecentRecords> {
     let length = file.metadata()?.len();
     let mut window = FIRST;
     loop {
-        let mut recent = read_from(file, length.saturating_sub(window))?;
-        let times: Vec<_> = recent.records.iter().map(time).collect();
-        let since = times.iter().max().copied().unwrap_or_default() - TimeDelta::hours(1);
-        let is_whole = window >= length || times.first().is_some_and(|first| *first < since);
+        let (timed, unreadable) = read_from(file, length.saturating_sub(window))?;
+        let since = timed.iter().map(|(time, _)| *time).max().unwrap_or_default() - TimeDelta::hours(1);
+        let is_whole = window >= length || timed.first().is_some_and(|(first, _)| *first < since);
         if is_whole || window >= MOST {
-            recent.records.retain(|record| time(record) >= since);
-            recent.is_cut = !is_whole;
-            return Ok(recent);
+            let records = timed.into_iter().filter(|(time, _)| *time >= since).map(|(_, record)| record).collect();
+            return Ok(RecentRecords { records, unreadable, is_cut: !is_whole });
         }
         window *= 2;
     }
 }
 
-fn time(record: &Recorded) -> DateTime<Utc> {
-    record.time.parse().unwrap_or_default()
-}
+type TimedRecord = (DateTime<Utc>, Recorded);
 
-/// Reads whole lines from an offset on.
-fn read_from(file: &mut File, offset: u64) -> io::Result<RecentRecords> {
+/// Reads whole lines from an offset on: records with their times, and how many lines are none.
+fn read_from(file: &mut File, offset: u64) -> io::Result<(Vec<TimedRecord>, usize)> {
     file.seek(SeekFrom::Start(offset))?;
     let mut lines = BufReader::new(file.take(MOST));
     if offset > 0 {
         lines.read_until(b'\n', &mut Vec::new())?;
     }
-    let mut recent = RecentRecords { records: Vec::new(), unreadable: 0, is_cut: false };
+    let (mut timed, mut unreadable) = (Vec::new(), 0);
     for line in lines.split(b'\n') {
-        match serde_json::from_slice::<Recorded>(&line?) {
-            Ok(record) if record.time.parse::<DateTime<Utc>>().is_ok() => recent.records.push(record),
-            _ => recent.unreadable += 1,
+        let record = serde_json::from_slice::<Recorded>(&line?).ok();
+        match record.and_then(|record| Some((record.time.parse().ok()?, record))) {
+            Some(record) => timed.push(record),
+            None => unreadable += 1,
         }
     }
-    Ok(recent)
+    Ok((timed, unreadable))
 }
 
 #[cfg(test)]
