@@ -3,7 +3,7 @@
 pub mod bindings;
 pub mod call;
 pub mod contract;
-mod cpu_time;
+pub(crate) mod cpu_time;
 pub mod engines;
 pub mod facts;
 pub mod kind;

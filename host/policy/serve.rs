@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod module_guard;
 pub mod observer;
 pub mod pinned;
+mod priority;
 pub mod record_writer;
 pub mod records;
 pub mod shadows;

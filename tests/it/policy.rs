@@ -114,7 +114,10 @@ fn invalid_policy_chain_is_refused_with_one_line_error() {
         "policy[0].module: ./no/such.wasm: No such file or directory (os error 2)"
     );
     let missing = with(|entry| entry.module = "policies/dist/plan-access.wasm".into());
-    assert!(missing.starts_with("policy[0].sha256: is required for a module from a file; this one's is "), "{missing}");
+    assert!(
+        missing.starts_with("policy[0].sha256: is required for a module that is not built in; this one's is "),
+        "{missing}"
+    );
     let wrong = with(|entry| {
         entry.module = "policies/dist/plan-access.wasm".into();
         entry.sha256 = Some("00".into());

@@ -150,7 +150,9 @@ async fn module_comes_from_web_server_by_its_digest() {
     configure("");
     let refused = said(&place.run("culvert serve").await);
     assert!(
-        refused.contains(&format!("policy[0].sha256: is required for a module from a file; this one's is {digest}")),
+        refused.contains(&format!(
+            "policy[0].sha256: is required for a module that is not built in; this one's is {digest}"
+        )),
         "{refused}"
     );
     configure(&format!("sha256 = \"{}\"", "0".repeat(64)));

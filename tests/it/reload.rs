@@ -123,7 +123,7 @@ async fn failed_policy_reload_reports_error_and_keeps_generation() {
     policy[0].module: /dev/zero: it is no file
     policy[0].module: ./no/such.wasm: No such file or directory (os error 2)
     policy[0].sha256: <folder>/good.wasm has the digest 2f85a2d6e3a4051b91b1f00fc9a56a592fd72372b1a20f99d2ae341712ddc5ef, not 0000000000000000000000000000000000000000000000000000000000000000; load the file that was meant, or change the digest
-    policy[0].sha256: is required for a module from a file; this one's is 2f85a2d6e3a4051b91b1f00fc9a56a592fd72372b1a20f99d2ae341712ddc5ef
+    policy[0].sha256: is required for a module that is not built in; this one's is 2f85a2d6e3a4051b91b1f00fc9a56a592fd72372b1a20f99d2ae341712ddc5ef
     policy[0] (<folder>/good.wasm): it is no validation policy: it exports no `culvert:policy/inputs`; it is a team-role policy
     policy[0] (<folder>/import.wasm): it imports `wasi:clocks/wall-clock@0.2.0/now`; a policy imports nothing (build it for wasm32-unknown-unknown, without WASI)
     policy[0] (<folder>/newer.wasm): it needs policy API 1.3.0, this host offers 1.0.0; build it with this release's SDK, or load it into a host that offers 1.3.0
@@ -298,8 +298,8 @@ async fn files_of_forgotten_generations_are_removed() {
     let state = std::fs::read_to_string(folder.with_file_name("policy-generations.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
     let artefacts: Vec<&str> = state["artefacts"].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect();
-    // Of each module the compiled one, its configured state and its cases: two shipped ones and five others.
-    assert_eq!(artefacts.len(), 21);
+    // Of each module the compiled one, its configured state, its functions and its cases: two shipped ones and five others.
+    assert_eq!(artefacts.len(), 28);
     assert_eq!(std::fs::read_dir(folder.with_file_name("policies")).unwrap().count(), artefacts.len());
 }
 

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use std::time::Duration;
+
 use clap::Args;
+use culvert_wire::clock::Clock;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -12,7 +15,7 @@ use crate::cli::{CliError, print, refused};
 use culvert_policy::load::SIZE_LIMIT;
 use culvert_policy::load::module_source::{OCI, signature_file};
 use culvert_policy::load::oci_manifest::OciManifest;
-use culvert_registry::registry::Artefact;
+use culvert_registry::registry::{Artefact, RegistryError};
 use culvert_registry::signing_key::SigningKey;
 use culvert_registry::trusted_keys;
 
@@ -44,6 +47,16 @@ pub(crate) struct Sign {
     key: PathBuf,
 }
 
+/// How long a registry may take for one module.
+const TIME_LIMIT: Duration = Duration::from_mins(10);
+
+/// Waits for a registry, but not for ever.
+async fn limited<T>(answer: impl Future<Output = Result<T, RegistryError>>) -> Result<T, String> {
+    let answer = Clock::system().timeout(TIME_LIMIT, answer).await;
+    let answer = answer.map_err(|_| format!("it took longer than {} minutes", TIME_LIMIT.as_secs() / 60))?;
+    answer.map_err(|error| error.to_string())
+}
+
 /// A name without `oci://`.
 fn reference(text: &str) -> Result<String, String> {
     let name = text.strip_prefix(OCI).ok_or("must begin with oci://")?;
@@ -64,7 +77,7 @@ impl Push {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{OCI}{}: {problem}", self.to));
         let is_signed = signature.is_some();
         let artefact = Artefact::open(&self.to).map_err(|e| fail(&e))?;
-        let manifest = artefact.push(module.wasm.clone(), signature).await.map_err(|e| fail(&e))?;
+        let manifest = limited(artefact.push(module.wasm.clone(), signature)).await.map_err(|e| fail(&e))?;
         let name = format!("{OCI}{}@sha256:{manifest}", self.to);
         let value = json!({"module": name, "sha256": module.digest, "signed": is_signed});
         let signed = if is_signed { ", with its signature" } else { "" };
@@ -78,7 +91,7 @@ impl Pull {
         let fail = |problem: &dyn std::fmt::Display| refused(format!("{OCI}{}: {problem}", self.from));
         let _shown = Progress::of("pulling");
         let artefact = Artefact::open(&self.from).map_err(|e| fail(&e))?;
-        let bytes = artefact.manifest().await.map_err(|e| fail(&e))?;
+        let bytes = limited(artefact.manifest()).await.map_err(|e| fail(&e))?;
         let digest = hex::encode(Sha256::digest(&bytes));
         if self.from.split_once("@sha256:").is_some_and(|(_, wanted)| wanted != digest) {
             return Err(fail(&format!("the registry's manifest has the digest {digest}")));
@@ -88,7 +101,7 @@ impl Pull {
             return Err(fail(&format!("the module is larger than {} MiB", SIZE_LIMIT >> 20)));
         }
         let layer = format!("sha256:{}", manifest.layer);
-        let wasm = artefact.blob(&layer, manifest.size).await.map_err(|e| fail(&e))?;
+        let wasm = limited(artefact.blob(&layer, manifest.size)).await.map_err(|e| fail(&e))?;
         let path = self.out.clone().unwrap_or_else(|| default_file(&self.from));
         build::write_whole(&path, &wasm)?;
         let beside = signature_file(&path);

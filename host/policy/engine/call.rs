@@ -12,7 +12,7 @@ use crate::load::component::Configured;
 use crate::serve::live::{Instances, ModuleInstance};
 
 /// How long a decision may occupy a thread that serves requests. Most take some microseconds.
-const BRIEF: Duration = TICK;
+pub(crate) const BRIEF: Duration = TICK;
 /// How often a brief decision is repeated that did not get the processor.
 const RETRIES: usize = 4;
 
@@ -29,13 +29,16 @@ impl ModuleInstance {
 
     /// Evaluates a request if that takes about a millisecond at most. None if it takes longer: a decision has no side
     /// effects, so it can be made again with the whole deadline, where it holds up nobody.
-    pub(crate) fn ask_briefly(&self, request: &PolicyRequest) -> Option<Result<PolicyResponse, Failed>> {
+    pub fn ask_briefly(&self, request: &PolicyRequest) -> Option<Result<PolicyResponse, Failed>> {
         let limits = self.module.limits;
-        let brief = Limits { deadline: limits.deadline.min(BRIEF), ..limits };
+        let was_long = self.guard.was_long();
+        // After a long decision the next one is expected to be long as well, and is given up at the next tick.
+        let brief = if was_long { Duration::ZERO } else { limits.deadline.min(BRIEF) };
+        let brief = Limits { deadline: brief, ..limits };
         let once = || self.decide(sandbox::store(&self.engine, brief), request);
         let mut response = once();
         // On a busy machine the time may have gone by while another thread had the processor.
-        for _ in 0..RETRIES {
+        for _ in 0..if was_long { 0 } else { RETRIES } {
             if !matches!(response, Err(Failure::Timeout)) {
                 break;
             }
@@ -46,7 +49,7 @@ impl ModuleInstance {
             }
         }
         match response {
-            Err(Failure::Timeout) if limits.deadline > BRIEF => None,
+            Err(Failure::Timeout) if was_long || limits.deadline > BRIEF => None,
             response => Some(response.map_err(|failure| self.failed(failure))),
         }
     }

@@ -7,10 +7,13 @@
 //! an interpreter, also run on an engine that allocates on demand.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use wasmtime::{Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
+use wasmtime::{
+    CacheStore, Config, Enabled, Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig,
+};
 
 /// The unit of every deadline: the interval at which the engines' epochs are incremented.
 pub const TICK: Duration = Duration::from_millis(1);
@@ -98,6 +101,27 @@ pub fn shard_of_this_thread(shards: usize) -> usize {
     })
 }
 
+/// Creates an engine that compiles for the loader. An engine keeps what its compiler has allocated, more than 100 MiB
+/// after a large module, so this one is dropped after one module.
+///
+/// # Errors
+///
+/// If wasmtime cannot create the engine on this machine.
+pub fn compiling_for_loader() -> wasmtime::Result<Engine> {
+    loader()
+}
+
+/// The same for the shards. What `functions` holds is not compiled again.
+///
+/// # Errors
+///
+/// If wasmtime cannot create the engine on this machine.
+pub fn compiling_for_shards(functions: Arc<dyn CacheStore>) -> wasmtime::Result<Engine> {
+    let mut config = base();
+    config.enable_incremental_compilation(functions)?;
+    Engine::new(&config)
+}
+
 /// Creates an engine that counts instructions as fuel, for the authors' tools. It has no deadline.
 ///
 /// # Errors
@@ -117,6 +141,7 @@ fn base() -> Config {
         .epoch_interruption(true)
         .concurrency_support(false)
         .wasm_backtrace_max_frames(None)
+        .generate_address_map(false)
         // Gives access to the memory of a module that has trapped.
         .coredump_on_trap(true)
         .wasm_memory64(false)

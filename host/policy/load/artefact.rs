@@ -83,6 +83,12 @@ impl Artefacts {
         }
     }
 
+    /// Keeps what was made, and hands it on.
+    pub(crate) fn kept(&self, key: &str, artefact: Vec<u8>) -> Vec<u8> {
+        self.keep(key, &artefact);
+        artefact
+    }
+
     /// Removes artefacts that nothing uses any more. A folder that is a symbolic link may be shared with others, so
     /// nothing is removed there.
     pub(crate) fn remove<'a>(&self, keys: impl Iterator<Item = &'a String>) {

@@ -22,10 +22,11 @@ use crate::load::module_store::ModuleStore;
 pub use crate::load::policy_config::{Mode, PolicyConfig, SettingsFileError, Trust};
 
 impl Loaded {
-    /// An entry that leads to the same module after its file has changed.
-    pub(crate) fn kept_entry(&self) -> PolicyConfig {
+    /// An entry that leads to the same module after its file has changed. Where the module could not be kept, it is the
+    /// entry as it was.
+    pub(crate) fn kept_entry(&self, store: &ModuleStore) -> PolicyConfig {
         let mut entry = self.entry.clone();
-        if !entry.module.starts_with(bundle::PREFIX) {
+        if !entry.module.starts_with(bundle::PREFIX) && store.find(&self.module.digest).is_some() {
             entry.module = format!("{KEPT}{}", self.module.digest);
         }
         entry

@@ -5,6 +5,7 @@
 //! limits. The result is the compiled code of a configured snapshot.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jsonschema::Validator;
 use serde_json::{Map, Value};
@@ -15,12 +16,14 @@ use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
 
 use crate::engine::bindings::types::Description;
-use crate::engine::engines::{Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
+use crate::engine::engines::{self, Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
 use crate::engine::kind::{INTERFACE_VERSION, Kind};
 use crate::engine::sandbox::Limits;
 use crate::load::artefact::Artefacts;
 use crate::load::described::Described;
+use crate::load::function_cache::FunctionCache;
 use crate::load::load_error::{self, LoadError};
+use crate::load::machine_code::MachineCode;
 use crate::load::{SIZE_LIMIT, schema, snapshot};
 use culvert_domain::policy_fact::PolicyFacts;
 
@@ -46,6 +49,8 @@ pub struct Module {
     size: Size,
     /// The name of its compiled form.
     artefact: String,
+    /// The name of the artefact that keeps its functions, compiled for the shards.
+    functions: String,
 }
 
 /// A configured and compiled module, from which shards create instances.
@@ -62,7 +67,7 @@ pub struct Configured {
     pub size: Size,
     /// Names of the files that hold compiled forms of it.
     pub artefacts: Vec<String>,
-    artefact: Vec<u8>,
+    code: MachineCode,
 }
 
 impl Module {
@@ -115,17 +120,8 @@ impl Configured {
     ///
     /// If the engine does not accept the compiled code.
     pub fn on(&self, engine: &Engine) -> Result<Component, LoadError> {
-        deserialize(engine, &self.artefact).map_err(|e| LoadError::NotAComponent(e.to_string()))
+        self.code.on(engine).map_err(|e| LoadError::NotAComponent(e.to_string()))
     }
-}
-
-/// Loads a component from machine code that this host compiled.
-#[expect(unsafe_code, reason = "wasmtime runs the machine code as it is")]
-fn deserialize(engine: &Engine, artefact: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: `artefact` was made by `Component::serialize` or `Engine::precompile_component` on an
-    // engine of the same configuration: in this process, or in an earlier one that had the same key to
-    // authenticate its artefacts.
-    unsafe { Component::deserialize(engine, artefact) }
 }
 
 /// Fails if a component needs more memory to start than it is given. Asked before it is compiled, which takes longest.
@@ -159,31 +155,56 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     }
     let engine = engines.loader();
     let key = artefacts.key(engine, &[b"instrumented", &wasm]);
-    let compiled = if let Some(artefact) = artefacts.find(&key) {
-        deserialize(engine, &artefact).map_err(LoadError::snapshot)?
-    } else {
-        let compiled = compile(engine, &wasm)?;
-        artefacts.keep(&key, &compiled.serialize().map_err(LoadError::snapshot)?);
-        compiled
+    let code = match artefacts.find(&key) {
+        Some(code) => code,
+        None => artefacts.kept(&key, compile(engine, &wasm)?),
     };
+    let compiled = MachineCode::new(code).on(engine).map_err(LoadError::snapshot)?;
     let kind = kind_of(engine, &compiled)?;
     refuse_imports(engine, &compiled)?;
     let Described { description, facts, schema } = Described::of(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    Ok(Module { wasm, kind, digest, description, facts, initial_memory_bytes, compiled, schema, size, artefact: key })
+    let functions = artefacts.key(engines.shards()[0].of(size), &[b"functions", &wasm]);
+    Ok(Module {
+        wasm,
+        kind,
+        digest,
+        description,
+        facts,
+        initial_memory_bytes,
+        compiled,
+        schema,
+        size,
+        artefact: key,
+        functions,
+    })
 }
 
-fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
+/// The instrumented component, compiled for the loader's engine.
+fn compile(loader: &Engine, wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
     let not = |error: wasmtime::Error| LoadError::NotAComponent(load_error::chain(&error));
-    snapshot::instrumented(wasm).and_then(|wasm| Component::from_binary(engine, &wasm).map_err(not)).or_else(|error| {
+    let compiler = engines::compiling_for_loader().map_err(LoadError::snapshot)?;
+    snapshot::instrumented(wasm).and_then(|wasm| compiler.precompile_component(&wasm).map_err(not)).or_else(|error| {
         // What cannot be instrumented is mostly no policy at all, so the errors about that come first.
-        let component = Component::from_binary(engine, wasm).map_err(not)?;
-        kind_of(engine, &component)?;
-        refuse_imports(engine, &component)?;
-        Described::of(engine, &component)?;
+        let component = Component::from_binary(loader, wasm).map_err(not)?;
+        kind_of(loader, &component)?;
+        refuse_imports(loader, &component)?;
+        Described::of(loader, &component)?;
         Err(error)
     })
+}
+
+/// A configured component, compiled for the shards. Functions that were compiled for other settings are not compiled
+/// again.
+fn compile_configured(module: &Module, artefacts: &Artefacts, snapshot: &[u8]) -> Result<Vec<u8>, LoadError> {
+    let functions = Arc::new(FunctionCache::decode(artefacts.find(&module.functions).unwrap_or_default()));
+    let engine = engines::compiling_for_shards(functions.clone()).map_err(LoadError::snapshot)?;
+    let code = engine.precompile_component(snapshot).map_err(LoadError::snapshot)?;
+    if let Some(functions) = functions.encode() {
+        artefacts.keep(&module.functions, &functions);
+    }
+    Ok(code)
 }
 
 /// The bytes of memory that an instance starts with, and how it is allocated.
@@ -215,15 +236,14 @@ fn configure(
     let settings_digest = hex::encode(Sha256::digest(&settings));
     let engine = engines.shards()[0].of(module.size);
     let key = artefacts.key(engine, &[&module.wasm, settings.as_bytes(), &limits.memory_bytes.to_le_bytes()]);
-    let artefact = if let Some(artefact) = artefacts.find(&key) {
-        artefact
+    let code = if let Some(code) = artefacts.find(&key) {
+        code
     } else {
         let snapshot = snapshot(module, engines, &settings, limits)?;
-        let artefact = engine.precompile_component(&snapshot).map_err(LoadError::snapshot)?;
-        artefacts.keep(&key, &artefact);
-        artefact
+        artefacts.kept(&key, compile_configured(module, artefacts, &snapshot)?)
     };
-    let component = deserialize(engine, &artefact).map_err(LoadError::snapshot)?;
+    let code = MachineCode::new(code);
+    let component = code.on(engine).map_err(LoadError::snapshot)?;
     // Asked again, because rules and facts can come from the settings.
     let Described { description, facts, .. } = Described::of(engine, &component)?;
     let Module { kind, digest, size, .. } = module;
@@ -235,8 +255,8 @@ fn configure(
         facts,
         limits,
         size: *size,
-        artefacts: vec![module.artefact.clone(), key],
-        artefact,
+        artefacts: vec![module.artefact.clone(), module.functions.clone(), key],
+        code,
     })
 }
 

@@ -259,7 +259,7 @@ fn check_digest(places: &Places<'_>, entry: &PolicyConfig, name: &str, wasm: &[u
             ),
         )),
         None if places.trust == Trust::Path => Ok(()),
-        None => Err(("sha256", format!("is required for a module from a file; this one's is {digest}"))),
+        None => Err(("sha256", format!("is required for a module that is not built in; this one's is {digest}"))),
     }
 }
 

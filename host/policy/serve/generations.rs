@@ -248,7 +248,7 @@ impl Generations {
         history.rollbacks += 1;
         let generation = set.generation;
         let to = Policies {
-            entries: set.modules().iter().map(Loaded::kept_entry).collect(),
+            entries: set.modules().iter().map(|module| module.kept_entry(&self.loader.modules)).collect(),
             default_plan: set.default_plan.clone(),
         };
         let from = match &history.state.rollback {

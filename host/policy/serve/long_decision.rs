@@ -7,19 +7,18 @@ use std::thread::Builder;
 use culvert_wire::clock::Clock;
 use tokio::sync::oneshot;
 
+use crate::engine::call::BRIEF;
+use crate::engine::cpu_time;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::{Failed, Failure};
 use crate::serve::live::PolicySet;
-
-/// By `nice(2)`: a tenth of the share of a thread that serves requests. At the lowest, 19, a busy machine would give it
-/// no time within a deadline.
-const PRIORITY: i32 = 10;
+use crate::serve::priority;
 
 /// Asks a module, by its place in the chain of its kind, with the whole deadline.
 ///
 /// # Errors
 ///
-/// If the module gives no valid response, or too many decisions of it are under way.
+/// If the module gives no valid response, or too many decisions of it are under way or wait.
 pub(crate) async fn ask(
     set: &Arc<PolicySet>,
     index: usize,
@@ -30,7 +29,7 @@ pub(crate) async fn ask(
     let decider = &set.chain(kind).enforced[index];
     let failed = |why: &str| decider.failed(Failure::Sandbox(why.into()));
     let was_open = decider.guard.is_open();
-    let Some(place) = decider.guard.begin_long().await else {
+    let Some(place) = decider.guard.begin_long(clock).await else {
         return Err(failed("too many of its decisions take long"));
     };
     // Those before it may have opened the breaker meanwhile.
@@ -41,11 +40,12 @@ pub(crate) async fn ask(
     let (set, request, clock) = (set.clone(), request.clone(), clock.clone());
     let work = move || {
         let _place = place;
-        lower_priority();
+        priority::lower();
         let decider = &set.chain(kind).enforced[index];
         decider.metrics.long.inc();
         let response = decider.ask(&request);
         decider.metrics.long.dec();
+        decider.guard.note_long(cpu_time::of_this_thread() > BRIEF);
         // Counted here, because the request may have been given up.
         let timed_out = matches!(response, Err(Failed { failure: Failure::Timeout, .. }));
         decider.guard.note(timed_out, clock.moment());
@@ -56,10 +56,4 @@ pub(crate) async fn ask(
         return Err(failed("the operating system has no thread for it"));
     }
     answered.await.unwrap_or_else(|_| Err(failed("its thread ended")))
-}
-
-/// Lowers the priority of the calling thread. On Linux it is the thread's own.
-pub(crate) fn lower_priority() {
-    // A thread that keeps its priority still works.
-    let _ = rustix::process::setpriority_process(None, PRIORITY);
 }

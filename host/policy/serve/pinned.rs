@@ -164,6 +164,7 @@ impl Pinned {
         let started = self.observer.clock.moment();
         let response = if let Some(response) = decider.ask_briefly(request) {
             decider.guard.note(false, started);
+            decider.guard.note_long(false);
             response
         } else if decider.guard.may_try(started) {
             long_decision::ask(&self.set, index, request, &self.observer.clock).await

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use crate::engine::facts::FactValues;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::serve::live::{ModuleInstance, PolicySet};
-use crate::serve::long_decision;
 use crate::serve::metrics::Compared;
+use crate::serve::priority;
 use crate::serve::records::{Record, Records};
 
 /// Most requests in the queue of the shadow modules.
@@ -82,7 +82,7 @@ impl Shadows {
 }
 
 fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool, clock: &Clock, records: Option<&Records>) {
-    long_decision::lower_priority();
+    priority::lower();
     while let Ok(Some(mut asked)) = queue.recv() {
         if stopped.load(Ordering::Relaxed) {
             continue;

@@ -85,6 +85,20 @@ impl Servers {
         Self { addresses: serde_json::from_str(&line).unwrap(), child }
     }
 
+    /// Has the host read its configuration again.
+    pub async fn reload(&self) {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let token = std::fs::read_to_string(self.addresses.folder.join("admin.token")).unwrap();
+        let request = client.post(format!("http://{}/policies/reload", self.addresses.admin)).bearer_auth(token.trim());
+        let answer = request.send().await.unwrap();
+        assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
+    }
+
+    /// Resident memory in MiB.
+    pub fn resident(&self) -> f64 {
+        resident(&self.child)
+    }
+
     /// CPU seconds that they have used.
     pub fn cpu(&self) -> f64 {
         const TICKS: f64 = 100.0;
@@ -92,6 +106,13 @@ impl Servers {
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / TICKS
     }
+}
+
+/// The resident memory of a process in MiB.
+pub fn resident(process: &Child) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
 fn serve(decisions: Decisions) -> ! {

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use crate::server::resident;
+
 pub const ADDRESS: &str = "127.0.77.1";
 
 /// A host and an agent, which is connected and lets itself be controlled from afar.
@@ -38,9 +40,7 @@ impl Killed {
 
     /// Resident memory in MiB.
     pub fn resident(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
+        resident(&self.0)
     }
 }
 
