@@ -15,6 +15,21 @@ pub fn valid(port: i64) -> Option<u16> {
 /// The cap on extra ports of one tunnel, whatever the plan says.
 pub const EXTRA_PORTS_PER_TUNNEL: u32 = 10;
 
+/// Most characters of the subdomain of a tunnel with http extra ports: a label of the domain name system has 63 (RFC 1035,
+/// section 2.3.4), and an extra port's begins with `p65535-`.
+pub const SUBDOMAIN_WITH_EXTRA_PORTS: usize = 56;
+
+/// The subdomain of an http extra port.
+pub fn extra_subdomain(local_port: u16, subdomain: &str) -> String {
+    format!("p{local_port}-{subdomain}")
+}
+
+/// Whether a subdomain has the form of an http extra port's: `p`, up to five digits, and a hyphen.
+pub fn is_extra_subdomain(subdomain: &str) -> bool {
+    let port = subdomain.strip_prefix('p').and_then(|rest| rest.split_once('-'));
+    port.is_some_and(|(port, _)| (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtraPort {
     pub id: uuid::Uuid,

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
+use super::port::extra_subdomain;
 use super::protocol::Protocol;
 use super::string_enum::string_enum;
 
@@ -164,7 +165,7 @@ impl Tunnel {
     pub fn extra_address(&self, port: &super::port::ExtraPort) -> PublicAddress {
         let name = self.name_in_domain();
         let name = match port.protocol {
-            Protocol::Http => name.map(|name| format!("p{}-{name}", port.local_port)),
+            Protocol::Http => name.map(|name| extra_subdomain(port.local_port, &name)),
             _ => name,
         };
         address(port.protocol, port.remote_port, self.spec.https, name, &self.node)

@@ -67,6 +67,7 @@ pub fn status(code: &Code) -> StatusCode {
         Code::IdempotencyConflict
         | Code::IdempotencyInProgress
         | Code::SubdomainUnavailable
+        | Code::PortConflict
         | Code::NoPortAvailable
         | Code::NodeUnavailable
         | Code::ExtraPortLimitReached

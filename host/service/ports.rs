@@ -8,6 +8,7 @@ use crate::commit::Change;
 use crate::gate::Permit;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::{Hint, Write};
 
@@ -36,6 +37,7 @@ impl Change for CreateExtraPort {
         let scope_id = permit.caller().scope.id;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         check_limit(permit)?;
+        check_conflict(&write.extra_ports(tunnel.id).await?, &self.port)?;
         check_target(write, &tunnel, &self.port).await?;
         let port = write.create_extra_port(&tunnel.node, tunnel.spec.https, tunnel.id, &self.port).await?;
         write.set_updated_at(tunnel.id).await?;
@@ -58,6 +60,22 @@ fn check_limit(permit: &Permit) -> Result<()> {
     }
     let detail = format!("The tunnel has {ports} extra ports; it can have {EXTRA_PORTS_PER_TUNNEL}.");
     Err(Error::new(Code::ExtraPortLimitReached, detail))
+}
+
+/// Checks that no other http extra port of the tunnel has the same name, which contains the local port.
+fn check_conflict(ports: &[ExtraPort], new: &NewExtraPort) -> Result<()> {
+    let is_same = |port: &ExtraPort| (port.protocol, port.local_port) == (new.protocol, new.local_port);
+    if new.protocol != Protocol::Http || !ports.iter().any(is_same) {
+        return Ok(());
+    }
+    Err(port_conflict(new.local_port))
+}
+
+pub(crate) fn port_conflict(local_port: u16) -> Error {
+    Error::new(
+        Code::PortConflict,
+        format!("The tunnel has an http extra port for the local port {local_port} already."),
+    )
 }
 
 /// Checks that the device's owner allows the new local target, which a running tunnel serves at once.

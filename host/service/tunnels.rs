@@ -1,16 +1,19 @@
 //! Tunnels: reading, creating, changing, binding and deleting them.
 
+use std::collections::HashSet;
+
 use crate::Service;
 use culvert_domain::caller::Caller;
 use culvert_domain::device::Device;
 use culvert_domain::page::{Page, PageRows};
-use culvert_domain::port::ExtraPort;
+use culvert_domain::port::{self, ExtraPort, NewExtraPort};
 use culvert_domain::session::Session;
 use culvert_domain::usage::Bandwidth;
 use uuid::Uuid;
 
 use crate::commit::Change;
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
+use crate::ports::port_conflict;
 use crate::{operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
@@ -111,6 +114,7 @@ impl Change for CreateTunnel {
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Tunnel> {
         let TunnelDefinition { spec, device_ids, extra_ports, .. } = &self.definition;
         check_limits(permit, extra_ports.len())?;
+        check_names(spec.subdomain.as_deref(), extra_ports)?;
         let id = write.clock.id();
         let scope_id = permit.caller().scope.id;
         let wanted =
@@ -153,6 +157,20 @@ fn check_limits(permit: &Permit, extra_ports: usize) -> Result<()> {
         return Err(Error::new(Code::PlanLimitReached, detail));
     }
     Ok(())
+}
+
+/// Checks that no two names of the platform can become one: an http extra port has a name of its own.
+fn check_names(subdomain: Option<&str>, extra_ports: &[NewExtraPort]) -> Result<()> {
+    if subdomain.is_some_and(port::is_extra_subdomain) {
+        let detail = "Names that begin with `p`, a port number and a hyphen are those of extra ports.";
+        return Err(Error::new(Code::SubdomainUnavailable, detail));
+    }
+    let mut named = HashSet::new();
+    let http = extra_ports.iter().filter(|port| port.protocol == Protocol::Http);
+    match http.map(|port| port.local_port).find(|port| !named.insert(*port)) {
+        Some(local_port) => Err(port_conflict(local_port)),
+        None => Ok(()),
+    }
 }
 
 /// Inserts a tunnel. An http tunnel is addressed by its subdomain, so one is generated if none is requested.

@@ -40,6 +40,7 @@ const FILES: &[File] = files! {
     9 "0009_targets"
     10 "0010_bounds"
     11 "0011_nodes"
+    12 "0012_names"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

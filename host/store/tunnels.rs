@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
@@ -17,6 +17,10 @@ use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::ExtraPort;
 use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
+
+/// How long a subdomain that was given up is kept for its former scope. Without this, its visitors would reach a tunnel of
+/// another scope.
+const SUBDOMAIN_REST: TimeDelta = TimeDelta::days(1);
 
 /// Selects a tunnel with its open session, the presence of the device that holds the session, and the
 /// unfinished operation.
@@ -159,14 +163,18 @@ impl Write {
         ports::extra_ports(&mut **self, tunnel_id).await
     }
 
-    /// Inserts a tunnel without a public port. Returns false if the subdomain is taken.
+    /// Inserts a tunnel without a public port. Returns false if the subdomain is taken, or another scope gave it up less
+    /// than a day ago.
     pub async fn insert_tunnel(&mut self, new: &NewTunnel) -> Result<bool> {
         let sql = sql!(
             "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                  node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
                  basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                 0, $20, $20, $21) ON CONFLICT DO NOTHING"
+             SELECT $1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+                 0, $20, $20, $21 \
+             WHERE NOT EXISTS (SELECT 1 FROM resting_subdomains \
+                 WHERE domain_id = $9 AND subdomain = $10 AND until > $20 AND scope_id <> $2) \
+             ON CONFLICT DO NOTHING"
         );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
@@ -236,7 +244,20 @@ impl Write {
 
     pub async fn delete_tunnel(&mut self, id: Uuid) -> Result<()> {
         self.rest_ports(id).await?;
+        self.rest_subdomain(id).await?;
         self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![id]).await?;
+        Ok(())
+    }
+
+    /// Reserves the subdomain of a tunnel that is about to give it up, for its scope.
+    async fn rest_subdomain(&mut self, id: Uuid) -> Result<()> {
+        let sql = sql!(
+            "INSERT INTO resting_subdomains (domain_id, subdomain, scope_id, until) \
+             SELECT domain_id, subdomain, scope_id, $2 FROM tunnels WHERE id = $1 AND subdomain IS NOT NULL \
+             ON CONFLICT (domain_id, subdomain) DO UPDATE SET scope_id = excluded.scope_id, until = excluded.until"
+        );
+        let until = self.now + SUBDOMAIN_REST;
+        self.execute(sql, args![id, until]).await?;
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Tunnels: create, read, list, change, bind, delete.
 
+use std::time::Duration;
+
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
@@ -301,6 +303,67 @@ async fn http_tunnel_gets_unique_subdomain(engine: Engine) {
     assert_eq!(free.status, 201);
 }
 
+/// Its visitors would reach the tunnel of somebody else.
+#[both_engines]
+async fn subdomain_that_was_given_up_rests_for_a_day(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, bob) = (host.api(&host.person("ada").await.key), host.api(&host.person("bob").await.key));
+    let named = json!({"local_port": 80, "protocol": "http", "subdomain": "shop"});
+    for _ in 0..2 {
+        let tunnel = ada.post("/tunnels", named.clone()).await;
+        assert_eq!(tunnel.status, 201, "its own scope gets it back at once");
+        ada.delete(&format!("/tunnels/{}", tunnel.id())).await.data();
+    }
+    assert_eq!(bob.post("/tunnels", named.clone()).await.outcome(), "409 subdomain_unavailable");
+    host.clock.advance(Duration::from_hours(24) - Duration::from_secs(1));
+    assert_eq!(bob.post("/tunnels", named.clone()).await.outcome(), "409 subdomain_unavailable");
+    host.clock.advance(Duration::from_secs(1));
+    assert_eq!(bob.post("/tunnels", named).await.outcome(), "201");
+}
+
+/// The http extra port 8080 of `hello` is `p8080-hello`.
+///
+/// covers: port_conflict
+#[both_engines]
+async fn names_of_http_extra_ports_belong_to_one_tunnel(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let api = host.api(&host.person("ada").await.key);
+    let http = |subdomain: &str, ports: Value| {
+        let tunnel = json!({"local_port": 80, "protocol": "http", "subdomain": subdomain, "extra_ports": ports});
+        async { api.post("/tunnels", tunnel).await }
+    };
+    let none = || json!([]);
+    assert_eq!(http("p8080-hello", none()).await.outcome(), "409 subdomain_unavailable");
+    assert_eq!(http("P1-hello", none()).await.outcome(), "409 subdomain_unavailable");
+    for free in ["p-hello", "p123456-hello", "p80a-hello", "p8080"] {
+        assert_eq!(http(free, none()).await.outcome(), "201");
+    }
+    let twice = json!([
+        {"local_port": 8080, "protocol": "http"}, {"local_port": 8080}, {"local_port": 8080, "protocol": "http"},
+    ]);
+    assert_eq!(http("hello", twice).await.outcome(), "409 port_conflict");
+    let once = json!([{"local_port": 8080, "protocol": "http"}, {"local_port": 8080}]);
+    let tunnel = http("hello", once).await.id();
+    let path = format!("/tunnels/{tunnel}/extra-ports");
+    let again = api.post(&path, json!({"local_port": 8080, "protocol": "http"})).await;
+    assert_eq!(again.outcome(), "409 port_conflict");
+    assert_eq!(again.body["detail"], "The tunnel has an http extra port for the local port 8080 already.");
+    assert_eq!(api.post(&path, json!({"local_port": 8081, "protocol": "http"})).await.outcome(), "201");
+    assert_eq!(api.post(&path, json!({"local_port": 8080})).await.outcome(), "201");
+    // A label has 63 characters, of which `p65535-` takes seven.
+    let (long, longer) = ("a".repeat(56), "b".repeat(57));
+    assert_eq!(http(&long, json!([{"local_port": 65_535, "protocol": "http"}])).await.outcome(), "201");
+    let refused = http(&longer, json!([{"local_port": 81}, {"local_port": 65_535, "protocol": "http"}])).await;
+    assert_eq!(
+        (refused.outcome(), refused.fields()),
+        ("422 validation_failed".into(), vec!["extra_ports[1].protocol".into()])
+    );
+    let plain = http(&longer, none()).await.id();
+    let refused =
+        api.post(&format!("/tunnels/{plain}/extra-ports"), json!({"local_port": 81, "protocol": "http"})).await;
+    assert_eq!((refused.outcome(), refused.fields()), ("422 validation_failed".into(), vec!["protocol".into()]));
+}
+
 /// covers: PATCH /tunnels/{tunnel_id}
 #[both_engines]
 async fn tunnel_update_leaves_omitted_fields_unchanged(engine: Engine) {
@@ -415,7 +478,7 @@ async fn tunnel_features_and_limits_follow_plan(engine: Engine) {
     let refused = api.post("/tunnels", json!({"local_port": 80})).await;
     assert_eq!(refused.outcome(), "403 plan_limit_reached");
     host.set_plan(ada.account_id, "pro").await;
-    host.pass(std::time::Duration::from_secs(1)).await;
+    host.pass(Duration::from_secs(1)).await;
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.data()["pro_network"], true);
 }
 

@@ -11,7 +11,7 @@ use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
-use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, valid};
+use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, SUBDOMAIN_WITH_EXTRA_PORTS, valid};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::{DEFAULT_BUFFER_SIZE, TunnelSpec};
 use culvert_store::Store;
@@ -87,7 +87,9 @@ impl RequestDraft for NewTunnel {
         }
         let extra = extra_ports.into_iter().take(EXTRA_PORTS_PER_TUNNEL as usize).enumerate();
         let path = |index| format!("extra_ports[{index}].");
-        let extra_ports = extra.map(|(index, port)| extra_port(port, protocol, &path(index), &mut faults)).collect();
+        let named = subdomain.as_deref();
+        let extra_ports =
+            extra.map(|(index, port)| extra_port(port, (protocol, named), &path(index), &mut faults)).collect();
         let spec = TunnelSpec {
             name: self.name.unwrap_or_else(|| format!("{protocol}-{local_port}")),
             protocol,
@@ -114,13 +116,23 @@ impl RequestDraft for NewTunnel {
     }
 }
 
-fn extra_port(port: NewExtraPort, tunnel: Protocol, path: &str, faults: &mut Vec<Fault>) -> port::NewExtraPort {
+/// Checks an extra port of a tunnel with this protocol and subdomain.
+fn extra_port(
+    port: NewExtraPort,
+    (tunnel, subdomain): (Protocol, Option<&str>),
+    path: &str,
+    faults: &mut Vec<Fault>,
+) -> port::NewExtraPort {
     let NewExtraPort { local_port, label, protocol } = port;
     // An extra port of an http tunnel is plain TCP unless it says otherwise.
     let own = if tunnel == Protocol::Http { Protocol::Tcp } else { tunnel };
     let protocol = protocol.unwrap_or(own);
     if protocol == Protocol::Http && tunnel != Protocol::Http {
         faults.push(Fault::new(format!("{path}protocol"), "http ports are for http tunnels only"));
+    }
+    if protocol == Protocol::Http && subdomain.is_some_and(|name| name.len() > SUBDOMAIN_WITH_EXTRA_PORTS) {
+        let problem = format!("http ports need a subdomain of at most {SUBDOMAIN_WITH_EXTRA_PORTS} characters");
+        faults.push(Fault::new(format!("{path}protocol"), problem));
     }
     let local_port = required_port(local_port, &format!("{path}local_port"), faults);
     check_text(label.as_deref(), &format!("{path}label"), faults);
@@ -149,7 +161,8 @@ impl RequestDraft for NewExtraPort {
 
     fn validate(self, facts: &ResourceFacts, _: &Entitlement) -> Result<port::NewExtraPort, Vec<Fault>> {
         let mut faults = Vec::new();
-        let tunnel = facts.tunnel.as_ref().map_or(Protocol::Tcp, |tunnel| tunnel.spec.protocol);
+        let spec = facts.tunnel.as_ref().map(|tunnel| &tunnel.spec);
+        let tunnel = spec.map_or((Protocol::Tcp, None), |spec| (spec.protocol, spec.subdomain.as_deref()));
         let port = extra_port(self, tunnel, "", &mut faults);
         if faults.is_empty() { Ok(port) } else { Err(faults) }
     }

@@ -1,0 +1,13 @@
+-- Names of http tunnels.
+
+-- Subdomains that were given up. For a while they are kept for the scope that had them: somebody may still open them.
+CREATE TABLE resting_subdomains (
+    domain_id UUID    NOT NULL REFERENCES platform_domains (id) ON DELETE CASCADE,
+    subdomain TEXT    NOT NULL,
+    -- Whose it was.
+    scope_id  UUID    NOT NULL REFERENCES scopes (id),
+    until     BIGINT  NOT NULL,
+    PRIMARY KEY (domain_id, subdomain)
+);
+
+CREATE INDEX resting_subdomains_by_end ON resting_subdomains (until);
