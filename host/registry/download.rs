@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::Response;
 use reqwest::redirect::Policy;
 
 use crate::registry;
@@ -22,13 +23,22 @@ pub(crate) async fn download(url: &str, limit: usize) -> Result<Vec<u8>, String>
         .redirect(Policy::limited(REDIRECTS))
         .connect_timeout(CONNECT)
         .read_timeout(SILENCE)
-        .user_agent(concat!("culvert/", env!("CARGO_PKG_VERSION")))
+        .user_agent(registry::USER_AGENT)
         .build()
         .map_err(|error| registry::chain(&error))?;
     let said = |error: reqwest::Error| registry::chain(&error.without_url());
-    let mut answer = client.get(url).send().await.map_err(said)?.error_for_status().map_err(said)?;
+    let answer = client.get(url).send().await.map_err(said)?.error_for_status().map_err(said)?;
+    bounded(answer, limit).await
+}
+
+/// The body of an answer, of at most this many bytes.
+///
+/// # Errors
+///
+/// One line.
+pub(crate) async fn bounded(mut answer: Response, limit: usize) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    while let Some(chunk) = answer.chunk().await.map_err(said)? {
+    while let Some(chunk) = answer.chunk().await.map_err(|error| registry::chain(&error.without_url()))? {
         if bytes.len() + chunk.len() > limit {
             return Err(format!("it has more than {limit} bytes"));
         }

@@ -13,14 +13,19 @@ use oci_client::errors::OciDistributionError;
 use oci_client::manifest::{OCI_IMAGE_MEDIA_TYPE, OciDescriptor, OciImageManifest};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference, RegistryOperation};
+use reqwest::StatusCode;
+use reqwest::header::ACCEPT;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWrite;
 
-use crate::credentials;
+use crate::{credentials, download};
 
 const CONFIG_TYPE: &str = "application/vnd.wasm.config.v0+json";
 const LAYER_TYPE: &str = "application/wasm";
+/// Most bytes of a manifest. That of a module has less than 1 KiB.
+const MANIFEST_LIMIT: usize = 256 * 1024;
+pub(crate) const USER_AGENT: &str = concat!("culvert/", env!("CARGO_PKG_VERSION"));
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a registry may send nothing.
@@ -40,6 +45,12 @@ pub enum RegistryError {
     Reference,
     #[error("{0}")]
     Credentials(String),
+    #[error("the registry does not let us in; log in with `docker login`")]
+    Refused,
+    #[error("the registry has no such artefact")]
+    Missing,
+    #[error("its manifest: {0}")]
+    Manifest(String),
     #[error("{}", one_line(.0))]
     Registry(#[from] OciDistributionError),
     #[error("the registry has another module under this name now; push it once more")]
@@ -52,10 +63,8 @@ fn one_line(error: &OciDistributionError) -> String {
     let text = match error {
         OciDistributionError::UnauthorizedError { .. }
         | OciDistributionError::AuthenticationFailure(_)
-        | OciDistributionError::ServerError { code: 401 | 403, .. } => {
-            "the registry does not let us in; log in with `docker login`".into()
-        }
-        OciDistributionError::ImageManifestNotFoundError(_) => "the registry has no such artefact".into(),
+        | OciDistributionError::ServerError { code: 401 | 403, .. } => RegistryError::Refused.to_string(),
+        OciDistributionError::ImageManifestNotFoundError(_) => RegistryError::Missing.to_string(),
         OciDistributionError::RegistryError { envelope, .. } => {
             let messages = envelope.errors.iter().map(|error| error.message.as_str()).collect::<Vec<_>>();
             format!("the registry says: {}", messages.join(", "))
@@ -87,15 +96,13 @@ impl Artefact {
         let reference: Reference = name.parse().map_err(|_| RegistryError::Reference)?;
         let registry = reference.resolve_registry().to_owned();
         let auth = credentials::of_registry(&registry).map_err(RegistryError::Credentials)?;
-        // As docker does it: a registry on this machine needs no TLS.
-        let host = registry.rsplit_once(':').map_or(registry.as_str(), |(host, _)| host);
-        let is_local = host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(is_loopback);
-        let protocol = if is_local { ClientProtocol::HttpsExcept(vec![registry]) } else { ClientProtocol::Https };
+        let protocol =
+            if is_local(&registry) { ClientProtocol::HttpsExcept(vec![registry]) } else { ClientProtocol::Https };
         let config = ClientConfig {
             protocol,
             connect_timeout: Some(CONNECT),
             read_timeout: Some(SILENCE),
-            user_agent: concat!("culvert/", env!("CARGO_PKG_VERSION")),
+            user_agent: USER_AGENT,
             ..ClientConfig::default()
         };
         Ok(Self { client: Client::new(config), reference, auth })
@@ -107,8 +114,27 @@ impl Artefact {
     ///
     /// If the registry does not give it.
     pub async fn manifest(&self) -> Result<Vec<u8>, RegistryError> {
-        let pulled = self.client.pull_manifest_raw(&self.reference, &self.auth, &[OCI_IMAGE_MEDIA_TYPE]).await;
-        Ok(pulled.map(|(bytes, _)| bytes.to_vec())?)
+        // oci-client would read it whole, however large it is.
+        let token = self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await?;
+        let (registry, repository) = (self.reference.resolve_registry(), self.reference.repository());
+        let name = self.reference.digest().or(self.reference.tag()).unwrap_or("latest");
+        let scheme = if is_local(registry) { "http" } else { "https" };
+        let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT);
+        let http = http.build().map_err(OciDistributionError::RequestError)?;
+        let request = http.get(format!("{scheme}://{registry}/v2/{repository}/manifests/{name}"));
+        let request = request.header(ACCEPT, OCI_IMAGE_MEDIA_TYPE);
+        let request = match (token, &self.auth) {
+            (Some(token), _) => request.bearer_auth(token),
+            (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
+            (None, _) => request,
+        };
+        let answer = request.send().await.map_err(OciDistributionError::RequestError)?;
+        match answer.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(RegistryError::Refused),
+            StatusCode::NOT_FOUND => Err(RegistryError::Missing),
+            status if !status.is_success() => Err(RegistryError::Manifest(format!("the registry answers {status}"))),
+            _ => download::bounded(answer, MANIFEST_LIMIT).await.map_err(RegistryError::Manifest),
+        }
     }
 
     /// One of its layers, of at most this many bytes.
@@ -153,6 +179,12 @@ impl Artefact {
             _ => Err(RegistryError::Other),
         }
     }
+}
+
+/// Whether a registry runs on this machine: it needs no TLS then, as with docker.
+fn is_local(registry: &str) -> bool {
+    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
+    host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(is_loopback)
 }
 
 fn is_loopback(address: std::net::IpAddr) -> bool {

@@ -120,3 +120,29 @@ async fn audit_lists_what_would_be_refused_today(engine: Engine) {
     assert_eq!(code, Some(1));
     assert!(said.contains("KIND") && said.contains("must lie below example.org"), "{said}");
 }
+
+/// What cannot be judged would be refused, and the others are judged all the same.
+#[both_engines]
+async fn audit_goes_on_where_a_policy_fails(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let own = host.api(&host.person("ada").await.key);
+    for name in ["web", "shop"] {
+        own.post("/tunnels", json!({"local_port": 80, "name": name})).await.data();
+    }
+    let rules = r#"
+        [[policy]]
+        kind = "validation"
+        module = "builtin:rules-validation"
+        [[policy.settings.rules]]
+        name = "division"
+        when = "input.name == 'web' && 1 / (input.local_port - 80) > 0"
+        field = "name"
+        message = "No."
+    "#;
+    let (code, said) = audit(&host, rules, &["--json"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let refused = report["refused"].as_array().unwrap();
+    let refused: Vec<_> = refused.iter().map(|one| (one["name"].clone(), one["code"].clone())).collect();
+    assert_eq!(refused, [(json!("web"), json!("policy_unavailable"))]);
+}

@@ -5,8 +5,10 @@ use std::process::Output;
 
 use culvert_wire::clock::Clock;
 use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
-use crate::support::host::Engine;
+use crate::support::host::{Engine, own_address};
 use crate::support::policies::{Swapped, builtin};
 use crate::support::program::Place;
 use crate::support::receiver::{Authority, Reply};
@@ -67,6 +69,13 @@ async fn signed_module_is_pushed_pulled_and_loaded_by_digest() {
     let signature = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap().trim().to_owned();
     assert_eq!(signature("pulled.wasm.sig"), signature("ours.wasm.sig"));
 
+    // A signature of another module does not stay beside one that has none.
+    std::fs::rename(folder.join("ours.wasm.sig"), folder.join("aside.sig")).unwrap();
+    let unsigned = name.replace(":1.0.0", ":2.0.0");
+    assert_eq!(place.json(&format!("culvert policy push ours.wasm {unsigned}")).await["signed"], false);
+    assert_eq!(place.json(&format!("culvert policy pull {unsigned} --out pulled.wasm")).await["signed"], false);
+    assert!(!folder.join("pulled.wasm.sig").exists());
+
     // A tag can move, so a host wants the digest, and names it.
     let trusted = "[policies]\ntrusted_keys = [\"policy.pub\"]\n";
     let load = |module: &str| {
@@ -126,9 +135,36 @@ async fn artefact_that_is_not_what_was_named_is_refused() {
     culvert: oci://registry/ours@sha256:0000000000000000000000000000000000000000000000000000000000000000: a module is pushed to a tag, not to a digest
     error: invalid value 'ours:1' for '<TO>': must begin with oci://
     culvert: oci://: must be oci://registry/repository:tag or oci://registry/repository@sha256:…
-    culvert: oci://registry/ours:1: the registry says: manifest unknown
-    culvert: oci://registry/ours@sha256:0000000000000000000000000000000000000000000000000000000000000000: the registry says: manifest unknown
+    culvert: oci://registry/ours:1: the registry has no such artefact
+    culvert: oci://registry/ours@sha256:0000000000000000000000000000000000000000000000000000000000000000: the registry has no such artefact
     "#);
+}
+
+/// A registry that answers every request with more than a manifest has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manifest_without_end_is_refused() {
+    let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
+    let name = format!("oci://{}/ours:1", listener.local_addr().unwrap());
+    let answering = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await.unwrap();
+            // Until the client hangs up, or there was enough.
+            for _ in 0..(64 << 20) / 4096 {
+                if stream.write_all(&[b' '; 4096]).await.is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    let place = Place::new(Engine::Sqlite).await;
+    let pulled = place.run(&format!("culvert policy pull {name}")).await;
+    assert_eq!(said(&pulled), format!("culvert: {name}: its manifest: it has more than 262144 bytes"));
+    answering.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
