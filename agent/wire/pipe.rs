@@ -38,7 +38,7 @@ pub struct Counters {
 ///
 /// Every pipe gets its initial buffers, even beyond the limit. Larger buffers are taken from the budget
 /// only if enough is left; otherwise the pipe keeps the buffers it has. All bytes are given back when
-/// the pipe ends.
+/// the pipe rests or ends.
 #[derive(Debug)]
 pub struct Budget {
     most: usize,
@@ -96,19 +96,38 @@ where
     let mut forth = Direction::new(limits.buffer_size, budget);
     let mut back = Direction::new(limits.buffer_size, budget);
     let active = Activity::new(clock);
-    let both = poll_fn(|context| {
-        let one = forth.poll(context, a, b, &counters.forth, &active);
-        let other = back.poll(context, b, a, &counters.back, &active);
-        match (one, other) {
-            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => Poll::Ready(Err(error)),
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Ok(())),
-            _ => Poll::Pending,
+    // Whether the buffers were given back since bytes last moved.
+    let mut rests = false;
+    loop {
+        let (before, patience) =
+            (active.last(), if rests { limits.idle_timeout } else { limits.idle_timeout.min(REST) });
+        let moves = poll_fn(|context| {
+            let one = forth.poll(context, a, b, &counters.forth, &active);
+            let other = back.poll(context, b, a, &counters.back, &active);
+            match (one, other) {
+                (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => Poll::Ready(Err(error)),
+                (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Ok(true)),
+                _ if rests && active.last() != before => Poll::Ready(Ok(false)),
+                _ => Poll::Pending,
+            }
+        });
+        tokio::select! {
+            biased;
+            ended = moves => {
+                if ended? {
+                    return Ok(());
+                }
+                rests = false;
+            }
+            () = active.silence(patience) => {
+                if patience == limits.idle_timeout {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                forth.rest();
+                back.rest();
+                rests = true;
+            }
         }
-    });
-    tokio::select! {
-        biased;
-        ended = both => ended,
-        () = active.silence(limits.idle_timeout) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
@@ -130,10 +149,14 @@ impl<'a> Activity<'a> {
         self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
     /// Waits until no bytes have moved for a whole timeout.
     async fn silence(&self, timeout: Duration) {
         loop {
-            let end = self.start.plus(Duration::from_micros(self.last.load(Ordering::Relaxed)) + timeout);
+            let end = self.start.plus(Duration::from_micros(self.last()) + timeout);
             if self.clock.moment() >= end {
                 return;
             }
@@ -144,6 +167,10 @@ impl<'a> Activity<'a> {
 
 /// Initial bytes of a direction's buffer. It is small, because most connections send little at a time.
 const FIRST_BUFFER: usize = 8 * 1024;
+/// Most bytes that are read while there is no buffer.
+const FIRST_READ: usize = 1024;
+/// How long a pipe keeps empty buffers after bytes have moved. Connections that are open and quiet need none.
+const REST: Duration = Duration::from_secs(1);
 
 /// One direction of a pipe, with the bytes that were read and not yet written.
 struct Direction<'a> {
@@ -170,9 +197,38 @@ impl Drop for Direction<'_> {
 
 impl<'a> Direction<'a> {
     fn new(size: usize, budget: &'a Budget) -> Self {
-        let buffer = vec![0; size.min(FIRST_BUFFER)];
-        budget.take(buffer.len());
-        Self { budget, buffer, largest: size, start: 0, end: 0, state: State::Open }
+        Self { budget, buffer: Vec::new(), largest: size, start: 0, end: 0, state: State::Open }
+    }
+
+    /// Gives the buffer back, if no bytes are in it.
+    fn rest(&mut self) {
+        if self.start == self.end {
+            self.budget.give_back(self.buffer.len());
+            (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
+        }
+    }
+
+    /// Reads into the buffer, from its start. Where there is none, it is taken with the first bytes.
+    fn poll_read<R: AsyncRead + Unpin>(
+        &mut self,
+        context: &mut Context<'_>,
+        reader: &mut R,
+    ) -> Poll<io::Result<usize>> {
+        if !self.buffer.is_empty() {
+            let mut space = ReadBuf::new(&mut self.buffer);
+            ready!(Pin::new(reader).poll_read(context, &mut space))?;
+            return Poll::Ready(Ok(space.filled().len()));
+        }
+        let mut first = [0; FIRST_READ];
+        let mut space = ReadBuf::new(&mut first);
+        ready!(Pin::new(reader).poll_read(context, &mut space))?;
+        let bytes = space.filled();
+        if !bytes.is_empty() {
+            self.buffer = vec![0; self.largest.clamp(FIRST_READ, FIRST_BUFFER)];
+            self.budget.take(self.buffer.len());
+            self.buffer[..bytes.len()].copy_from_slice(bytes);
+        }
+        Poll::Ready(Ok(bytes.len()))
     }
 
     /// Enlarges the buffer. Called when a read has filled it, which means that more bytes are probably
@@ -209,7 +265,7 @@ impl<'a> Direction<'a> {
                 self.start += written;
                 active.note();
             }
-            if self.end == self.buffer.len() && self.end < self.largest {
+            if self.end > 0 && self.end == self.buffer.len() && self.end < self.largest {
                 self.grow();
             }
             if matches!(self.state, State::Ending) {
@@ -217,13 +273,11 @@ impl<'a> Direction<'a> {
                 self.state = State::Ended;
                 continue;
             }
-            let mut space = ReadBuf::new(&mut self.buffer);
-            if Pin::new(&mut *reader).poll_read(context, &mut space)?.is_pending() {
+            let Poll::Ready(read) = self.poll_read(context, reader)? else {
                 // Nothing more can be read for now, so the writer must send what it has buffered.
                 ready!(Pin::new(&mut *writer).poll_flush(context))?;
                 return Poll::Pending;
-            }
-            let read = space.filled().len();
+            };
             (self.start, self.end) = (0, read);
             counter.fetch_add(read as u64, Ordering::Relaxed);
             active.note();

@@ -225,7 +225,7 @@ codes! {
     PlanLimitReached "plan_limit_reached" "A limit of the plan is reached"
         "Delete something of the kind, or change the plan."
     SubdomainUnavailable "subdomain_unavailable" "The subdomain is taken"
-        "Choose another subdomain. One that another account has given up is free after a day. Names such as `p8080-web` \
+        "Choose another subdomain. One that another account or Team has given up is free after a day. Names such as `p8080-web` \
          are those of extra ports."
     PortConflict "port_conflict" "The tunnel has this port already"
         "An http extra port is addressed by its local port, so a tunnel has one of each number. Choose another \

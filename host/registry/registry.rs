@@ -94,6 +94,9 @@ impl Artefact {
     /// If it is no name, or docker's configuration cannot be used.
     pub fn open(name: &str) -> Result<Self, RegistryError> {
         let reference: Reference = name.parse().map_err(|_| RegistryError::Reference)?;
+        if reference.digest().is_some_and(|digest| !digest.starts_with("sha256:")) {
+            return Err(RegistryError::Reference);
+        }
         let registry = reference.resolve_registry().to_owned();
         let auth = credentials::of_registry(&registry).map_err(RegistryError::Credentials)?;
         let protocol =
@@ -114,13 +117,13 @@ impl Artefact {
     ///
     /// If the registry does not give it.
     pub async fn manifest(&self) -> Result<Vec<u8>, RegistryError> {
-        // oci-client would read it whole, however large it is.
+        // oci-client would read it whole, however large it is. A token it reads so; that is bounded by time alone.
         let token = self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await?;
         let (registry, repository) = (self.reference.resolve_registry(), self.reference.repository());
         let name = self.reference.digest().or(self.reference.tag()).unwrap_or("latest");
         let scheme = if is_local(registry) { "http" } else { "https" };
         let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT);
-        let http = http.build().map_err(OciDistributionError::RequestError)?;
+        let http = http.https_only(!is_local(registry)).build().map_err(OciDistributionError::RequestError)?;
         let request = http.get(format!("{scheme}://{registry}/v2/{repository}/manifests/{name}"));
         let request = request.header(ACCEPT, OCI_IMAGE_MEDIA_TYPE);
         let request = match (token, &self.auth) {

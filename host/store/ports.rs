@@ -149,6 +149,9 @@ impl Write {
         new: &NewExtraPort,
     ) -> Result<ExtraPort> {
         let NewExtraPort { local_port, protocol, label } = new.clone();
+        if protocol == Protocol::Http && self.extra_name_is_taken(tunnel_id, local_port).await? {
+            return Err(Error::new(Code::SubdomainUnavailable, "Another tunnel has the name of this port."));
+        }
         let remote_port = self.allocate_port(node, protocol, https, tunnel_id).await?;
         let (id, now) = (self.clock.id(), self.now);
         let sql = sql!(

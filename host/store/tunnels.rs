@@ -15,12 +15,15 @@ use super::{Store, Write, ports};
 use culvert_domain::error::Result;
 use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
-use culvert_domain::port::ExtraPort;
+use culvert_domain::port::{ExtraPort, extra_subdomain};
 use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
 
 /// How long a subdomain that was given up is kept for its former scope. Without this, its visitors would reach a tunnel of
 /// another scope.
 const SUBDOMAIN_REST: TimeDelta = TimeDelta::days(1);
+
+/// Subdomains that are kept for one scope, at most: those that it gave up last.
+const RESTING_SUBDOMAINS: i64 = 20;
 
 /// Selects a tunnel with its open session, the presence of the device that holds the session, and the
 /// unfinished operation.
@@ -170,11 +173,8 @@ impl Write {
             "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                  node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
                  basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
-             SELECT $1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                 0, $20, $20, $21 \
-             WHERE NOT EXISTS (SELECT 1 FROM resting_subdomains \
-                 WHERE domain_id = $9 AND subdomain = $10 AND until > $20 AND scope_id <> $2) \
-             ON CONFLICT DO NOTHING"
+             VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
+                 0, $20, $20, $21) ON CONFLICT DO NOTHING"
         );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
@@ -200,7 +200,39 @@ impl Write {
             now,
             spec.idle_timeout,
         ];
-        Ok(self.execute(sql, args).await? == 1)
+        if self.execute(sql, args).await? == 0 {
+            return Ok(false);
+        }
+        // Looked at afterwards: whoever gave the name up has committed by now.
+        let rests = match &spec.subdomain {
+            Some(subdomain) => self.subdomain_rests(new, subdomain).await?,
+            None => false,
+        };
+        if rests {
+            self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![new.id]).await?;
+        }
+        Ok(!rests)
+    }
+
+    /// Whether a subdomain is kept for another scope.
+    async fn subdomain_rests(&mut self, new: &NewTunnel, subdomain: &str) -> Result<bool> {
+        let sql = sql!(
+            "SELECT 1 FROM resting_subdomains \
+             WHERE domain_id = $1 AND subdomain = $2 AND until > $3 AND scope_id <> $4"
+        );
+        let now = self.now;
+        Ok(!self.all(sql, args![new.domain_id, subdomain, now, new.scope_id]).await?.is_empty())
+    }
+
+    /// Whether another tunnel has the name that an http extra port of a tunnel would get. Tunnels from before such names
+    /// were refused may.
+    pub async fn extra_name_is_taken(&mut self, tunnel_id: Uuid, local_port: u16) -> Result<bool> {
+        let sql = sql!(
+            "SELECT 1 FROM tunnels o JOIN tunnels t ON t.domain_id = o.domain_id AND t.subdomain = $2 || o.subdomain \
+             WHERE o.id = $1"
+        );
+        let prefix = extra_subdomain(local_port, "");
+        Ok(!self.all(sql, args![tunnel_id, prefix.as_str()]).await?.is_empty())
     }
 
     /// Sets the public port of a tunnel. It is allocated after the tunnel's row exists, which has to hold it.
@@ -258,6 +290,14 @@ impl Write {
         );
         let until = self.now + SUBDOMAIN_REST;
         self.execute(sql, args![id, until]).await?;
+        // Else a scope could keep names from all others that its plan does not give it.
+        let sql = sql!(
+            "DELETE FROM resting_subdomains WHERE (domain_id, subdomain) IN ( \
+                 SELECT domain_id, subdomain FROM resting_subdomains \
+                 WHERE scope_id = (SELECT scope_id FROM tunnels WHERE id = $1) \
+                 ORDER BY until DESC, subdomain LIMIT $2 OFFSET $3)"
+        );
+        self.execute(sql, args![id, RESTING_SUBDOMAINS, RESTING_SUBDOMAINS]).await?;
         Ok(())
     }
 

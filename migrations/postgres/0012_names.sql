@@ -10,4 +10,5 @@ CREATE TABLE resting_subdomains (
     PRIMARY KEY (domain_id, subdomain)
 );
 
+CREATE INDEX resting_subdomains_by_scope ON resting_subdomains (scope_id, until);
 CREATE INDEX resting_subdomains_by_end ON resting_subdomains (until);

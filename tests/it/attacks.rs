@@ -325,6 +325,25 @@ async fn visitor_limits_apply_per_address_tunnel_and_node() {
     within(SOON, async { while come("127.1.0.1", one).await.is_none() {} }).await;
 }
 
+/// A connection on which nothing is said for a second takes no buffers, and carries what is said later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quiet_visitor_holds_no_buffers() {
+    let host = TestHost::with(Engine::Sqlite, unhurried).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = tunnel_to(&api, echo_service().await.port()).await;
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    let public = host.public(&api, tunnel).await;
+    let mut visitor = Visitor::from("127.1.0.1", public).await.unwrap();
+    for said in [&b"a"[..], &[b'b'; 100_000], b"c"] {
+        assert!(within(SOON, visitor.echo(said)).await.unwrap() == said);
+        assert!(buffered(&host).await > 0.0);
+        host.clock.advance(Duration::from_secs(1));
+        within(SOON, async { while buffered(&host).await > 0.0 {} }).await;
+    }
+}
+
 /// Visitors whose service stalls do not hold more than there is for all, and lose nothing by it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn visitor_buffers_stay_within_node_limit() {

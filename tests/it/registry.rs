@@ -118,6 +118,7 @@ async fn artefact_that_is_not_what_was_named_is_refused() {
     for line in [
         format!("culvert policy push text.wasm {name}:1"),
         format!("culvert policy push ours.wasm {name}@sha256:{digest}"),
+        format!("culvert policy pull {name}@sha512:{digest}{digest}"),
         "culvert policy push ours.wasm ours:1".into(),
         "culvert policy push ours.wasm oci://".into(),
         format!("culvert policy pull {name}:1"),
@@ -133,6 +134,7 @@ async fn artefact_that_is_not_what_was_named_is_refused() {
     insta::assert_snapshot!(lines.join("\n"), @r#"
     culvert: text.wasm: it is no WebAssembly component: failed to parse WebAssembly module: magic header not detected: bad magic number - expected=[ 0x0, 0x61, 0x73, 0x6d, ] actual=[ 0x74, 0x65, 0x78, 0x74, ] (at offset 0x0)
     culvert: oci://registry/ours@sha256:0000000000000000000000000000000000000000000000000000000000000000: a module is pushed to a tag, not to a digest
+    culvert: oci://registry/ours@sha512:00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000: must be oci://registry/repository:tag or oci://registry/repository@sha256:…
     error: invalid value 'ours:1' for '<TO>': must begin with oci://
     culvert: oci://: must be oci://registry/repository:tag or oci://registry/repository@sha256:…
     culvert: oci://registry/ours:1: the registry has no such artefact

@@ -7,6 +7,7 @@ use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::support::database::{bytes_of, execute};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost};
 
@@ -303,6 +304,25 @@ async fn http_tunnel_gets_unique_subdomain(engine: Engine) {
     assert_eq!(free.status, 201);
 }
 
+/// It was made before such names were refused.
+#[both_engines]
+async fn extra_port_does_not_get_name_of_an_older_tunnel(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let api = host.api(&host.person("ada").await.key);
+    let http = |subdomain: &str, ports: Value| {
+        let tunnel = json!({"local_port": 80, "protocol": "http", "subdomain": subdomain, "extra_ports": ports});
+        async { api.post("/tunnels", tunnel).await }
+    };
+    http("older", json!([])).await.data();
+    execute(&host, "UPDATE tunnels SET subdomain = 'p8080-hello' WHERE subdomain = 'older'").await;
+    let port = json!({"local_port": 8080, "protocol": "http"});
+    let refused = http("hello", json!([port])).await;
+    assert_eq!(refused.outcome(), "409 subdomain_unavailable");
+    assert_eq!(refused.body["detail"], "Another tunnel has the name of this port.");
+    let tunnel = http("hello", json!([])).await.id();
+    assert_eq!(api.post(&format!("/tunnels/{tunnel}/extra-ports"), port).await.outcome(), "409 subdomain_unavailable");
+}
+
 /// Its visitors would reach the tunnel of somebody else.
 #[both_engines]
 async fn subdomain_that_was_given_up_rests_for_a_day(engine: Engine) {
@@ -319,6 +339,28 @@ async fn subdomain_that_was_given_up_rests_for_a_day(engine: Engine) {
     assert_eq!(bob.post("/tunnels", named.clone()).await.outcome(), "409 subdomain_unavailable");
     host.clock.advance(Duration::from_secs(1));
     assert_eq!(bob.post("/tunnels", named).await.outcome(), "201");
+}
+
+/// A scope cannot keep more names from all others than its plan gives it, and the last ones that it gave up.
+#[both_engines]
+async fn only_last_twenty_subdomains_of_a_scope_rest(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, bob) = (host.api(&host.person("ada").await.key), host.api(&host.person("bob").await.key));
+    let named = |number: usize| json!({"local_port": 80, "protocol": "http", "subdomain": format!("shop-{number}")});
+    for number in 0..22 {
+        let tunnel = ada.post("/tunnels", named(number)).await.id();
+        host.clock.advance(Duration::from_secs(60));
+        ada.delete(&format!("/tunnels/{tunnel}")).await.data();
+    }
+    let mut outcomes = Vec::new();
+    for number in [0, 1, 2, 21] {
+        outcomes.push(bob.post("/tunnels", named(number)).await.outcome());
+    }
+    assert_eq!(outcomes, ["201", "201", "409 subdomain_unavailable", "409 subdomain_unavailable"]);
+    // Nothing is kept longer than it counts.
+    host.clock.advance(Duration::from_hours(24));
+    host.app.store.prune().await.unwrap();
+    assert_eq!(bytes_of(&host, "SELECT domain_id AS bytes FROM resting_subdomains").await, Vec::<Vec<u8>>::new());
 }
 
 /// The http extra port 8080 of `hello` is `p8080-hello`.

@@ -88,7 +88,7 @@ fn compare(path: &Path, modules: &[UntypedModule]) -> Result<Compared, CliError>
 
 /// A module as `status` shows it.
 fn described(loaded: &Loaded) -> Value {
-    let Loaded { entry, module } = loaded;
+    let Loaded { entry, module, .. } = loaded;
     json!({
         "kind": module.kind,
         "mode": entry.mode,

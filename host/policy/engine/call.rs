@@ -31,25 +31,27 @@ impl ModuleInstance {
     /// effects, so it can be made again with the whole deadline, where it holds up nobody.
     pub fn ask_briefly(&self, request: &PolicyRequest) -> Option<Result<PolicyResponse, Failed>> {
         let limits = self.module.limits;
-        let was_long = self.guard.was_long();
-        // After a long decision the next one is expected to be long as well, and is given up at the next tick.
-        let brief = if was_long { Duration::ZERO } else { limits.deadline.min(BRIEF) };
-        let brief = Limits { deadline: brief, ..limits };
-        let once = || self.decide(sandbox::store(&self.engine, brief), request);
-        let mut response = once();
-        // On a busy machine the time may have gone by while another thread had the processor.
-        for _ in 0..if was_long { 0 } else { RETRIES } {
-            if !matches!(response, Err(Failure::Timeout)) {
+        let within = |deadline| self.decide(sandbox::store(&self.engine, Limits { deadline, ..limits }), request);
+        let brief = limits.deadline.min(BRIEF);
+        // After a long decision another one is expected, and is given up at the next tick.
+        let mut expected = self.guard.was_long();
+        let mut before = if expected { cpu_time::of_this_thread() } else { Duration::MAX };
+        let mut response = within(if expected { Duration::ZERO } else { brief });
+        // The tick may have come too soon. On a busy machine the time may have gone by while another thread had the
+        // processor.
+        for _ in 0..RETRIES {
+            if !matches!(response, Err(Failure::Timeout))
+                || cpu_time::of_this_thread().saturating_sub(before) > brief / 2
+            {
                 break;
             }
-            let before = cpu_time::of_this_thread();
-            response = once();
-            if cpu_time::of_this_thread().saturating_sub(before) > brief.deadline / 2 {
-                break;
+            if !std::mem::take(&mut expected) {
+                before = cpu_time::of_this_thread();
             }
+            response = within(brief);
         }
         match response {
-            Err(Failure::Timeout) if was_long || limits.deadline > BRIEF => None,
+            Err(Failure::Timeout) if limits.deadline > BRIEF => None,
             response => Some(response.map_err(|failure| self.failed(failure))),
         }
     }

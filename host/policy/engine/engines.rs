@@ -111,14 +111,16 @@ pub fn compiling_for_loader() -> wasmtime::Result<Engine> {
     loader()
 }
 
-/// The same for the shards. What `functions` holds is not compiled again.
+/// The same for the shards. What `functions` hold is not compiled again.
 ///
 /// # Errors
 ///
 /// If wasmtime cannot create the engine on this machine.
-pub fn compiling_for_shards(functions: Arc<dyn CacheStore>) -> wasmtime::Result<Engine> {
+pub fn compiling_for_shards(functions: Option<Arc<dyn CacheStore>>) -> wasmtime::Result<Engine> {
     let mut config = base();
-    config.enable_incremental_compilation(functions)?;
+    if let Some(functions) = functions {
+        config.enable_incremental_compilation(functions)?;
+    }
     Engine::new(&config)
 }
 

@@ -48,6 +48,11 @@ impl Artefacts {
         Self { place: None }
     }
 
+    /// Whether it keeps anything.
+    pub(crate) fn keeps(&self) -> bool {
+        self.place.is_some()
+    }
+
     /// The name of the artefact made from these inputs for this engine by this version of the host.
     pub fn key(&self, engine: &Engine, inputs: &[&[u8]]) -> String {
         let mut compatibility = DefaultHasher::new();

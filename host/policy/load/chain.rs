@@ -22,12 +22,13 @@ use crate::load::module_store::ModuleStore;
 pub use crate::load::policy_config::{Mode, PolicyConfig, SettingsFileError, Trust};
 
 impl Loaded {
-    /// An entry that leads to the same module after its file has changed. Where the module could not be kept, it is the
-    /// entry as it was.
-    pub(crate) fn kept_entry(&self, store: &ModuleStore) -> PolicyConfig {
+    /// An entry that leads to the same module after its file has changed, or to none if the module could not be kept.
+    pub(crate) fn kept_entry(&self) -> PolicyConfig {
         let mut entry = self.entry.clone();
-        if !entry.module.starts_with(bundle::PREFIX) && store.find(&self.module.digest).is_some() {
+        if self.is_kept {
             entry.module = format!("{KEPT}{}", self.module.digest);
+        } else if !entry.module.starts_with(bundle::PREFIX) {
+            entry.sha256 = Some(self.module.digest.clone());
         }
         entry
     }
@@ -65,6 +66,8 @@ fn settings_path(path: &str) -> String {
 pub struct Loaded {
     pub entry: PolicyConfig,
     pub module: Arc<Configured>,
+    /// Whether the store of modules has it.
+    pub is_kept: bool,
 }
 
 /// What loading a chain needs.
@@ -138,10 +141,9 @@ impl Loader {
         let configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits());
         let mut configured = configured.map_err(load)?;
         configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
-        if !entry.module.starts_with(bundle::PREFIX) {
-            self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
-        }
-        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured) })
+        let is_own = entry.module.starts_with(bundle::PREFIX);
+        let is_kept = !is_own && self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
+        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured), is_kept })
     }
 
     /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with

@@ -198,9 +198,15 @@ fn compile(loader: &Engine, wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
 /// A configured component, compiled for the shards. Functions that were compiled for other settings are not compiled
 /// again.
 fn compile_configured(module: &Module, artefacts: &Artefacts, snapshot: &[u8]) -> Result<Vec<u8>, LoadError> {
+    let compile = |functions| {
+        let engine = engines::compiling_for_shards(functions).map_err(LoadError::snapshot)?;
+        engine.precompile_component(snapshot).map_err(LoadError::snapshot)
+    };
+    if !artefacts.keeps() {
+        return compile(None);
+    }
     let functions = Arc::new(FunctionCache::decode(artefacts.find(&module.functions).unwrap_or_default()));
-    let engine = engines::compiling_for_shards(functions.clone()).map_err(LoadError::snapshot)?;
-    let code = engine.precompile_component(snapshot).map_err(LoadError::snapshot)?;
+    let code = compile(Some(functions.clone()))?;
     if let Some(functions) = functions.encode() {
         artefacts.keep(&module.functions, &functions);
     }

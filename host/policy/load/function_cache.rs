@@ -105,7 +105,7 @@ mod tests {
 
     fn compiled(kept: Vec<u8>) -> (Arc<FunctionCache>, Vec<u8>) {
         let functions = Arc::new(FunctionCache::decode(kept));
-        let engine = engines::compiling_for_shards(functions.clone()).unwrap();
+        let engine = engines::compiling_for_shards(Some(functions.clone())).unwrap();
         let code = engine.precompile_component(bundle::find("team-role").unwrap()).unwrap();
         (functions, code)
     }

@@ -50,6 +50,8 @@ fn sealed(code: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("policy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.write_all(code)?;
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    // Where there is no `/proc`, engines cannot open it.
+    File::open(path(&file))?;
     Ok(file)
 }
 
@@ -62,4 +64,20 @@ fn sealed(_: &[u8]) -> io::Result<File> {
 fn path(file: &File) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::engines;
+    use crate::load::bundle;
+
+    #[test]
+    fn code_runs_mapped_and_copied() {
+        let engine = engines::compiling_for_loader().unwrap();
+        let code = engine.precompile_component(bundle::find("team-role").unwrap()).unwrap();
+        let mapped = MachineCode::new(code.clone());
+        assert_eq!(matches!(mapped.0, Place::Mapped(_)), cfg!(target_os = "linux"));
+        assert!(mapped.on(&engine).is_ok() && MachineCode(Place::Copied(code)).on(&engine).is_ok());
+    }
 }

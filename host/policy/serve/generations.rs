@@ -248,7 +248,7 @@ impl Generations {
         history.rollbacks += 1;
         let generation = set.generation;
         let to = Policies {
-            entries: set.modules().iter().map(|module| module.kept_entry(&self.loader.modules)).collect(),
+            entries: set.modules().iter().map(Loaded::kept_entry).collect(),
             default_plan: set.default_plan.clone(),
         };
         let from = match &history.state.rollback {
@@ -267,7 +267,7 @@ impl Generations {
 
     pub fn status(&self) -> Status {
         let (set, history) = (self.current(), self.history());
-        let module = |(Loaded { entry, module }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
+        let module = |(Loaded { entry, module, .. }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
             kind: module.kind,
             module: entry.module.clone(),
             name: module.description.name.clone(),

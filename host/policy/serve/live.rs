@@ -95,7 +95,7 @@ impl PolicySet {
         let counted: Vec<_> = modules.iter().map(|loaded| Arc::new(metrics.of(&loaded.module))).collect();
         let shards = engines.shards().iter().map(|engines| {
             let mut shard = Shard::default();
-            for ((Loaded { entry, module }, metrics), guard) in modules.iter().zip(&counted).zip(&guards) {
+            for ((Loaded { entry, module, .. }, metrics), guard) in modules.iter().zip(&counted).zip(&guards) {
                 let engine = engines.of(module.size);
                 let decider = ModuleInstance {
                     engine: engine.clone(),

@@ -17,7 +17,7 @@ const ADMITTED: usize = 32;
 /// How long a decision may wait for its turn.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Long decisions of one module that run at once: they leave half of the cores to all other requests, or one of two.
+/// Long decisions of one module that run at once: as many as half of the cores, at least one.
 fn running() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
