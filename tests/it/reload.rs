@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use culvert::config::Config;
 use insta::assert_snapshot;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use crate::support::host::Engine;
 use crate::support::hostile::{DENY, GOOD, Module};
@@ -274,6 +275,27 @@ async fn policy_rollback_holds_over_restart_until_reload() {
     let host = place.serve().await;
     assert_eq!(status().await, (json!(4), 3));
     assert_eq!(host.interrupt().await, Some(0));
+}
+
+/// After a restart it is loaded from its file, and only while that is the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_without_kept_module_is_held_to_its_digest() {
+    let swapped = Swapped::start(|_| {}).await;
+    let data_dir = swapped.host.config().data_dir.clone();
+    // Where a folder should be there is a file, as on a full disk nothing can be kept.
+    std::fs::remove_dir_all(data_dir.join("policy-modules")).unwrap();
+    std::fs::write(data_dir.join("policy-modules"), "").unwrap();
+    let module = swapped.write_wasm("module.wasm", &denying("denied_0001"));
+    let digest = hex::encode(Sha256::digest(denying("denied_0001")));
+    swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &module, "")));
+    assert_eq!(swapped.reload().await, Ok(2));
+    swapped.write_wasm("module.wasm", &denying("denied_0002"));
+    assert_eq!(swapped.reload().await, Ok(3));
+    assert_eq!(swapped.rollback().await, Ok(2));
+    let state = std::fs::read_to_string(data_dir.join("policy-generations.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let held = &state["rollback"]["to"]["entries"][2];
+    assert_eq!((&held["module"], &held["sha256"]), (&json!(module), &json!(digest)));
 }
 
 /// Compiled files and modules that no kept generation uses are removed.

@@ -349,7 +349,7 @@ async fn only_last_twenty_subdomains_of_a_scope_rest(engine: Engine) {
     let named = |number: usize| json!({"local_port": 80, "protocol": "http", "subdomain": format!("shop-{number}")});
     for number in 0..22 {
         let tunnel = ada.post("/tunnels", named(number)).await.id();
-        host.clock.advance(Duration::from_secs(60));
+        host.clock.advance(Duration::from_mins(1));
         ada.delete(&format!("/tunnels/{tunnel}")).await.data();
     }
     let mut outcomes = Vec::new();
