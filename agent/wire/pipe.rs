@@ -36,18 +36,20 @@ pub struct Counters {
 
 /// The bytes that the buffers of many pipes may take in total.
 ///
-/// Every pipe gets its initial buffers, even beyond the limit. Larger buffers are taken from the budget
-/// only if enough is left; otherwise the pipe keeps the buffers it has. All bytes are given back when
-/// the pipe rests or ends.
+/// Every pipe gets its first buffers, even beyond the limit. Larger buffers are taken from the budget
+/// only if enough is left, besides what the first buffers of other pipes may take; otherwise the pipe
+/// keeps the buffers it has. All bytes are given back when the pipe rests or ends.
 #[derive(Debug)]
 pub struct Budget {
     most: usize,
     taken: AtomicUsize,
+    /// What pipes without buffers take as soon as bytes come.
+    promised: AtomicUsize,
 }
 
 impl Budget {
     pub fn new(most: usize) -> Self {
-        Self { most, taken: AtomicUsize::new(0) }
+        Self { most, taken: AtomicUsize::new(0), promised: AtomicUsize::new(0) }
     }
 
     /// A budget without a limit, for callers that need none across their pipes.
@@ -60,13 +62,24 @@ impl Budget {
         self.taken.load(Ordering::Relaxed)
     }
 
-    fn take(&self, bytes: usize) {
+    fn promise(&self, bytes: usize) {
+        self.promised.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn end_promise(&self, bytes: usize) {
+        self.promised.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn take_promised(&self, bytes: usize) {
+        // In this order, so that the sum is never less than it should be.
         self.taken.fetch_add(bytes, Ordering::Relaxed);
+        self.end_promise(bytes);
     }
 
     /// Takes bytes if so many are left, and returns whether it did.
     fn try_take(&self, bytes: usize) -> bool {
-        let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
+        let left = self.most.saturating_sub(self.promised.load(Ordering::Relaxed));
+        let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= left);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
@@ -175,7 +188,10 @@ const REST: Duration = Duration::from_secs(1);
 /// One direction of a pipe, with the bytes that were read and not yet written.
 struct Direction<'a> {
     budget: &'a Budget,
+    /// Empty while the direction rests.
     buffer: Vec<u8>,
+    /// Bytes of the buffer that it begins with.
+    first: usize,
     largest: usize,
     start: usize,
     end: usize,
@@ -191,18 +207,25 @@ enum State {
 
 impl Drop for Direction<'_> {
     fn drop(&mut self) {
-        self.budget.give_back(self.buffer.len());
+        if self.buffer.is_empty() {
+            self.budget.end_promise(self.first);
+        } else {
+            self.budget.give_back(self.buffer.len());
+        }
     }
 }
 
 impl<'a> Direction<'a> {
     fn new(size: usize, budget: &'a Budget) -> Self {
-        Self { budget, buffer: Vec::new(), largest: size, start: 0, end: 0, state: State::Open }
+        let first = size.clamp(FIRST_READ, FIRST_BUFFER);
+        budget.promise(first);
+        Self { budget, buffer: Vec::new(), first, largest: size, start: 0, end: 0, state: State::Open }
     }
 
     /// Gives the buffer back, if no bytes are in it.
     fn rest(&mut self) {
-        if self.start == self.end {
+        if self.start == self.end && !self.buffer.is_empty() {
+            self.budget.promise(self.first);
             self.budget.give_back(self.buffer.len());
             (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
         }
@@ -224,8 +247,8 @@ impl<'a> Direction<'a> {
         ready!(Pin::new(reader).poll_read(context, &mut space))?;
         let bytes = space.filled();
         if !bytes.is_empty() {
-            self.buffer = vec![0; self.largest.clamp(FIRST_READ, FIRST_BUFFER)];
-            self.budget.take(self.buffer.len());
+            self.buffer = vec![0; self.first];
+            self.budget.take_promised(self.first);
             self.buffer[..bytes.len()].copy_from_slice(bytes);
         }
         Poll::Ready(Ok(bytes.len()))

@@ -10,6 +10,7 @@ mod download;
 mod fetcher;
 pub mod registry;
 pub mod signing_key;
+mod token;
 pub mod trusted_keys;
 
 pub use fetcher::Fetcher;

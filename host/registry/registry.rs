@@ -19,7 +19,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWrite;
 
-use crate::{credentials, download};
+use crate::{credentials, download, token};
 
 const CONFIG_TYPE: &str = "application/vnd.wasm.config.v0+json";
 const LAYER_TYPE: &str = "application/wasm";
@@ -49,6 +49,8 @@ pub enum RegistryError {
     Refused,
     #[error("the registry has no such artefact")]
     Missing,
+    #[error("its token: {0}")]
+    Token(String),
     #[error("its manifest: {0}")]
     Manifest(String),
     #[error("{}", one_line(.0))]
@@ -117,19 +119,15 @@ impl Artefact {
     ///
     /// If the registry does not give it.
     pub async fn manifest(&self) -> Result<Vec<u8>, RegistryError> {
-        // oci-client would read it whole, however large it is. A token it reads so; that is bounded by time alone.
-        let token = self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await?;
-        let (registry, repository) = (self.reference.resolve_registry(), self.reference.repository());
+        let (http, auth) = (self.http()?, self.let_in("pull").await?);
         let name = self.reference.digest().or(self.reference.tag()).unwrap_or("latest");
-        let scheme = if is_local(registry) { "http" } else { "https" };
-        let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT);
-        let http = http.https_only(!is_local(registry)).build().map_err(OciDistributionError::RequestError)?;
-        let request = http.get(format!("{scheme}://{registry}/v2/{repository}/manifests/{name}"));
+        // oci-client would read it whole, however large it is.
+        let request = http.get(format!("{}{}/manifests/{name}", self.url(), self.reference.repository()));
         let request = request.header(ACCEPT, OCI_IMAGE_MEDIA_TYPE);
-        let request = match (token, &self.auth) {
-            (Some(token), _) => request.bearer_auth(token),
-            (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
-            (None, _) => request,
+        let request = match auth {
+            RegistryAuth::Bearer(token) => request.bearer_auth(token),
+            RegistryAuth::Basic(user, password) => request.basic_auth(user, Some(password)),
+            RegistryAuth::Anonymous => request,
         };
         let answer = request.send().await.map_err(OciDistributionError::RequestError)?;
         match answer.status() {
@@ -140,13 +138,30 @@ impl Artefact {
         }
     }
 
+    /// Where the registry's interface begins.
+    fn url(&self) -> String {
+        let registry = self.reference.resolve_registry();
+        format!("{}://{registry}/v2/", if is_local(registry) { "http" } else { "https" })
+    }
+
+    fn http(&self) -> Result<reqwest::Client, RegistryError> {
+        let https_only = !is_local(self.reference.resolve_registry());
+        let client = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT);
+        Ok(client.https_only(https_only).build().map_err(OciDistributionError::RequestError)?)
+    }
+
+    /// What to show the registry for these actions.
+    async fn let_in(&self, actions: &str) -> Result<RegistryAuth, RegistryError> {
+        token::of(&self.http()?, &self.url(), self.reference.repository(), actions, &self.auth).await
+    }
+
     /// One of its layers, of at most this many bytes.
     ///
     /// # Errors
     ///
     /// If the registry does not give it, or more.
     pub async fn blob(&self, digest: &str, limit: usize) -> Result<Vec<u8>, RegistryError> {
-        self.client.auth(&self.reference, &self.auth, RegistryOperation::Pull).await?;
+        self.client.auth(&self.reference, &self.let_in("pull").await?, RegistryOperation::Pull).await?;
         let mut bytes = Bounded { bytes: Vec::new(), limit };
         let layer = OciDescriptor { digest: digest.into(), ..OciDescriptor::default() };
         self.client.pull_blob(&self.reference, &layer, &mut bytes).await?;
@@ -174,7 +189,8 @@ impl Artefact {
         let layers = [ImageLayer::new(wasm, LAYER_TYPE.into(), annotations)];
         let mut manifest = OciImageManifest::build(&layers, &config, None);
         manifest.media_type = Some(OCI_IMAGE_MEDIA_TYPE.into());
-        self.client.push(&self.reference, &layers, config, &self.auth, Some(manifest)).await?;
+        let auth = self.let_in("pull,push").await?;
+        self.client.push(&self.reference, &layers, config, &auth, Some(manifest)).await?;
         // The name that is printed is that of what the registry keeps, so that must be what was sent.
         let kept = self.manifest().await?;
         match OciManifest::parse(&kept) {

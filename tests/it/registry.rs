@@ -142,31 +142,71 @@ async fn artefact_that_is_not_what_was_named_is_refused() {
     "#);
 }
 
-/// A registry that answers every request with more than a manifest has.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manifest_without_end_is_refused() {
-    let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
-    let name = format!("oci://{}/ours:1", listener.local_addr().unwrap());
-    let answering = tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.unwrap());
-            }
-            stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await.unwrap();
-            // Until the client hangs up, or there was enough.
-            for _ in 0..(64 << 20) / 4096 {
-                if stream.write_all(&[b' '; 4096]).await.is_err() {
-                    break;
+/// A registry that gives a token to whoever asks for one, and what it answers to requests with it.
+struct OpenRegistry {
+    token: &'static str,
+    manifest: &'static str,
+}
+
+impl OpenRegistry {
+    /// Answers until the test ends. What is empty has no end.
+    async fn start(self) -> String {
+        let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+                let challenge =
+                    format!("www-authenticate: Bearer realm=\"http://{address}/token\",service=\"ours\"\r\n");
+                let (status, more, body) =
+                    if head.starts_with("get /token?scope=repository%3aours%3apull&service=ours ") {
+                        ("200 OK", "", self.token)
+                    } else if head.contains("authorization: bearer let-me-in\r\n") {
+                        ("200 OK", "", self.manifest)
+                    } else {
+                        ("401 Unauthorized", challenge.as_str(), "{}")
+                    };
+                let head = format!("HTTP/1.1 {status}\r\n{more}connection: close\r\n\r\n{body}");
+                stream.write_all(head.as_bytes()).await.unwrap();
+                // Until the client hangs up, or there was enough.
+                for _ in 0..if body.is_empty() { (64 << 20) / 4096 } else { 0 } {
+                    if stream.write_all(&[b' '; 4096]).await.is_err() {
+                        break;
+                    }
                 }
             }
-        }
-    });
+        });
+        address.to_string()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_registry_without_end_are_refused() {
+    let (token, manifest) = (r#"{"token": "let-me-in"}"#, r#"{"schemaVersion": 2}"#);
     let place = Place::new(Engine::Sqlite).await;
-    let pulled = place.run(&format!("culvert policy pull {name}")).await;
-    assert_eq!(said(&pulled), format!("culvert: {name}: its manifest: it has more than 262144 bytes"));
-    answering.abort();
+    let mut lines = Vec::new();
+    for registry in [
+        OpenRegistry { token, manifest: "" },
+        OpenRegistry { token: "", manifest },
+        OpenRegistry { token: "{}", manifest },
+        OpenRegistry { token, manifest },
+    ] {
+        let address = registry.start().await;
+        let pulled = place.run(&format!("culvert policy pull oci://{address}/ours:1")).await;
+        assert_eq!(pulled.status.code(), Some(1));
+        lines.push(said(&pulled).replace(&address, "registry"));
+    }
+    insta::assert_snapshot!(lines.join("\n"), @"
+    culvert: oci://registry/ours:1: its manifest: it has more than 262144 bytes
+    culvert: oci://registry/ours:1: its token: it has more than 65536 bytes
+    culvert: oci://registry/ours:1: its token: the answer has none
+    culvert: oci://registry/ours:1: its manifest must have one layer of the type application/wasm
+    ");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use culvert::config::Config;
+use culvert_policy::load::chain::Trust;
 use insta::assert_snapshot;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -280,14 +281,15 @@ async fn policy_rollback_holds_over_restart_until_reload() {
 /// After a restart it is loaded from its file, and only while that is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_without_kept_module_is_held_to_its_digest() {
-    let swapped = Swapped::start(|_| {}).await;
+    let swapped = Swapped::start(|config| config.trust = Trust::Path).await;
     let data_dir = swapped.host.config().data_dir.clone();
     // Where a folder should be there is a file, as on a full disk nothing can be kept.
     std::fs::remove_dir_all(data_dir.join("policy-modules")).unwrap();
     std::fs::write(data_dir.join("policy-modules"), "").unwrap();
     let module = swapped.write_wasm("module.wasm", &denying("denied_0001"));
     let digest = hex::encode(Sha256::digest(denying("denied_0001")));
-    swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &module, "")));
+    let entry = format!("[[policy]]\nkind = \"team-role\"\nmodule = \"{}\"\n", module.display());
+    swapped.configure(&(builtin(&OTHERS) + &entry));
     assert_eq!(swapped.reload().await, Ok(2));
     swapped.write_wasm("module.wasm", &denying("denied_0002"));
     assert_eq!(swapped.reload().await, Ok(3));
@@ -317,12 +319,16 @@ async fn files_of_forgotten_generations_are_removed() {
         kept.push(std::fs::read_dir(&folder).unwrap().count());
     }
     assert_eq!(kept, [1, 2, 3, 4, 5, 5, 5, 5]);
-    let state = std::fs::read_to_string(folder.with_file_name("policy-generations.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let artefacts: Vec<&str> = state["artefacts"].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect();
     // Of each module the compiled one, its configured state, its functions and its cases: two shipped ones and five others.
-    assert_eq!(artefacts.len(), 28);
-    assert_eq!(std::fs::read_dir(folder.with_file_name("policies")).unwrap().count(), artefacts.len());
+    let artefacts = || std::fs::read_dir(folder.with_file_name("policies")).unwrap().count();
+    assert_eq!(artefacts(), 28);
+    // Nothing is left of a load that fails after its modules were compiled.
+    let other = swapped.write_wasm("other.wasm", &denying("denied_0009"));
+    let broken = entry("team-role", &other, "settings = { unknown = 1 }")
+        + &entry("team-role", &swapped.write_wasm("text.wasm", b"text"), "");
+    swapped.configure(&(builtin(&OTHERS) + &entry("team-role", &other, "") + &broken));
+    assert!(swapped.reload().await.is_err());
+    assert_eq!((artefacts(), std::fs::read_dir(&folder).unwrap().count()), (28, 5));
 }
 
 /// The operator's listener is for no page in the operator's browser.

@@ -5,6 +5,7 @@
 //! its name and content, which only the host's key can create. A file whose tag does not match is
 //! treated as missing. Writing is best effort: on a full disk the host still starts, only more slowly.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
@@ -94,16 +95,21 @@ impl Artefacts {
         artefact
     }
 
-    /// Removes artefacts that nothing uses any more. A folder that is a symbolic link may be shared with others, so
-    /// nothing is removed there.
-    pub(crate) fn remove<'a>(&self, keys: impl Iterator<Item = &'a String>) {
+    /// Removes all artefacts but these. A folder that is a symbolic link may be shared with others, so nothing is removed
+    /// there.
+    pub(crate) fn retain(&self, keys: &BTreeSet<&str>) {
         let Some((folder, _)) = &self.place else { return };
         if folder.is_symlink() {
             return;
         }
-        keys.for_each(|key| {
-            let _ = fs::remove_file(folder.join(key));
-        });
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            // What is not a key is being written.
+            let is_unused = name.to_str().is_some_and(|name| !name.contains('.') && !keys.contains(name));
+            if is_unused {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 }
 

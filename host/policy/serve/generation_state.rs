@@ -1,6 +1,5 @@
 //! What a restart must know of the generations: their numbers, a rollback that still holds, and what is kept on disk.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -45,8 +44,6 @@ pub(crate) struct GenerationState {
     pub configuration: String,
     pub modules: Vec<String>,
     pub rollback: Option<Rollback>,
-    /// Names of the compiled files that the kept sets use.
-    pub artefacts: BTreeSet<String>,
 }
 
 /// The file that holds the state. None keeps nothing.

@@ -132,25 +132,28 @@ impl Generations {
         let current = ArcSwap::from_pointee(set);
         let staging = tokio::sync::Mutex::default();
         let generations = Self { loader: Arc::new(loader), observer, current, history, file, staging };
-        generations.keep(&mut generations.history());
+        generations.keep(&generations.history());
         Ok(generations)
     }
 
     /// Writes the state, and removes what no kept set uses any more.
-    fn keep(&self, history: &mut History) {
+    fn keep(&self, history: &History) {
+        // Written before anything is removed that an older state names.
+        self.file.write(&history.state);
+        self.sweep(history);
+    }
+
+    /// Removes the files that no kept set uses: of sets that are forgotten, and of loads that failed.
+    fn sweep(&self, history: &History) {
         let current = self.current();
         let sets = history.earlier.iter().chain([&current]);
         let (mut digests, mut artefacts) = (BTreeSet::new(), BTreeSet::new());
         for Loaded { module, .. } in sets.flat_map(|set| set.modules()) {
             digests.insert(module.digest.clone());
-            artefacts.extend(module.artefacts.iter().cloned());
+            artefacts.extend(module.artefacts.iter().map(String::as_str));
         }
-        let unused: Vec<String> = history.state.artefacts.difference(&artefacts).cloned().collect();
-        history.state.artefacts = artefacts;
-        // Written before anything is removed that an older state names.
-        self.file.write(&history.state);
         self.loader.modules.retain(&digests);
-        self.loader.artefacts.remove(unused.iter());
+        self.loader.artefacts.retain(&artefacts);
     }
 
     /// Whether a rollback holds.
@@ -203,7 +206,10 @@ impl Generations {
         tracing::warn!(problem, "the policies were not reloaded");
         self.observer.metrics.count_reload("failed");
         let at = self.observer.clock.now();
-        self.history().last_failure = Some(Failure { at, problem });
+        let mut history = self.history();
+        history.last_failure = Some(Failure { at, problem });
+        self.sweep(&history);
+        drop(history);
         error
     }
 
@@ -215,21 +221,15 @@ impl Generations {
         }
         let generation = set.generation;
         let modules = set.digests();
-        history.state = GenerationState {
-            newest: generation,
-            active: generation,
-            configuration,
-            modules,
-            rollback: None,
-            artefacts: std::mem::take(&mut history.state.artefacts),
-        };
+        history.state =
+            GenerationState { newest: generation, active: generation, configuration, modules, rollback: None };
         history.last_failure = None;
         // No other set gets the number, whatever happens from here on.
         self.file.write(&history.state);
         history.earlier.push(self.current.swap(Arc::new(set)));
         let surplus = history.earlier.len().saturating_sub(KEPT);
         history.earlier.drain(..surplus);
-        self.keep(&mut history);
+        self.keep(&history);
         self.observer.metrics.count_reload("done");
         self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were reloaded");
@@ -258,7 +258,7 @@ impl Generations {
         history.state.rollback = Some(Rollback { from, to });
         (history.state.active, history.state.modules) = (generation, set.digests());
         self.current.store(set);
-        self.keep(&mut history);
+        self.keep(&history);
         self.observer.metrics.count_reload("rolled_back");
         self.observer.metrics.generation.set(generation.cast_signed());
         tracing::info!(generation, "the policies were rolled back");
