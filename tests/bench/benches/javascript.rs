@@ -27,7 +27,10 @@ async fn javascript(servers: &Servers) {
     let module = build(&servers.addresses.folder);
     let before = servers.resident();
     let entry = |number: usize| {
-        format!("module = {module:?}\nmemory_kib = 32768\nsettings = {{ reserved = {{ name-{number} = [] }} }}\n")
+        format!(
+            "module = \"{}\"\nmemory_kib = 32768\nsettings = {{ reserved = {{ name-{number} = [] }} }}\n",
+            module.display()
+        )
     };
     let first = reload(servers, &entry(0)).await;
     let loaded = servers.resident();

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "this is what measures time, and its requests are made of chance")]
 
 #[path = "../../it/support/hostile.rs"]
-#[allow(dead_code, reason = "the tests use more of it")]
+#[allow(dead_code, clippy::format_collect, reason = "it is the tests', which use more of it")]
 mod hostile;
 
 use std::sync::Arc;
