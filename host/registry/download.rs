@@ -2,15 +2,22 @@
 
 use std::time::Duration;
 
-use reqwest::Response;
 use reqwest::redirect::Policy;
+use reqwest::{Client, ClientBuilder, Response};
 
 use crate::registry;
 
-const CONNECT: Duration = Duration::from_secs(10);
+pub(crate) const USER_AGENT: &str = concat!("culvert/", env!("CARGO_PKG_VERSION"));
+/// How long a connection may take.
+pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// How long a server may send nothing.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 const REDIRECTS: usize = 5;
+
+/// A client with the limits on time that every server is held to.
+pub(crate) fn client() -> ClientBuilder {
+    Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT)
+}
 
 /// Downloads a file of at most this many bytes, over HTTPS only.
 ///
@@ -18,12 +25,9 @@ const REDIRECTS: usize = 5;
 ///
 /// One line.
 pub(crate) async fn download(url: &str, limit: usize) -> Result<Vec<u8>, String> {
-    let client = reqwest::Client::builder()
+    let client = client()
         .https_only(true)
         .redirect(Policy::limited(REDIRECTS))
-        .connect_timeout(CONNECT)
-        .read_timeout(SILENCE)
-        .user_agent(registry::USER_AGENT)
         .build()
         .map_err(|error| registry::chain(&error))?;
     let said = |error: reqwest::Error| registry::chain(&error.without_url());

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use culvert_policy::load::oci_manifest::{OciManifest, SIGNATURE};
 use oci_client::client::{ClientConfig, ClientProtocol, Config, ImageLayer};
@@ -19,21 +18,19 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWrite;
 
-use crate::{credentials, download, token};
+use crate::download::{self, CONNECT, SILENCE, USER_AGENT};
+use crate::{credentials, token};
 
 const CONFIG_TYPE: &str = "application/vnd.wasm.config.v0+json";
 const LAYER_TYPE: &str = "application/wasm";
 /// Most bytes of a manifest. That of a module has less than 1 KiB.
 const MANIFEST_LIMIT: usize = 256 * 1024;
-pub(crate) const USER_AGENT: &str = concat!("culvert/", env!("CARGO_PKG_VERSION"));
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long a registry may send nothing.
-const SILENCE: Duration = Duration::from_secs(30);
 
 /// An artefact in a registry.
 pub struct Artefact {
     client: Client,
+    /// For what `client` would read without a limit.
+    http: reqwest::Client,
     reference: Reference,
     auth: RegistryAuth,
 }
@@ -110,7 +107,9 @@ impl Artefact {
             user_agent: USER_AGENT,
             ..ClientConfig::default()
         };
-        Ok(Self { client: Client::new(config), reference, auth })
+        let http = download::client().https_only(!is_local(reference.resolve_registry())).build();
+        let http = http.map_err(OciDistributionError::RequestError)?;
+        Ok(Self { client: Client::new(config), http, reference, auth })
     }
 
     /// The bytes of its manifest.
@@ -119,10 +118,9 @@ impl Artefact {
     ///
     /// If the registry does not give it.
     pub async fn manifest(&self) -> Result<Vec<u8>, RegistryError> {
-        let (http, auth) = (self.http()?, self.let_in("pull").await?);
+        let auth = self.let_in("pull").await?;
         let name = self.reference.digest().or(self.reference.tag()).unwrap_or("latest");
-        // oci-client would read it whole, however large it is.
-        let request = http.get(format!("{}{}/manifests/{name}", self.url(), self.reference.repository()));
+        let request = self.http.get(format!("{}{}/manifests/{name}", self.url(), self.reference.repository()));
         let request = request.header(ACCEPT, OCI_IMAGE_MEDIA_TYPE);
         let request = match auth {
             RegistryAuth::Bearer(token) => request.bearer_auth(token),
@@ -144,15 +142,9 @@ impl Artefact {
         format!("{}://{registry}/v2/", if is_local(registry) { "http" } else { "https" })
     }
 
-    fn http(&self) -> Result<reqwest::Client, RegistryError> {
-        let https_only = !is_local(self.reference.resolve_registry());
-        let client = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).user_agent(USER_AGENT);
-        Ok(client.https_only(https_only).build().map_err(OciDistributionError::RequestError)?)
-    }
-
     /// What to show the registry for these actions.
     async fn let_in(&self, actions: &str) -> Result<RegistryAuth, RegistryError> {
-        token::of(&self.http()?, &self.url(), self.reference.repository(), actions, &self.auth).await
+        token::of(&self.http, &self.url(), self.reference.repository(), actions, &self.auth).await
     }
 
     /// One of its layers, of at most this many bytes.

@@ -1,7 +1,6 @@
 //! `culvert policy push`, `pull` and `sign`: modules in registries, and their signatures.
 
 use std::path::{Path, PathBuf};
-
 use std::time::Duration;
 
 use clap::Args;

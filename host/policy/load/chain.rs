@@ -141,8 +141,8 @@ impl Loader {
         let configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits());
         let mut configured = configured.map_err(load)?;
         configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
-        let is_own = entry.module.starts_with(bundle::PREFIX);
-        let is_kept = !is_own && self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
+        let is_built_in = entry.module.starts_with(bundle::PREFIX);
+        let is_kept = !is_built_in && self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
         Ok(Loaded { entry: entry.clone(), module: Arc::new(configured), is_kept })
     }
 
