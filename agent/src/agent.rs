@@ -15,16 +15,18 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::approved_targets::ApprovedTargets;
+use crate::carrier::Carriers;
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::host_connection::{self, HostEvent};
 use crate::ipc::{self, IpcRequest};
 use crate::journal::{Journal, Stage};
 use crate::pending_stops::PendingStops;
+use crate::report::Report;
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
-use crate::tunnel::{Report, TunnelContext};
+use crate::tunnel::TunnelContext;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::{
     Capability, Hello, RevokeReason, SignedConsent, ToAgent, ToHost, Welcome, connect_statement,
@@ -33,8 +35,6 @@ use leases::Leases;
 
 /// How long the agent waits at its end until the host has the goodbye.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The platform, such as `linux/x86_64`.
 pub fn platform() -> String {
@@ -115,7 +115,13 @@ impl Agent {
             agreed: ApprovedTargets::load(&state)?,
             journal: Journal::load(&state, clock.now())?,
             stopped: PendingStops::load(&state)?,
-            leases: Leases::new(TunnelContext { clock: clock.clone(), link_local, targets, reports }),
+            leases: Leases::new(TunnelContext {
+                carriers: Carriers::new(clock.clone()),
+                clock: clock.clone(),
+                link_local,
+                targets,
+                reports,
+            }),
             host: None,
             greeted: clock.moment(),
             told: None,
@@ -181,7 +187,7 @@ impl Agent {
             device_id,
             signature: self.device.key.sign(&connect_statement(device_id, nonce)),
             boot_id: self.boot_id,
-            version: VERSION.into(),
+            version: crate::VERSION.into(),
             platform: platform(),
             capabilities: Capability::ALL.map(String::from).into(),
             consent: self.consent.state(),
@@ -203,8 +209,9 @@ impl Agent {
             ToAgent::Settled { operation_id } => self.settle(operation_id),
             // This grant answers no frame of the agent, so its term counts from now.
             ToAgent::Resume { grant } => self.resume(grant, self.clock.moment()).await,
-            ToAgent::Renewed { sequence, lease_ids } => {
+            ToAgent::Renewed { sequence, lease_ids, device_tokens } => {
                 self.leases.renewed(sequence, &lease_ids);
+                self.leases.renew_tokens(device_tokens);
                 Ok(())
             }
             ToAgent::Revoke { lease_id, reason } => {

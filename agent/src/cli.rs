@@ -15,7 +15,8 @@ use culvert_wire::control::Failure;
 use culvert_wire::socket;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::{Agent, Exit, Setup, VERSION};
+use crate::VERSION;
+use crate::agent::{Agent, Exit, Setup};
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::ipc::{self, Answer, Request, Status, TunnelStatus};

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Bytes that are serialized as base64 (RFC 4648, section 4).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Base64Bytes(pub Vec<u8>);
 
 impl Serialize for Base64Bytes {

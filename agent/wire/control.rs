@@ -4,12 +4,13 @@
 //! holds the device's key, and the host answers with [`ToAgent::Welcome`]. After this handshake, either
 //! side may send frames at any time. Unknown fields and unknown frames are ignored, so either side may
 //! be the newer one. A change that must not be ignored needs a new [`PROTOCOL`]. Visitors' data uses
-//! separate connections, see [`data`](crate::data).
+//! separate connections, see [`data2`](crate::data2).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
+use crate::device_token::DeviceToken;
 use crate::failure_code::FailureCode;
 use crate::open_enum::open_enum;
 
@@ -79,6 +80,9 @@ pub enum ToAgent {
     Renewed {
         sequence: u64,
         lease_ids: Vec<Uuid>,
+        /// New device tokens, when half of the life of those before is over.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        device_tokens: Vec<DeviceToken>,
     },
     /// The lease has ended.
     Revoke {
@@ -209,7 +213,7 @@ pub struct Welcome {
 
 /// Address of the node for the agent's data connections, and the certificate that the node must
 /// present.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeAddress {
     pub host: String,
     pub port: u16,
@@ -244,8 +248,11 @@ pub struct Grant {
     pub name: String,
     /// The number of this run of the tunnel. A node accepts no lower number than the last one.
     pub epoch: i64,
-    /// Proves to the node that the agent holds the lease.
+    /// Proves to the node that the agent holds the lease: [`data`](crate::data).
     pub token: Base64Bytes,
+    /// Proves to the node who the agent is: [`data2`](crate::data2). Absent from hosts that do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_token: Option<DeviceToken>,
     pub public_address: String,
     /// The node that the tunnel is placed on, from which its visitors come.
     pub node: NodeAddress,

@@ -2,7 +2,7 @@
 //! connection need.
 //!
 //! [`enrolment`] registers a device, [`control`] is the channel between agent and host, [`node`] the channel
-//! between host and node, and [`data`] the connections between agent and node. [`clock`] provides time
+//! between host and node, and [`data2`] the connections between agent and node ([`data`] is their first version). [`clock`] provides time
 //! and random numbers to all three programs.
 
 #![deny(unsafe_code)]
@@ -14,6 +14,8 @@ pub mod client_network;
 pub mod clock;
 pub mod control;
 pub mod data;
+pub mod data2;
+pub mod device_token;
 pub mod enrolment;
 pub mod failure_code;
 pub mod lease_token;

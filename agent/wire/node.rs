@@ -24,6 +24,9 @@ pub struct Assignment {
     pub session_id: Uuid,
     /// The number of the tunnel's session. A node that serves it does not go back to a lower one.
     pub epoch: i64,
+    /// The device that serves the tunnel, and the process of its agent.
+    pub device_id: Uuid,
+    pub boot_id: Uuid,
     /// The owner of the tunnel. Traffic is reported by scope.
     pub scope_id: Uuid,
     /// The tunnel's name, for logs.

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use sha2::{Digest, Sha256};
 
-use crate::data::ALPN;
+use crate::{data, data2};
 
 /// SHA-256 of a DER-encoded certificate.
 pub fn fingerprint(certificate: &[u8]) -> [u8; 32] {
@@ -27,12 +27,13 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// The agent's configuration: accepts only the certificate with this fingerprint.
+/// The agent's configuration: accepts only the certificate with this fingerprint, and speaks one version of the data
+/// connections' protocol, named by its ALPN.
 ///
 /// # Errors
 ///
 /// Where TLS 1.3 is not available.
-pub fn client(fingerprint: Vec<u8>) -> Result<Arc<ClientConfig>, Error> {
+pub fn client(fingerprint: Vec<u8>, alpn: &[u8]) -> Result<Arc<ClientConfig>, Error> {
     let provider = provider();
     let verifier = Pinned { fingerprint, algorithms: provider.signature_verification_algorithms };
     let mut config = ClientConfig::builder_with_provider(provider)
@@ -40,11 +41,11 @@ pub fn client(fingerprint: Vec<u8>) -> Result<Arc<ClientConfig>, Error> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
-    config.alpn_protocols = vec![ALPN.into()];
+    config.alpn_protocols = vec![alpn.into()];
     Ok(Arc::new(config))
 }
 
-/// The node's configuration.
+/// The node's configuration. Agents resume their sessions with tickets (RFC 8446, section 2.2).
 ///
 /// # Errors
 ///
@@ -54,7 +55,8 @@ pub fn server(certificate: CertificateDer<'static>, key: PrivateKeyDer<'static>)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key)?;
-    config.alpn_protocols = vec![ALPN.into()];
+    config.alpn_protocols = vec![data2::ALPN.into(), data::ALPN.into()];
+    config.ticketer = aws_lc_rs::Ticketer::new()?;
     Ok(Arc::new(config))
 }
 

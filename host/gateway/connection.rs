@@ -13,7 +13,9 @@ use culvert_domain::session::SESSION_LEASE;
 use culvert_service::connected_agents::ConnectionHandle;
 use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, identify};
 use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::Moment;
 use culvert_wire::control::{ConsentState, Failure, Hello, RevokeReason, ToAgent, ToHost, Welcome};
+use culvert_wire::device_token::DeviceToken;
 use culvert_wire::failure_code::FailureCode;
 use salvo::websocket::WebSocket;
 use tokio::sync::OwnedSemaphorePermit;
@@ -26,6 +28,8 @@ use sync::SentState;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Half of the life of a device token.
+const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 /// When agents should reconnect to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect after this host has said goodbye.
@@ -126,12 +130,15 @@ struct AgentConnection {
     handle: ConnectionHandle,
     device: ConnectedDevice,
     sent: SentState,
+    /// When the oldest of the agent's device tokens may have been made.
+    tokens_since: Moment,
 }
 
 impl AgentConnection {
     fn new(control: Arc<Control>, link: AgentSocket, device: ConnectedDevice, consent: ConsentState) -> Self {
         let handle = control.agents.add(device.connection());
-        Self { control, link, handle, device, sent: SentState::of(consent) }
+        let tokens_since = control.clock.moment();
+        Self { control, link, handle, device, sent: SentState::of(consent), tokens_since }
     }
 
     async fn run(mut self) {
@@ -255,10 +262,21 @@ impl AgentConnection {
             self.sent.leases.remove(&lease_id);
             self.link.send(&ToAgent::Revoke { lease_id, reason: RevokeReason::LeaseExpired }).await?;
         }
-        self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed }).await?;
+        let device_tokens = self.due_tokens().await?;
+        self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens }).await?;
         self.device.resume().await?;
         // Some changes send no hint, for example those of the operator's commands.
         self.sync_agent().await
+    }
+
+    /// New device tokens, when half of the life of those before is over.
+    async fn due_tokens(&mut self) -> Result<Vec<DeviceToken>, End> {
+        let now = self.control.clock.moment();
+        if now.since(self.tokens_since) < RENEW_TOKENS_AFTER {
+            return Ok(Vec::new());
+        }
+        self.tokens_since = now;
+        Ok(self.device.device_tokens().await?)
     }
 
     async fn on_claimed(&mut self, operation_id: Uuid) -> Result<(), End> {

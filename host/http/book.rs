@@ -70,6 +70,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0019-crates-and-dependencies.md"
     "docs/develop/decisions/0020-node-frames.md"
     "docs/develop/decisions/0021-permits-and-the-second-check.md"
+    "docs/develop/decisions/0022-data-connections.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

@@ -1,11 +1,16 @@
-//! The listener for the agents' data connections: TLS handshake, proof of a lease (attach), and then the wait
-//! for a visitor as an idle connection.
+//! The listener for the agents' data connections: TLS handshake, and then proof of a device or, in version 1, of a
+//! lease (attach).
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_wire::data::{ATTACHED, Attach, FENCED, read_frame};
+use culvert_wire::data::{self, ATTACHED, FENCED, read_frame};
+use culvert_wire::data2::attach::{Attached, DenialCode, Denied};
+use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::{self, MAX_WARM, MIN_WARM};
+use culvert_wire::device_token::{self, DeviceTokenError};
 use culvert_wire::socket;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
@@ -15,14 +20,15 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::bounds::Bound;
-use super::session::SessionRelay;
 use super::{Shared, lock};
 use culvert_wire::unproven::Unproven;
 
 /// How long a connection may take to send its ClientHello. An agent sends it at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(3);
-/// How long a connection may take to prove its lease, counted from its acceptance.
+/// How long a connection may take to attach, counted from its acceptance.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
+/// When an agent whose connection was denied may try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How long to wait after a failed accept, for example when no file descriptor is free.
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -49,8 +55,7 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
                 let admitted = entry.evicted.run_until_cancelled(admitted).await;
                 drop(entry);
                 match admitted {
-                    Some(Ok(Ok(Some((run, connection))))) => run.add_idle_connection(connection),
-                    Some(Ok(Ok(None))) => {}
+                    Some(Ok(Ok(()))) => {}
                     Some(Ok(Err(error))) => tracing::debug!(%error, "an agent's connection was not taken"),
                     Some(Err(_)) => tracing::debug!("an agent's connection did not attach in time"),
                     None => tracing::debug!("an agent's connection had to go before it attached"),
@@ -60,27 +65,57 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
     });
 }
 
-/// Performs TLS handshake and attach. Returns the session relay for the connection; `None` if its lease does
-/// not hold.
-async fn admit(
-    shared: &Shared,
-    tls: Arc<ServerConfig>,
-    stream: TcpStream,
-) -> io::Result<Option<(Arc<SessionRelay>, TlsStream<TcpStream>)>> {
+/// Performs TLS handshake and attach, and keeps the connection if it proves whose it is.
+async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
     socket::prepare(&stream)?;
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
-    let mut connection = hello.into_stream(tls).await?;
-    let attach: Attach = read_frame(&mut connection).await?;
+    let connection = hello.into_stream(tls).await?;
+    if connection.get_ref().1.alpn_protocol() == Some(data2::ALPN) {
+        attach(shared, Connection::new(connection)).await
+    } else {
+        attach_to_lease(shared, connection).await
+    }
+}
+
+/// Takes a connection of a device. One that is denied is told why, and closed.
+async fn attach(shared: &Shared, mut connection: Connection<TlsStream<TcpStream>>) -> io::Result<()> {
+    let Some(Frame::Attach(attach)) = connection.next().await? else {
+        return Err(malformed("the first frame is no attach"));
+    };
+    let keys = lock(&shared.keys).clone();
+    let process = device_token::verify(&keys, shared.node_id, &attach.token.0, shared.clock.now());
+    let admitted = match process {
+        Ok(process) => shared.carriers.admit(process),
+        Err(DeviceTokenError::Invalid) => Err(DenialCode::Invalid),
+        Err(DeviceTokenError::Expired) => Err(DenialCode::Expired),
+    };
+    match admitted {
+        Ok(pool) => {
+            connection.send(&Frame::Attached(Attached { ahead: MIN_WARM, most: MAX_WARM })).await?;
+            pool.park(connection);
+            Ok(())
+        }
+        Err(code) => {
+            tracing::debug!(%code, version = attach.version, "an agent's connection was denied");
+            let retry_after_ms = RETRY_AFTER.as_millis() as u64;
+            connection.send(&Frame::Denied(Denied { code, retry_after_ms })).await?;
+            connection.close().await
+        }
+    }
+}
+
+/// Takes a connection of version 1, which belongs to one lease. If the lease does not hold, the connection is closed.
+async fn attach_to_lease(shared: &Shared, mut connection: TlsStream<TcpStream>) -> io::Result<()> {
+    let attach: data::Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
     let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));
     connection.write_all(&[answer]).await?;
     connection.flush().await?;
-    if let Some(run) = run.filter(|_| answer == ATTACHED) {
-        Ok(Some((run, connection)))
-    } else {
-        connection.shutdown().await?;
-        Ok(None)
+    match run.filter(|_| answer == ATTACHED) {
+        Some(run) => run.add_lease_connection(connection),
+        None => connection.shutdown().await?,
     }
+    Ok(())
 }

@@ -10,10 +10,12 @@ mod admission;
 mod agent_listener;
 mod assignments;
 pub mod bounds;
+mod carriers;
 mod channel;
 pub mod countries;
 mod identity;
 mod journal;
+mod lease_connections;
 mod public_listener;
 mod session;
 
@@ -36,10 +38,12 @@ use uuid::Uuid;
 
 use assignments::Assignments;
 use bounds::{Bound, Bounds, Limits};
+use carriers::Carriers;
 use countries::Countries;
 pub use identity::{Identity, IdentityError};
 use journal::Journal;
 use public_listener::Tunnel;
+use session::Visitor;
 
 /// Where a node listens, and what it allows.
 #[derive(Clone, Debug)]
@@ -87,9 +91,10 @@ struct Shared {
     stop: CancellationToken,
     countries: Arc<Countries>,
     bounds: Arc<Bounds>,
-    /// The keys that lease tokens are verified with.
+    /// The keys that tokens are verified with.
     keys: Mutex<Arc<[VerifyingKey]>>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
+    carriers: Arc<Carriers<Visitor>>,
     /// When a failure to accept visitors was last logged.
     complained: Mutex<Option<Moment>>,
 }
@@ -123,6 +128,7 @@ impl Node {
         };
         let (id, boot_id) = (identity.id, clock.id());
         let tls = identity.tls().map_err(std::io::Error::other)?;
+        let carriers = Carriers::new();
         let shared = Arc::new(Shared {
             node_id: id,
             bind: settings.bind,
@@ -133,6 +139,7 @@ impl Node {
             bounds: Bounds::new(&settings.limits, on_refused),
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),
+            carriers,
             complained: Mutex::default(),
         });
         Ok(Self {

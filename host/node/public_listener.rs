@@ -181,7 +181,7 @@ impl PublicListener {
         match self.access.enter(address.ip(), &self.stop) {
             Ok(inside) => {
                 let run = lock(&self.run).clone();
-                tokio::spawn(run.relay_visitor(visitor, address, self.port_id, inside));
+                run.relay_visitor(visitor, address, self.port_id, inside);
             }
             Err(turned_away) => {
                 culvert_wire::socket::reset(&visitor);

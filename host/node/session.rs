@@ -1,59 +1,60 @@
-//! The session relay: carries the bytes of one run between visitors and the agent's idle connections.
+//! The session relay: carries the bytes of one run between visitors and the agent's data connections.
+
+mod visitor;
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
-use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, UNKNOWN_KEY, Visit, write_frame};
+use culvert_wire::data::{self, ATTACHED, Attach, FENCED, UNKNOWN_KEY, write_frame};
+use culvert_wire::data2::stream::{Finished, VisitStream};
+use culvert_wire::data2::visit::Visit;
+use culvert_wire::device_token::AgentProcess;
 use culvert_wire::lease_token::{self, Lease, TokenError};
 use culvert_wire::node::{Assignment, SessionTraffic};
 use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
-use futures_util::FutureExt;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
-use tokio_rustls::server::TlsStream;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
+use super::carriers::{Carrier, NextCarrier, Pool, Seat};
+use super::lease_connections::{AwaitingAcceptByte, Connection, LeaseConnections};
 use super::{Shared, lock};
+pub(crate) use visitor::Visitor;
 
-/// How long a visitor waits for an idle connection.
+/// How long a visitor waits for a data connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
 /// How long the agent may take to say whether it reached its local target.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
-
-/// Idle connections that are kept, at most: twice as many as an agent dials ahead at most.
-const MOST_WAITING: usize = 128;
-
-type Connection = TlsStream<TcpStream>;
 
 pub(crate) struct SessionRelay {
     assignment: Mutex<Assignment>,
     scope_id: Uuid,
     /// The tunnel's name, for logs.
     name: String,
-    /// What an agent proves with its token.
+    /// What an agent proves with its lease token.
     lease: Lease,
     clock: Clock,
     bounds: Arc<Bounds>,
     limits: Mutex<pipe::Limits>,
     /// Whether the agent has reported that it serves the tunnel. Before that, no visitor is served.
     ready: watch::Sender<bool>,
-    waiting: Mutex<Vec<Connection>>,
-    parked: Notify,
-    /// Visitors that wait for an idle connection.
-    visitors: AtomicUsize,
+    /// The connections of the agent's process, until the run ends.
+    seat: Mutex<Option<Seat<Visitor>>>,
+    /// Connections of an agent that speaks version 1 only.
+    lease_connections: LeaseConnections,
     /// Visitors that are connected, including those that wait.
     active: watch::Sender<usize>,
+    /// The number of the last visit.
+    visits: AtomicU64,
     counters: Counters,
     /// The bytes of the counters that were taken already.
     taken_in: AtomicU64,
@@ -63,20 +64,20 @@ pub(crate) struct SessionRelay {
 
 impl SessionRelay {
     pub(crate) fn new(assignment: Assignment, shared: &Shared) -> Arc<Self> {
-        let Assignment { tunnel_id, session_id, epoch, .. } = assignment;
+        let Assignment { tunnel_id, session_id, epoch, device_id, boot_id, .. } = assignment;
         Arc::new(Self {
             limits: Mutex::new(limits(&assignment)),
             ready: watch::Sender::new(assignment.ready),
+            seat: Mutex::new(Some(shared.carriers.join(AgentProcess { device_id, boot_id }))),
             scope_id: assignment.scope_id,
             name: assignment.name.clone(),
             lease: Lease { node_id: shared.node_id, tunnel_id, session_id, epoch },
             assignment: Mutex::new(assignment),
             clock: shared.clock.clone(),
             bounds: shared.bounds.clone(),
-            waiting: Mutex::default(),
-            parked: Notify::new(),
-            visitors: AtomicUsize::new(0),
+            lease_connections: LeaseConnections::default(),
             active: watch::Sender::new(0),
+            visits: AtomicU64::new(0),
             counters: Counters::default(),
             taken_in: AtomicU64::new(0),
             taken_out: AtomicU64::new(0),
@@ -116,7 +117,7 @@ impl SessionRelay {
         *lock(&self.assignment) = assignment.clone();
     }
 
-    /// The answer to an attach frame: whether it proves this run's lease.
+    /// The answer to an attach frame of version 1: whether it proves this run's lease.
     pub(crate) fn admit(&self, attach: &Attach, shared: &Shared) -> u8 {
         if attach.epoch != self.lease.epoch || self.ended.is_cancelled() {
             return FENCED;
@@ -129,22 +130,15 @@ impl SessionRelay {
         }
     }
 
-    /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
-    /// dropped.
-    pub(crate) fn add_idle_connection(&self, connection: Connection) {
-        let mut waiting = lock(&self.waiting);
-        waiting.retain_mut(|connection| !is_stale(connection));
-        waiting.push(connection);
-        let ports_to_close = waiting.len().saturating_sub(MOST_WAITING);
-        waiting.drain(..ports_to_close);
-        drop(waiting);
-        self.parked.notify_one();
+    pub(crate) fn add_lease_connection(&self, connection: Connection) {
+        self.lease_connections.add(connection);
     }
 
-    /// Ends the run: disconnects all visitors, and drops all idle connections.
+    /// Ends the run: disconnects all visitors, and drops its idle connections.
     pub(crate) fn end(&self) {
         self.ended.cancel();
-        lock(&self.waiting).clear();
+        self.lease_connections.clear();
+        lock(&self.seat).take();
     }
 
     /// Ends the run, and waits until no more bytes of its visitors can arrive.
@@ -170,84 +164,161 @@ impl SessionRelay {
     }
 
     /// Serves one visitor, of an extra port or (`None`) of the tunnel's own port.
-    pub(crate) async fn relay_visitor(
+    pub(crate) fn relay_visitor(
         self: Arc<Self>,
-        mut visitor: TcpStream,
+        stream: TcpStream,
         address: SocketAddr,
         port_id: Option<Uuid>,
-        inside: AdmittedVisitor,
+        admission: AdmittedVisitor,
     ) {
-        self.active.send_modify(|active| *active += 1);
-        let serve = inside.out.run_until_cancelled(self.serve(&mut visitor, address, port_id));
-        let served = self.ended.run_until_cancelled(serve).await.flatten();
-        if !matches!(served, Some(Ok(()))) {
-            // A transfer that was cut short must not look complete, so the connection is reset.
-            socket::reset(&visitor);
+        let waits_until = self.clock.moment().plus(VISITOR_WAIT);
+        let visitor = Visitor::new(stream, address, port_id, admission, self.clone(), waits_until);
+        if let Err(error) = socket::prepare(&visitor.socket.stream) {
+            return tracing::debug!(%error, %address, tunnel = self.name, "a visitor was cut off");
         }
-        drop(visitor);
-        self.active.send_modify(|active| *active -= 1);
-        match served {
-            Some(Err(error)) => tracing::debug!(%error, %address, tunnel = self.name, "a visitor was cut off"),
-            None => {
-                tracing::debug!(%address, tunnel = self.name, "a visitor was cut off by the run's end or rules");
-            }
-            Some(Ok(())) => {}
+        self.serve(visitor);
+    }
+
+    /// Serves a visitor by a warm connection, or as soon as there is a connection.
+    fn serve(self: Arc<Self>, visitor: Visitor) {
+        if !*self.ready.borrow() {
+            tokio::spawn(self.wait_until_ready(visitor));
+        } else if self.lease_connections.is_used() {
+            tokio::spawn(self.relay_by_lease(visitor));
+        } else if let Some(pool) = self.pool()
+            && let Err((visitor, next)) = pool.offer(visitor)
+        {
+            tokio::spawn(self.wait_and_relay(visitor, next));
         }
     }
 
-    async fn serve(&self, visitor: &mut TcpStream, address: SocketAddr, port_id: Option<Uuid>) -> io::Result<()> {
-        socket::prepare(visitor)?;
-        let mut connection = self.connection().await?;
-        let visit = Visit { visitor: address, port_id, waiting: self.visitors.load(Ordering::Relaxed) };
-        write_frame(&mut connection, &visit).await?;
-        let limits = *lock(&self.limits);
-        let mut agent = AwaitingAcceptByte { connection, accepted: AtomicBool::new(false).into() };
-        let accepted = agent.accepted.clone();
-        let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
-        let carried = tokio::select! {
-            biased;
-            carried = pipe::run(visitor, &mut agent, limits, account, &self.clock) => carried,
-            () = self.unanswered(&accepted) => Err(io::ErrorKind::TimedOut.into()),
+    fn pool(&self) -> Option<Arc<Pool<Visitor>>> {
+        lock(&self.seat).as_ref().map(|seat| seat.pool().clone())
+    }
+
+    async fn wait_until_ready(self: Arc<Self>, visitor: Visitor) {
+        let mut ready = self.ready.subscribe();
+        if self.wait_for(&visitor, ready.wait_for(|ready| *ready)).await.is_some() {
+            self.serve(visitor);
+        }
+    }
+
+    async fn wait_and_relay(self: Arc<Self>, visitor: Visitor, next: NextCarrier) {
+        if let Some(Ok(carrier)) = self.wait_for(&visitor, next).await {
+            self.relay(visitor, carrier).await;
+        }
+    }
+
+    /// Waits on behalf of a visitor; `None` if it takes too long, or the visitor is cut off.
+    async fn wait_for<T>(&self, visitor: &Visitor, wanted: impl Future<Output = T>) -> Option<T> {
+        let wanted = self.clock.timeout_at(visitor.waits_until, wanted);
+        let out = &visitor.admission.out;
+        match self.ended.run_until_cancelled(out.run_until_cancelled(wanted)).await.flatten() {
+            Some(Ok(found)) => Some(found),
+            Some(Err(_)) => {
+                let error = io::Error::new(io::ErrorKind::TimedOut, "the agent brought no connection");
+                self.log_end(visitor, Some(error));
+                None
+            }
+            None => {
+                self.log_end(visitor, None);
+                None
+            }
+        }
+    }
+
+    async fn relay(self: Arc<Self>, mut visitor: Visitor, carrier: Carrier) {
+        let stream = self.visit(&visitor).and_then(|visit| VisitStream::offer(carrier, visit));
+        let mut stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => return self.log_end(&visitor, Some(error)),
         };
-        if carried.is_err() {
+        let accepted = stream.accepted();
+        let served = self.carry(&mut visitor, &mut stream, &accepted).await;
+        if let Some(refused) = stream.refusal() {
+            let (code, detail, tunnel) = (&refused.code, &refused.detail, &self.name);
+            tracing::debug!(%code, detail, tunnel, "the agent has refused a visit");
+            // After a refusal, the node's direction is still open.
+            let _ = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown()).await;
+        }
+        self.conclude(visitor, served);
+        match stream.finish() {
+            Finished::Warm(carrier) => {
+                if let Some(pool) = self.pool() {
+                    pool.park(carrier);
+                }
+            }
+            Finished::Used(carrier) => drop(carrier.close().await),
+            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0),
+        }
+    }
+
+    /// As [`SessionRelay::relay`], with a connection of version 1.
+    async fn relay_by_lease(self: Arc<Self>, mut visitor: Visitor) {
+        let connection = self.wait_for(&visitor, self.lease_connections.wait()).await;
+        let Some(mut connection) = connection else { return };
+        let visit = data::Visit {
+            visitor: visitor.address,
+            port_id: visitor.port_id,
+            waiting: self.lease_connections.waiting(),
+        };
+        if let Err(error) = write_frame(&mut connection, &visit).await {
+            return self.log_end(&visitor, Some(error));
+        }
+        let mut agent = AwaitingAcceptByte::new(connection);
+        let accepted = agent.accepted.clone();
+        let served = self.carry(&mut visitor, &mut agent, &accepted).await;
+        if !matches!(served, Some(Ok(()))) {
             socket::reset(agent.connection.get_ref().0);
         }
-        carried
+        self.conclude(visitor, served);
     }
 
-    /// Takes the newest idle connection, or waits for one. The older ones stay idle, so that the agent can
-    /// close them if there are too many.
-    async fn connection(&self) -> io::Result<Connection> {
-        if *self.ready.borrow()
-            && let Some(connection) = self.take_idle_connection()
-        {
-            return Ok(connection);
-        }
-        self.visitors.fetch_add(1, Ordering::Relaxed);
-        let found = self.clock.timeout(VISITOR_WAIT, async {
-            // This cannot fail: the sender lives as long as `self`.
-            let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
-            loop {
-                let parked = self.parked.notified();
-                if let Some(connection) = self.take_idle_connection() {
-                    return connection;
-                }
-                parked.await;
-            }
-        });
-        let found = found.await;
-        self.visitors.fetch_sub(1, Ordering::Relaxed);
-        found.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the agent brought no connection"))
+    fn visit(&self, visitor: &Visitor) -> io::Result<Visit> {
+        Ok(Visit {
+            visit: self.visits.fetch_add(1, Ordering::Relaxed) + 1,
+            tunnel_id: self.lease.tunnel_id,
+            epoch: self.lease.epoch,
+            port_id: visitor.port_id,
+            visitor: visitor.address,
+            local: visitor.socket.stream.local_addr()?,
+            waiting: self.pool().map_or(0, |pool| pool.waiting()),
+        })
     }
 
-    fn take_idle_connection(&self) -> Option<Connection> {
-        let mut waiting = lock(&self.waiting);
-        while let Some(mut connection) = waiting.pop() {
-            if !is_stale(&mut connection) {
-                return Some(connection);
+    /// Copies bytes between a visitor and the agent. `None` if the visitor was cut off.
+    async fn carry<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        visitor: &mut Visitor,
+        agent: &mut S,
+        accepted: &AtomicBool,
+    ) -> Option<io::Result<()>> {
+        let limits = *lock(&self.limits);
+        let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
+        let (out, stream) = (visitor.admission.out.clone(), &mut visitor.socket.stream);
+        let carried = async {
+            tokio::select! {
+                biased;
+                carried = pipe::run(stream, agent, limits, account, &self.clock) => carried,
+                () = self.unanswered(accepted) => Err(io::ErrorKind::TimedOut.into()),
             }
+        };
+        self.ended.run_until_cancelled(out.run_until_cancelled(carried)).await.flatten()
+    }
+
+    fn conclude(&self, mut visitor: Visitor, served: Option<io::Result<()>>) {
+        match served {
+            Some(Ok(())) => visitor.socket.is_complete = true,
+            Some(Err(error)) => self.log_end(&visitor, Some(error)),
+            None => self.log_end(&visitor, None),
         }
-        None
+    }
+
+    /// Logs why a visitor is cut off: an error, or else the run's end or the rules.
+    fn log_end(&self, visitor: &Visitor, error: Option<io::Error>) {
+        let (address, tunnel) = (visitor.address, &self.name);
+        let why = error.map_or_else(|| "the run's end, or the rules".to_owned(), |error| error.to_string());
+        tracing::debug!(why, %address, tunnel, "a visitor was cut off");
     }
 
     /// Returns if the agent has not said in time whether it reached its target. Otherwise it never returns.
@@ -257,54 +328,19 @@ impl SessionRelay {
             std::future::pending::<()>().await;
         }
     }
+
+    fn enter(&self) {
+        self.active.send_modify(|active| *active += 1);
+    }
+
+    fn leave(&self) {
+        self.active.send_modify(|active| *active -= 1);
+    }
 }
 
 fn limits(assignment: &Assignment) -> pipe::Limits {
     pipe::Limits {
         buffer_size: assignment.buffer_size_bytes as usize,
         idle_timeout: Duration::from_secs(assignment.idle_timeout_seconds.into()),
-    }
-}
-
-/// Whether the agent has ended an idle connection. The agent sends nothing on it, so any event means the end.
-fn is_stale(connection: &mut Connection) -> bool {
-    let socket = connection.get_ref().0;
-    let mut byte = [0; 1];
-    let mut space = ReadBuf::new(&mut byte);
-    std::future::poll_fn(|context| socket.poll_peek(context, &mut space)).now_or_never().is_some()
-}
-
-/// An agent's connection whose first byte says whether the agent reached the local target.
-struct AwaitingAcceptByte {
-    connection: Connection,
-    accepted: Arc<AtomicBool>,
-}
-
-impl AsyncRead for AwaitingAcceptByte {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if !self.accepted.load(Ordering::Relaxed) {
-            let mut byte = [0; 1];
-            let mut first = ReadBuf::new(&mut byte);
-            ready!(Pin::new(&mut self.connection).poll_read(context, &mut first))?;
-            if first.filled() != [ACCEPTED] {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the local target refused")));
-            }
-            self.accepted.store(true, Ordering::Relaxed);
-        }
-        Pin::new(&mut self.connection).poll_read(context, space)
-    }
-}
-
-impl AsyncWrite for AwaitingAcceptByte {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.connection).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.connection).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.connection).poll_shutdown(context)
     }
 }

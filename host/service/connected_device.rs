@@ -2,7 +2,7 @@
 
 mod accept;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use culvert_domain::connection::Connection;
@@ -15,6 +15,7 @@ use culvert_domain::session::EndReason;
 use culvert_domain::text;
 use culvert_store::Write;
 use culvert_wire::control::{ConsentState, Done, Failure, Grant, RevokeReason, SignedConsent};
+use culvert_wire::device_token::DeviceToken;
 use culvert_wire::failure_code::FailureCode;
 use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
@@ -169,6 +170,17 @@ impl ConnectedDevice {
             })
         });
         renewed.await?
+    }
+
+    /// New device tokens for the nodes of the agent's leases.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn device_tokens(&self) -> Result<Vec<DeviceToken>> {
+        let leases = self.leases_of_this_boot().await?;
+        let nodes: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.node_id, lease)).collect();
+        Ok(nodes.values().map(|lease| self.service.nodes.device_token(lease)).collect())
     }
 
     /// Opens sessions for the tunnels that wait for this device.

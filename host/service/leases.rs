@@ -36,6 +36,7 @@ impl Service {
             name: lease.name.clone(),
             epoch: lease.epoch,
             token: Base64Bytes(self.nodes.token(lease)),
+            device_token: Some(self.nodes.device_token(lease)),
             public_address: format!("{}:{}", lease.hostname, lease.remote_port),
             node,
             target: target(lease),

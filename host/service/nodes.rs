@@ -15,6 +15,7 @@ use std::time::Duration;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, NodeAddress};
+use culvert_wire::device_token::{self, AgentProcess, DeviceToken};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::lease_token::{self, SigningKey};
 use culvert_wire::node::{Assignment, ToNode, TrafficBatch};
@@ -96,6 +97,12 @@ impl Nodes {
     pub fn token(&self, lease: &Lease) -> Vec<u8> {
         let Lease { node_id, tunnel_id, session_id, epoch, .. } = *lease;
         self.key.sign(&lease_token::Lease { node_id, tunnel_id, session_id, epoch })
+    }
+
+    /// The token by which the agent of a lease proves to its node who it is.
+    pub fn device_token(&self, lease: &Lease) -> DeviceToken {
+        let process = AgentProcess { device_id: lease.device_id, boot_id: lease.boot_id };
+        device_token::sign(&self.key, lease.node_id, process, self.clock.now())
     }
 
     /// Counts traffic that was stored.

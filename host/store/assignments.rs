@@ -97,7 +97,7 @@ impl Store {
     /// The rules are read after their version, so that a node never takes older rules for newer ones.
     async fn batch_of_assignments(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Assigned>> {
         let sessions = of_tunnels!(
-            "SELECT s.id, s.tunnel_id, s.scope_id, s.epoch, (s.ready_at IS NOT NULL) AS ready, t.name, t.protocol, \
+            "SELECT s.id, s.tunnel_id, s.scope_id, s.epoch, s.device_id, s.boot_id, (s.ready_at IS NOT NULL) AS ready, t.name, t.protocol, \
                     t.remote_port, t.idle_timeout, t.buffer_size, t.rules_version, c.plan \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN scopes c ON c.id = s.scope_id",
             ""
@@ -175,7 +175,7 @@ fn assigned(row: &Row) -> DbResult<Assigned> {
     let transport = if protocol == Protocol::Udp { Transport::Udp } else { Transport::Tcp };
     let own = AssignedPort { port: row.number("remote_port")?, transport, port_id: None };
     let assignment = row!(row => Assignment {
-        tunnel_id: id, epoch: int, scope_id: id, name: text, ready: flag;
+        tunnel_id: id, epoch: int, device_id: id, boot_id: id, scope_id: id, name: text, ready: flag;
         session_id: row.id("id")?,
         protocol: protocol.to_string(),
         ports: vec![own],

@@ -439,7 +439,7 @@ async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
     let renewed = loop {
         match within(SOON, stage.wire.next()).await.unwrap() {
             ToAgent::Revoke { lease_id, .. } => revoked.push(lease_id),
-            ToAgent::Renewed { sequence, lease_ids } => break (sequence, lease_ids),
+            ToAgent::Renewed { sequence, lease_ids, .. } => break (sequence, lease_ids),
             _ => {}
         }
     };

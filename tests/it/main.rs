@@ -17,6 +17,7 @@ mod conformance;
 mod connections;
 mod crash;
 mod crates;
+mod data_connections;
 mod decisions;
 mod deliveries;
 mod docs;

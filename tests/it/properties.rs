@@ -103,11 +103,11 @@ proptest! {
 
     #[test]
     fn node_frames_round_trip(
-        (ids, epoch, revision) in (any::<[u128; 3]>(), any::<i64>(), any::<u64>()),
+        (ids, epoch, revision) in (any::<[u128; 5]>(), any::<i64>(), any::<u64>()),
         ports in prop::collection::vec((any::<u16>(), any::<Option<u128>>()), 0..5),
         (name, idle, buffer) in (any::<String>(), any::<u32>(), any::<u32>()),
     ) {
-        let [tunnel_id, session_id, scope_id] = ids.map(Uuid::from_u128);
+        let [tunnel_id, session_id, scope_id, device_id, boot_id] = ids.map(Uuid::from_u128);
         let port = |(port, id): (u16, Option<u128>)| {
             AssignedPort { port, transport: Transport::Tcp, port_id: id.map(Uuid::from_u128) }
         };
@@ -115,6 +115,8 @@ proptest! {
             tunnel_id,
             session_id,
             epoch,
+            device_id,
+            boot_id,
             scope_id,
             name,
             protocol: "tcp".into(),

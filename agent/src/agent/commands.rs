@@ -4,7 +4,8 @@ use std::io;
 
 use uuid::Uuid;
 
-use super::{Agent, VERSION};
+use super::Agent;
+use crate::VERSION;
 use crate::approved_targets::Chosen;
 use crate::journal::{Entry, Stage};
 use crate::tunnel::Probe;

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use crate::approved_targets::Chosen;
 use crate::ipc::TunnelStatus;
 use crate::tunnel::{Probe, Running, TunnelContext};
-use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{Grant, Target};
+use culvert_wire::device_token::DeviceToken;
 
 pub(super) struct Leases {
     cx: TunnelContext,
@@ -75,11 +75,9 @@ impl Leases {
         self.held.get(&lease_id).map(|held| (held.running.target(), held.running.chosen()))
     }
 
-    /// Takes the token of a repeated grant: the host may have new keys.
-    pub(super) fn renew_token(&self, lease_id: Uuid, token: Base64Bytes) {
-        if let Some(held) = self.held.get(&lease_id) {
-            held.running.renew_token(token);
-        }
+    /// Takes new device tokens: those before expire, or the host has new keys.
+    pub(super) fn renew_tokens(&self, tokens: Vec<DeviceToken>) {
+        self.cx.carriers.renew_tokens(tokens);
     }
 
     pub(super) fn holds(&self, lease_id: Uuid) -> bool {
@@ -202,9 +200,9 @@ impl Leases {
         self.held.iter().filter(|(_, held)| held.until <= now).map(|(id, _)| *id).collect()
     }
 
-    /// Ends the back-off of all tunnels, because the host is reachable again.
+    /// Ends the back-off of all connections, because the host is reachable again.
     pub(super) fn dial_now(&self) {
-        self.held.values().for_each(|held| held.running.dial_now());
+        self.cx.carriers.dial_now();
     }
 
     pub(super) fn probe_again(&self) {
@@ -218,9 +216,11 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::carrier::Carriers;
     use crate::state_dir::StateDir;
     use crate::target::LinkLocal;
     use crate::targets::Targets;
+    use culvert_wire::base64_bytes::Base64Bytes;
     use culvert_wire::clock::Clock;
     use culvert_wire::control::NodeAddress;
 
@@ -233,6 +233,7 @@ mod tests {
             name: "tunnel".into(),
             epoch: 1,
             token: Base64Bytes(Vec::new()),
+            device_token: None,
             public_address: "node:20000".into(),
             node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) },
             target,
@@ -246,7 +247,8 @@ mod tests {
         let (reports, _reported) = mpsc::channel(1);
         let folder = tempfile::tempdir().unwrap();
         let targets = Targets::open(&StateDir::open(folder.path()).unwrap(), false).unwrap();
-        let cx = TunnelContext { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports };
+        let carriers = Carriers::new(clock.clone());
+        let cx = TunnelContext { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports, carriers };
         let mut leases = Leases::new(cx);
         leases.set_term(Duration::from_secs(30));
         let id = grant().lease_id;

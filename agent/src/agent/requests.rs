@@ -6,7 +6,8 @@ use std::io;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use super::{Agent, VERSION};
+use super::Agent;
+use crate::VERSION;
 use crate::approved_targets::Chosen;
 use crate::ipc::{Answer, Reply, Request, Status};
 use crate::tunnel::Probe;
@@ -307,7 +308,7 @@ impl Agent {
     /// former target.
     pub(super) async fn resume(&mut self, mut grant: Grant, since: Moment) -> io::Result<()> {
         if self.leases.holds(grant.lease_id) {
-            self.leases.renew_token(grant.lease_id, grant.token);
+            self.leases.renew_tokens(grant.device_token.into_iter().collect());
             return self.retarget(grant.lease_id, grant.target).await;
         }
         let last = self.agreed.last(grant.tunnel_id);

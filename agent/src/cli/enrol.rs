@@ -6,7 +6,8 @@ use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
 use culvert_wire::failure_code::FailureCode;
 
 use super::{CliError, Output, print, read_line};
-use crate::agent::{VERSION, platform};
+use crate::VERSION;
+use crate::agent::platform;
 use crate::device::{Device, DeviceKey};
 use crate::state_dir::StateDir;
 

@@ -4,6 +4,7 @@ use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{
     Action, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent, ToHost, Welcome,
 };
+use culvert_wire::device_token::DeviceToken;
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -87,6 +88,7 @@ pub fn grant(tunnel_id: Uuid, port: u16) -> Grant {
         name: "tunnel".into(),
         epoch: 1,
         token: Base64Bytes(vec![0; 32]),
+        device_token: Some(DeviceToken { node_id: Uuid::from_u128(78), token: Base64Bytes(vec![0; 128]) }),
         public_address: "node:20000".into(),
         node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) },
         target: Target { host: "127.0.0.1".into(), port, idle_timeout: 3600, buffer_size: 65_536, extra: Vec::new() },

@@ -9,7 +9,7 @@ use culvert_wire::control::{
     CONNECT_PATH, Capability, Command, ConsentState, Done, Failure, Grant, Hello, PROTOCOL, SignedConsent,
     SignedTargets, ToAgent, ToHost, Welcome, connect_statement, consent_statement, targets_statement,
 };
-use culvert_wire::data::{ACCEPTED, ATTACHED, Attach, FENCED, UNKNOWN_KEY, Visit, read_frame, write_frame};
+use culvert_wire::data::{self, ACCEPTED, ATTACHED, Attach, FENCED, UNKNOWN_KEY, Visit, read_frame, write_frame};
 use culvert_wire::tls;
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -188,7 +188,7 @@ impl Wire {
     pub async fn shake_hands(&self, grant: &Grant) -> TlsStream<TcpStream> {
         let node = &grant.node;
         let tcp = TcpStream::connect((node.host.as_str(), node.port)).await.unwrap();
-        let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone()).unwrap());
+        let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone(), data::ALPN).unwrap());
         tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap()
     }
 

@@ -1,0 +1,201 @@
+//! How many connections to a node there are, and how many should be.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::data2::attach::Attached;
+use culvert_wire::data2::{MAX_WARM, MIN_WARM};
+
+/// How long a peak of visits keeps connections warm, at least.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// Whether the node takes the device's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It has taken one that is still there.
+    Yes,
+    /// It does not take the device's token.
+    TokenRefused,
+}
+
+pub(super) struct Census {
+    clock: Clock,
+    counts: Mutex<Counts>,
+    /// Wakes the dialling task when more connections may be wanted.
+    changed: Notify,
+    reached: watch::Sender<Option<Reached>>,
+}
+
+struct Counts {
+    /// Connections that wait for a visit or are being dialled.
+    warm: usize,
+    /// Connections that the node has taken.
+    attached: usize,
+    /// Connections that serve a visit.
+    busy: usize,
+    /// The most that were busy at once, in the current period of [`RECENT`] and in the one before.
+    peaks: [usize; 2],
+    /// When the current period has begun.
+    period: Moment,
+    /// Visitors that wait for a connection, as the node said.
+    waiting: usize,
+    /// What the node asks for.
+    asked: Attached,
+}
+
+impl Counts {
+    /// How many connections should be warm: a few more than what was busy at once lately needs.
+    fn wanted(&mut self, now: Moment) -> usize {
+        let periods = now.since(self.period).as_secs() / RECENT.as_secs();
+        if periods > 0 {
+            self.peaks = [self.busy, if periods == 1 { self.peaks[0] } else { self.busy }];
+            self.period = now;
+        }
+        let peak = self.peaks[0].max(self.peaks[1]);
+        (self.asked.ahead + peak.saturating_sub(self.busy)).max(self.waiting).min(self.asked.most)
+    }
+}
+
+impl Census {
+    pub(super) fn new(clock: Clock) -> Self {
+        let asked = Attached { ahead: MIN_WARM, most: MAX_WARM };
+        let period = clock.moment();
+        let counts = Counts { warm: 0, attached: 0, busy: 0, peaks: [0; 2], period, waiting: 0, asked };
+        Self { clock, counts: Mutex::new(counts), changed: Notify::new(), reached: watch::Sender::new(None) }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until more connections may be wanted.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// How many connections are to be dialled. They count as warm from here on.
+    pub(super) fn missing(&self) -> usize {
+        let now = self.clock.moment();
+        let mut counts = self.counts();
+        let missing = counts.wanted(now).saturating_sub(counts.warm);
+        (counts.warm, counts.waiting) = (counts.warm + missing, 0);
+        missing
+    }
+
+    /// The node has taken a connection.
+    pub(super) fn attach(&self, asked: Attached) {
+        let mut counts = self.counts();
+        (counts.asked, counts.attached) = (asked, counts.attached + 1);
+        self.reached.send_replace(Some(Reached::Yes));
+    }
+
+    /// A connection that the node had taken has ended.
+    pub(super) fn detach(&self) {
+        let mut counts = self.counts();
+        counts.attached -= 1;
+        if counts.attached == 0 {
+            self.reached.send_replace(None);
+        }
+    }
+
+    /// The node does not take the device's token.
+    pub(super) fn refuse_token(&self) {
+        let counts = self.counts();
+        if counts.attached == 0 {
+            self.reached.send_replace(Some(Reached::TokenRefused));
+        }
+    }
+
+    /// Waits until it is known whether the node takes the device's connections.
+    pub(super) fn reached(&self) -> impl Future<Output = Reached> + Send + use<> {
+        let mut reached = self.reached.subscribe();
+        async move {
+            // If the pool has ended, nobody waits any longer.
+            let found = reached.wait_for(Option::is_some).await;
+            found.ok().and_then(|found| *found).unwrap_or(Reached::TokenRefused)
+        }
+    }
+
+    /// A warm connection begins a visit. So many more visitors wait for one.
+    pub(super) fn begin_visit(&self, waiting: usize) {
+        let mut counts = self.counts();
+        counts.warm -= 1;
+        counts.busy += 1;
+        counts.peaks[0] = counts.peaks[0].max(counts.busy);
+        counts.waiting = counts.waiting.max(waiting);
+        drop(counts);
+        self.changed.notify_one();
+    }
+
+    /// A visit has ended. Its connection is warm again if it was kept.
+    pub(super) fn end_visit(&self, is_kept: bool) {
+        let mut counts = self.counts();
+        counts.busy -= 1;
+        counts.warm += usize::from(is_kept);
+        drop(counts);
+        if !is_kept {
+            self.changed.notify_one();
+        }
+    }
+
+    /// A warm connection was lost.
+    pub(super) fn lose(&self) {
+        self.counts().warm -= 1;
+        self.changed.notify_one();
+    }
+
+    /// Whether a connection is one too many. If so, it no longer counts as warm.
+    pub(super) fn is_surplus(&self) -> bool {
+        let now = self.clock.moment();
+        let mut counts = self.counts();
+        let is_surplus = counts.warm > counts.wanted(now);
+        counts.warm -= usize::from(is_surplus);
+        is_surplus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::*;
+
+    /// After a burst, as many connections stay warm as were busy at once, for 10 to 20 s.
+    #[test]
+    fn warm_connections_follow_the_peak_of_visits() {
+        let clock = Clock::manual(DateTime::UNIX_EPOCH);
+        let census = Census::new(clock.clone());
+        assert_eq!(census.missing(), MIN_WARM);
+        assert_eq!(census.missing(), 0, "they are being dialled");
+        for _ in 0..MIN_WARM {
+            census.begin_visit(5);
+        }
+        assert_eq!(census.missing(), 5, "for the visitors who wait");
+        for _ in 0..5 {
+            census.begin_visit(0);
+        }
+        assert_eq!(census.missing(), MIN_WARM);
+        for _ in 0..7 {
+            census.end_visit(true);
+        }
+        assert!(!census.is_surplus(), "seven were busy at once");
+        clock.advance(RECENT);
+        assert!(!census.is_surplus());
+        clock.advance(RECENT);
+        for _ in 0..7 {
+            assert!(census.is_surplus());
+        }
+        assert!(!census.is_surplus(), "{MIN_WARM} are kept");
+    }
+
+    #[test]
+    fn warm_connections_have_a_bound() {
+        let census = Census::new(Clock::manual(DateTime::UNIX_EPOCH));
+        census.missing();
+        census.begin_visit(100_000);
+        assert_eq!(census.missing(), MAX_WARM - (MIN_WARM - 1));
+    }
+}

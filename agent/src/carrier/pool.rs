@@ -1,0 +1,171 @@
+//! The connections to one node: how many are kept warm, and how they are dialled.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::census::{Census, Reached};
+use super::served::{Served, ServedTunnels};
+use super::visit::{self, Carrier, VisitContext};
+use culvert_wire::clock::Clock;
+use culvert_wire::control::NodeAddress;
+use culvert_wire::data2;
+use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied};
+use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::device_token::DeviceToken;
+use culvert_wire::{socket, tls};
+
+const DIAL_WITHIN: Duration = Duration::from_secs(10);
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_MOST: Duration = Duration::from_secs(10);
+
+/// The connections to one node. Dropping it closes them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+struct Shared {
+    node: NodeAddress,
+    /// The TLS configuration that accepts only the node's certificate. It is kept, so that sessions resume.
+    tls: Arc<ClientConfig>,
+    token: watch::Sender<DeviceToken>,
+    visits: VisitContext,
+    /// Ends the back-off of the dialling tasks.
+    node_is_back: Notify,
+    stop: CancellationToken,
+}
+
+impl Pool {
+    /// # Errors
+    ///
+    /// If TLS 1.3 is not available.
+    pub(super) fn start(node: NodeAddress, token: DeviceToken, clock: Clock) -> Result<Self, rustls::Error> {
+        let stop = CancellationToken::new();
+        let census = Census::new(clock.clone());
+        let shared = Arc::new(Shared {
+            tls: tls::client(node.fingerprint.0.clone(), data2::ALPN)?,
+            node,
+            token: watch::Sender::new(token),
+            visits: VisitContext { clock, census, served: ServedTunnels::default() },
+            node_is_back: Notify::new(),
+            stop: stop.clone(),
+        });
+        spawn(&shared, shared.clone().keep_warm());
+        Ok(Self { shared, _stop: stop.drop_guard() })
+    }
+
+    pub(super) fn renew_token(&self, token: DeviceToken) {
+        self.shared.token.send_if_modified(|known| {
+            let is_new = known.node_id == token.node_id && known.token != token.token;
+            if is_new {
+                *known = token;
+            }
+            is_new
+        });
+    }
+
+    pub(super) fn dial_now(&self) {
+        self.shared.node_is_back.notify_waiters();
+    }
+
+    pub(super) fn served(&self) -> &ServedTunnels {
+        &self.shared.visits.served
+    }
+
+    /// Waits until it is known whether the node takes the device's connections.
+    pub(super) fn reached(&self) -> impl Future<Output = Reached> + Send + use<> {
+        self.shared.visits.census.reached()
+    }
+}
+
+/// Runs a task of the pool until the pool ends.
+fn spawn(shared: &Arc<Shared>, task: impl Future<Output = ()> + Send + 'static) {
+    let stop = shared.stop.clone();
+    tokio::spawn(async move { stop.run_until_cancelled(task).await });
+}
+
+impl Shared {
+    /// Dials connections as they are wanted.
+    async fn keep_warm(self: Arc<Self>) {
+        loop {
+            for _ in 0..self.visits.census.missing() {
+                spawn(&self, self.clone().dial());
+            }
+            self.visits.census.changed().await;
+        }
+    }
+
+    /// Dials until a connection is attached, with a growing back-off while the node does not answer.
+    async fn dial(self: Arc<Self>) {
+        let (mut retry, mut tokens) = (RETRY_FIRST, self.token.subscribe());
+        loop {
+            let token = tokens.borrow_and_update().clone();
+            // A tunnel that is added later is not concerned by the answer.
+            let served = self.visits.served.all();
+            let wait = match self.attach(token).await {
+                Ok(Ok((carrier, asked))) => {
+                    self.visits.census.attach(asked);
+                    visit::wait(&self.visits, carrier).await;
+                    return self.visits.census.detach();
+                }
+                Ok(Err(denied)) => {
+                    tracing::debug!(code = %denied.code, node = %self.node.host, "the node has denied a connection");
+                    self.on_denied(&denied, &served, &mut tokens).await;
+                    Duration::from_millis(denied.retry_after_ms).clamp(RETRY_FIRST, RETRY_MOST)
+                }
+                Err(error) => {
+                    tracing::debug!(%error, node = %self.node.host, "the node did not answer");
+                    retry
+                }
+            };
+            if self.visits.census.is_surplus() {
+                return;
+            }
+            tokio::select! {
+                () = self.visits.clock.sleep(wait + self.visits.clock.jitter(wait)) => retry = (retry * 2).min(RETRY_MOST),
+                () = self.node_is_back.notified() => retry = RETRY_FIRST,
+            }
+        }
+    }
+
+    async fn on_denied(&self, denied: &Denied, served: &[Served], tokens: &mut watch::Receiver<DeviceToken>) {
+        match &denied.code {
+            DenialCode::Fenced => served.iter().for_each(|served| served.fenced.cancel()),
+            // The host may have another key. It sends a new token when the agent is connected to it.
+            DenialCode::Invalid | DenialCode::Expired => {
+                self.visits.census.refuse_token();
+                // This cannot fail: the sender lives as long as `self`.
+                let _ = tokens.changed().await;
+            }
+            DenialCode::Full | DenialCode::Other(_) => {}
+        }
+    }
+
+    async fn attach(&self, token: DeviceToken) -> io::Result<Result<(Carrier, Attached), Denied>> {
+        let attach = async {
+            let NodeAddress { host, port, .. } = &self.node;
+            let tcp = TcpStream::connect((host.as_str(), *port)).await?;
+            socket::prepare(&tcp)?;
+            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            let mut carrier = Connection::new(TlsConnector::from(self.tls.clone()).connect(name, tcp).await?);
+            let version = crate::VERSION.into();
+            carrier.send(&Frame::Attach(Attach { token: token.token, version })).await?;
+            match carrier.next().await? {
+                Some(Frame::Attached(attached)) => Ok(Ok((carrier, attached))),
+                Some(Frame::Denied(denied)) => Ok(Err(denied)),
+                Some(frame) => Err(malformed(format!("the node answered {frame:?}"))),
+                None => Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        };
+        self.visits.clock.timeout(DIAL_WITHIN, attach).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+}

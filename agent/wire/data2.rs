@@ -1,0 +1,25 @@
+//! Data connections from the agent to the node, version 2: TLS over TCP, one visit after another.
+//!
+//! A connection belongs to a device, not to a tunnel. The agent proves with a device token who it is
+//! ([`attach`]), and the connection is then warm: it waits for a visit. The node announces one with a
+//! [`visit::Visit`], the agent connects to the local target, and the visit's bytes follow in [`frame`]s
+//! ([`stream`]). When both sides have ended the visit cleanly, the connection is warm again.
+//!
+//! A side that has sent [`stream::REST_AFTER`] bytes in one visit sends the rest of that direction
+//! without frames, and ends it with a close_notify alert of TLS (RFC 8446, section 6.1). Such a
+//! connection is not used again. Anything else that ends a visit is a reset: what was cut short must not
+//! look complete.
+
+pub mod attach;
+pub mod connection;
+pub mod frame;
+pub mod stream;
+pub mod visit;
+
+/// The protocol's name in the TLS handshake (ALPN, RFC 7301).
+pub const ALPN: &[u8] = b"culvert-data/2";
+
+/// Warm connections that an agent keeps while no visitors come.
+pub const MIN_WARM: usize = 2;
+/// Warm connections of one device, at most.
+pub const MAX_WARM: usize = 256;

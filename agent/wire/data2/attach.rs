@@ -1,0 +1,47 @@
+//! Attaching a connection: the agent says who it is, and the node whether it takes the connection.
+
+use serde::{Deserialize, Serialize};
+
+use crate::base64_bytes::Base64Bytes;
+use crate::open_enum::open_enum;
+
+/// The agent's first frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    /// A device token ([`crate::device_token`]).
+    pub token: Base64Bytes,
+    /// The agent's version, for logs.
+    pub version: String,
+}
+
+/// The node takes the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// Warm connections that the agent keeps while no visitors come.
+    pub ahead: usize,
+    /// Warm connections of one device, at most.
+    pub most: usize,
+}
+
+/// The node does not take the connection, and closes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denied {
+    pub code: DenialCode,
+    /// When the agent may try again, in milliseconds.
+    #[serde(default)]
+    pub retry_after_ms: u64,
+}
+
+open_enum! {
+    /// Why a connection was denied: the reasons that this program knows by name.
+    DenialCode {
+        /// The token is no longer valid.
+        Expired "expired",
+        /// The node serves no lease of this process of the device.
+        Fenced "fenced",
+        /// There are enough warm connections.
+        Full "full",
+        /// The token is not of this node, or is not signed by a key that the node accepts.
+        Invalid "invalid",
+    }
+}

@@ -1,0 +1,79 @@
+//! The data connections of agents (carriers), by the process of the agent that they belong to.
+//!
+//! A process has a pool of them as long as the node serves a session of it.
+
+mod pool;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use culvert_wire::data2::attach::DenialCode;
+use culvert_wire::device_token::AgentProcess;
+
+use super::lock;
+pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
+
+pub(crate) struct Carriers<J> {
+    processes: Mutex<HashMap<AgentProcess, Process<J>>>,
+}
+
+struct Process<J> {
+    pool: Arc<Pool<J>>,
+    /// The sessions of the process that the node serves.
+    sessions: usize,
+}
+
+impl<J: Job> Carriers<J> {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { processes: Mutex::default() })
+    }
+
+    /// The pool of a process, for one more session of it.
+    pub(crate) fn join(self: &Arc<Self>, process: AgentProcess) -> Seat<J> {
+        let mut processes = lock(&self.processes);
+        let entry = processes.entry(process).or_insert_with(|| Process { pool: Pool::new(), sessions: 0 });
+        entry.sessions += 1;
+        Seat { carriers: self.clone(), process, pool: entry.pool.clone() }
+    }
+
+    /// The pool that takes a new connection of a process.
+    ///
+    /// # Errors
+    ///
+    /// If the node serves no session of the process, or the pool is full.
+    pub(crate) fn admit(&self, process: AgentProcess) -> Result<Arc<Pool<J>>, DenialCode> {
+        let processes = lock(&self.processes);
+        let entry = processes.get(&process).ok_or(DenialCode::Fenced)?;
+        if entry.pool.is_full() { Err(DenialCode::Full) } else { Ok(entry.pool.clone()) }
+    }
+
+    /// A session has ended. With the last one, the pool closes its warm connections, and the agent learns by its next
+    /// attach that it is fenced.
+    fn leave(&self, process: AgentProcess) {
+        let mut processes = lock(&self.processes);
+        let Some(entry) = processes.get_mut(&process) else { return };
+        entry.sessions -= 1;
+        if entry.sessions == 0 {
+            processes.remove(&process);
+        }
+    }
+}
+
+/// A session's place at the pool of its process. Dropping it ends the session's use of the pool.
+pub(crate) struct Seat<J: Job> {
+    carriers: Arc<Carriers<J>>,
+    process: AgentProcess,
+    pool: Arc<Pool<J>>,
+}
+
+impl<J: Job> Seat<J> {
+    pub(crate) fn pool(&self) -> &Arc<Pool<J>> {
+        &self.pool
+    }
+}
+
+impl<J: Job> Drop for Seat<J> {
+    fn drop(&mut self) {
+        self.carriers.leave(self.process);
+    }
+}

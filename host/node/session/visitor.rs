@@ -1,0 +1,81 @@
+//! A visitor of a public port, from its admission to its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use culvert_wire::clock::Moment;
+use culvert_wire::socket;
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use super::SessionRelay;
+use crate::admission::AdmittedVisitor;
+use crate::carriers::{Carrier, Job};
+
+/// A visitor. If it is dropped before its transfer is complete, its connection is reset: a transfer that was cut
+/// short must not look complete.
+pub(crate) struct Visitor {
+    pub socket: VisitorSocket,
+    pub address: SocketAddr,
+    /// The extra port that it came to; `None` for the tunnel's own port.
+    pub port_id: Option<Uuid>,
+    pub admission: AdmittedVisitor,
+    /// How long it waits for a data connection.
+    pub waits_until: Moment,
+    /// Dropped last: whoever waits for the end of a run's visitors knows that their sockets are closed.
+    pub run: ActiveRun,
+}
+
+pub(crate) struct VisitorSocket {
+    pub stream: TcpStream,
+    pub is_complete: bool,
+}
+
+impl Drop for VisitorSocket {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            socket::reset(&self.stream);
+        }
+    }
+}
+
+/// The run that a visitor belongs to, which counts it.
+pub(crate) struct ActiveRun(Arc<SessionRelay>);
+
+impl ActiveRun {
+    pub(crate) fn relay(&self) -> &Arc<SessionRelay> {
+        &self.0
+    }
+}
+
+impl Drop for ActiveRun {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Visitor {
+    pub(crate) fn new(
+        stream: TcpStream,
+        address: SocketAddr,
+        port_id: Option<Uuid>,
+        admission: AdmittedVisitor,
+        run: Arc<SessionRelay>,
+        waits_until: Moment,
+    ) -> Self {
+        run.enter();
+        let socket = VisitorSocket { stream, is_complete: false };
+        Self { socket, address, port_id, admission, waits_until, run: ActiveRun(run) }
+    }
+}
+
+impl Job for Visitor {
+    async fn run(self, carrier: Carrier) {
+        self.run.relay().clone().relay(self, carrier).await;
+    }
+
+    fn retry(self) {
+        let run = self.run.relay().clone();
+        run.serve(self);
+    }
+}
