@@ -9,7 +9,7 @@ use std::time::Duration;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_node::bounds::{Bound, Limits};
 use culvert_node::countries::Countries;
-use culvert_node::{Node, NodeContext};
+use culvert_node::{Node, NodeContext, OpenError};
 use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
@@ -269,12 +269,19 @@ async fn open_nodes(
     let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
     let mut nodes = Vec::new();
     for (identity, (setting, config)) in identities.into_iter().zip(configs) {
-        let registration = registration(config, identity.id, countries.are_known());
+        let id = identity.id;
+        let node = Node::open(identity, &settings(config), cx.clone()).await;
+        let node = node.map_err(|e| match e {
+            OpenError::Agents(e) => ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)),
+            OpenError::Http(address, e) => {
+                ConfigError::new(&format!("{setting}.http_listen"), format!("{address}: {e}"))
+            }
+        })?;
+        let http_port = node.http_address().map(|address| config.http_port.unwrap_or(address.port()));
+        let registration = registration(config, id, countries.are_known(), http_port);
         let registered = catalog::register_node(store, registration).await;
         registered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        let node = Node::open(identity, &settings(config), cx.clone()).await;
-        nodes
-            .push(node.map_err(|e| ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)))?);
+        nodes.push(node);
     }
     Ok(Embedded::new(nodes, countries))
 }
@@ -284,6 +291,8 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
         hostname: config.hostname.clone(),
         listen: config.listen,
         bind: config.bind,
+        http_listen: config.http_listen.address(),
+        http_port: config.http_port,
         limits: Limits {
             visitors: config.visitors,
             visitors_per_tunnel: config.visitors_per_tunnel,
@@ -292,6 +301,7 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
             descriptor_reserve: config.descriptor_reserve,
             unproven: config.unproven,
             unproven_per_address: config.unproven_per_address,
+            http_connections_per_address: config.http_connections_per_address,
         },
     }
 }
@@ -348,13 +358,15 @@ async fn end_unprovable_sessions(app: &App) -> Result<()> {
     Ok(())
 }
 
-fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool) -> NodeRegistration {
+fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool, http_port: Option<u16>) -> NodeRegistration {
     NodeRegistration {
         id,
         name: format!("node-{}", &id.simple().to_string()[24..]),
         hostname: config.hostname.clone(),
         ports: config.ports,
         knows_countries,
+        domain: config.domain.clone(),
+        http_port,
     }
 }
 

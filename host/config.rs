@@ -1,6 +1,8 @@
 //! The operator's settings: defaults, then `culvert.toml`, then `CULVERT_…` in the environment
 //! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
 
+mod node;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,9 +13,10 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use culvert_domain::field_path;
-use culvert_domain::port::PortRange;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
+use node::check_domain;
+pub use node::{Listen, NodeConfig};
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";
@@ -95,71 +98,6 @@ pub struct ApiConfig {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NodeConfig {
-    /// Name under which visitors and agents reach this node.
-    pub hostname: String,
-    /// Address of the agents' data connections (TLS, with a pinned certificate).
-    pub listen: SocketAddr,
-    /// Address that public ports are bound to.
-    pub bind: IpAddr,
-    /// Range of public ports.
-    pub ports: PortRange,
-    /// Visitors of all tunnels at the same time; one more is reset.
-    #[serde(default = "NodeConfig::default_visitors")]
-    pub visitors: usize,
-    /// Visitors of one tunnel at the same time.
-    #[serde(default = "NodeConfig::default_visitors_per_tunnel")]
-    pub visitors_per_tunnel: usize,
-    /// Visitors of one tunnel from one address (IPv6: a /64) at the same time.
-    #[serde(default = "NodeConfig::default_visitors_per_address")]
-    pub visitors_per_address: usize,
-    /// MiB of all buffers together. A connection that cannot have more goes on with what it has.
-    #[serde(default = "NodeConfig::default_buffer_mib")]
-    pub buffer_mib: usize,
-    /// Share of the process's file descriptors that is kept for the API and the agents, from 0 to 1. Visitors
-    /// wait meanwhile.
-    #[serde(default = "NodeConfig::default_descriptor_reserve")]
-    pub descriptor_reserve: f64,
-    /// Agents' connections that have not proved a lease yet; the oldest one is closed for a new one.
-    #[serde(default = "NodeConfig::default_unproven")]
-    pub unproven: usize,
-    /// Of these, connections from one address (IPv6: a /64).
-    #[serde(default = "NodeConfig::default_unproven_per_address")]
-    pub unproven_per_address: usize,
-}
-
-impl NodeConfig {
-    fn default_visitors() -> usize {
-        20_000
-    }
-
-    fn default_visitors_per_tunnel() -> usize {
-        1000
-    }
-
-    fn default_visitors_per_address() -> usize {
-        100
-    }
-
-    fn default_buffer_mib() -> usize {
-        256
-    }
-
-    fn default_descriptor_reserve() -> f64 {
-        0.1
-    }
-
-    fn default_unproven() -> usize {
-        1024
-    }
-
-    fn default_unproven_per_address() -> usize {
-        64
-    }
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct GeoipConfig {
     /// A MaxMind database with countries (`.mmdb`), read again when it changes. Without one, GeoIP rules are
     /// stored and `enforced` is false.
@@ -223,19 +161,7 @@ impl Default for Config {
             api: ApiConfig { connections: 4096, connections_per_address: 256, agents: 20_000 },
             metrics_open: false,
             trusted_proxies: Vec::new(),
-            node: NodeConfig {
-                hostname: "localhost".into(),
-                listen: loopback(7835),
-                bind: Ipv4Addr::LOCALHOST.into(),
-                ports: PortRange { first: 20_000, last: 29_999 },
-                visitors: NodeConfig::default_visitors(),
-                visitors_per_tunnel: NodeConfig::default_visitors_per_tunnel(),
-                visitors_per_address: NodeConfig::default_visitors_per_address(),
-                buffer_mib: NodeConfig::default_buffer_mib(),
-                descriptor_reserve: NodeConfig::default_descriptor_reserve(),
-                unproven: NodeConfig::default_unproven(),
-                unproven_per_address: NodeConfig::default_unproven_per_address(),
-            },
+            node: NodeConfig::default(),
             extra_node: Vec::new(),
             geoip: GeoipConfig { database: None },
             dns: DnsConfig { resolver: None },
@@ -348,6 +274,7 @@ impl Config {
                 ("buffer_mib", config.buffer_mib),
                 ("unproven", config.unproven),
                 ("unproven_per_address", config.unproven_per_address),
+                ("http_connections_per_address", config.http_connections_per_address),
             ] {
                 at_least_one(&format!("{node}.{setting}"), bound)?;
             }
@@ -364,6 +291,19 @@ impl Config {
             if node.hostname.is_empty() || node.hostname.contains(['/', ':', ' ']) {
                 let setting = format!("{setting}.hostname");
                 return Err(ConfigError::new(&setting, "must be a host name or an IPv4 address"));
+            }
+            if let Some(domain) = &node.domain
+                && let Err(problem) = check_domain(domain)
+            {
+                return Err(ConfigError::new(&format!("{setting}.domain"), problem));
+            }
+            let same_domain = |other: &NodeConfig| node.domain.is_some() && other.domain == node.domain;
+            if let Some((other, _)) = nodes[..index].iter().find(|(_, other)| same_domain(other)) {
+                let problem = format!("must not be that of {other}: each name leads to one node");
+                return Err(ConfigError::new(&format!("{setting}.domain"), problem));
+            }
+            if node.http_port == Some(0) {
+                return Err(ConfigError::new(&format!("{setting}.http_port"), "must be between 1 and 65535"));
             }
             let clashes = |other: &NodeConfig| other.bind == node.bind && other.ports.overlaps(node.ports);
             if let Some((other, _)) = nodes[..index].iter().find(|(_, other)| clashes(other)) {
@@ -383,7 +323,13 @@ impl Config {
         let own = [("listen".to_owned(), self.listen), ("admin_listen".to_owned(), self.admin_listen)];
         let agents = self.nodes().into_iter().map(|(setting, other)| (format!("{setting}.listen"), other.listen));
         let meets = |ip: IpAddr| ip == node.bind || ip.is_unspecified() || node.bind.is_unspecified();
-        own.into_iter().chain(agents).find(|(_, address)| meets(address.ip()) && node.ports.contains(address.port()))
+        let http = self.nodes().into_iter().filter_map(|(setting, other)| {
+            other.http_listen.address().map(|address| (format!("{setting}.http_listen"), address))
+        });
+        own.into_iter()
+            .chain(agents)
+            .chain(http)
+            .find(|(_, address)| meets(address.ip()) && node.ports.contains(address.port()))
     }
 
     /// Every node of this host, with the setting that describes it.

@@ -20,14 +20,14 @@ pub struct Clock(Arc<Inner>);
 
 struct Inner {
     source: Source,
+    /// The operating system's time at which the clock's own scale begins.
+    base: Instant,
     /// Keeps ids sorted in the order of creation, even within one millisecond.
     ids: Mutex<ContextV7>,
 }
 
 enum Source {
-    System {
-        start: Instant,
-    },
+    System,
     Manual {
         start: DateTime<Utc>,
         elapsed: watch::Sender<Duration>,
@@ -58,9 +58,8 @@ impl Moment {
 pub struct Elapsed;
 
 impl Clock {
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
     pub fn system() -> Self {
-        Self::new(Source::System { start: Instant::now() })
+        Self::new(Source::System)
     }
 
     /// A clock that shows `start` until [`Clock::advance`] moves it.
@@ -72,15 +71,16 @@ impl Clock {
         })
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
     fn new(source: Source) -> Self {
-        Self(Arc::new(Inner { source, ids: Mutex::new(ContextV7::new()) }))
+        Self(Arc::new(Inner { source, base: Instant::now(), ids: Mutex::new(ContextV7::new()) }))
     }
 
     /// The wall-clock time in UTC, to the microsecond, which is the precision of the database.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0.source {
-            Source::System { .. } => Utc::now().trunc_subsecs(6),
+            Source::System => Utc::now().trunc_subsecs(6),
             Source::Manual { start, elapsed, .. } => {
                 *start + TimeDelta::from_std(*elapsed.borrow()).unwrap_or(TimeDelta::MAX)
             }
@@ -89,15 +89,20 @@ impl Clock {
 
     pub fn moment(&self) -> Moment {
         match &self.0.source {
-            Source::System { start } => Moment(start.elapsed()),
+            Source::System => Moment(self.0.base.elapsed()),
             Source::Manual { elapsed, .. } => Moment(*elapsed.borrow()),
         }
+    }
+
+    /// As [`Clock::moment`], for libraries that take the standard library's type.
+    pub fn instant(&self) -> Instant {
+        self.0.base + self.moment().0
     }
 
     /// Waits until the clock reaches a moment.
     pub async fn until(&self, moment: Moment) {
         match &self.0.source {
-            Source::System { start } => tokio::time::sleep_until((*start + moment.0).into()).await,
+            Source::System => tokio::time::sleep_until((self.0.base + moment.0).into()).await,
             Source::Manual { elapsed, awaited, .. } => {
                 let _waiting = Waiting::new(awaited, moment);
                 // `wait_for` fails only if the sender is dropped, and the sender lives as long as

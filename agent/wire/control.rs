@@ -36,7 +36,11 @@ impl Capability {
     /// Can restart itself by replacing its own process.
     pub const RESTART_AGENT: &str = "restart_agent_v1";
 
-    pub const ALL: [&str; 4] = [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT];
+    /// Serves visits over connections of the device (`culvert-data/2`).
+    pub const DATA_CHANNEL_V2: &str = "data_channel_v2";
+
+    pub const ALL: [&str; 5] =
+        [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT, Self::DATA_CHANNEL_V2];
 }
 
 /// Frames from the host to the agent.

@@ -7,6 +7,7 @@
 //! The node sends [`ToHost::Hello`] first. The host answers with [`ToNode::Welcome`] and [`ToNode::Desired`]. After
 //! that it sends a [`ToNode::Change`] whenever something has changed.
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -75,6 +76,42 @@ pub struct CountryRule {
     pub action: String,
 }
 
+/// An http tunnel that is placed on a node, running or not: its names, and how its requests are passed on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    pub tunnel_id: Uuid,
+    pub names: Vec<RouteName>,
+    /// Whether visitors must come by HTTPS.
+    pub https: bool,
+    /// When the scope's next month begins, if the bandwidth of this one is used up.
+    pub suspended_until: Option<DateTime<Utc>>,
+    pub basic_auth: Option<BasicAuth>,
+}
+
+/// A public name of an http tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteName {
+    /// In lower case, without a final dot.
+    pub name: String,
+    /// The extra port that the name leads to; `None` for the tunnel's own port.
+    pub port_id: Option<Uuid>,
+}
+
+/// Who may visit an http tunnel (RFC 7617).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BasicAuth {
+    pub user: String,
+    /// Argon2id (RFC 9106), in the PHC string format.
+    pub password_hash: String,
+}
+
+/// Shows only the user.
+impl std::fmt::Debug for BasicAuth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BasicAuth").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
 /// Frames from the host to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -87,9 +124,16 @@ pub enum ToNode {
         keys: Vec<VerifyingKey>,
     },
     /// The whole state. Everything else ends.
-    Desired { revision: u64, assignments: Vec<Assignment> },
-    /// What has changed after the revision `from`, as it is now.
-    Change { from: u64, revision: u64, put: Vec<Assignment>, drop: Vec<Uuid> },
+    Desired { revision: u64, assignments: Vec<Assignment>, routes: Vec<Route> },
+    /// What has changed after the revision `from`, as it is now. `drop` and `drop_routes` list tunnels.
+    Change {
+        from: u64,
+        revision: u64,
+        put: Vec<Assignment>,
+        drop: Vec<Uuid>,
+        put_routes: Vec<Route>,
+        drop_routes: Vec<Uuid>,
+    },
     /// Ends a session now. The node answers with [`ToHost::Ended`].
     End { tunnel_id: Uuid, session_id: Uuid, epoch: i64 },
     /// These batches of traffic are stored. The node forgets them.

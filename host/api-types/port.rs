@@ -23,8 +23,9 @@ pub struct ExtraPortResponse {
 
 impl ExtraPortResponse {
     pub fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
-        let public_address = tunnel.extra_address(&port).into();
-        let ExtraPort { id, local_port, remote_port, protocol, label } = port;
-        Self { id, local_port, remote_port, protocol, label, public_address }
+        let address = tunnel.extra_address(&port);
+        let remote_port = address.port;
+        let ExtraPort { id, local_port, remote_port: _, protocol, label } = port;
+        Self { id, local_port, remote_port, protocol, label, public_address: address.into() }
     }
 }

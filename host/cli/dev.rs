@@ -46,6 +46,9 @@ struct Notes {
     key: String,
     device_id: Uuid,
     tunnel_id: Uuid,
+    /// The http tunnel. A folder of an earlier version has none yet, and a node without names takes none.
+    #[serde(default)]
+    web_tunnel_id: Option<Uuid>,
 }
 
 pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
@@ -111,14 +114,34 @@ async fn set_up(
     client.wait(&format!("devices/{device_id}"), |device| device["online"] == true).await?;
     let tunnel_id = match &notes {
         Some(notes) => notes.tunnel_id,
-        None => client.create_tunnel(sample.port()).await?,
+        None => client.create_tunnel(json!({"name": "hello", "local_port": sample.port()})).await?,
     };
-    write_notes(folder, &Notes { key: client.key.clone(), device_id, tunnel_id })?;
+    let web_tunnel_id = match notes.and_then(|notes| notes.web_tunnel_id) {
+        Some(known) => Some(known),
+        None if takes_http(app) => Some(client.create_tunnel(web_tunnel(sample.port())).await?),
+        None => None,
+    };
+    write_notes(folder, &Notes { key: client.key.clone(), device_id, tunnel_id, web_tunnel_id })?;
     let tunnel = client.start(tunnel_id, device_id, sample.port()).await?;
-    Ok(introduction(&client, &tunnel, folder))
+    let web = match web_tunnel_id.filter(|_| takes_http(app)) {
+        Some(web_tunnel_id) => Some(client.start(web_tunnel_id, device_id, sample.port()).await?),
+        None => None,
+    };
+    Ok(introduction(&client, &tunnel, web.as_ref(), folder))
 }
 
-fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
+/// Whether the node gives names to http tunnels.
+fn takes_http(app: &App) -> bool {
+    app.config.node.domain.is_some() && app.config.node.http_listen.address().is_some()
+}
+
+fn web_tunnel(port: u16) -> Value {
+    json!({
+        "name": "hello-web", "protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false,
+    })
+}
+
+fn introduction(client: &ApiClient, tunnel: &Value, web: Option<&Value>, folder: &Path) -> String {
     let address = &tunnel["public_address"];
     let public = format!("{}:{}", address["hostname"].as_str().unwrap_or_default(), address["port"]);
     let target = format!("{}:{}", tunnel["local_host"].as_str().unwrap_or_default(), tunnel["local_port"]);
@@ -128,15 +151,20 @@ fn introduction(client: &ApiClient, tunnel: &Value, folder: &Path) -> String {
     let id = tunnel["id"].as_str().unwrap_or_default();
     // Another one every time: with the same, tomorrow's stop would be answered with today's.
     let stop_key = client.clock.id();
+    let web = web.and_then(|web| web["public_address"]["url"].as_str());
+    let (named, visit) = match web {
+        Some(url) => (format!("{url}  →  the same, by name\n    "), format!("curl {url}\n    ")),
+        None => (String::new(), String::new()),
+    };
     format!(
-        "Culvert is running, with one tunnel:\n\n    \
-         http://{public}  →  this machine, {target}\n\n    \
+        "Culvert is running:\n\n    \
+         http://{public}  →  this machine, {target}\n    {named}\n    \
          API            {api}\n    \
          API key        {key}\n    \
          documentation  {documentation}/docs\n    \
          data           {}\n\n\
          Try:\n\n    \
-         curl http://{public}\n    \
+         curl http://{public}\n    {visit}\
          curl {auth} {api}/tunnels/{id}\n    \
          curl {auth} -X POST {api}/tunnels/{id}/actions/stop -H 'Idempotency-Key: {stop_key}'\n\n\
          Ctrl-C ends it; the next start finds everything again.",
@@ -223,8 +251,8 @@ struct ApiClient {
 }
 
 impl ApiClient {
-    async fn create_tunnel(&self, port: u16) -> Result<Uuid, CliError> {
-        let tunnel = self.send(Method::POST, "tunnels", Some(json!({"name": "hello", "local_port": port}))).await?;
+    async fn create_tunnel(&self, tunnel: Value) -> Result<Uuid, CliError> {
+        let tunnel = self.send(Method::POST, "tunnels", Some(tunnel)).await?;
         tunnel["id"].as_str().and_then(|id| Uuid::parse_str(id).ok()).ok_or_else(|| refused("the API made no tunnel"))
     }
 

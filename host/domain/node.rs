@@ -32,6 +32,22 @@ pub struct Node {
     pub knows_countries: bool,
     /// The public ports that it gives away.
     pub ports: PortRange,
+    /// The domain whose subdomains its http tunnels get. Without one, it takes none.
+    pub domain_id: Option<Uuid>,
+    /// Where visitors reach its http tunnels in the clear.
+    pub http_port: Option<u16>,
+}
+
+impl Node {
+    /// The public port of all http tunnels on this node.
+    pub fn web_port(&self, https: bool) -> u16 {
+        if https { 443 } else { self.http_port.unwrap_or(80) }
+    }
+
+    /// Whether http tunnels can be reached here. HTTPS is not served yet, so it needs no listener.
+    pub fn takes_http(&self, https: bool) -> bool {
+        self.domain_id.is_some() && (https || self.http_port.is_some())
+    }
 }
 
 /// A domain under which tunnels get names.
@@ -50,13 +66,16 @@ pub struct Preference {
     pub region: Option<String>,
     pub country: Option<String>,
     pub premium: bool,
+    /// For an http tunnel: whether it is reached by HTTPS.
+    pub https: Option<bool>,
 }
 
-/// The node for a new tunnel: region and country are preferences, `pro_only` is a condition.
+/// The node for a new tunnel: region and country are preferences, `pro_only` and reaching http tunnels are conditions.
 /// Among equals, the one with the fewest tunnels.
 pub fn place<'a>(nodes: impl IntoIterator<Item = (&'a Node, u64)>, wanted: &Preference) -> Option<&'a Node> {
     let eligible =
         nodes.into_iter().filter(|(node, _)| node.status == NodeStatus::Online && (!node.pro_only || wanted.premium));
+    let eligible = eligible.filter(|(node, _)| wanted.https.is_none_or(|https| node.takes_http(https)));
     let fit = |node: &Node| {
         let region = wanted.region.as_ref().is_some_and(|region| *region == node.region);
         let country = wanted.country.as_ref().is_some_and(|country| country.eq_ignore_ascii_case(&node.country));
@@ -84,6 +103,8 @@ pub(crate) mod tests {
             pro_only: false,
             knows_countries: false,
             ports: PortRange { first: 20_000, last: 20_009 },
+            domain_id: None,
+            http_port: None,
         }
     }
 
@@ -103,6 +124,7 @@ pub(crate) mod tests {
             region: region.map(String::from),
             country: country.map(String::from),
             premium: false,
+            https: None,
         };
         assert_eq!(placed(&nodes, &wanted(Some("berlin"), Some("NO"))), Some(1), "region before country");
         assert_eq!(placed(&nodes, &wanted(Some("nowhere"), Some("de"))), Some(2), "country, in either case");

@@ -40,8 +40,9 @@ pub struct ExtraPort {
 }
 
 impl ExtraPort {
-    pub fn carries_tcp(&self) -> bool {
-        self.protocol.transports().contains(&Transport::Tcp)
+    /// Whether devices serve it: by TCP, or by HTTP under a name of its own.
+    pub fn is_served(&self) -> bool {
+        self.protocol == Protocol::Http || self.protocol.transports().contains(&Transport::Tcp)
     }
 }
 
@@ -54,8 +55,9 @@ pub struct NewExtraPort {
 }
 
 impl NewExtraPort {
-    pub fn carries_tcp(&self) -> bool {
-        self.protocol.transports().contains(&Transport::Tcp)
+    /// Whether devices serve it: by TCP, or by HTTP under a name of its own.
+    pub fn is_served(&self) -> bool {
+        self.protocol == Protocol::Http || self.protocol.transports().contains(&Transport::Tcp)
     }
 }
 

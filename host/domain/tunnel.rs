@@ -30,7 +30,7 @@ string_enum! {
 
 /// Why no tunnel of a protocol can be started yet.
 pub fn not_carried(protocol: &str) -> String {
-    format!("This version's nodes carry tcp; {protocol} tunnels cannot be started yet.")
+    format!("This version's nodes carry tcp, and http without HTTPS; {protocol} tunnels cannot be started yet.")
 }
 
 /// Seconds without a byte after which a connection is closed, where its tunnel says nothing.
@@ -164,11 +164,13 @@ impl Tunnel {
     /// The address of one of its extra ports.
     pub fn extra_address(&self, port: &super::port::ExtraPort) -> PublicAddress {
         let name = self.name_in_domain();
-        let name = match port.protocol {
-            Protocol::Http => name.map(|name| extra_subdomain(port.local_port, &name)),
-            _ => name,
+        let (name, number) = match port.protocol {
+            Protocol::Http => {
+                (name.map(|name| extra_subdomain(port.local_port, &name)), self.node.web_port(self.spec.https))
+            }
+            _ => (name, port.remote_port),
         };
-        address(port.protocol, port.remote_port, self.spec.https, name, &self.node)
+        address(port.protocol, number, self.spec.https, name, &self.node)
     }
 
     /// What a custom domain must be an alias of. It is the tunnel's alone, else an alias would prove
@@ -184,15 +186,11 @@ impl Tunnel {
 
 fn address(protocol: Protocol, port: u16, https: bool, name: Option<String>, node: &Node) -> PublicAddress {
     let hostname = name.unwrap_or_else(|| node.hostname.clone());
-    let scheme = if https { "https" } else { "http" };
-    let url = (protocol == Protocol::Http).then(|| format!("{scheme}://{hostname}"));
+    let (scheme, usual) = if https { ("https", 443) } else { ("http", 80) };
+    let authority = if port == usual { hostname.clone() } else { format!("{hostname}:{port}") };
+    let url = (protocol == Protocol::Http).then(|| format!("{scheme}://{authority}"));
     let (ipv4, ipv6) = (node.hostname.parse().ok(), node.hostname.parse().ok());
     PublicAddress { hostname, port, url, ipv4, ipv6 }
-}
-
-/// The public port of an http tunnel, which shares it with all others of its node.
-pub fn http_port(https: bool) -> u16 {
-    if https { 443 } else { 80 }
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/operate/backup.md"
     "docs/operate/bounds.md"
     "docs/operate/cli.md"
+    "docs/operate/http-tunnels.md"
     "docs/operate/install.md"
     "docs/operate/metrics.md"
     "docs/operate/postgresql.md"
@@ -71,6 +72,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0020-node-frames.md"
     "docs/develop/decisions/0021-permits-and-the-second-check.md"
     "docs/develop/decisions/0022-data-connections.md"
+    "docs/develop/decisions/0023-http-tunnels.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

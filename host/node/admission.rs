@@ -67,11 +67,20 @@ impl Admission {
         visitor: IpAddr,
         port: &CancellationToken,
     ) -> Result<AdmittedVisitor, AdmissionRefusal> {
+        self.admit(visitor, port, self.bounds.visitors_per_address)
+    }
+
+    fn admit(
+        self: &Arc<Self>,
+        visitor: IpAddr,
+        port: &CancellationToken,
+        per_address: usize,
+    ) -> Result<AdmittedVisitor, AdmissionRefusal> {
         let mut door = lock(&self.door);
         if !door.rules.admit(visitor, |address| self.countries.of(address)) {
             return Err(AdmissionRefusal::Rules);
         }
-        let place = self.place(&door, visitor).map_err(AdmissionRefusal::Bound)?;
+        let place = self.place(&door, visitor, per_address).map_err(AdmissionRefusal::Bound)?;
         let (number, out) = (door.next, port.child_token());
         door.next += 1;
         door.inside.insert(number, (visitor, out.clone()));
@@ -79,8 +88,18 @@ impl Admission {
         Ok(AdmittedVisitor { access: self.clone(), number, _place: place, out })
     }
 
-    fn place(&self, door: &AdmissionState, visitor: IpAddr) -> Result<Place, Bound> {
-        if door.by_address.of(&prefix(visitor)) >= self.bounds.visitors_per_address {
+    /// As [`Admission::enter`], for one exchange of HTTP. Many of one address may be under way: its connections are
+    /// limited instead.
+    pub(crate) fn enter_exchange(
+        self: &Arc<Self>,
+        visitor: IpAddr,
+        run: &CancellationToken,
+    ) -> Result<AdmittedVisitor, AdmissionRefusal> {
+        self.admit(visitor, run, usize::MAX)
+    }
+
+    fn place(&self, door: &AdmissionState, visitor: IpAddr, per_address: usize) -> Result<Place, Bound> {
+        if door.by_address.of(&prefix(visitor)) >= per_address {
             return Err(Bound::Address);
         }
         if door.inside.len() >= self.bounds.visitors_per_tunnel {

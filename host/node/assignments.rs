@@ -7,7 +7,7 @@ use culvert_domain::access::{AccessRules, Country, CountryAction, CountryRule, R
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::not_carried;
-use culvert_wire::node::{Assignment, FailureCode, ToHost, UnopenedPort};
+use culvert_wire::node::{Assignment, FailureCode, Route, ToHost, UnopenedPort};
 use uuid::Uuid;
 
 use super::admission::Admission;
@@ -51,6 +51,13 @@ impl Assignments {
     }
 }
 
+/// What has changed of the names of http tunnels.
+pub(crate) struct RouteChange {
+    pub put: Vec<Route>,
+    /// The tunnels that have no names here any longer.
+    pub drop: Vec<Uuid>,
+}
+
 /// Why a tunnel cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
@@ -77,13 +84,14 @@ impl Failure {
 }
 
 impl Node {
-    pub(super) async fn apply_desired(&self, revision: u64, assignments: Vec<Assignment>) {
+    pub(super) async fn apply_desired(&self, revision: u64, assignments: Vec<Assignment>, routes: Vec<Route>) {
         let mut state = self.assignments.lock().await;
         // A repeated frame may be older than what is in force.
         if revision < state.revision && !state.is_reconnected {
             return;
         }
         state.is_reconnected = false;
+        self.shared.routes.replace(routes);
         let wanted: HashSet<Uuid> = assignments.iter().map(|assignment| assignment.tunnel_id).collect();
         let surplus: Vec<Uuid> =
             lock(&self.shared.tunnels).keys().filter(|tunnel_id| !wanted.contains(tunnel_id)).copied().collect();
@@ -95,10 +103,17 @@ impl Node {
         }
         state.revision = revision;
         self.send(ToHost::Applied { revision }).await;
-        self.accept_agents();
+        self.start_accepting();
     }
 
-    pub(super) async fn apply_change(&self, from: u64, revision: u64, put: Vec<Assignment>, drop: Vec<Uuid>) {
+    pub(super) async fn apply_change(
+        &self,
+        from: u64,
+        revision: u64,
+        put: Vec<Assignment>,
+        drop: Vec<Uuid>,
+        routes: RouteChange,
+    ) {
         let mut state = self.assignments.lock().await;
         if revision <= state.revision {
             return;
@@ -106,6 +121,7 @@ impl Node {
         if from > state.revision || state.is_reconnected && state.revision == 0 {
             return self.send(ToHost::Resync { revision: state.revision }).await;
         }
+        self.shared.routes.change(routes.put, &routes.drop);
         drop.iter().for_each(|tunnel_id| state.forget(*tunnel_id));
         self.end_tunnels(drop).await;
         for assignment in put {
@@ -115,7 +131,7 @@ impl Node {
         self.send(ToHost::Applied { revision }).await;
         // A change from the held revision stands for the whole state.
         state.is_reconnected = false;
-        self.accept_agents();
+        self.start_accepting();
     }
 
     /// Ends a session. When the host is told so, its ports are closed, its visitors are cut off, and its
@@ -203,7 +219,7 @@ impl Node {
 
     /// Serves a tunnel's own port under its rules.
     async fn serve_tunnel(&self, assignment: &Assignment) -> Result<Served, Failure> {
-        if assignment.protocol != Protocol::Tcp.as_str() {
+        if ![Protocol::Tcp, Protocol::Http].iter().any(|carried| assignment.protocol == carried.as_str()) {
             let detail = not_carried(&assignment.protocol);
             return Err(Failure { code: FailureCode::UnsupportedProtocol, detail });
         }
@@ -234,15 +250,24 @@ impl Node {
         let rules = rules(assignment)?;
         let (countries, bounds) = (self.shared.countries.clone(), self.shared.bounds.clone());
         let access = Admission::new(countries, bounds, assignment.access_version, rules);
-        let Some(own) = PortSpec::of(assignment).into_iter().find(|port| port.id.is_none()) else {
+        // An http tunnel has a name instead.
+        let own = PortSpec::of(assignment).into_iter().find(|port| port.id.is_none());
+        if own.is_none() && assignment.protocol != Protocol::Http.as_str() {
             return Err(Failure { code: FailureCode::Other, detail: "The tunnel has no port.".into() });
+        }
+        let listener = match own {
+            Some(own) => {
+                let listener = public_listener::open(own, &self.shared).await;
+                Some((own, listener.map_err(|error| Failure::of_port(own.port, &error))?))
+            }
+            None => None,
         };
-        let listener = public_listener::open(own, &self.shared).await;
-        let listener = listener.map_err(|error| Failure::of_port(own.port, &error))?;
         let mut tunnel = Tunnel::new(assignment, access, &self.shared);
-        tunnel.listen(own, listener, self.shared.clone());
+        if let Some((own, listener)) = listener {
+            tunnel.listen(own, listener, self.shared.clone());
+        }
         lock(&self.shared.tunnels).insert(assignment.tunnel_id, tunnel);
-        tracing::info!(tunnel = assignment.name, port = own.port, epoch = assignment.epoch, "serving");
+        tracing::info!(tunnel = assignment.name, port = own.map(|own| own.port), epoch = assignment.epoch, "serving");
         Ok(())
     }
 

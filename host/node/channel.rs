@@ -6,6 +6,7 @@ use std::time::Duration;
 use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch};
 use uuid::Uuid;
 
+use super::assignments::RouteChange;
 use super::journal::Resend;
 use super::public_listener::Tunnel;
 use super::{Node, lock};
@@ -51,6 +52,7 @@ impl Node {
     /// Does what is due; `ticks` counts the calls.
     pub async fn tick(&self, ticks: u64) {
         self.refresh_countries().await;
+        self.front.tick();
         self.retry().await;
         if ticks.is_multiple_of(TRAFFIC_EVERY) {
             self.report_traffic().await;
@@ -63,8 +65,13 @@ impl Node {
     async fn receive(&self, frame: ToNode) {
         match frame {
             ToNode::Welcome { keys, .. } => *lock(&self.shared.keys) = keys.into(),
-            ToNode::Desired { revision, assignments } => self.apply_desired(revision, assignments).await,
-            ToNode::Change { from, revision, put, drop } => self.apply_change(from, revision, put, drop).await,
+            ToNode::Desired { revision, assignments, routes } => {
+                self.apply_desired(revision, assignments, routes).await;
+            }
+            ToNode::Change { from, revision, put, drop, put_routes, drop_routes } => {
+                let routes = RouteChange { put: put_routes, drop: drop_routes };
+                self.apply_change(from, revision, put, drop, routes).await;
+            }
             ToNode::End { tunnel_id, session_id, epoch } => self.end(tunnel_id, session_id, epoch).await,
             ToNode::TrafficApplied { boot_id, numbers } => lock(&self.journal).acknowledge(boot_id, &numbers),
         }

@@ -13,6 +13,7 @@ pub mod bounds;
 mod carriers;
 mod channel;
 pub mod countries;
+mod front;
 mod identity;
 mod journal;
 mod lease_connections;
@@ -20,6 +21,7 @@ mod public_listener;
 mod session;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,10 +42,12 @@ use assignments::Assignments;
 use bounds::{Bound, Bounds, Limits};
 use carriers::Carriers;
 use countries::Countries;
+use front::Front;
+use front::routes::Routes;
 pub use identity::{Identity, IdentityError};
 use journal::Journal;
 use public_listener::Tunnel;
-use session::Visitor;
+use session::Work;
 
 /// Where a node listens, and what it allows.
 #[derive(Clone, Debug)]
@@ -54,6 +58,10 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// The address that public ports are bound to.
     pub bind: IpAddr,
+    /// Where visitors of http tunnels come.
+    pub http_listen: Option<SocketAddr>,
+    /// The port of `http_listen` as visitors see it, where it is another one.
+    pub http_port: Option<u16>,
     pub limits: Limits,
 }
 
@@ -68,18 +76,38 @@ pub struct NodeContext {
     pub stop: CancellationToken,
 }
 
+/// Why a node cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The listener for agents, or its key, is unusable.
+    #[error(transparent)]
+    Agents(#[from] io::Error),
+    #[error("{0}: {1}")]
+    Http(SocketAddr, io::Error),
+}
+
 pub struct Node {
     id: Uuid,
     boot_id: Uuid,
     address: NodeAddress,
     shared: Arc<Shared>,
-    /// The agent listener with its TLS configuration, until the first assignments are served.
-    listener: Mutex<Option<(TcpListener, Arc<ServerConfig>)>>,
+    /// The listeners, until the first assignments are served.
+    listeners: Mutex<Option<Listeners>>,
     /// The channel to the host, while there is one.
     host: Mutex<Option<mpsc::Sender<ToHost>>>,
+    front: Arc<Front>,
+    /// Where the HTTP listener is bound.
+    http_address: Option<SocketAddr>,
     /// One change at a time.
     assignments: tokio::sync::Mutex<Assignments>,
     journal: Mutex<Journal>,
+}
+
+/// Listeners that accept nobody yet.
+struct Listeners {
+    agents: TcpListener,
+    tls: Arc<ServerConfig>,
+    http: Option<TcpListener>,
 }
 
 /// State that the parts of a node share.
@@ -94,14 +122,15 @@ struct Shared {
     /// The keys that tokens are verified with.
     keys: Mutex<Arc<[VerifyingKey]>>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
-    carriers: Arc<Carriers<Visitor>>,
+    carriers: Arc<Carriers<Work>>,
+    routes: Routes,
     /// When a failure to accept visitors was last logged.
     complained: Mutex<Option<Moment>>,
 }
 
 impl Shared {
     /// Logs a failure to accept a visitor, at most once a second for all ports together.
-    fn log_unaccepted(&self, error: &std::io::Error) {
+    fn log_unaccepted(&self, error: &io::Error) {
         let now = self.clock.moment();
         let mut complained = lock(&self.complained);
         if complained.is_none_or(|last| now.since(last) >= Duration::from_secs(1)) {
@@ -112,13 +141,14 @@ impl Shared {
 }
 
 impl Node {
-    /// Binds the agent listener. It accepts no connections before the node serves its first assignments: an
-    /// agent whose lease is not served yet gets the same answer as one whose lease has ended.
+    /// Binds the listeners. They accept no connections before the node serves its first assignments: an
+    /// agent whose lease is not served yet gets the same answer as one whose lease has ended, and a name that is not
+    /// known yet the same as one that does not exist.
     ///
     /// # Errors
     ///
-    /// If the address cannot be bound, or the identity's key is unusable.
-    pub async fn open(identity: Identity, settings: &Settings, cx: NodeContext) -> std::io::Result<Self> {
+    /// If an address cannot be bound, or the identity's key is unusable.
+    pub async fn open(identity: Identity, settings: &Settings, cx: NodeContext) -> Result<Self, OpenError> {
         let NodeContext { clock, on_refused, countries, tasks, stop } = cx;
         let listener = TcpListener::bind(settings.listen).await?;
         let address = NodeAddress {
@@ -127,7 +157,7 @@ impl Node {
             fingerprint: Base64Bytes(identity.fingerprint().into()),
         };
         let (id, boot_id) = (identity.id, clock.id());
-        let tls = identity.tls().map_err(std::io::Error::other)?;
+        let tls = identity.tls().map_err(io::Error::other)?;
         let carriers = Carriers::new();
         let shared = Arc::new(Shared {
             node_id: id,
@@ -140,14 +170,28 @@ impl Node {
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),
             carriers,
+            routes: Routes::default(),
             complained: Mutex::default(),
         });
+        let front = Front::new(shared.clone(), settings.http_port);
+        let http = match settings.http_listen {
+            Some(address) => {
+                let failed = |error| OpenError::Http(address, error);
+                let listener = TcpListener::bind(address).await.map_err(failed)?;
+                let address = listener.local_addr().map_err(failed)?;
+                Some((address, listener))
+            }
+            None => None,
+        };
+        let (http_address, http_listener) = http.unzip();
         Ok(Self {
             id,
             boot_id,
             address,
+            front,
+            http_address,
             shared,
-            listener: Mutex::new(Some((listener, tls))),
+            listeners: Mutex::new(Some(Listeners { agents: listener, tls, http: http_listener })),
             host: Mutex::default(),
             assignments: tokio::sync::Mutex::default(),
             journal: Mutex::new(Journal::new(boot_id)),
@@ -158,15 +202,23 @@ impl Node {
         self.id
     }
 
+    /// Where the HTTP listener is bound.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
+    }
+
     /// Bytes that the buffers of all pipes take.
     pub fn buffer_bytes(&self) -> usize {
         self.shared.bounds.buffers.taken()
     }
 
-    /// Starts to accept agents, once.
-    fn accept_agents(&self) {
-        if let Some((listener, tls)) = lock(&self.listener).take() {
-            agent_listener::open(self.shared.clone(), listener, tls);
+    /// Starts to accept agents and visitors of http tunnels, once.
+    fn start_accepting(&self) {
+        if let Some(Listeners { agents, tls, http }) = lock(&self.listeners).take() {
+            agent_listener::open(self.shared.clone(), agents, tls);
+            if let Some(http) = http {
+                self.front.listen(http);
+            }
         }
     }
 }

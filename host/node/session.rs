@@ -19,7 +19,8 @@ use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -28,12 +29,15 @@ use super::bounds::Bounds;
 use super::carriers::{Carrier, NextCarrier, Pool, Seat};
 use super::lease_connections::{AwaitingAcceptByte, Connection, LeaseConnections};
 use super::{Shared, lock};
-pub(crate) use visitor::Visitor;
+pub(crate) use visitor::{ActiveRun, Visitor, Work};
+
+/// A visit over a data connection.
+pub(crate) type VisitCarrier = VisitStream<TlsStream<TcpStream>>;
 
 /// How long a visitor waits for a data connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
 /// How long the agent may take to say whether it reached its local target.
-const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
+pub(crate) const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
 
 pub(crate) struct SessionRelay {
     assignment: Mutex<Assignment>,
@@ -48,7 +52,7 @@ pub(crate) struct SessionRelay {
     /// Whether the agent has reported that it serves the tunnel. Before that, no visitor is served.
     ready: watch::Sender<bool>,
     /// The connections of the agent's process, until the run ends.
-    seat: Mutex<Option<Seat<Visitor>>>,
+    seat: Mutex<Option<Seat<Work>>>,
     /// Connections of an agent that speaks version 1 only.
     lease_connections: LeaseConnections,
     /// Visitors that are connected, including those that wait.
@@ -186,13 +190,13 @@ impl SessionRelay {
         } else if self.lease_connections.is_used() {
             tokio::spawn(self.relay_by_lease(visitor));
         } else if let Some(pool) = self.pool()
-            && let Err((visitor, next)) = pool.offer(visitor)
+            && let Err((Work::Relay(visitor), next)) = pool.offer(Work::Relay(visitor))
         {
             tokio::spawn(self.wait_and_relay(visitor, next));
         }
     }
 
-    fn pool(&self) -> Option<Arc<Pool<Visitor>>> {
+    fn pool(&self) -> Option<Arc<Pool<Work>>> {
         lock(&self.seat).as_ref().map(|seat| seat.pool().clone())
     }
 
@@ -228,7 +232,9 @@ impl SessionRelay {
     }
 
     async fn relay(self: Arc<Self>, mut visitor: Visitor, carrier: Carrier) {
-        let stream = self.visit(&visitor).and_then(|visit| VisitStream::offer(carrier, visit));
+        let local = visitor.socket.stream.local_addr();
+        let visit = local.map(|local| self.visit(visitor.port_id, visitor.address, local));
+        let stream = visit.and_then(|visit| VisitStream::offer(carrier, visit));
         let mut stream = match stream {
             Ok(stream) => stream,
             Err(error) => return self.log_end(&visitor, Some(error)),
@@ -242,15 +248,87 @@ impl SessionRelay {
             let _ = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown()).await;
         }
         self.conclude(visitor, served);
+        self.keep(stream);
+    }
+
+    /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::take_back`].
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if the agent brings no connection in time, another error if the tunnel is offline.
+    pub(crate) async fn lend(
+        &self,
+        port_id: Option<Uuid>,
+        visitor: SocketAddr,
+        local: SocketAddr,
+    ) -> io::Result<VisitCarrier> {
+        let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
+        let carrier = match carrier.await {
+            Some(Ok(carrier)) => carrier?,
+            Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
+            None => return Err(io::ErrorKind::ConnectionAborted.into()),
+        };
+        VisitStream::offer(carrier, self.visit(port_id, visitor, local))
+    }
+
+    async fn borrow(&self) -> io::Result<Carrier> {
+        // This cannot fail: the sender lives as long as `self`.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+        loop {
+            let pool = self.pool().filter(|_| !self.lease_connections.is_used());
+            let pool = pool.ok_or(io::ErrorKind::ConnectionAborted)?;
+            let (borrower, warm) = oneshot::channel();
+            let next = match pool.offer(Work::Lend(borrower)) {
+                Ok(()) => warm,
+                Err((_, next)) => next,
+            };
+            if let Ok(carrier) = next.await {
+                return Ok(carrier);
+            }
+        }
+    }
+
+    /// Takes back a visit that was lent.
+    pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
+        if stream.refusal().is_none() {
+            return self.keep(stream);
+        }
+        tokio::spawn(async move {
+            // After a refusal, the node's direction is still open.
+            let _ = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown()).await;
+            self.keep(stream);
+        });
+    }
+
+    /// Keeps the connection of a visit that has ended, if it can be used again.
+    fn keep(&self, stream: VisitCarrier) {
         match stream.finish() {
             Finished::Warm(carrier) => {
                 if let Some(pool) = self.pool() {
                     pool.park(carrier);
                 }
             }
-            Finished::Used(carrier) => drop(carrier.close().await),
+            Finished::Used(carrier) => drop(tokio::spawn(carrier.close())),
             Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0),
         }
+    }
+
+    pub(crate) fn limits(&self) -> pipe::Limits {
+        *lock(&self.limits)
+    }
+
+    /// How long a connection or an exchange may be silent.
+    pub(crate) fn silence_limit(&self) -> Duration {
+        self.limits().idle_timeout
+    }
+
+    /// Cancelled when the run ends.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.ended.clone()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// As [`SessionRelay::relay`], with a connection of version 1.
@@ -274,16 +352,16 @@ impl SessionRelay {
         self.conclude(visitor, served);
     }
 
-    fn visit(&self, visitor: &Visitor) -> io::Result<Visit> {
-        Ok(Visit {
+    fn visit(&self, port_id: Option<Uuid>, visitor: SocketAddr, local: SocketAddr) -> Visit {
+        Visit {
             visit: self.visits.fetch_add(1, Ordering::Relaxed) + 1,
             tunnel_id: self.lease.tunnel_id,
             epoch: self.lease.epoch,
-            port_id: visitor.port_id,
-            visitor: visitor.address,
-            local: visitor.socket.stream.local_addr()?,
+            port_id,
+            visitor,
+            local,
             waiting: self.pool().map_or(0, |pool| pool.waiting()),
-        })
+        }
     }
 
     /// Copies bytes between a visitor and the agent. `None` if the visitor was cut off.
@@ -293,7 +371,7 @@ impl SessionRelay {
         agent: &mut S,
         accepted: &AtomicBool,
     ) -> Option<io::Result<()>> {
-        let limits = *lock(&self.limits);
+        let limits = self.limits();
         let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
         let (out, stream) = (visitor.admission.out.clone(), &mut visitor.socket.stream);
         let carried = async {

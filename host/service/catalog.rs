@@ -46,8 +46,14 @@ pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<()> 
     store
         .write(None, move |write| {
             Box::pin(async move {
+                let former = write.node(node.id).await?.filter(|known| known.domain_id.is_none());
                 write.register_node(&node).await?;
-                write.register_domain(&node.hostname).await?;
+                if node.domain.is_none() {
+                    // Every tunnel belongs to some domain.
+                    write.register_domain(&node.hostname).await?;
+                }
+                let former = former.map(|known| known.hostname);
+                write.set_node_domain(node.id, former.as_deref(), node.domain.as_deref()).await?;
                 write.extend_leases(node.id).await
             })
         })

@@ -93,7 +93,9 @@ async fn open(
     let refuse = |code: FailureCode, detail: String| Ok(Err(Failure::new(code, detail)));
     if let Err(refusal) = check_startable(tunnel, device, bandwidth) {
         return match refusal {
-            StartRefusal::UnsupportedProtocol(_) => refuse(FailureCode::UnsupportedAction, refusal.detail()),
+            StartRefusal::UnsupportedProtocol(_) | StartRefusal::AgentTooOld => {
+                refuse(FailureCode::UnsupportedAction, refusal.detail())
+            }
             StartRefusal::BandwidthUsedUp => refuse(FailureCode::TunnelSuspended, refusal.detail()),
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {
                 refuse(FailureCode::DeviceNotAllowed, "This device is not allowed for the tunnel.".into())

@@ -7,6 +7,7 @@ use crate::gate::Permit;
 use crate::sessions;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::Write;
@@ -34,7 +35,8 @@ impl Change for MoveTunnel {
         if node.id == tunnel.node.id {
             return Err(Error::of(Code::AlreadyOnNode));
         }
-        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) {
+        let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.https);
+        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
             return Err(Error::of(Code::NodeUnavailable));
         }
         place(write, &tunnel, &node).await?;

@@ -269,12 +269,17 @@ impl Nodes {
             return self.send_all(link, &mut sent).await;
         }
         let found = self.store.assignments_of(link.node_id(), &changes.tunnel_ids).await?;
+        let put_routes = self.store.routes_of(link.node_id(), &changes.tunnel_ids).await?;
+        let changed = changes.tunnel_ids.clone();
         let put = sent.note(found);
         let kept: BTreeSet<Uuid> = put.iter().map(|assignment| assignment.tunnel_id).collect();
         let drop: Vec<Uuid> = changes.tunnel_ids.into_iter().filter(|tunnel_id| !kept.contains(tunnel_id)).collect();
         drop.iter().for_each(|tunnel_id| sent.forget(*tunnel_id));
         link.forget_outcomes(&drop);
-        link.send(ToNode::Change { from, revision: changes.revision, put, drop }).await;
+        let named: BTreeSet<Uuid> = put_routes.iter().map(|route| route.tunnel_id).collect();
+        let drop_routes = changed.into_iter().filter(|tunnel_id| !named.contains(tunnel_id)).collect();
+        let revision = changes.revision;
+        link.send(ToNode::Change { from, revision, put, drop, put_routes, drop_routes }).await;
         sent.revision = Some(changes.revision);
         Ok(changes.revision)
     }
@@ -284,10 +289,11 @@ impl Nodes {
     async fn send_all(&self, link: &Link, sent: &mut Sent) -> Result<u64> {
         let revision = self.store.assignment_changes(link.node_id(), u64::MAX >> 1).await?.revision;
         let found = self.store.assignments(link.node_id()).await?;
+        let routes = self.store.routes(link.node_id()).await?;
         sent.clear();
         link.forget_all_outcomes();
         let assignments = sent.note(found);
-        link.send(ToNode::Desired { revision, assignments }).await;
+        link.send(ToNode::Desired { revision, assignments, routes }).await;
         sent.revision = Some(revision);
         Ok(revision)
     }

@@ -4,6 +4,7 @@ use culvert_domain::device::Device;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::{Tunnel, not_carried};
+use culvert_wire::control::Capability;
 
 /// Whether the scope's plan leaves bandwidth for this month, as far as the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(crate) enum StartRefusal {
     OwnerInactive,
     /// The tunnel's allowlist does not contain the device.
     DeviceNotAllowed,
+    /// The device's agent is older than http tunnels.
+    AgentTooOld,
     /// No node carries the protocol yet.
     UnsupportedProtocol(Protocol),
 }
@@ -28,6 +31,7 @@ impl StartRefusal {
     /// The reason, for the client who asked for the tunnel.
     pub(crate) fn detail(self) -> String {
         match self {
+            Self::AgentTooOld => "The device's agent cannot serve http tunnels; upgrade it.".into(),
             Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
             Self::OwnerInactive => "The device's owner is no longer a member of its Team.".into(),
@@ -42,8 +46,14 @@ impl StartRefusal {
 ///
 /// Why it may not.
 pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
-    if tunnel.spec.protocol != Protocol::Tcp {
-        return Err(StartRefusal::UnsupportedProtocol(tunnel.spec.protocol));
+    match tunnel.spec.protocol {
+        Protocol::Tcp => {}
+        Protocol::Http if !tunnel.spec.https => {
+            if !device.capabilities.iter().any(|capability| capability == Capability::DATA_CHANNEL_V2) {
+                return Err(StartRefusal::AgentTooOld);
+            }
+        }
+        protocol => return Err(StartRefusal::UnsupportedProtocol(protocol)),
     }
     if tunnel.suspended || bandwidth == Bandwidth::UsedUp {
         return Err(StartRefusal::BandwidthUsedUp);

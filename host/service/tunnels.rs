@@ -20,7 +20,7 @@ use culvert_domain::key::generated_subdomain;
 use culvert_domain::node::{self, Preference};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::{Tunnel, http_port};
+use culvert_domain::tunnel::Tunnel;
 use culvert_store::tunnels::NewTunnel;
 use culvert_store::{Hint, Write};
 
@@ -117,19 +117,26 @@ impl Change for CreateTunnel {
         check_names(spec.subdomain.as_deref(), extra_ports)?;
         let id = write.clock.id();
         let scope_id = permit.caller().scope.id;
-        let wanted =
-            Preference { region: spec.region.clone(), country: spec.country.clone(), premium: spec.pro_network };
+        let wanted = Preference {
+            region: spec.region.clone(),
+            country: spec.country.clone(),
+            premium: spec.pro_network,
+            https: (spec.protocol == Protocol::Http).then_some(spec.https),
+        };
         let nodes = write.nodes_with_load().await?;
         let node = node::place(nodes.iter().map(|(node, load)| (node, *load)), &wanted);
         let node = node.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
-        let domain = write.default_domain().await?;
+        let domain_id = match node.domain_id {
+            Some(domain_id) => domain_id,
+            None => write.default_domain().await?.id,
+        };
         let new = NewTunnel {
             id,
             scope_id,
             created_by: permit.caller().account_id,
             spec: spec.clone(),
             node_id: node.id,
-            domain_id: domain.id,
+            domain_id,
             basic_auth_hash: self.password_hash.clone(),
         };
         insert(write, new).await?;
@@ -217,11 +224,8 @@ impl Change for UpdateTunnel {
         }
         let password_changes = change.basic_auth_password.is_some();
         tunnel.spec = change.applied_to(tunnel.spec);
-        if tunnel.spec.protocol == Protocol::Http {
-            tunnel.remote_port = http_port(tunnel.spec.https);
-            write.set_http_port_of_extra_ports(tunnel.id, tunnel.remote_port).await?;
-        }
         write.update_tunnel(&tunnel).await?;
+        write.touch_route(tunnel.id).await?;
         if password_changes {
             write.set_basic_auth_hash(tunnel.id, self.password_hash.as_deref()).await?;
         }

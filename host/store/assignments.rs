@@ -104,7 +104,7 @@ impl Store {
         );
         let ports = of_tunnels!(
             "SELECT s.tunnel_id, e.id, e.remote_port FROM sessions s JOIN session_ports p ON p.session_id = s.id \
-             JOIN extra_ports e ON e.id = p.port_id",
+             JOIN extra_ports e ON e.id = p.port_id AND e.protocol <> 'http'",
             "ORDER BY e.created_at, e.id"
         );
         let firewall = of_tunnels!(
@@ -171,14 +171,16 @@ fn add(
 
 fn assigned(row: &Row) -> DbResult<Assigned> {
     let protocol: Protocol = row.string_enum("protocol")?;
-    // The data plane carries only TCP so far; a node refuses any other protocol.
+    // The data plane carries TCP and HTTP so far; a node refuses any other protocol.
     let transport = if protocol == Protocol::Udp { Transport::Udp } else { Transport::Tcp };
     let own = AssignedPort { port: row.number("remote_port")?, transport, port_id: None };
+    // An http tunnel has names instead (`routes`).
+    let ports = if protocol == Protocol::Http { Vec::new() } else { vec![own] };
     let assignment = row!(row => Assignment {
         tunnel_id: id, epoch: int, device_id: id, boot_id: id, scope_id: id, name: text, ready: flag;
         session_id: row.id("id")?,
         protocol: protocol.to_string(),
-        ports: vec![own],
+        ports,
         idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         buffer_size_bytes: row.number("buffer_size")?,
         access_version: row.int("rules_version")?,
@@ -203,9 +205,12 @@ impl Write {
         Ok(())
     }
 
-    /// As [`Write::touch`], for all open sessions of a scope.
+    /// As [`Write::touch`], for all open sessions and all http tunnels of a scope.
     pub async fn touch_scope(&mut self, scope_id: Uuid) -> Result<()> {
-        let sql = sql!("SELECT node_id, tunnel_id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL");
+        let sql = sql!(
+            "SELECT node_id, tunnel_id FROM sessions WHERE scope_id = $1 AND ended_at IS NULL \
+             UNION SELECT node_id, id AS tunnel_id FROM tunnels WHERE scope_id = $1 AND protocol = 'http'"
+        );
         for row in self.all(sql, args![scope_id]).await? {
             self.touch(row.id("node_id")?, row.id("tunnel_id")?);
         }

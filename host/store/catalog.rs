@@ -20,7 +20,8 @@ macro_rules! node_columns {
     () => {
         "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
          n.country AS node_country, n.region_flag AS node_flag, n.status AS node_status, \
-         n.pro_only AS node_pro_only, n.knows_countries AS node_knows_countries, n.first_port AS node_first_port, n.last_port AS node_last_port"
+         n.pro_only AS node_pro_only, n.knows_countries AS node_knows_countries, n.first_port AS node_first_port, n.last_port AS node_last_port, \
+         n.domain_id AS node_domain_id, n.http_port AS node_http_port"
     };
 }
 pub(super) use node_columns;
@@ -33,6 +34,10 @@ pub struct NodeRegistration {
     pub hostname: String,
     pub ports: PortRange,
     pub knows_countries: bool,
+    /// The domain of its tunnels' names.
+    pub domain: Option<String>,
+    /// The port that visitors of http tunnels see.
+    pub http_port: Option<u16>,
 }
 
 impl Store {
@@ -78,17 +83,44 @@ impl Write {
         let now = self.now;
         let sql = sql!(
             "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
-                 last_port, created_at) \
-             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7) \
-             ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, \
+                 last_port, created_at, http_port) \
+             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8) \
+             ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, http_port = excluded.http_port, \
                  knows_countries = excluded.knows_countries, \
                  first_port = excluded.first_port, last_port = excluded.last_port"
         );
-        let NodeRegistration { id, name, hostname, ports, knows_countries } = new;
-        self.execute(sql, args![*id, name, hostname, *knows_countries, ports.first, ports.last, now]).await?;
+        let NodeRegistration { id, name, hostname, ports, knows_countries, http_port, domain: _ } = new;
+        let args = args![*id, name, hostname, *knows_countries, ports.first, ports.last, now, http_port.map(u32::from)];
+        self.execute(sql, args).await?;
         let sql =
             sql!("INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING");
         self.execute(sql, args![*id]).await?;
+        Ok(())
+    }
+
+    /// Sets the domain of a node's tunnels. A domain that stood for an earlier version's node, named like its host, gets
+    /// the new name: its tunnels keep their subdomains.
+    pub async fn set_node_domain(&mut self, node_id: Uuid, former: Option<&str>, domain: Option<&str>) -> Result<()> {
+        if let (Some(former), Some(domain)) = (former, domain) {
+            let sql = sql!(
+                "UPDATE platform_domains SET domain = $2 WHERE domain = $1 \
+                     AND NOT EXISTS (SELECT 1 FROM platform_domains WHERE domain = $2) \
+                     AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.domain_id = platform_domains.id)"
+            );
+            self.execute(sql, args![former, domain]).await?;
+        }
+        if let Some(domain) = domain {
+            self.register_domain(domain).await?;
+        }
+        // Another node that had the domain is no longer in the configuration, or gets another one next.
+        let sql = sql!(
+            "UPDATE nodes SET domain_id = NULL WHERE id <> $1 \
+             AND domain_id = (SELECT id FROM platform_domains WHERE domain = $2)"
+        );
+        self.execute(sql, args![node_id, domain]).await?;
+        let sql =
+            sql!("UPDATE nodes SET domain_id = (SELECT id FROM platform_domains WHERE domain = $2) WHERE id = $1");
+        self.execute(sql, args![node_id, domain]).await?;
         Ok(())
     }
 
@@ -153,6 +185,8 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
         pro_only: row.flag("node_pro_only")?,
         knows_countries: row.flag("node_knows_countries")?,
         ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },
+        domain_id: row.optional_id("node_domain_id")?,
+        http_port: row.optional_number("node_http_port")?,
     })
 }
 

@@ -104,6 +104,7 @@ impl Write {
 
     /// Assigns a custom domain to a tunnel and removes its others. Returns false if another tunnel has it.
     pub async fn assign_domain(&mut self, tunnel_id: Uuid, domain: &CustomDomain) -> Result<bool> {
+        // This tells the node as well.
         self.forget_domains(tunnel_id).await?;
         let sql = insert_domain!("ON CONFLICT DO NOTHING");
         let now = self.now;
@@ -150,7 +151,7 @@ impl Write {
     /// Deletes all custom domains of a tunnel.
     pub async fn forget_domains(&mut self, tunnel_id: Uuid) -> Result<()> {
         self.execute(sql!("DELETE FROM custom_domains WHERE tunnel_id = $1"), args![tunnel_id]).await?;
-        Ok(())
+        self.touch_route(tunnel_id).await
     }
 
     pub async fn set_updated_at(&mut self, tunnel_id: Uuid) -> Result<()> {

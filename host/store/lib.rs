@@ -28,6 +28,7 @@ pub mod ports;
 mod presence;
 mod prune;
 pub mod rate;
+pub mod routes;
 mod row;
 pub mod scopes;
 pub mod sessions;

@@ -41,6 +41,7 @@ const FILES: &[File] = files! {
     10 "0010_bounds"
     11 "0011_nodes"
     12 "0012_names"
+    13 "0013_http"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

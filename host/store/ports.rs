@@ -16,7 +16,7 @@ use culvert_domain::node::Node;
 use culvert_domain::port::{ExtraPort, NewExtraPort};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::protocol::Transport;
-use culvert_domain::tunnel::{Tunnel, http_port};
+use culvert_domain::tunnel::Tunnel;
 
 /// How many random ports are tried before the free ones are looked up.
 const GUESSES: usize = 8;
@@ -56,7 +56,7 @@ pub enum AfterMove {
 }
 
 impl Write {
-    /// Allocates a public port of a node for a tunnel. An http tunnel gets the node's shared port.
+    /// Allocates a public port of a node for a tunnel. An http tunnel shares the node's port, which is read with the node.
     pub async fn allocate_port(
         &mut self,
         node: &Node,
@@ -66,7 +66,7 @@ impl Write {
     ) -> Result<u16> {
         let transports = protocol.transports();
         if transports.is_empty() {
-            return Ok(http_port(https));
+            return Ok(node.web_port(https));
         }
         for _ in 0..GUESSES {
             let guess = self.random_port(node);
@@ -160,12 +160,14 @@ impl Write {
         );
         let args = args![id, tunnel_id, local_port, remote_port, StringArg(protocol), label.as_deref(), now];
         self.execute(sql, args).await?;
+        self.touch_route(tunnel_id).await?;
         Ok(ExtraPort { id, local_port, remote_port, protocol, label })
     }
 
     /// Removes an extra port. Its number is reserved for a while and can then be allocated again.
     pub async fn delete_extra_port(&mut self, node: &Node, tunnel_id: Uuid, port: &ExtraPort) -> Result<()> {
         self.execute(sql!("DELETE FROM extra_ports WHERE id = $1"), args![port.id]).await?;
+        self.touch_route(tunnel_id).await?;
         for transport in port.protocol.transports() {
             let until = self.now + REST;
             let sql = sql!(concat!(rest!(), "AND p.node_id = $3 AND p.port = $4 AND p.transport = $5", rest_again!()));
@@ -185,8 +187,15 @@ impl Write {
         Ok(())
     }
 
-    /// Places a tunnel on another node. It keeps those public port numbers that are free there.
+    /// Places a tunnel on another node. It keeps those public port numbers that are free there, and its subdomain, below
+    /// that node's domain.
+    ///
+    /// # Errors
+    ///
+    /// `Code::SubdomainUnavailable` if another tunnel has the name there.
     pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, after: AfterMove) -> Result<()> {
+        self.touch_route(tunnel.id).await?;
+        self.rename_for(tunnel, node).await?;
         self.rest_ports(tunnel.id).await?;
         self.execute(sql!("DELETE FROM node_ports WHERE tunnel_id = $1"), args![tunnel.id]).await?;
         let port = self.keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.https, tunnel.id).await?;
@@ -197,7 +206,20 @@ impl Write {
         let now = self.now;
         let sql = sql!("UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1");
         self.execute(sql, args![tunnel.id, node.id, port, after == AfterMove::Resumed, now]).await?;
-        Ok(())
+        self.touch_route(tunnel.id).await
+    }
+
+    /// Puts an http tunnel's name below the domain of a node.
+    async fn rename_for(&mut self, tunnel: &Tunnel, node: &Node) -> Result<()> {
+        let Some(domain_id) = node.domain_id.filter(|_| tunnel.spec.protocol == Protocol::Http) else { return Ok(()) };
+        let sql = sql!(
+            "UPDATE tunnels SET domain_id = $2 WHERE id = $1 AND (subdomain IS NULL OR NOT EXISTS ( \
+                 SELECT 1 FROM tunnels o WHERE o.domain_id = $2 AND o.subdomain = tunnels.subdomain AND o.id <> $1))"
+        );
+        match self.execute(sql, args![tunnel.id, domain_id]).await? {
+            0 => Err(Error::of(Code::SubdomainUnavailable)),
+            _ => Ok(()),
+        }
     }
 
     async fn keep_port(
@@ -213,13 +235,6 @@ impl Write {
             && node.ports.contains(port)
             && self.take_port(node.id, port, transports, tunnel_id, Rested::Only).await?;
         if kept { Ok(port) } else { self.allocate_port(node, protocol, https, tunnel_id).await }
-    }
-
-    /// Sets the public port of all http extra ports of a tunnel: they use the node's shared http port.
-    pub async fn set_http_port_of_extra_ports(&mut self, tunnel_id: Uuid, port: u16) -> Result<()> {
-        let sql = sql!("UPDATE extra_ports SET remote_port = $2 WHERE tunnel_id = $1 AND protocol = 'http'");
-        self.execute(sql, args![tunnel_id, port]).await?;
-        Ok(())
     }
 }
 

@@ -208,7 +208,7 @@ impl Write {
     /// The target that the tunnel's current settings define.
     pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
-        let extra = ports.iter().filter(|port| port.carries_tcp()).map(|port| (port.id, port.local_port)).collect();
+        let extra = ports.iter().filter(|port| port.is_served()).map(|port| (port.id, port.local_port)).collect();
         Ok(Target { host: tunnel.spec.local_host.clone(), port: tunnel.spec.local_port, extra })
     }
 

@@ -16,6 +16,7 @@ use culvert_domain::error::Result;
 use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::{ExtraPort, extra_subdomain};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
 
 /// How long a subdomain that was given up is kept for its former scope. Without this, its visitors would reach a tunnel of
@@ -210,6 +211,8 @@ impl Write {
         };
         if rests {
             self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![new.id]).await?;
+        } else {
+            self.touch_route(new.id).await?;
         }
         Ok(!rests)
     }
@@ -276,6 +279,7 @@ impl Write {
 
     pub async fn delete_tunnel(&mut self, id: Uuid) -> Result<()> {
         self.rest_ports(id).await?;
+        self.touch_route(id).await?;
         self.rest_subdomain(id).await?;
         self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![id]).await?;
         Ok(())
@@ -348,12 +352,18 @@ impl Write {
 
 fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
     let node: Node = catalog::node(row)?;
+    let spec = spec(row)?;
+    let remote_port = match spec.protocol {
+        Protocol::Http => node.web_port(spec.https),
+        _ => row.number("remote_port")?,
+    };
     Ok(row!(row => Tunnel {
-        id: id, scope_id: id, created_by: id, remote_port: number, domain: text,
+        id: id, scope_id: id, created_by: id, domain: text,
         basic_auth_password_set: flag, restricted: flag, desired_device_id: optional_id,
         start_error: optional_text, moving: flag, custom_domain: optional_text, created_at: time,
         updated_at: time;
-        spec: spec(row)?,
+        spec,
+        remote_port,
         node,
         device_ids: Vec::new(),
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),

@@ -156,7 +156,7 @@ async fn catalog_endpoints_list_nodes_domains_and_presets(engine: Engine) {
     {
       "data": [
         {
-          "domain": "[host]",
+          "domain": "tunnel.localhost",
           "id": "[uuid]",
           "is_default": true,
           "pro_only": false,

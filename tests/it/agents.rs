@@ -55,7 +55,8 @@ async fn enrolment_code_is_single_use_and_expires_in_ten_minutes(engine: Engine)
             "remote_control_v1",
             "runtime_lease_v1",
             "command_dedup_v1",
-            "restart_agent_v1"
+            "restart_agent_v1",
+            "data_channel_v2"
           ],
           "id": "[uuid]",
           "last_seen_at": null,

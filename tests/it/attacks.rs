@@ -1781,12 +1781,17 @@ async fn long_request_path_is_truncated_in_log() {
 /// A tunnel's port that is the host's own would never open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_ports_overlapping_host_listeners_are_refused() {
-    for (ports, setting) in [("8000-8100", "listen"), ("9000-9200", "admin_listen"), ("7835-7835", "node.listen")] {
+    for (ports, setting) in [
+        ("8000-8100", "listen"),
+        ("9000-9200", "admin_listen"),
+        ("7835-7835", "node.listen"),
+        ("8081-8081", "node.http_listen"),
+    ] {
         let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", ports);
         let said = fails(&place, "culvert serve").await;
         assert!(said.starts_with("2: culvert: node.ports: ") && said.contains(setting), "{said}");
     }
     // Beside each other is not over each other.
-    let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", "8081-9179");
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", "8082-9179");
     assert_eq!(place.serve().await.interrupt().await, Some(0));
 }

@@ -1163,7 +1163,7 @@ async fn webhook_url_error_does_not_reveal_internal_names(engine: Engine) {
 async fn domain_verification_does_not_reveal_foreign_alias(engine: Engine) {
     let names = Names::open().await;
     let host = TestHost::with(engine, |config| {
-        config.node.hostname = "tunnels.example.test".into();
+        config.node.domain = Some("tunnels.example.test".into());
         config.dns.resolver = Some(names.address);
     })
     .await;

@@ -21,6 +21,9 @@ const FRAMEWORKS: &[&str] = &[
     "cel",
     "chacha20poly1305",
     "hickory-resolver",
+    "http-body-util",
+    "hyper",
+    "hyper-util",
     "jsonschema",
     "maud",
     "maxminddb",
@@ -49,7 +52,17 @@ const RULES: &[Rule] = &[
     Rule {
         name: "culvert-node",
         crates: &["culvert-domain", "culvert-wire"],
-        frameworks: &["maxminddb", "rcgen", "rustls", "tokio", "tokio-rustls"],
+        frameworks: &[
+            "argon2",
+            "http-body-util",
+            "hyper",
+            "hyper-util",
+            "maxminddb",
+            "rcgen",
+            "rustls",
+            "tokio",
+            "tokio-rustls",
+        ],
     },
     Rule {
         name: "culvert-policy",

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::support::api::{Answer, Api};
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::names::{Answer as Says, Names};
+use crate::support::web::Browser;
 
 const DAY: Duration = Duration::from_hours(24);
 const NAME: &str = "www.example.com";
@@ -29,7 +30,7 @@ impl Stage {
     async fn set(engine: Engine) -> Self {
         let names = Names::open().await;
         let host = TestHost::with(engine, |config| {
-            config.node.hostname = "tunnels.example.test".into();
+            config.node.domain = Some("tunnels.example.test".into());
             config.dns.resolver = Some(names.address);
         })
         .await;
@@ -630,4 +631,16 @@ async fn plan_without_custom_domains_keeps_existing_domain(engine: Engine) {
     assert_eq!(stage.assign(NAME).await.outcome(), "403 feature_not_available");
     assert_eq!(outcome(stage.read().await.data()), "verified");
     assert_eq!(stage.remove().await.status, 200);
+}
+
+/// The node knows the name as long as it is assigned.
+#[both_engines]
+async fn assigned_name_leads_to_the_tunnel(engine: Engine) {
+    let stage = Stage::assigned(engine).await;
+    let node = stage.host.app.store.nodes().await.unwrap().remove(0);
+    let address = std::net::SocketAddr::new(node.hostname.parse().unwrap(), node.http_port.unwrap());
+    let mut browser = Browser::open(address).await;
+    assert_eq!(browser.outcome("WWW.example.com.", "/").await, "503 tunnel_offline");
+    stage.remove().await.data();
+    assert_eq!(browser.outcome(NAME, "/").await, "404 no_such_tunnel");
 }

@@ -728,7 +728,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "remote_control_v1",
             "runtime_lease_v1",
             "command_dedup_v1",
-            "restart_agent_v1"
+            "restart_agent_v1",
+            "data_channel_v2"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",
@@ -768,7 +769,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "remote_control_v1",
             "runtime_lease_v1",
             "command_dedup_v1",
-            "restart_agent_v1"
+            "restart_agent_v1",
+            "data_channel_v2"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",

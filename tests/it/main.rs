@@ -57,4 +57,5 @@ mod tunnels;
 mod two_hosts;
 mod upgrade;
 mod visitors;
+mod web;
 mod webhooks;

@@ -19,7 +19,7 @@ async fn ended(api: &Api, id: Uuid) -> Value {
     }
 }
 
-/// `culvert dev`, and the three lines that it prints.
+/// `culvert dev`, and the four lines that it prints.
 #[both_engines]
 async fn dev_command_serves_sample_tunnel_across_restarts(engine: Engine) {
     // They look for what has become of things more often than a person would.
@@ -30,10 +30,14 @@ async fn dev_command_serves_sample_tunnel_across_restarts(engine: Engine) {
         let public = dev.until("→").await;
         let key = dev.until("API key").await;
         let visit = dev.until("curl http").await;
+        let by_name = dev.until("curl http").await;
         let read = dev.until("/tunnels/").await;
         let stop = dev.until("/actions/stop").await;
         dev.until("Ctrl-C").await;
         assert!(place.shell(&format!("{visit} --silent --show-error")).await.contains("Hello"));
+        // The name leads to 127.0.0.1, and this test's node is elsewhere.
+        let resolve = format!("--resolve hello.tunnel.localhost:8081:{}", place.address);
+        assert!(place.shell(&format!("{by_name} {resolve} --silent --show-error")).await.contains("Hello"));
         let tunnel: Value = serde_json::from_str(&place.shell(&format!("{read} --silent --show-error")).await).unwrap();
         assert_eq!(tunnel["data"]["status"], "running");
         let stopped: Value =

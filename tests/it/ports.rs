@@ -194,7 +194,7 @@ async fn extra_port_of_another_tunnel_returns_not_found(engine: Engine) {
 /// shares the node's port, and is found by a name of its own.
 #[both_engines]
 async fn extra_port_protocol_follows_tunnel_protocol(engine: Engine) {
-    let host = TestHost::start(engine).await;
+    let host = TestHost::with(engine, |config| config.node.http_port = Some(80)).await;
     let api = host.api(&host.person("ada").await.key);
     let mut said = String::new();
     for tunnel in ["tcp", "udp", "both", "http"] {
@@ -240,7 +240,7 @@ async fn extra_port_protocol_follows_tunnel_protocol(engine: Engine) {
     http tcp: tcp 82 → [port] no url
     http udp: udp 83 → [port] no url
     http both: both 84 → [port] no url
-    http http: http 85 → 443 https://p85-my-http.[host]
+    http http: http 85 → 443 https://p85-my-http.tunnel.localhost
     "#) }
     // Without managed HTTPS, they are all reached without it.
     let http = api.get("/tunnels?limit=1").await.data()[0].clone();
@@ -248,7 +248,10 @@ async fn extra_port_protocol_follows_tunnel_protocol(engine: Engine) {
     api.patch(&path, json!({"http_ssl_enabled": false})).await.data();
     let ports = api.get(&path).await.data()["extra_ports"].clone();
     let port = ports.as_array().unwrap().iter().find(|port| port["protocol"] == "http").unwrap().clone();
-    assert_eq!(line(&port).replace(&host.config().node.hostname, "[host]"), "http 85 → 80 http://p85-my-http.[host]");
+    assert_eq!(
+        line(&port).replace(&host.config().node.hostname, "[host]"),
+        "http 85 → 80 http://p85-my-http.tunnel.localhost"
+    );
 }
 
 /// covers: local_port: 1 to 65535

@@ -11,7 +11,7 @@ use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ToAgent, ToHost};
 use culvert_wire::data::{self, Attach, Visit};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::node::{AssignedPort, Assignment, ToNode, Transport};
+use culvert_wire::node::{AssignedPort, Assignment, BasicAuth, Route, RouteName, ToNode, Transport};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -128,7 +128,14 @@ proptest! {
             firewall: Vec::new(),
             countries: Vec::new(),
         };
-        let frame = ToNode::Change { from: revision, revision, put: vec![assignment], drop: vec![tunnel_id] };
+        let route = Route {
+            tunnel_id,
+            names: vec![RouteName { name: "a.example".into(), port_id: Some(scope_id) }],
+            https: false,
+            suspended_until: Some(chrono::DateTime::UNIX_EPOCH),
+            basic_auth: Some(BasicAuth { user: "ada".into(), password_hash: "$argon2id$".into() }),
+        };
+        let frame = ToNode::Change { from: revision, revision, put: vec![assignment], drop: vec![tunnel_id], put_routes: vec![route], drop_routes: vec![tunnel_id] };
         let text = serde_json::to_string(&frame).unwrap();
         prop_assert_eq!(serde_json::from_str::<ToNode>(&text).unwrap(), frame);
     }

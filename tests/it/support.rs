@@ -15,6 +15,7 @@ pub mod program;
 pub mod receiver;
 pub mod registry;
 pub mod visitor;
+pub mod web;
 pub mod wire;
 
 use std::fs::DirBuilder;

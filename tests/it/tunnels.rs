@@ -139,7 +139,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
 /// covers: POST /tunnels
 #[both_engines]
 async fn created_tunnel_keeps_every_given_field(engine: Engine) {
-    let host = TestHost::start(engine).await;
+    let host = TestHost::with(engine, |config| config.node.http_port = Some(80)).await;
     let ada = host.person("ada").await;
     let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
     let api = host.api(&ada.key);
@@ -189,11 +189,11 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
             "local_port": 81,
             "protocol": "http",
             "public_address": {
-              "hostname": "p81-wiki.[host]",
+              "hostname": "p81-wiki.tunnel.localhost",
               "ipv4": "[host]",
               "ipv6": null,
               "port": 80,
-              "url": "http://p81-wiki.[host]"
+              "url": "http://p81-wiki.tunnel.localhost"
             },
             "remote_port": 80
           },
@@ -203,7 +203,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
             "local_port": 5432,
             "protocol": "tcp",
             "public_address": {
-              "hostname": "wiki.[host]",
+              "hostname": "wiki.tunnel.localhost",
               "ipv4": "[host]",
               "ipv6": null,
               "port": "[port]",
@@ -232,11 +232,11 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
         "pro_network": false,
         "protocol": "http",
         "public_address": {
-          "hostname": "wiki.[host]",
+          "hostname": "wiki.tunnel.localhost",
           "ipv4": "[host]",
           "ipv6": null,
           "port": 80,
-          "url": "http://wiki.[host]"
+          "url": "http://wiki.tunnel.localhost"
         },
         "region": "eu-central",
         "remote_port": 80,
@@ -283,12 +283,12 @@ async fn preset_fills_in_omitted_tunnel_fields(engine: Engine) {
 /// covers: subdomain_unavailable
 #[both_engines]
 async fn http_tunnel_gets_unique_subdomain(engine: Engine) {
-    let host = TestHost::start(engine).await;
+    let host = TestHost::with(engine, |config| config.node.http_port = Some(80)).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     let one = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
     let subdomain = one.data()["subdomain"].as_str().unwrap().to_owned();
-    let hostname = format!("{subdomain}.{}", host.config().node.hostname);
+    let hostname = format!("{subdomain}.tunnel.localhost");
     assert_eq!(one.data()["public_address"]["hostname"], hostname.as_str());
     assert_eq!(one.data()["public_address"]["url"], format!("https://{hostname}"));
     assert_eq!(one.data()["remote_port"], 443);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use culvert_wire::clock::Moment;
 use culvert_wire::socket;
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::SessionRelay;
@@ -43,6 +44,11 @@ impl Drop for VisitorSocket {
 pub(crate) struct ActiveRun(Arc<SessionRelay>);
 
 impl ActiveRun {
+    pub(crate) fn new(run: Arc<SessionRelay>) -> Self {
+        run.enter();
+        Self(run)
+    }
+
     pub(crate) fn relay(&self) -> &Arc<SessionRelay> {
         &self.0
     }
@@ -63,19 +69,30 @@ impl Visitor {
         run: Arc<SessionRelay>,
         waits_until: Moment,
     ) -> Self {
-        run.enter();
         let socket = VisitorSocket { stream, is_complete: false };
-        Self { socket, address, port_id, admission, waits_until, run: ActiveRun(run) }
+        Self { socket, address, port_id, admission, waits_until, run: ActiveRun::new(run) }
     }
 }
 
-impl Job for Visitor {
+/// What a data connection is used for.
+pub(crate) enum Work {
+    /// A visitor's bytes.
+    Relay(Visitor),
+    /// Somebody else uses it. Without a connection, they ask again.
+    Lend(oneshot::Sender<Carrier>),
+}
+
+impl Job for Work {
     async fn run(self, carrier: Carrier) {
-        self.run.relay().clone().relay(self, carrier).await;
+        match self {
+            Self::Relay(visitor) => visitor.run.relay().clone().relay(visitor, carrier).await,
+            Self::Lend(borrower) => drop(borrower.send(carrier)),
+        }
     }
 
     fn retry(self) {
-        let run = self.run.relay().clone();
-        run.serve(self);
+        if let Self::Relay(visitor) = self {
+            visitor.run.relay().clone().serve(visitor);
+        }
     }
 }

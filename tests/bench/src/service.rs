@@ -123,6 +123,7 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
         ("CULVERT_ADMIN_LISTEN", format!("{ADDRESS}:9180")),
         ("CULVERT_NODE__LISTEN", format!("{ADDRESS}:7835")),
         ("CULVERT_NODE__BIND", ADDRESS.into()),
+        ("CULVERT_NODE__HTTP_LISTEN", format!("{ADDRESS}:8081")),
         ("CULVERT_NODE__HOSTNAME", ADDRESS.into()),
     ] {
         command.env(name, value);

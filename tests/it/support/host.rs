@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use culvert::app::{App, Host};
-use culvert::config::Config;
+use culvert::config::{Config, Listen};
 use culvert_domain::caller::Role;
 use culvert_domain::connection::Connection;
 use culvert_domain::event::EventKind;
@@ -383,6 +383,7 @@ async fn config(folder: &Path, engine: Engine) -> Config {
     let mut config = Config { data_dir, listen: any_port, admin_listen: any_port, ..Config::default() };
     config.node.hostname = own.to_string();
     config.node.listen = any_port;
+    config.node.http_listen = Listen::At(any_port);
     config.node.bind = own;
     config.public_url = Some("https://api.example.test".into());
     // Nobody outside is asked: a test that needs names brings its own server.

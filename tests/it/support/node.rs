@@ -93,12 +93,12 @@ fn take(held: &mut Held, frame: ToNode, ended: Ended) -> Vec<ToHost> {
             let answer = (ended == Ended::Answered).then_some(ToHost::Ended { tunnel_id, session_id, epoch });
             return answer.into_iter().collect();
         }
-        ToNode::Desired { revision, assignments } => {
+        ToNode::Desired { revision, assignments, .. } => {
             held.desired += 1;
             held.assignments.clear();
             (revision, assignments, Vec::new())
         }
-        ToNode::Change { from, revision, put, drop } => {
+        ToNode::Change { from, revision, put, drop, .. } => {
             assert!(from == held.revision && revision > from, "{from} to {revision}, at {}", held.revision);
             (revision, put, drop)
         }

@@ -1,0 +1,204 @@
+//! Basic authentication of visitors (RFC 7617), checked before anything reaches the device.
+//!
+//! A password's hash is slow on purpose. A right header is therefore hashed once and then remembered, and wrong ones are
+//! limited for each address.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use argon2::{Argon2, PasswordHash, PasswordVerifier};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use culvert_wire::client_network::prefix;
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::node::BasicAuth;
+use hmac::{Hmac, KeyInit, Mac};
+use hyper::header::{AUTHORIZATION, HeaderMap};
+use sha2::Sha256;
+use tokio::sync::Semaphore;
+use uuid::Uuid;
+
+use super::pages::Page;
+use crate::lock;
+
+/// How long a right header is remembered.
+const KNOWN_FOR: Duration = Duration::from_mins(5);
+/// Right headers that are remembered, at most.
+const MOST_KNOWN: usize = 10_000;
+/// Wrong headers for one tunnel from one address (IPv6: a /64) in a minute.
+const GUESSES: u32 = 10;
+const GUESSES_WITHIN: Duration = Duration::from_mins(1);
+/// Addresses whose wrong headers are counted, at most.
+const MOST_GUESSERS: usize = 100_000;
+/// Requests that wait for a hash, at most.
+const MOST_WAITING: usize = 16;
+
+pub(crate) struct BasicAuthCheck {
+    clock: Clock,
+    /// What is remembered is keyed by it, so that no password can be read from memory.
+    key: [u8; 32],
+    known: Mutex<HashMap<[u8; 32], Moment>>,
+    guesses: Mutex<HashMap<(Uuid, IpAddr), Guesses>>,
+    /// A hash takes 19 MiB and a processor.
+    hashers: Semaphore,
+    places: Semaphore,
+}
+
+struct Guesses {
+    count: u32,
+    since: Moment,
+}
+
+impl BasicAuthCheck {
+    pub(crate) fn new(clock: Clock) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let at_once = if cores > 2 { 2 } else { 1 };
+        Self {
+            key: clock.random(),
+            clock,
+            known: Mutex::default(),
+            guesses: Mutex::default(),
+            hashers: Semaphore::new(at_once),
+            places: Semaphore::new(MOST_WAITING + at_once),
+        }
+    }
+
+    /// Checks the header of a request, and takes it off if it is right: it is not the service's.
+    ///
+    /// # Errors
+    ///
+    /// The answer for the visitor.
+    pub(super) async fn check(
+        &self,
+        tunnel_id: Uuid,
+        expected: &BasicAuth,
+        visitor: IpAddr,
+        headers: &mut HeaderMap,
+    ) -> Result<(), Page> {
+        let given = headers.get(AUTHORIZATION).ok_or(Page::AUTHORIZATION_REQUIRED)?;
+        let digest = self.digest(tunnel_id, expected, given.as_bytes());
+        let now = self.clock.moment();
+        let is_known = lock(&self.known).get(&digest).is_some_and(|known| now.since(*known) < KNOWN_FOR);
+        if !is_known {
+            let guesser = (tunnel_id, prefix(visitor));
+            if self.guesses(guesser, now) >= GUESSES {
+                return Err(Page::TOO_MANY_ATTEMPTS);
+            }
+            let given = credentials(given.as_bytes());
+            let is_right = match given {
+                // A wrong user takes as long as a wrong password.
+                Some((user, password)) => {
+                    self.verify(password, expected.password_hash.clone()).await? && user == expected.user.as_bytes()
+                }
+                None => false,
+            };
+            if !is_right {
+                self.count_guess(guesser, now);
+                return Err(Page::AUTHORIZATION_REQUIRED);
+            }
+            self.remember(digest, now);
+        }
+        headers.remove(AUTHORIZATION);
+        Ok(())
+    }
+
+    /// The stored hash is part of it: with another password, nothing is known.
+    fn digest(&self, tunnel_id: Uuid, expected: &BasicAuth, header: &[u8]) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("a key of any length will do");
+        for part in [tunnel_id.as_bytes(), expected.user.as_bytes(), expected.password_hash.as_bytes(), header] {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part);
+        }
+        mac.finalize().into_bytes().into()
+    }
+
+    async fn verify(&self, password: Vec<u8>, hash: String) -> Result<bool, Page> {
+        let _place = self.places.try_acquire().map_err(|_| Page::NODE_BUSY)?;
+        let _one = self.hashers.acquire().await.map_err(|_| Page::NODE_BUSY)?;
+        let verified = tokio::task::spawn_blocking(move || {
+            let hash = PasswordHash::new(&hash);
+            hash.is_ok_and(|hash| Argon2::default().verify_password(&password, &hash).is_ok())
+        });
+        Ok(verified.await.unwrap_or(false))
+    }
+
+    fn remember(&self, digest: [u8; 32], now: Moment) {
+        let mut known = lock(&self.known);
+        if known.len() >= MOST_KNOWN {
+            known.retain(|_, since| now.since(*since) < KNOWN_FOR);
+        }
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert(digest, now);
+    }
+
+    fn guesses(&self, guesser: (Uuid, IpAddr), now: Moment) -> u32 {
+        let guesses = lock(&self.guesses);
+        guesses.get(&guesser).filter(|made| now.since(made.since) < GUESSES_WITHIN).map_or(0, |made| made.count)
+    }
+
+    fn count_guess(&self, guesser: (Uuid, IpAddr), now: Moment) {
+        let mut guesses = lock(&self.guesses);
+        if guesses.len() >= MOST_GUESSERS {
+            guesses.retain(|_, made| now.since(made.since) < GUESSES_WITHIN);
+        }
+        if guesses.len() >= MOST_GUESSERS {
+            guesses.clear();
+        }
+        let made = guesses.entry(guesser).or_insert(Guesses { count: 0, since: now });
+        if now.since(made.since) >= GUESSES_WITHIN {
+            *made = Guesses { count: 0, since: now };
+        }
+        made.count += 1;
+    }
+}
+
+/// User and password in a header.
+fn credentials(header: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (scheme, encoded) = std::str::from_utf8(header).ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let pair = STANDARD.decode(encoded.trim()).ok()?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
+    Some((pair[..colon].to_vec(), pair[colon + 1..].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use argon2::PasswordHasher;
+    use chrono::DateTime;
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn header(text: &str) -> HeaderMap {
+        let value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(text))).unwrap();
+        HeaderMap::from_iter([(AUTHORIZATION, value)])
+    }
+
+    #[tokio::test]
+    async fn wrong_guesses_are_limited_for_a_minute_and_for_their_address() {
+        let clock = Clock::manual(DateTime::UNIX_EPOCH);
+        let check = BasicAuthCheck::new(clock.clone());
+        let hash = Argon2::default().hash_password_with_salt(b"right", &[7; 16]).unwrap().to_string();
+        let expected = BasicAuth { user: "ada".into(), password_hash: hash };
+        let (tunnel, here, there) = (Uuid::from_u128(1), [10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        for guess in ["ada:wrong", "eve:right", "ada", ":", "ada:", "x:y", "1:1", "2:2", "3:3", "4:4"] {
+            let refused = check.check(tunnel, &expected, here, &mut header(guess)).await;
+            assert_eq!(refused, Err(Page::AUTHORIZATION_REQUIRED), "{guess}");
+        }
+        assert_eq!(check.check(tunnel, &expected, here, &mut header("ada:right")).await, Err(Page::TOO_MANY_ATTEMPTS));
+        let mut given = header("ada:right");
+        assert_eq!(check.check(tunnel, &expected, there, &mut given).await, Ok(()));
+        assert!(given.is_empty(), "it is not the service's");
+        // What was right there is known now, and needs no guess.
+        assert_eq!(check.check(tunnel, &expected, here, &mut header("ada:right")).await, Ok(()));
+        clock.advance(GUESSES_WITHIN);
+        let refused = check.check(tunnel, &expected, here, &mut header("ada:wrong")).await;
+        assert_eq!(refused, Err(Page::AUTHORIZATION_REQUIRED));
+    }
+}

@@ -1,0 +1,110 @@
+//! Bodies as they are passed on: every frame when it comes, counted.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use culvert_wire::clock::{Clock, Moment};
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
+
+use super::headers;
+
+pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// When the last byte of an exchange has moved, in either direction.
+pub(super) struct Activity {
+    clock: Clock,
+    start: Moment,
+    /// In milliseconds after `start`.
+    last: AtomicU64,
+}
+
+impl Activity {
+    pub(super) fn new(clock: Clock) -> Arc<Self> {
+        Arc::new(Self { start: clock.moment(), clock, last: AtomicU64::new(0) })
+    }
+
+    fn note(&self) {
+        let since = self.clock.moment().since(self.start).as_millis();
+        self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Waits until no byte has moved for this time.
+    pub(super) async fn silence(self: Arc<Self>, timeout: Duration) {
+        loop {
+            let end = self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)) + timeout);
+            if self.clock.moment() >= end {
+                return;
+            }
+            self.clock.until(end).await;
+        }
+    }
+}
+
+/// What follows the bytes of a body.
+pub(super) trait Observer: Send + 'static {
+    fn count(&self, bytes: usize);
+
+    /// The body has been passed on completely.
+    fn complete(&mut self) {}
+}
+
+/// A body that is passed on.
+pub(super) struct PassedBody<O> {
+    body: Incoming,
+    activity: Arc<Activity>,
+    observer: O,
+}
+
+impl<O: Observer> PassedBody<O> {
+    pub(super) fn new(body: Incoming, activity: Arc<Activity>, observer: O) -> Self {
+        let mut passed = Self { body, activity, observer };
+        if passed.body.is_end_stream() {
+            passed.observer.complete();
+        }
+        passed
+    }
+}
+
+impl<O: Observer + Unpin> hyper::body::Body for PassedBody<O> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = &mut *self;
+        let frame = match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            None => {
+                this.observer.complete();
+                return Poll::Ready(None);
+            }
+        };
+        this.activity.note();
+        let bytes = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => data.len(),
+            (_, Some(trailers)) => headers::size(trailers),
+            _ => 0,
+        };
+        this.observer.count(bytes);
+        if this.body.is_end_stream() {
+            this.observer.complete();
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
