@@ -55,6 +55,13 @@ pub(crate) struct Front {
     public_port: Option<u16>,
 }
 
+/// A visitor's connection. It is counted for its address as long as anything of it is there, a WebSocket too.
+struct VisitorConnection {
+    peer: Peer,
+    slot: Arc<CutSlot>,
+    _entry: Entry,
+}
+
 /// One end of a visitor's connection, and how it is spoken on.
 #[derive(Clone, Copy)]
 struct Peer {
@@ -126,18 +133,18 @@ impl Front {
         Some(Entry { front: self.clone(), network })
     }
 
-    async fn serve(self: Arc<Self>, stream: TcpStream, address: SocketAddr, _entry: Entry) {
+    async fn serve(self: Arc<Self>, stream: TcpStream, address: SocketAddr, entry: Entry) {
         let local = match socket::prepare(&stream).and_then(|()| stream.local_addr()) {
             Ok(local) => local,
             Err(error) => return tracing::debug!(%error, %address, "a visitor has gone"),
         };
         let port = self.public_port.unwrap_or(local.port());
         let peer = Peer { address, local, scheme: "http", port };
-        let (front, slot) = (self.clone(), Arc::new(CutSlot::default()));
-        let on_request = slot.clone();
+        let slot = Arc::new(CutSlot::default());
+        let (front, visitor) = (self.clone(), Arc::new(VisitorConnection { peer, slot: slot.clone(), _entry: entry }));
         let service = service_fn(move |request| {
-            let (front, slot) = (front.clone(), on_request.clone());
-            async move { Ok::<_, Infallible>(exchange::serve(&front, peer, &slot, request).await) }
+            let (front, visitor) = (front.clone(), visitor.clone());
+            async move { Ok::<_, Infallible>(exchange::serve(&front, &visitor, request).await) }
         });
         let mut connection = http1::Builder::new()
             .timer(ClockTimer(self.shared.clock.clone()))
@@ -153,12 +160,12 @@ impl Front {
         });
         let stop = self.shared.stop.clone();
         let ended = stop.run_until_cancelled(ended).await;
-        if !matches!(ended, Some(Ok(()))) {
-            tracing::debug!(?ended, %address, "a visitor's connection was cut");
+        tracing::debug!(?ended, %address, "a visitor's connection has ended");
+        if slot.is_under_way()
+            && let Some(parts) = connection.into_parts()
+        {
             // An answer that was cut short must not look complete.
-            if let Some(parts) = connection.into_parts() {
-                socket::reset(parts.io.inner());
-            }
+            socket::reset(parts.io.inner());
         }
     }
 }

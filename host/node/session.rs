@@ -244,11 +244,10 @@ impl SessionRelay {
         if let Some(refused) = stream.refusal() {
             let (code, detail, tunnel) = (&refused.code, &refused.detail, &self.name);
             tracing::debug!(%code, detail, tunnel, "the agent has refused a visit");
-            // After a refusal, the node's direction is still open.
-            let _ = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown()).await;
         }
+        // The visitor goes first: nobody waits for the agent on its behalf.
         self.conclude(visitor, served);
-        self.keep(stream);
+        self.take_back(stream);
     }
 
     /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::take_back`].
@@ -288,14 +287,15 @@ impl SessionRelay {
         }
     }
 
-    /// Takes back a visit that was lent.
+    /// Takes back a visit that has ended.
     pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
         if stream.refusal().is_none() {
             return self.keep(stream);
         }
         tokio::spawn(async move {
             // After a refusal, the node's direction is still open.
-            let _ = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown()).await;
+            let ended = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown());
+            let _ = self.ended.run_until_cancelled(ended).await;
             self.keep(stream);
         });
     }

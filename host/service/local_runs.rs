@@ -96,6 +96,7 @@ async fn open(
             StartRefusal::UnsupportedProtocol(_) | StartRefusal::AgentTooOld => {
                 refuse(FailureCode::UnsupportedAction, refusal.detail())
             }
+            StartRefusal::NodeWithoutHttp => refuse(FailureCode::NodeUnavailable, refusal.detail()),
             StartRefusal::BandwidthUsedUp => refuse(FailureCode::TunnelSuspended, refusal.detail()),
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {
                 refuse(FailureCode::DeviceNotAllowed, "This device is not allowed for the tunnel.".into())

@@ -21,6 +21,8 @@ pub(crate) enum StartRefusal {
     OwnerInactive,
     /// The tunnel's allowlist does not contain the device.
     DeviceNotAllowed,
+    /// The tunnel's node has no domain or no HTTP listener.
+    NodeWithoutHttp,
     /// The device's agent is older than http tunnels.
     AgentTooOld,
     /// No node carries the protocol yet.
@@ -31,6 +33,7 @@ impl StartRefusal {
     /// The reason, for the client who asked for the tunnel.
     pub(crate) fn detail(self) -> String {
         match self {
+            Self::NodeWithoutHttp => "The tunnel's node serves no http tunnels.".into(),
             Self::AgentTooOld => "The device's agent cannot serve http tunnels; upgrade it.".into(),
             Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
@@ -49,6 +52,9 @@ pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandw
     match tunnel.spec.protocol {
         Protocol::Tcp => {}
         Protocol::Http if !tunnel.spec.https => {
+            if !tunnel.node.takes_http(tunnel.spec.https) {
+                return Err(StartRefusal::NodeWithoutHttp);
+            }
             if !device.capabilities.iter().any(|capability| capability == Capability::DATA_CHANNEL_V2) {
                 return Err(StartRefusal::AgentTooOld);
             }

@@ -212,6 +212,10 @@ impl Write {
     /// Puts an http tunnel's name below the domain of a node.
     async fn rename_for(&mut self, tunnel: &Tunnel, node: &Node) -> Result<()> {
         let Some(domain_id) = node.domain_id.filter(|_| tunnel.spec.protocol == Protocol::Http) else { return Ok(()) };
+        self.rest_former_name(tunnel.id, domain_id).await?;
+        if self.name_rests(tunnel, domain_id).await? {
+            return Err(Error::of(Code::SubdomainUnavailable));
+        }
         let sql = sql!(
             "UPDATE tunnels SET domain_id = $2 WHERE id = $1 AND (subdomain IS NULL OR NOT EXISTS ( \
                  SELECT 1 FROM tunnels o WHERE o.domain_id = $2 AND o.subdomain = tunnels.subdomain AND o.id <> $1))"

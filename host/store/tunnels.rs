@@ -285,6 +285,26 @@ impl Write {
         Ok(())
     }
 
+    /// Reserves the name of a tunnel that is about to get one below another domain.
+    pub(super) async fn rest_former_name(&mut self, id: Uuid, domain_id: Uuid) -> Result<()> {
+        let sql = sql!("SELECT 1 FROM tunnels WHERE id = $1 AND domain_id <> $2");
+        match self.optional(sql, args![id, domain_id]).await? {
+            Some(_) => self.rest_subdomain(id).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a tunnel's subdomain is kept for another scope below a domain.
+    pub(super) async fn name_rests(&mut self, tunnel: &Tunnel, domain_id: Uuid) -> Result<bool> {
+        let sql = sql!(
+            "SELECT 1 FROM resting_subdomains \
+             WHERE domain_id = $1 AND subdomain = $2 AND until > $3 AND scope_id <> $4"
+        );
+        let now = self.now;
+        let args = args![domain_id, tunnel.spec.subdomain.as_deref(), now, tunnel.scope_id];
+        Ok(self.optional(sql, args).await?.is_some())
+    }
+
     /// Reserves the subdomain of a tunnel that is about to give it up, for its scope.
     async fn rest_subdomain(&mut self, id: Uuid) -> Result<()> {
         let sql = sql!(

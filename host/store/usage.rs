@@ -68,10 +68,16 @@ impl Write {
         Ok(())
     }
 
-    /// Suspends all tunnels of a scope until this time.
+    /// Suspends all tunnels of a scope until this time. Nodes hear of it once.
     pub async fn suspend_scope(&mut self, scope_id: Uuid, until: DateTime<Utc>) -> Result<()> {
-        self.execute(sql!("UPDATE scopes SET suspended_until = $2 WHERE id = $1"), args![scope_id, until]).await?;
-        Ok(())
+        let sql = sql!(
+            "UPDATE scopes SET suspended_until = $2 \
+             WHERE id = $1 AND (suspended_until IS NULL OR suspended_until <> $2)"
+        );
+        match self.execute(sql, args![scope_id, until]).await? {
+            0 => Ok(()),
+            _ => self.touch_scope(scope_id).await,
+        }
     }
 }
 

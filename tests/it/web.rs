@@ -369,6 +369,31 @@ async fn exchanges_are_counted(engine: Engine) {
     assert_eq!(usage["bytes_out"], head.len() - date + body.len());
 }
 
+/// A tunnel whose owner asks for HTTPS is no longer served in the clear.
+#[both_engines]
+async fn tunnel_that_wants_https_is_not_served_in_the_clear(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let tunnel = stage.running("hello").await;
+    let change = json!({"http_ssl_enabled": true});
+    assert_eq!(stage.api.patch(&format!("/tunnels/{tunnel}"), change).await.outcome(), "200");
+    let mut browser = stage.browser().await;
+    assert_eq!(browser.outcome("hello.tunnel.localhost", "/echo").await, "503 certificate_pending");
+    assert_eq!(stage.service.connections(), 0);
+}
+
+/// A body in chunks is passed on whatever the method, and no header of a proxy can be forged.
+#[both_engines]
+async fn chunked_get_keeps_its_body_and_loses_forged_headers(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    stage.running("hello").await;
+    let request = "GET /echo HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nTransfer-Encoding: chunked\r\n\
+                   X-Forwarded-User: root\r\nX_Forwarded_For: 9.9.9.9\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+    let (_, body) = stage.browser().await.send(request).await;
+    let body = String::from_utf8(body).unwrap().to_lowercase();
+    assert!(body.ends_with("\r\n\r\nhello"), "{body}");
+    assert!(!body.contains("root") && !body.contains("9.9.9.9"), "{body}");
+}
+
 /// A visitor who takes nothing of an answer does not hold up the end of the tunnel.
 #[both_engines]
 async fn visitor_who_takes_nothing_is_cut_off(engine: Engine) {

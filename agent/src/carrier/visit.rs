@@ -74,17 +74,19 @@ async fn next_visit(cx: &VisitContext, carrier: &mut Carrier) -> Next {
 
 /// Closes a connection. If the node has given it to a visitor meanwhile, the visit is served first.
 async fn retire(cx: &VisitContext, mut carrier: Carrier) {
-    let answer = async {
-        carrier.send(&Frame::Retire).await?;
-        carrier.next().await
-    };
-    let answer = cx.clock.timeout(ANSWER_WITHIN, answer).await;
-    let carrier = match answer {
-        Ok(Ok(Some(Frame::Visit(visit)))) => serve(cx, carrier, visit).await,
-        _ => Some(carrier),
-    };
-    if let Some(carrier) = carrier {
-        drop(carrier.close().await);
+    loop {
+        let answer = async {
+            carrier.send(&Frame::Retire).await?;
+            carrier.next().await
+        };
+        let Ok(Ok(Some(Frame::Visit(visit)))) = cx.clock.timeout(ANSWER_WITHIN, answer).await else {
+            return drop(carrier.close().await);
+        };
+        // For the node, the connection is warm again when the visit has ended, so the wish is repeated.
+        match serve(cx, carrier, visit).await {
+            Some(warm) => carrier = warm,
+            None => return,
+        }
     }
 }
 

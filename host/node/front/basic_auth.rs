@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use argon2::{Argon2, PasswordHash, PasswordVerifier};
@@ -42,8 +42,8 @@ pub(crate) struct BasicAuthCheck {
     known: Mutex<HashMap<[u8; 32], Moment>>,
     guesses: Mutex<HashMap<(Uuid, IpAddr), Guesses>>,
     /// A hash takes 19 MiB and a processor.
-    hashers: Semaphore,
-    places: Semaphore,
+    hashers: Arc<Semaphore>,
+    places: Arc<Semaphore>,
 }
 
 struct Guesses {
@@ -60,8 +60,8 @@ impl BasicAuthCheck {
             clock,
             known: Mutex::default(),
             guesses: Mutex::default(),
-            hashers: Semaphore::new(at_once),
-            places: Semaphore::new(MOST_WAITING + at_once),
+            hashers: Arc::new(Semaphore::new(at_once)),
+            places: Arc::new(Semaphore::new(MOST_WAITING + at_once)),
         }
     }
 
@@ -86,6 +86,8 @@ impl BasicAuthCheck {
             if self.guesses(guesser, now) >= GUESSES {
                 return Err(Page::TOO_MANY_ATTEMPTS);
             }
+            // It counts as wrong until it is right: whoever goes away before has guessed, too.
+            self.count_guess(guesser, now);
             let given = credentials(given.as_bytes());
             let is_right = match given {
                 // A wrong user takes as long as a wrong password.
@@ -95,9 +97,9 @@ impl BasicAuthCheck {
                 None => false,
             };
             if !is_right {
-                self.count_guess(guesser, now);
                 return Err(Page::AUTHORIZATION_REQUIRED);
             }
+            self.take_back_guess(guesser);
             self.remember(digest, now);
         }
         headers.remove(AUTHORIZATION);
@@ -115,9 +117,11 @@ impl BasicAuthCheck {
     }
 
     async fn verify(&self, password: Vec<u8>, hash: String) -> Result<bool, Page> {
-        let _place = self.places.try_acquire().map_err(|_| Page::NODE_BUSY)?;
-        let _one = self.hashers.acquire().await.map_err(|_| Page::NODE_BUSY)?;
+        let place = self.places.clone().try_acquire_owned().map_err(|_| Page::NODE_BUSY)?;
+        let one = self.hashers.clone().acquire_owned().await.map_err(|_| Page::NODE_BUSY)?;
         let verified = tokio::task::spawn_blocking(move || {
+            // A visitor who goes away does not end the hash, so the hash holds its place itself.
+            let _held = (place, one);
             let hash = PasswordHash::new(&hash);
             hash.is_ok_and(|hash| Argon2::default().verify_password(&password, &hash).is_ok())
         });
@@ -138,6 +142,12 @@ impl BasicAuthCheck {
     fn guesses(&self, guesser: (Uuid, IpAddr), now: Moment) -> u32 {
         let guesses = lock(&self.guesses);
         guesses.get(&guesser).filter(|made| now.since(made.since) < GUESSES_WITHIN).map_or(0, |made| made.count)
+    }
+
+    fn take_back_guess(&self, guesser: (Uuid, IpAddr)) {
+        if let Some(made) = lock(&self.guesses).get_mut(&guesser) {
+            made.count = made.count.saturating_sub(1);
+        }
     }
 
     fn count_guess(&self, guesser: (Uuid, IpAddr), now: Moment) {

@@ -27,15 +27,11 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// What a proxy in front would set. Visitors must not.
-const OF_PROXIES: [HeaderName; 6] = [
-    FORWARDED,
-    HeaderName::from_static("x-forwarded-for"),
-    HeaderName::from_static("x-forwarded-host"),
-    HeaderName::from_static("x-forwarded-port"),
-    HeaderName::from_static("x-forwarded-proto"),
-    HeaderName::from_static("x-real-ip"),
-];
+/// Whether a header is one that a proxy in front would set. Visitors must not. Some services read `_` as `-`.
+fn is_of_proxies(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    name.starts_with("x-forwarded-") || name == "forwarded" || name == "x-real-ip"
+}
 
 /// Whether a request wants to speak WebSocket on its connection (RFC 6455, section 4.1).
 pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
@@ -52,7 +48,8 @@ fn names(headers: &HeaderMap, header: &HeaderName, word: &str) -> bool {
 pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str, is_upgrade: bool) {
     let trailers = names(&head.headers, &TE, "trailers");
     remove_hop_by_hop(&mut head.headers);
-    OF_PROXIES.iter().for_each(|name| drop(head.headers.remove(name)));
+    let of_proxies: Vec<HeaderName> = head.headers.keys().filter(|name| is_of_proxies(name)).cloned().collect();
+    of_proxies.iter().for_each(|name| drop(head.headers.remove(name)));
     // The node answers with 100 (Continue) by itself, as soon as the body is wanted.
     head.headers.remove(EXPECT);
     if trailers {

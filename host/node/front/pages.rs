@@ -52,6 +52,14 @@ impl Page {
         retry_after: Some(10),
         ..page(StatusCode::SERVICE_UNAVAILABLE, "tunnel_offline", "The service behind this address is offline.")
     };
+    pub(super) const CERTIFICATE_PENDING: Self = Self {
+        retry_after: Some(60),
+        ..page(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "certificate_pending",
+            "The certificate for this address is not ready yet.",
+        )
+    };
     pub(super) const TUNNEL_SUSPENDED: Self =
         page(StatusCode::SERVICE_UNAVAILABLE, "tunnel_suspended", "This address is suspended.");
     pub(super) const TUNNEL_BUSY: Self = Self {

@@ -73,14 +73,19 @@ impl Upstreams {
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, SendRequest<Body>), Page> {
         if let Some(mut used) = self.take(visited.key()) {
-            // A service may close an idle connection at any time. Then a request without a body is sent once more.
-            let repeated = request.body().is_end_stream().then(|| head_of(&request));
+            // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
+            // 9.2.1) and has no body is sent once more.
+            let may_repeat = request.method().is_safe() && request.body().is_end_stream();
+            let repeated = may_repeat.then(|| head_of(&request));
             match used.try_send_request(request).await {
                 Ok(response) => return Ok((response, used)),
-                Err(mut failed) => match failed.take_message().or(repeated) {
-                    Some(unsent) => request = unsent,
-                    None => return Err(page(failed.error(), None)),
-                },
+                Err(mut failed) => {
+                    let repeated = repeated.filter(|_| failed.error().is_incomplete_message());
+                    match failed.take_message().or(repeated) {
+                        Some(unsent) => request = unsent,
+                        None => return Err(page(failed.error(), None)),
+                    }
+                }
             }
         }
         let (mut fresh, outcome) = self.connect(visited).await?;

@@ -114,6 +114,7 @@ fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<()
     if let Err(refusal) = check_startable(tunnel, device, Bandwidth::Left) {
         let code = match refusal {
             StartRefusal::UnsupportedProtocol(_) | StartRefusal::AgentTooOld => FailureCode::UnsupportedAction,
+            StartRefusal::NodeWithoutHttp => FailureCode::NodeUnavailable,
             StartRefusal::BandwidthUsedUp => FailureCode::TunnelStartFailed,
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => FailureCode::DeviceNotAllowed,
         };

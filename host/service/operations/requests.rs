@@ -39,6 +39,9 @@ impl Change for Start {
             Err(StartRefusal::BandwidthUsedUp) => return Err(Error::of(Code::TunnelSuspended)),
             // The operation fails with this reason when the agent is ready.
             Err(StartRefusal::UnsupportedProtocol(_)) if tunnel.allows(device.id) => {}
+            Err(refusal @ StartRefusal::NodeWithoutHttp) => {
+                return Err(Error::new(Code::NodeUnavailable, refusal.detail()));
+            }
             Err(refusal @ StartRefusal::AgentTooOld) => {
                 return Err(Error::new(Code::UpgradeRequired, refusal.detail()));
             }

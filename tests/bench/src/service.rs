@@ -90,6 +90,18 @@ impl Service {
         u16::try_from(tunnel["remote_port"].as_u64().unwrap()).unwrap()
     }
 
+    /// Starts an http tunnel to a port at [`ADDRESS`], reached at port 8081 by its name.
+    pub async fn web_tunnel(&self, port: u16) -> String {
+        let body = json!({
+            "protocol": "http", "http_ssl_enabled": false, "local_host": ADDRESS, "local_port": port,
+        });
+        let tunnel = self.post("tunnels", body).await;
+        let id = tunnel["id"].as_str().unwrap();
+        self.post(&format!("tunnels/{id}/actions/start"), json!({"device_id": self.device_id})).await;
+        until(async || self.get(&format!("tunnels/{id}")).await["status"] == "running").await;
+        tunnel["public_address"]["hostname"].as_str().unwrap().into()
+    }
+
     pub fn host(&self) -> &Killed {
         &self.host
     }
