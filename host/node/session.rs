@@ -66,6 +66,12 @@ pub(crate) struct SessionRelay {
     ended: CancellationToken,
 }
 
+/// A connection to the agent, of either version.
+enum ToAgent {
+    Carrier(Carrier),
+    Lease(Connection),
+}
+
 impl SessionRelay {
     pub(crate) fn new(assignment: Assignment, shared: &Shared) -> Arc<Self> {
         let Assignment { tunnel_id, session_id, epoch, device_id, boot_id, .. } = assignment;
@@ -188,11 +194,11 @@ impl SessionRelay {
         if !*self.ready.borrow() {
             tokio::spawn(self.wait_until_ready(visitor));
         } else if self.lease_connections.is_used() {
-            tokio::spawn(self.relay_by_lease(visitor));
+            tokio::spawn(self.wait_and_relay(visitor, None));
         } else if let Some(pool) = self.pool()
             && let Err((Work::Relay(visitor), next)) = pool.offer(Work::Relay(visitor))
         {
-            tokio::spawn(self.wait_and_relay(visitor, next));
+            tokio::spawn(self.wait_and_relay(visitor, Some(next)));
         }
     }
 
@@ -207,9 +213,24 @@ impl SessionRelay {
         }
     }
 
-    async fn wait_and_relay(self: Arc<Self>, visitor: Visitor, next: NextCarrier) {
-        if let Some(Ok(carrier)) = self.wait_for(&visitor, next).await {
-            self.relay(visitor, carrier).await;
+    /// Waits for a connection of either version: which one the agent speaks shows with its first.
+    async fn wait_and_relay(self: Arc<Self>, visitor: Visitor, next: Option<NextCarrier>) {
+        let carrier = async {
+            match next {
+                Some(next) => next.await.ok(),
+                None => std::future::pending().await,
+            }
+        };
+        let brought = async {
+            tokio::select! {
+                carrier = carrier => carrier.map(ToAgent::Carrier),
+                connection = self.lease_connections.wait() => Some(ToAgent::Lease(connection)),
+            }
+        };
+        match self.wait_for(&visitor, brought).await.flatten() {
+            Some(ToAgent::Carrier(carrier)) => self.relay(visitor, carrier).await,
+            Some(ToAgent::Lease(connection)) => self.relay_by_lease(visitor, connection).await,
+            None => {}
         }
     }
 
@@ -332,9 +353,7 @@ impl SessionRelay {
     }
 
     /// As [`SessionRelay::relay`], with a connection of version 1.
-    async fn relay_by_lease(self: Arc<Self>, mut visitor: Visitor) {
-        let connection = self.wait_for(&visitor, self.lease_connections.wait()).await;
-        let Some(mut connection) = connection else { return };
+    async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: Connection) {
         let visit = data::Visit {
             visitor: visitor.address,
             port_id: visitor.port_id,

@@ -213,7 +213,8 @@ impl Write {
     async fn rename_for(&mut self, tunnel: &Tunnel, node: &Node) -> Result<()> {
         let Some(domain_id) = node.domain_id.filter(|_| tunnel.spec.protocol == Protocol::Http) else { return Ok(()) };
         self.rest_former_name(tunnel.id, domain_id).await?;
-        if self.name_rests(tunnel, domain_id).await? {
+        let subdomain = tunnel.spec.subdomain.as_deref().unwrap_or_default();
+        if self.subdomain_rests(domain_id, subdomain, tunnel.scope_id).await? {
             return Err(Error::of(Code::SubdomainUnavailable));
         }
         let sql = sql!(

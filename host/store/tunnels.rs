@@ -206,7 +206,7 @@ impl Write {
         }
         // Looked at afterwards: whoever gave the name up has committed by now.
         let rests = match &spec.subdomain {
-            Some(subdomain) => self.subdomain_rests(new, subdomain).await?,
+            Some(subdomain) => self.subdomain_rests(new.domain_id, subdomain, new.scope_id).await?,
             None => false,
         };
         if rests {
@@ -218,13 +218,13 @@ impl Write {
     }
 
     /// Whether a subdomain is kept for another scope.
-    async fn subdomain_rests(&mut self, new: &NewTunnel, subdomain: &str) -> Result<bool> {
+    pub(super) async fn subdomain_rests(&mut self, domain_id: Uuid, subdomain: &str, scope_id: Uuid) -> Result<bool> {
         let sql = sql!(
             "SELECT 1 FROM resting_subdomains \
              WHERE domain_id = $1 AND subdomain = $2 AND until > $3 AND scope_id <> $4"
         );
         let now = self.now;
-        Ok(!self.all(sql, args![new.domain_id, subdomain, now, new.scope_id]).await?.is_empty())
+        Ok(!self.all(sql, args![domain_id, subdomain, now, scope_id]).await?.is_empty())
     }
 
     /// Whether another tunnel has the name that an http extra port of a tunnel would get. Tunnels from before such names
@@ -292,17 +292,6 @@ impl Write {
             Some(_) => self.rest_subdomain(id).await,
             None => Ok(()),
         }
-    }
-
-    /// Whether a tunnel's subdomain is kept for another scope below a domain.
-    pub(super) async fn name_rests(&mut self, tunnel: &Tunnel, domain_id: Uuid) -> Result<bool> {
-        let sql = sql!(
-            "SELECT 1 FROM resting_subdomains \
-             WHERE domain_id = $1 AND subdomain = $2 AND until > $3 AND scope_id <> $4"
-        );
-        let now = self.now;
-        let args = args![domain_id, tunnel.spec.subdomain.as_deref(), now, tunnel.scope_id];
-        Ok(self.optional(sql, args).await?.is_some())
     }
 
     /// Reserves the subdomain of a tunnel that is about to give it up, for its scope.
