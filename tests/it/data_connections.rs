@@ -68,15 +68,8 @@ impl Stage {
     }
 }
 
-async fn connect(grant: &Grant) -> Carrier {
-    let node = &grant.node;
-    let tcp = TcpStream::connect((node.host.as_str(), node.port)).await.unwrap();
-    let tls = TlsConnector::from(tls::client(node.fingerprint.0.clone(), ALPN).unwrap());
-    Connection::new(tls.connect(node.host.clone().try_into().unwrap(), tcp).await.unwrap())
-}
-
 async fn attach(grant: &Grant, token: Base64Bytes) -> Result<Carrier, DenialCode> {
-    let mut carrier = connect(grant).await;
+    let mut carrier = Connection::new(raw(grant).await);
     carrier.send(&Frame::Attach(Attach { token, version: "test".into() })).await.unwrap();
     match carrier.next().await.unwrap() {
         Some(Frame::Attached(_)) => Ok(carrier),
