@@ -6,10 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_certificates::acme::Authority;
+use culvert_certificates::local_ca::LocalCa;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_node::bounds::{Bound, Limits};
 use culvert_node::countries::Countries;
-use culvert_node::{Node, NodeContext, OpenError};
+use culvert_node::{Node, NodeContext, OpenError, PublicPorts, WebListen};
 use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
@@ -26,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, ConfigError, NodeConfig};
+use crate::config::{Config, ConfigError, Listen, NodeConfig};
 use crate::embedded::{self, Embedded};
 use crate::policies;
 use culvert_gateway::{self as gateway, Arrivals, Control};
@@ -34,6 +36,7 @@ use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
 use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
+use culvert_service::jobs::certificates::{self, CertificateWorker};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
 use culvert_service::keyed_mutex::KeyedMutex;
@@ -99,6 +102,7 @@ impl Host {
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
+        let certificates = open_certificates(&config, &clock)?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
         let refused = metrics.refused.clone();
@@ -110,7 +114,19 @@ impl Host {
             stop: stop.clone(),
         };
         let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
-        let parts = Parts { store, secrets, policies, guard, deliveries, metrics, embedded, admin_token, tasks, stop };
+        let parts = Parts {
+            store,
+            secrets,
+            policies,
+            guard,
+            deliveries,
+            certificates,
+            metrics,
+            embedded,
+            admin_token,
+            tasks,
+            stop,
+        };
         let app = Arc::new(compose(config, clock, parts));
         Self::open(app, hints, ticker, lock).await
     }
@@ -124,6 +140,7 @@ impl Host {
         let database = |e: Error| ConfigError::new("database_url", Chain(&e));
         end_unprovable_sessions(&app).await.map_err(database)?;
         app.api.authentication.recall(&app.service).await.map_err(database)?;
+        start_certificates(&app).await?;
         app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.connections.clone());
         let agents = gateway::router(&app.control);
@@ -135,6 +152,7 @@ impl Host {
             tokio::spawn(ticker::run(app.jobs.clone(), hints, mode)),
             tokio::spawn(deliveries::run(app.jobs.clone())),
             tokio::spawn(domain_checks::run(app.jobs.clone())),
+            tokio::spawn(certificates::run(app.jobs.clone())),
         ];
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
@@ -176,6 +194,7 @@ struct Parts {
     policies: Generations,
     guard: Arc<Guard>,
     deliveries: DeliveryWorker,
+    certificates: CertificateWorker,
     metrics: Metrics,
     embedded: Arc<Embedded>,
     admin_token: String,
@@ -185,7 +204,19 @@ struct Parts {
 
 /// Makes the service and the context of each of its callers.
 fn compose(config: Config, clock: Clock, parts: Parts) -> App {
-    let Parts { store, secrets, policies, guard, deliveries, metrics, embedded, admin_token, tasks, stop } = parts;
+    let Parts {
+        store,
+        secrets,
+        policies,
+        guard,
+        deliveries,
+        certificates,
+        metrics,
+        embedded,
+        admin_token,
+        tasks,
+        stop,
+    } = parts;
     let policies = Arc::new(policies);
     let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone());
     let service = Arc::new(service);
@@ -202,6 +233,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         agents: control.agents.clone(),
         rate_limits: api.rate_limits.clone(),
         deliveries,
+        certificates,
         metrics: metrics.clone(),
         clock: clock.clone(),
         stop,
@@ -257,6 +289,18 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
     Ok((guard, DeliveryWorker::new(client)))
 }
 
+/// Opens the worker that has certificates issued.
+fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
+    let local_ca = LocalCa::new(config.ca_dir(), clock.clone());
+    let acme = &config.acme;
+    let authority = acme.directory.clone().map(|directory| {
+        let roots = acme.root_certificates.as_deref();
+        Authority::new(directory, acme.contact.clone(), roots, clock.clone())
+            .map_err(|e| ConfigError::new("acme.root_certificates", e))
+    });
+    Ok(CertificateWorker::new(local_ca, authority.transpose()?, acme.orders_per_hour))
+}
+
 /// Opens the nodes of this process, and registers them in the store.
 async fn open_nodes(
     config: &Config,
@@ -273,12 +317,11 @@ async fn open_nodes(
         let node = Node::open(identity, &settings(config), cx.clone()).await;
         let node = node.map_err(|e| match e {
             OpenError::Agents(e) => ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)),
-            OpenError::Http(address, e) => {
-                ConfigError::new(&format!("{setting}.http_listen"), format!("{address}: {e}"))
+            OpenError::Web { scheme, address, error } => {
+                ConfigError::new(&format!("{setting}.{}_listen", scheme.as_str()), format!("{address}: {error}"))
             }
         })?;
-        let http_port = node.http_address().map(|address| config.http_port.unwrap_or(address.port()));
-        let registration = registration(config, id, countries.are_known(), http_port);
+        let registration = registration(config, id, countries.are_known(), node.public_ports());
         let registered = catalog::register_node(store, registration).await;
         registered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
         nodes.push(node);
@@ -291,8 +334,9 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
         hostname: config.hostname.clone(),
         listen: config.listen,
         bind: config.bind,
-        http_listen: config.http_listen.address(),
-        http_port: config.http_port,
+        http: web_listen(config.http_listen, config.http_port),
+        https: web_listen(config.https_listen, config.https_port),
+        web: config.http.limits(),
         limits: Limits {
             visitors: config.visitors,
             visitors_per_tunnel: config.visitors_per_tunnel,
@@ -301,9 +345,12 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
             descriptor_reserve: config.descriptor_reserve,
             unproven: config.unproven,
             unproven_per_address: config.unproven_per_address,
-            http_connections_per_address: config.http_connections_per_address,
         },
     }
+}
+
+fn web_listen(listen: Listen, public_port: Option<u16>) -> Option<WebListen> {
+    listen.address().map(|address| WebListen { address, public_port })
 }
 
 fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
@@ -344,6 +391,15 @@ fn control(
     }
 }
 
+/// Sees to it that names have certificates, those of the local authority at once.
+async fn start_certificates(app: &App) -> std::result::Result<(), ConfigError> {
+    let nodes = app.embedded.ids().zip(app.config.nodes());
+    let with_https = nodes.filter(|(_, (_, node))| node.https_listen.address().is_some());
+    let domains = with_https.filter_map(|(node_id, (_, node))| Some((node_id, node.domain.clone()?))).collect();
+    let started = certificates::start(&app.jobs, domains).await;
+    started.map_err(|e| ConfigError::new("certificates", Chain(&e)))
+}
+
 /// Ends sessions whose agents hold lease tokens that nodes refuse: those of an earlier version, and after a change
 /// of the host's keys those of agents that do not take a new token. Their tunnels get new leases.
 async fn end_unprovable_sessions(app: &App) -> Result<()> {
@@ -358,7 +414,7 @@ async fn end_unprovable_sessions(app: &App) -> Result<()> {
     Ok(())
 }
 
-fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool, http_port: Option<u16>) -> NodeRegistration {
+fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool, ports: PublicPorts) -> NodeRegistration {
     NodeRegistration {
         id,
         name: format!("node-{}", &id.simple().to_string()[24..]),
@@ -366,7 +422,8 @@ fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool, http_port:
         ports: config.ports,
         knows_countries,
         domain: config.domain.clone(),
-        http_port,
+        http_port: ports.http,
+        https_port: ports.https,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line. `serve` and `dev` run a host; the rest are the operator's, and work beside one.
 
 mod account;
+mod ca;
 mod dev;
 mod device;
 mod key;
@@ -47,6 +48,9 @@ enum Command {
     /// Accounts
     #[command(subcommand)]
     Account(account::Account),
+    /// The local authority, which signs certificates for the platform's own domains
+    #[command(subcommand)]
+    Ca(ca::Ca),
     /// Teams and their members
     #[command(subcommand)]
     Team(team::Team),
@@ -157,6 +161,7 @@ fn execute(config: Config, output: Output, command: Command) -> Result<(), CliEr
             Command::Serve => serve::run(config).await,
             Command::Dev => dev::run(config).await,
             Command::Account(command) => command.run(&config, output).await,
+            Command::Ca(command) => command.run(&config, output),
             Command::Team(command) => command.run(&config, output).await,
             Command::Key(command) => command.run(&config, output).await,
             Command::Device(command) => command.run(&config, output).await,

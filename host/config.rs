@@ -16,7 +16,7 @@ use culvert_domain::field_path;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
 use node::check_domain;
-pub use node::{Listen, NodeConfig};
+pub use node::{HttpConfig, Listen, NodeConfig};
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";
@@ -58,6 +58,8 @@ pub struct Config {
     pub geoip: GeoipConfig,
     pub dns: DnsConfig,
     pub webhooks: WebhookConfig,
+    pub certificates: CertificatesConfig,
+    pub acme: AcmeConfig,
     pub log: LogConfig,
     /// `[[policy]]` entries with `kind`, `module`, `sha256`, `signature`, `mode`, `deadline_ms`, `memory_kib`, and `settings` or `settings_file`
     /// (default: the three shipped modules). See the guide for operators of policies.
@@ -125,6 +127,29 @@ pub struct WebhookConfig {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct CertificatesConfig {
+    /// Folder of the local authority that signs the certificates of `node.domain` (default: `ca` in `data_dir`). It is
+    /// readable by the host's user alone (0700).
+    pub ca_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcmeConfig {
+    /// URL of the directory of an ACME authority, such as `https://acme-v02.api.letsencrypt.org/directory`. Whoever sets it
+    /// accepts the authority's terms. Without one, certificates are signed by the local authority.
+    pub directory: Option<String>,
+    /// Where the authority reaches the operator: `mailto:` URLs.
+    pub contact: Vec<String>,
+    /// A PEM file with the authorities that the directory's own certificate is trusted by (default: those of the operating
+    /// system). For authorities of one's own.
+    pub root_certificates: Option<PathBuf>,
+    /// Orders in an hour; more wait.
+    pub orders_per_hour: u32,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LogConfig {
     /// `text` or `json`. `RUST_LOG` sets the level.
     pub format: LogFormat,
@@ -170,6 +195,8 @@ impl Default for Config {
                 deny_networks: Vec::new(),
                 extra_root_certificates: None,
             },
+            certificates: CertificatesConfig { ca_dir: None },
+            acme: AcmeConfig { directory: None, contact: Vec::new(), root_certificates: None, orders_per_hour: 20 },
             log: LogConfig { format: LogFormat::Text },
             policy: PolicyConfig::shipped(),
             policies: PoliciesConfig { trusted_keys: Vec::new() },
@@ -240,6 +267,17 @@ impl Config {
                 "must be sqlite:<path> or postgres://<user>@<host>/<database>",
             ));
         }
+        if let Some(directory) = &self.acme.directory
+            && !reqwest::Url::parse(directory).is_ok_and(|url| url.scheme() == "https")
+        {
+            return Err(ConfigError::new("acme.directory", "must be an https:// URL"));
+        }
+        if let Some(contact) = self.acme.contact.iter().find(|contact| !contact.starts_with("mailto:")) {
+            return Err(ConfigError::new("acme.contact", format!("`{contact}` must be a mailto: URL")));
+        }
+        if self.acme.orders_per_hour == 0 {
+            return Err(ConfigError::new("acme.orders_per_hour", "must be at least 1"));
+        }
         self.check_bounds()?;
         if !(0.0..=1.0).contains(&self.decisions.sample) {
             return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
@@ -274,9 +312,14 @@ impl Config {
                 ("buffer_mib", config.buffer_mib),
                 ("unproven", config.unproven),
                 ("unproven_per_address", config.unproven_per_address),
-                ("http_connections_per_address", config.http_connections_per_address),
             ] {
                 at_least_one(&format!("{node}.{setting}"), bound)?;
+            }
+            for (setting, value, allowed) in config.http.bounds() {
+                if !allowed.contains(&value) {
+                    let problem = format!("must be between {} and {}", allowed.start(), allowed.end());
+                    return Err(ConfigError::new(&format!("{node}.http.{setting}"), problem));
+                }
             }
             if !(0.0..=0.9).contains(&config.descriptor_reserve) {
                 return Err(ConfigError::new(&format!("{node}.descriptor_reserve"), "must be between 0 and 0.9"));
@@ -302,8 +345,10 @@ impl Config {
                 let problem = format!("must not be that of {other}: each name leads to one node");
                 return Err(ConfigError::new(&format!("{setting}.domain"), problem));
             }
-            if node.http_port == Some(0) {
-                return Err(ConfigError::new(&format!("{setting}.http_port"), "must be between 1 and 65535"));
+            for (port, name) in [(node.http_port, "http_port"), (node.https_port, "https_port")] {
+                if port == Some(0) {
+                    return Err(ConfigError::new(&format!("{setting}.{name}"), "must be between 1 and 65535"));
+                }
             }
             let clashes = |other: &NodeConfig| other.bind == node.bind && other.ports.overlaps(node.ports);
             if let Some((other, _)) = nodes[..index].iter().find(|(_, other)| clashes(other)) {
@@ -323,12 +368,14 @@ impl Config {
         let own = [("listen".to_owned(), self.listen), ("admin_listen".to_owned(), self.admin_listen)];
         let agents = self.nodes().into_iter().map(|(setting, other)| (format!("{setting}.listen"), other.listen));
         let meets = |ip: IpAddr| ip == node.bind || ip.is_unspecified() || node.bind.is_unspecified();
-        let http = self.nodes().into_iter().filter_map(|(setting, other)| {
-            other.http_listen.address().map(|address| (format!("{setting}.http_listen"), address))
+        let web = self.nodes().into_iter().flat_map(|(setting, other)| {
+            let listeners = [("http_listen", other.http_listen), ("https_listen", other.https_listen)];
+            let open = listeners.into_iter().filter_map(|(name, listen)| Some((name, listen.address()?)));
+            open.map(move |(name, address)| (format!("{setting}.{name}"), address))
         });
         own.into_iter()
             .chain(agents)
-            .chain(http)
+            .chain(web)
             .find(|(_, address)| meets(address.ip()) && node.ports.contains(address.port()))
     }
 
@@ -353,6 +400,10 @@ impl Config {
     pub fn database_url(&self) -> String {
         let file = || format!("sqlite:{}", self.data_dir.join("culvert.db").display());
         self.database_url.clone().unwrap_or_else(file)
+    }
+
+    pub fn ca_dir(&self) -> PathBuf {
+        self.certificates.ca_dir.clone().unwrap_or_else(|| self.data_dir.join("ca"))
     }
 
     pub fn secret_key_file(&self) -> PathBuf {

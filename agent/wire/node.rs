@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use crate::base64_bytes::Base64Bytes;
 use crate::control::NodeAddress;
 use crate::lease_token::VerifyingKey;
 
@@ -112,6 +113,45 @@ impl std::fmt::Debug for BasicAuth {
     }
 }
 
+/// What proves the names of a tunnel, or of a domain of the platform, to visitors that come by HTTPS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsIdentity {
+    /// The tunnel, or the platform's domain.
+    pub owner_id: Uuid,
+    pub certificates: Vec<Certificate>,
+    /// What an authority looks for at the moment (RFC 8555, section 8).
+    pub challenges: Vec<Challenge>,
+}
+
+/// What proves a name to an authority.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Challenge {
+    /// In lower case.
+    pub name: String,
+    /// `http-01` or `tls-alpn-01`.
+    pub kind: String,
+    pub token: String,
+    /// RFC 8555, section 8.1.
+    pub key_authorization: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Certificate {
+    /// In lower case; `*.` stands for any one label.
+    pub names: Vec<String>,
+    /// The certificate, then those up to its root, as PEM (RFC 7468).
+    pub chain: String,
+    /// PKCS #8 (RFC 5958), as DER.
+    pub key: Base64Bytes,
+}
+
+/// Shows only the names.
+impl std::fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificate").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
 /// Frames from the host to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -124,8 +164,9 @@ pub enum ToNode {
         keys: Vec<VerifyingKey>,
     },
     /// The whole state. Everything else ends.
-    Desired { revision: u64, assignments: Vec<Assignment>, routes: Vec<Route> },
-    /// What has changed after the revision `from`, as it is now. `drop` and `drop_routes` list tunnels.
+    Desired { revision: u64, assignments: Vec<Assignment>, routes: Vec<Route>, identities: Vec<TlsIdentity> },
+    /// What has changed after the revision `from`, as it is now. `drop` and `drop_routes` list tunnels,
+    /// `drop_identities` owners.
     Change {
         from: u64,
         revision: u64,
@@ -133,6 +174,8 @@ pub enum ToNode {
         drop: Vec<Uuid>,
         put_routes: Vec<Route>,
         drop_routes: Vec<Uuid>,
+        put_identities: Vec<TlsIdentity>,
+        drop_identities: Vec<Uuid>,
     },
     /// Ends a session now. The node answers with [`ToHost::Ended`].
     End { tunnel_id: Uuid, session_id: Uuid, epoch: i64 },

@@ -4,7 +4,8 @@ use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus};
+use culvert_domain::certificate::ShownStatus;
+use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, DomainCertificate};
 
 /// Custom domain
 #[derive(Serialize, JsonSchema)]
@@ -34,9 +35,10 @@ pub struct LookupErrorResponse {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Certificate")]
 pub struct CertificateResponse {
-    /// `none`, `pending`, `issued` or `failed`; this version's nodes have none.
-    status: &'static str,
+    status: ShownStatus,
+    /// The end of the one that is served.
     expires_at: Option<DateTime<Utc>>,
+    /// Why there is none, or why its renewal has failed.
     error: Option<String>,
 }
 
@@ -54,8 +56,9 @@ impl CustomDomainResponse {
                 certificate: None,
             };
         };
-        let CustomDomain { domain, status, assigned, verified_at, last_checked_at, error, .. } = domain;
-        let certificate = || CertificateResponse { status: "none", expires_at: None, error: None };
+        let CustomDomain { domain, status, assigned, verified_at, last_checked_at, error, certificate, .. } = domain;
+        let DomainCertificate { status: certificate_status, expires_at, error: certificate_error } = certificate;
+        let certificate = CertificateResponse { status: certificate_status, expires_at, error: certificate_error };
         Self {
             domain: Some(domain),
             status,
@@ -63,7 +66,7 @@ impl CustomDomainResponse {
             verified_at,
             last_checked_at: Some(last_checked_at),
             error: error.map(|error| LookupErrorResponse { code: error.code.to_string(), detail: error.detail }),
-            certificate: assigned.then(certificate),
+            certificate: assigned.then_some(certificate),
         }
     }
 }

@@ -127,7 +127,8 @@ async fn set_up(
         Some(web_tunnel_id) => Some(client.start(web_tunnel_id, device_id, sample.port()).await?),
         None => None,
     };
-    Ok(introduction(&client, &tunnel, web.as_ref(), folder))
+    let names = web.iter().flat_map(|tunnel| names(app, tunnel)).collect();
+    Ok(introduction(&client, &tunnel, names, folder))
 }
 
 /// Whether the node gives names to http tunnels.
@@ -141,7 +142,24 @@ fn web_tunnel(port: u16) -> Value {
     })
 }
 
-fn introduction(client: &ApiClient, tunnel: &Value, web: Option<&Value>, folder: &Path) -> String {
+/// The URL of the http tunnel, and the one by HTTPS, each with what curl needs for it. The domain's certificate covers
+/// the name although the tunnel does not ask for HTTPS.
+fn names(app: &App, web: &Value) -> Vec<(String, String)> {
+    let address = &web["public_address"];
+    let url = address["url"].as_str().unwrap_or_default().to_owned();
+    let in_the_clear = (url.clone(), format!("curl {url}"));
+    let config = &app.config.node;
+    let port = config.https_port.or(config.https_listen.address().map(|listen| listen.port()));
+    let (Some(port), Some(domain), Some(name)) = (port, &config.domain, address["hostname"].as_str()) else {
+        return vec![in_the_clear];
+    };
+    let url = format!("https://{name}:{port}");
+    let root = app.config.ca_dir().join(domain).join("root.pem");
+    let fetch = format!("curl --cacert {} {url}", root.display());
+    vec![in_the_clear, (url, fetch)]
+}
+
+fn introduction(client: &ApiClient, tunnel: &Value, names: Vec<(String, String)>, folder: &Path) -> String {
     let address = &tunnel["public_address"];
     let public = format!("{}:{}", address["hostname"].as_str().unwrap_or_default(), address["port"]);
     let target = format!("{}:{}", tunnel["local_host"].as_str().unwrap_or_default(), tunnel["local_port"]);
@@ -151,11 +169,9 @@ fn introduction(client: &ApiClient, tunnel: &Value, web: Option<&Value>, folder:
     let id = tunnel["id"].as_str().unwrap_or_default();
     // Another one every time: with the same, tomorrow's stop would be answered with today's.
     let stop_key = client.clock.id();
-    let web = web.and_then(|web| web["public_address"]["url"].as_str());
-    let (named, visit) = match web {
-        Some(url) => (format!("{url}  →  the same, by name\n    "), format!("curl {url}\n    ")),
-        None => (String::new(), String::new()),
-    };
+    let named: Vec<String> = names.iter().map(|(url, _)| format!("{url}  →  the same, by name\n    ")).collect();
+    let visit: Vec<String> = names.iter().map(|(_, fetch)| format!("{fetch}\n    ")).collect();
+    let (named, visit) = (named.concat(), visit.concat());
     format!(
         "Culvert is running:\n\n    \
          http://{public}  →  this machine, {target}\n    {named}\n    \

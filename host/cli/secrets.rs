@@ -22,9 +22,12 @@ impl Secrets {
         if !keys::newest_is_used(&store, &secrets).await? {
             return Err(refused("no host has started with the newest key of secret_key_file; start the host first"));
         }
-        let Resealed { webhooks, answers } = keys::reseal(&store, &secrets).await?;
-        print(output, &json!({"webhooks": webhooks, "answers": answers}), || {
-            format!("sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers")
+        let Resealed { webhooks, answers, certificates } = keys::reseal(&store, &secrets).await?;
+        print(output, &json!({"webhooks": webhooks, "answers": answers, "certificates": certificates}), || {
+            format!(
+                "sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers, the keys of \
+                 {certificates} certificates"
+            )
         });
         Ok(())
     }

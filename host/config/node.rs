@@ -1,10 +1,13 @@
 //! Settings of a node in this process.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use culvert_domain::port::PortRange;
+use culvert_node::WebLimits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -18,15 +21,20 @@ pub struct NodeConfig {
     /// Domain under which http tunnels get names; visitors have to reach this node by all names below it. Without one, the node takes no http tunnels.
     #[serde(default)]
     pub domain: Option<String>,
-    /// Address for visitors of http tunnels, or `off`.
+    /// Address for visitors of http tunnels in the clear, or `off`.
     #[serde(default)]
     pub http_listen: Listen,
+    /// Address for visitors of http tunnels by HTTPS, or `off`.
+    #[serde(default)]
+    pub https_listen: Listen,
     /// The port of `http_listen` as visitors see it, where a firewall or load balancer maps it (default: its own).
     #[serde(default)]
     pub http_port: Option<u16>,
-    /// Connections to `http_listen` from one address (IPv6: a /64) at the same time.
-    #[serde(default = "NodeConfig::default_http_connections_per_address")]
-    pub http_connections_per_address: usize,
+    /// The same for `https_listen`.
+    #[serde(default)]
+    pub https_port: Option<u16>,
+    #[serde(default)]
+    pub http: HttpConfig,
     /// Range of public ports.
     pub ports: PortRange,
     /// Visitors of all tunnels at the same time; one more is reset.
@@ -81,10 +89,6 @@ impl NodeConfig {
     fn default_unproven_per_address() -> usize {
         64
     }
-
-    fn default_http_connections_per_address() -> usize {
-        256
-    }
 }
 
 impl Default for NodeConfig {
@@ -95,8 +99,10 @@ impl Default for NodeConfig {
             bind: Ipv4Addr::LOCALHOST.into(),
             domain: Some("tunnel.localhost".into()),
             http_listen: Listen::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 8081))),
+            https_listen: Listen::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 8443))),
             http_port: None,
-            http_connections_per_address: Self::default_http_connections_per_address(),
+            https_port: None,
+            http: HttpConfig::default(),
             ports: PortRange { first: 20_000, last: 29_999 },
             visitors: Self::default_visitors(),
             visitors_per_tunnel: Self::default_visitors_per_tunnel(),
@@ -105,6 +111,101 @@ impl Default for NodeConfig {
             descriptor_reserve: Self::default_descriptor_reserve(),
             unproven: Self::default_unproven(),
             unproven_per_address: Self::default_unproven_per_address(),
+        }
+    }
+}
+
+/// What a visitor of http tunnels may take.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpConfig {
+    /// Connections from one address (IPv6: a /64) at the same time.
+    pub connections_per_address: usize,
+    /// TLS handshakes of one address (IPv6: a /64) in a second; one more is reset.
+    pub handshakes_per_second: usize,
+    /// Milliseconds for a TLS handshake.
+    pub handshake_timeout_ms: u64,
+    /// Milliseconds for the head of a request; of HTTP/1.1 also until the next one begins.
+    pub header_timeout_ms: u64,
+    /// Milliseconds after which a connection of HTTP/2 without a request is closed.
+    pub keep_alive_ms: u64,
+    /// KiB of a request's head.
+    pub header_kib: usize,
+    /// Fields of a request's head.
+    pub header_count: usize,
+    /// KiB of a request's target.
+    pub uri_kib: usize,
+    /// Requests on one connection of HTTP/2 at the same time.
+    pub h2_streams: u32,
+    /// KiB that a visitor may send ahead for one request of HTTP/2.
+    pub h2_stream_window_kib: u32,
+    /// KiB that a visitor may send ahead on one connection of HTTP/2.
+    pub h2_connection_window_kib: u32,
+    /// Idle connections to local services that are kept for the next request.
+    pub upstream_connections: usize,
+    /// Milliseconds that each is kept.
+    pub upstream_idle_ms: u64,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            connections_per_address: 256,
+            handshakes_per_second: 50,
+            handshake_timeout_ms: 10_000,
+            header_timeout_ms: 15_000,
+            keep_alive_ms: 75_000,
+            header_kib: 32,
+            header_count: 100,
+            uri_kib: 16,
+            h2_streams: 128,
+            h2_stream_window_kib: 256,
+            h2_connection_window_kib: 4096,
+            upstream_connections: 256,
+            upstream_idle_ms: 60_000,
+        }
+    }
+}
+
+impl HttpConfig {
+    /// Each setting with its value and the values that it may have.
+    pub(super) fn bounds(&self) -> [(&'static str, u64, RangeInclusive<u64>); 13] {
+        let any = 1..=u64::from(u32::MAX);
+        // RFC 9113, section 6.5.2: windows are below 2 GiB.
+        let window = 64..=2_097_151;
+        [
+            ("connections_per_address", self.connections_per_address as u64, any.clone()),
+            ("handshakes_per_second", self.handshakes_per_second as u64, any.clone()),
+            ("handshake_timeout_ms", self.handshake_timeout_ms, any.clone()),
+            ("header_timeout_ms", self.header_timeout_ms, any.clone()),
+            ("keep_alive_ms", self.keep_alive_ms, any.clone()),
+            ("header_kib", self.header_kib as u64, 8..=1024),
+            ("header_count", self.header_count as u64, 16..=4096),
+            ("uri_kib", self.uri_kib as u64, 1..=63),
+            ("h2_streams", self.h2_streams.into(), 1..=65_535),
+            ("h2_stream_window_kib", self.h2_stream_window_kib.into(), window.clone()),
+            ("h2_connection_window_kib", self.h2_connection_window_kib.into(), window),
+            ("upstream_connections", self.upstream_connections as u64, 0..=u64::from(u32::MAX)),
+            ("upstream_idle_ms", self.upstream_idle_ms, any),
+        ]
+    }
+
+    /// The same for a node.
+    pub fn limits(&self) -> WebLimits {
+        WebLimits {
+            connections_per_address: self.connections_per_address,
+            handshakes_per_second: self.handshakes_per_second,
+            handshake_timeout: Duration::from_millis(self.handshake_timeout_ms),
+            header_timeout: Duration::from_millis(self.header_timeout_ms),
+            keep_alive: Duration::from_millis(self.keep_alive_ms),
+            header_bytes: self.header_kib * 1024,
+            header_count: self.header_count,
+            uri_bytes: self.uri_kib * 1024,
+            h2_streams: self.h2_streams,
+            h2_stream_window: self.h2_stream_window_kib * 1024,
+            h2_connection_window: self.h2_connection_window_kib * 1024,
+            upstream_connections: self.upstream_connections,
+            upstream_idle: Duration::from_millis(self.upstream_idle_ms),
         }
     }
 }

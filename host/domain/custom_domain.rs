@@ -5,6 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use culvert_wire::open_enum::open_enum;
 
+use super::certificate::ShownStatus;
 use super::string_enum::string_enum;
 
 /// How often a name that was verified is looked up again.
@@ -33,6 +34,15 @@ pub struct CustomDomain {
     pub last_checked_at: DateTime<Utc>,
     pub missed: u32,
     pub error: Option<LookupError>,
+    pub certificate: DomainCertificate,
+}
+
+/// What clients see of the certificate of an assigned domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainCertificate {
+    pub status: ShownStatus,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub error: Option<String>,
 }
 
 open_enum! {

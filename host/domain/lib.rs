@@ -7,6 +7,7 @@ pub mod access;
 pub mod account;
 pub mod action;
 pub mod caller;
+pub mod certificate;
 pub mod connection;
 pub mod custom_domain;
 pub mod device;

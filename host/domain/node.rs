@@ -36,17 +36,19 @@ pub struct Node {
     pub domain_id: Option<Uuid>,
     /// Where visitors reach its http tunnels in the clear.
     pub http_port: Option<u16>,
+    /// The same by HTTPS.
+    pub https_port: Option<u16>,
 }
 
 impl Node {
     /// The public port of all http tunnels on this node.
     pub fn web_port(&self, https: bool) -> u16 {
-        if https { 443 } else { self.http_port.unwrap_or(80) }
+        if https { self.https_port.unwrap_or(443) } else { self.http_port.unwrap_or(80) }
     }
 
-    /// Whether http tunnels can be reached here. HTTPS is not served yet, so it needs no listener.
+    /// Whether http tunnels can be reached here.
     pub fn takes_http(&self, https: bool) -> bool {
-        self.domain_id.is_some() && (https || self.http_port.is_some())
+        self.domain_id.is_some() && if https { self.https_port.is_some() } else { self.http_port.is_some() }
     }
 }
 
@@ -105,6 +107,7 @@ pub(crate) mod tests {
             ports: PortRange { first: 20_000, last: 20_009 },
             domain_id: None,
             http_port: None,
+            https_port: None,
         }
     }
 

@@ -73,6 +73,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0021-permits-and-the-second-check.md"
     "docs/develop/decisions/0022-data-connections.md"
     "docs/develop/decisions/0023-http-tunnels.md"
+    "docs/develop/decisions/0024-certificates.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

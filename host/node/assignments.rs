@@ -7,7 +7,7 @@ use culvert_domain::access::{AccessRules, Country, CountryAction, CountryRule, R
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::not_carried;
-use culvert_wire::node::{Assignment, FailureCode, Route, ToHost, UnopenedPort};
+use culvert_wire::node::{Assignment, FailureCode, Route, TlsIdentity, ToHost, UnopenedPort};
 use uuid::Uuid;
 
 use super::admission::Admission;
@@ -51,11 +51,13 @@ impl Assignments {
     }
 }
 
-/// What has changed of the names of http tunnels.
-pub(crate) struct RouteChange {
-    pub put: Vec<Route>,
+/// What has changed of the names of http tunnels, and of what proves them.
+pub(crate) struct WebChange {
+    pub put_routes: Vec<Route>,
     /// The tunnels that have no names here any longer.
-    pub drop: Vec<Uuid>,
+    pub drop_routes: Vec<Uuid>,
+    pub put_identities: Vec<TlsIdentity>,
+    pub drop_identities: Vec<Uuid>,
 }
 
 /// Why a tunnel cannot be served.
@@ -84,13 +86,20 @@ impl Failure {
 }
 
 impl Node {
-    pub(super) async fn apply_desired(&self, revision: u64, assignments: Vec<Assignment>, routes: Vec<Route>) {
+    pub(super) async fn apply_desired(
+        &self,
+        revision: u64,
+        assignments: Vec<Assignment>,
+        routes: Vec<Route>,
+        identities: Vec<TlsIdentity>,
+    ) {
         let mut state = self.assignments.lock().await;
         // A repeated frame may be older than what is in force.
         if revision < state.revision && !state.is_reconnected {
             return;
         }
         state.is_reconnected = false;
+        self.shared.certificates.replace(identities);
         self.shared.routes.replace(routes);
         let wanted: HashSet<Uuid> = assignments.iter().map(|assignment| assignment.tunnel_id).collect();
         let surplus: Vec<Uuid> =
@@ -112,7 +121,7 @@ impl Node {
         revision: u64,
         put: Vec<Assignment>,
         drop: Vec<Uuid>,
-        routes: RouteChange,
+        web: WebChange,
     ) {
         let mut state = self.assignments.lock().await;
         if revision <= state.revision {
@@ -121,7 +130,8 @@ impl Node {
         if from > state.revision || state.is_reconnected && state.revision == 0 {
             return self.send(ToHost::Resync { revision: state.revision }).await;
         }
-        self.shared.routes.change(routes.put, &routes.drop);
+        self.shared.certificates.change(web.put_identities, &web.drop_identities);
+        self.shared.routes.change(web.put_routes, &web.drop_routes);
         drop.iter().for_each(|tunnel_id| state.forget(*tunnel_id));
         self.end_tunnels(drop).await;
         for assignment in put {

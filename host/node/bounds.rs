@@ -43,7 +43,6 @@ pub struct Limits {
     pub descriptor_reserve: f64,
     pub unproven: usize,
     pub unproven_per_address: usize,
-    pub http_connections_per_address: usize,
 }
 
 pub struct Bounds {
@@ -51,7 +50,6 @@ pub struct Bounds {
     pub visitors_per_address: usize,
     pub unproven: usize,
     pub unproven_per_address: usize,
-    pub http_connections_per_address: usize,
     pub buffers: Budget,
     on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
     visitors: usize,
@@ -76,7 +74,6 @@ impl Bounds {
             visitors_per_address: limits.visitors_per_address,
             unproven: limits.unproven,
             unproven_per_address: limits.unproven_per_address,
-            http_connections_per_address: limits.http_connections_per_address,
             buffers: Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024)),
             on_refused,
             inside: AtomicUsize::new(0),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch};
 use uuid::Uuid;
 
-use super::assignments::RouteChange;
+use super::assignments::WebChange;
 use super::journal::Resend;
 use super::public_listener::Tunnel;
 use super::{Node, lock};
@@ -65,12 +65,12 @@ impl Node {
     async fn receive(&self, frame: ToNode) {
         match frame {
             ToNode::Welcome { keys, .. } => *lock(&self.shared.keys) = keys.into(),
-            ToNode::Desired { revision, assignments, routes } => {
-                self.apply_desired(revision, assignments, routes).await;
+            ToNode::Desired { revision, assignments, routes, identities } => {
+                self.apply_desired(revision, assignments, routes, identities).await;
             }
-            ToNode::Change { from, revision, put, drop, put_routes, drop_routes } => {
-                let routes = RouteChange { put: put_routes, drop: drop_routes };
-                self.apply_change(from, revision, put, drop, routes).await;
+            ToNode::Change { from, revision, put, drop, put_routes, drop_routes, put_identities, drop_identities } => {
+                let web = WebChange { put_routes, drop_routes, put_identities, drop_identities };
+                self.apply_change(from, revision, put, drop, web).await;
             }
             ToNode::End { tunnel_id, session_id, epoch } => self.end(tunnel_id, session_id, epoch).await,
             ToNode::TrafficApplied { boot_id, numbers } => lock(&self.journal).acknowledge(boot_id, &numbers),

@@ -1,87 +1,79 @@
-//! The listener for visitors of http tunnels: many tunnels share it, and each request says by its name whose it is.
+//! The listeners for visitors of http tunnels: many tunnels share them, and each request says by its name whose it is.
 //!
 //! hyper is named only here and in the files of this folder.
 
+mod activity;
+mod addresses;
 mod authority;
 mod basic_auth;
 mod body;
+pub(crate) mod certificates;
+mod connection;
 mod cut;
 mod exchange;
+mod exchanges;
 mod headers;
+pub(crate) mod limits;
 mod pages;
 pub(crate) mod routes;
+pub(crate) mod scheme;
 mod timer;
+mod tls;
 mod upstream;
+mod visitor;
 
-use std::convert::Infallible;
-use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
-use culvert_wire::client_network::prefix;
 use culvert_wire::socket;
-use culvert_wire::tally::Tally;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
+use super::Shared;
 use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
-use super::{Shared, lock};
+use addresses::{Addresses, Entry};
 use basic_auth::BasicAuthCheck;
+use certificates::Held;
 use cut::CutSlot;
-use timer::ClockTimer;
+use exchanges::Exchanges;
+use limits::WebLimits;
+use scheme::{PublicPorts, Scheme};
+use tls::{Handshaken, TlsFront};
 use upstream::Upstreams;
-
-/// How long a connection may take to send a request's head, also the first and the next one.
-const HEAD_WITHIN: Duration = Duration::from_secs(15);
-/// Most bytes and fields of a request's head.
-const HEAD_BYTES: usize = 32 * 1024;
-const HEAD_FIELDS: usize = 100;
-/// Bytes of a body that are read ahead.
-const READ_BUFFER: usize = 128 * 1024;
+use visitor::{HttpVersion, Peer, Socket, VisitorConnection};
 
 pub(crate) struct Front {
     shared: Arc<Shared>,
+    limits: WebLimits,
     upstreams: Arc<Upstreams>,
     basic_auth: BasicAuthCheck,
-    by_address: Mutex<Tally<IpAddr>>,
-    /// The port as visitors see it, where it is not the listener's own.
-    public_port: Option<u16>,
-}
-
-/// A visitor's connection. It is counted for its address as long as anything of it is there, a WebSocket too.
-struct VisitorConnection {
-    peer: Peer,
-    slot: Arc<CutSlot>,
-    _entry: Entry,
-}
-
-/// One end of a visitor's connection, and how it is spoken on.
-#[derive(Clone, Copy)]
-struct Peer {
-    address: SocketAddr,
-    /// The node's address that the visitor came to.
-    local: SocketAddr,
-    scheme: &'static str,
-    /// The port as the visitor sees it.
-    port: u16,
+    tls: TlsFront,
+    addresses: Arc<Addresses>,
+    pub(crate) ports: PublicPorts,
 }
 
 impl Front {
-    pub(crate) fn new(shared: Arc<Shared>, public_port: Option<u16>) -> Arc<Self> {
-        Arc::new(Self {
-            upstreams: Arc::new(Upstreams::new(shared.clock.clone())),
-            basic_auth: BasicAuthCheck::new(shared.clock.clone()),
-            by_address: Mutex::default(),
-            public_port,
+    /// # Errors
+    ///
+    /// Where the cryptography of this build is unusable.
+    pub(crate) fn new(shared: Arc<Shared>, limits: WebLimits, ports: PublicPorts) -> Result<Arc<Self>, rustls::Error> {
+        let clock = shared.clock.clone();
+        let tls = TlsFront::new(
+            clock.clone(),
+            shared.certificates.clone(),
+            limits.handshakes_per_second,
+            limits.handshake_timeout,
+        )?;
+        Ok(Arc::new(Self {
+            upstreams: Arc::new(Upstreams::new(clock.clone(), limits)),
+            basic_auth: BasicAuthCheck::new(clock),
+            tls,
+            addresses: Addresses::new(limits.connections_per_address),
+            limits,
+            ports,
             shared,
-        })
+        }))
     }
 
     /// Does what is due every second.
@@ -90,13 +82,13 @@ impl Front {
     }
 
     /// Accepts visitors until the node stops.
-    pub(crate) fn listen(self: &Arc<Self>, listener: TcpListener) {
+    pub(crate) fn listen(self: &Arc<Self>, scheme: Scheme, listener: TcpListener) {
         let front = self.clone();
         let stop = front.shared.stop.clone();
-        self.shared.tasks.spawn(async move { stop.run_until_cancelled(front.accept(listener)).await });
+        self.shared.tasks.spawn(async move { stop.run_until_cancelled(front.accept(scheme, listener)).await });
     }
 
-    async fn accept(self: Arc<Self>, listener: TcpListener) {
+    async fn accept(self: Arc<Self>, scheme: Scheme, listener: TcpListener) {
         let shared = &self.shared;
         loop {
             // Meanwhile, new visitors wait in the listener's backlog.
@@ -105,8 +97,11 @@ impl Front {
             }
             match listener.accept().await {
                 Ok((stream, _)) if shared.bounds.is_in_reserve(&stream) => self.turn_away(&stream, Bound::Node),
-                Ok((stream, address)) => match self.enter(address.ip()) {
-                    Some(entry) => drop(tokio::spawn(self.clone().serve(stream, address, entry))),
+                Ok((stream, address)) if scheme == Scheme::Https && !self.tls.allows(address.ip()) => {
+                    self.turn_away(&stream, Bound::Address);
+                }
+                Ok((stream, address)) => match self.addresses.enter(address.ip()) {
+                    Some(entry) => drop(tokio::spawn(self.clone().serve(scheme, stream, address, entry))),
                     None => self.turn_away(&stream, Bound::Address),
                 },
                 Err(error) => {
@@ -122,62 +117,42 @@ impl Front {
         self.shared.bounds.refused(bound);
     }
 
-    /// Counts a connection of an address; `None` if it has too many.
-    fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Entry> {
-        let network = prefix(address);
-        let mut by_address = lock(&self.by_address);
-        if by_address.of(&network) >= self.shared.bounds.http_connections_per_address {
-            return None;
-        }
-        by_address.add(network, 1);
-        Some(Entry { front: self.clone(), network })
-    }
-
-    async fn serve(self: Arc<Self>, stream: TcpStream, address: SocketAddr, entry: Entry) {
-        let local = match socket::prepare(&stream).and_then(|()| stream.local_addr()) {
-            Ok(local) => local,
-            Err(error) => return tracing::debug!(%error, %address, "a visitor has gone"),
+    async fn serve(self: Arc<Self>, scheme: Scheme, stream: TcpStream, address: SocketAddr, entry: Entry) {
+        let ended = match socket::prepare(&stream).and_then(|()| stream.local_addr()) {
+            Ok(local) => {
+                let port = self.ports.of(scheme).unwrap_or(local.port());
+                let peer = Peer { address, local, scheme, port };
+                match scheme {
+                    Scheme::Http => self.serve_http1(peer, None, stream, entry).await,
+                    Scheme::Https => self.serve_https(peer, stream, entry).await,
+                }
+            }
+            Err(error) => Err(error),
         };
-        let port = self.public_port.unwrap_or(local.port());
-        let peer = Peer { address, local, scheme: "http", port };
-        let slot = Arc::new(CutSlot::default());
-        let (front, visitor) = (self.clone(), Arc::new(VisitorConnection { peer, slot: slot.clone(), _entry: entry }));
-        let service = service_fn(move |request| {
-            let (front, visitor) = (front.clone(), visitor.clone());
-            async move { Ok::<_, Infallible>(exchange::serve(&front, &visitor, request).await) }
-        });
-        let mut connection = http1::Builder::new()
-            .timer(ClockTimer(self.shared.clock.clone()))
-            .header_read_timeout(HEAD_WITHIN)
-            .max_headers(HEAD_FIELDS)
-            .max_header_size(HEAD_BYTES)
-            .max_buf_size(READ_BUFFER)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades();
-        let ended = poll_fn(|context| match Pin::new(&mut connection).poll(context) {
-            Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::other)),
-            Poll::Pending => slot.poll(context).map(Err),
-        });
-        let stop = self.shared.stop.clone();
-        let ended = stop.run_until_cancelled(ended).await;
         tracing::debug!(?ended, %address, "a visitor's connection has ended");
-        if slot.is_under_way()
-            && let Some(parts) = connection.into_parts()
-        {
-            // An answer that was cut short must not look complete.
-            socket::reset(parts.io.inner());
-        }
     }
-}
 
-/// A connection that is counted for its address. Dropping it ends the count.
-struct Entry {
-    front: Arc<Front>,
-    network: IpAddr,
-}
+    async fn serve_https(self: Arc<Self>, peer: Peer, stream: TcpStream, entry: Entry) -> io::Result<()> {
+        let Some(Handshaken { stream, shown, is_h2 }) = self.tls.accept(stream).await? else { return Ok(()) };
+        if !is_h2 {
+            return self.serve_http1(peer, Some(shown), stream, entry).await;
+        }
+        let exchanges = Exchanges::new(self.shared.clock.clone());
+        let version = HttpVersion::Http2(exchanges.clone());
+        let visitor = VisitorConnection { peer, shown: Some(shown), version, _entry: entry };
+        connection::http2(self, Arc::new(visitor), &exchanges, stream).await
+    }
 
-impl Drop for Entry {
-    fn drop(&mut self) {
-        lock(&self.front.by_address).end_one(&self.network);
+    async fn serve_http1(
+        self: Arc<Self>,
+        peer: Peer,
+        shown: Option<Arc<Held>>,
+        stream: impl Socket,
+        entry: Entry,
+    ) -> io::Result<()> {
+        let slot = Arc::new(CutSlot::default());
+        let version = HttpVersion::Http1(slot.clone());
+        let visitor = VisitorConnection { peer, shown, version, _entry: entry };
+        connection::http1(self, Arc::new(visitor), &slot, stream).await
     }
 }

@@ -43,7 +43,10 @@ use bounds::{Bound, Bounds, Limits};
 use carriers::Carriers;
 use countries::Countries;
 use front::Front;
+use front::certificates::Certificates;
+pub use front::limits::WebLimits;
 use front::routes::Routes;
+pub use front::scheme::{PublicPorts, Scheme};
 pub use identity::{Identity, IdentityError};
 use journal::Journal;
 use public_listener::Tunnel;
@@ -58,11 +61,20 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// The address that public ports are bound to.
     pub bind: IpAddr,
-    /// Where visitors of http tunnels come.
-    pub http_listen: Option<SocketAddr>,
-    /// The port of `http_listen` as visitors see it, where it is another one.
-    pub http_port: Option<u16>,
+    /// Where visitors of http tunnels come in the clear.
+    pub http: Option<WebListen>,
+    /// Where they come by HTTPS.
+    pub https: Option<WebListen>,
     pub limits: Limits,
+    pub web: WebLimits,
+}
+
+/// A listener for visitors of http tunnels.
+#[derive(Clone, Copy, Debug)]
+pub struct WebListen {
+    pub address: SocketAddr,
+    /// The port as visitors see it, where it is another one.
+    pub public_port: Option<u16>,
 }
 
 /// Resources that a node gets from its process.
@@ -82,8 +94,8 @@ pub enum OpenError {
     /// The listener for agents, or its key, is unusable.
     #[error(transparent)]
     Agents(#[from] io::Error),
-    #[error("{0}: {1}")]
-    Http(SocketAddr, io::Error),
+    #[error("{address}: {error}")]
+    Web { scheme: Scheme, address: SocketAddr, error: io::Error },
 }
 
 pub struct Node {
@@ -96,8 +108,6 @@ pub struct Node {
     /// The channel to the host, while there is one.
     host: Mutex<Option<mpsc::Sender<ToHost>>>,
     front: Arc<Front>,
-    /// Where the HTTP listener is bound.
-    http_address: Option<SocketAddr>,
     /// One change at a time.
     assignments: tokio::sync::Mutex<Assignments>,
     journal: Mutex<Journal>,
@@ -107,7 +117,7 @@ pub struct Node {
 struct Listeners {
     agents: TcpListener,
     tls: Arc<ServerConfig>,
-    http: Option<TcpListener>,
+    web: Vec<(Scheme, TcpListener)>,
 }
 
 /// State that the parts of a node share.
@@ -124,6 +134,7 @@ struct Shared {
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
     carriers: Arc<Carriers<Work>>,
     routes: Routes,
+    certificates: Arc<Certificates>,
     /// When a failure to accept visitors was last logged.
     complained: Mutex<Option<Moment>>,
 }
@@ -171,27 +182,27 @@ impl Node {
             tunnels: Mutex::default(),
             carriers,
             routes: Routes::default(),
+            certificates: Arc::default(),
             complained: Mutex::default(),
         });
-        let front = Front::new(shared.clone(), settings.http_port);
-        let http = match settings.http_listen {
-            Some(address) => {
-                let failed = |error| OpenError::Http(address, error);
-                let listener = TcpListener::bind(address).await.map_err(failed)?;
-                let address = listener.local_addr().map_err(failed)?;
-                Some((address, listener))
-            }
-            None => None,
-        };
-        let (http_address, http_listener) = http.unzip();
+        let mut ports = PublicPorts::default();
+        let mut web = Vec::new();
+        for (scheme, listen) in [(Scheme::Http, settings.http), (Scheme::Https, settings.https)] {
+            let Some(WebListen { address, public_port }) = listen else { continue };
+            let failed = |error| OpenError::Web { scheme, address, error };
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let bound = listener.local_addr().map_err(failed)?.port();
+            ports.set(scheme, public_port.unwrap_or(bound));
+            web.push((scheme, listener));
+        }
+        let front = Front::new(shared.clone(), settings.web, ports).map_err(io::Error::other)?;
         Ok(Self {
             id,
             boot_id,
             address,
             front,
-            http_address,
             shared,
-            listeners: Mutex::new(Some(Listeners { agents: listener, tls, http: http_listener })),
+            listeners: Mutex::new(Some(Listeners { agents: listener, tls, web })),
             host: Mutex::default(),
             assignments: tokio::sync::Mutex::default(),
             journal: Mutex::new(Journal::new(boot_id)),
@@ -202,9 +213,9 @@ impl Node {
         self.id
     }
 
-    /// Where the HTTP listener is bound.
-    pub fn http_address(&self) -> Option<SocketAddr> {
-        self.http_address
+    /// The ports at which visitors of http tunnels come.
+    pub fn public_ports(&self) -> PublicPorts {
+        self.front.ports
     }
 
     /// Bytes that the buffers of all pipes take.
@@ -214,11 +225,9 @@ impl Node {
 
     /// Starts to accept agents and visitors of http tunnels, once.
     fn start_accepting(&self) {
-        if let Some(Listeners { agents, tls, http }) = lock(&self.listeners).take() {
+        if let Some(Listeners { agents, tls, web }) = lock(&self.listeners).take() {
             agent_listener::open(self.shared.clone(), agents, tls);
-            if let Some(http) = http {
-                self.front.listen(http);
-            }
+            web.into_iter().for_each(|(scheme, listener)| self.front.listen(scheme, listener));
         }
     }
 }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::commit::Change;
 use crate::gate::Permit;
-use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, LookupError};
+use culvert_domain::custom_domain::{CustomDomain, CustomDomainStatus, DomainCertificate, LookupError};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_store::Write;
 
@@ -53,6 +53,7 @@ impl Change for VerifyDomain {
             last_checked_at: write.now,
             missed: 0,
             error: None,
+            certificate: DomainCertificate::default(),
         });
         match &self.found {
             Ok(()) => domain.note(Ok(()), write.now),
@@ -91,7 +92,9 @@ impl Change for AssignDomain {
             return Err(Error::of(Code::DomainInUse));
         }
         write.set_updated_at(self.tunnel_id).await?;
-        Ok(domain)
+        // The answer shows what becomes of its certificate.
+        write.want_certificates().await?;
+        write.custom_domain_by_name(self.tunnel_id, &self.domain).await?.ok_or_else(Error::not_found)
     }
 }
 

@@ -1,5 +1,6 @@
-//! Background jobs of the host: the ticker, the checks of custom domains, and the webhook deliveries.
+//! Background jobs of the host: the ticker, the checks of custom domains, certificates, and the webhook deliveries.
 
+pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
 pub mod sweep;
@@ -15,6 +16,7 @@ use crate::Service;
 use crate::connected_agents::ConnectedAgents;
 use crate::metrics::Metrics;
 use crate::rate_limits::RateLimits;
+use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
 
 /// What background jobs need of the host.
@@ -23,6 +25,7 @@ pub struct Jobs {
     pub agents: Arc<ConnectedAgents>,
     pub rate_limits: Arc<RateLimits>,
     pub deliveries: DeliveryWorker,
+    pub certificates: CertificateWorker,
     pub metrics: Arc<Metrics>,
     pub clock: Clock,
     pub stop: CancellationToken,

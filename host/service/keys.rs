@@ -41,6 +41,7 @@ pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Se
 pub struct Resealed {
     pub webhooks: u64,
     pub answers: u64,
+    pub certificates: u64,
 }
 
 /// Whether a host has started with the newest key of the file.
@@ -98,6 +99,17 @@ pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
         resealed.answers += count;
         after = last;
     }
+    let mut after = Some(Uuid::nil());
+    while let Some(from) = after {
+        let secrets = secrets.clone();
+        let batch =
+            store.write(None, move |write| Box::pin(async move { reseal_certificates(write, &secrets, from).await }));
+        let (count, last) = batch.await?;
+        resealed.certificates += count;
+        after = last;
+    }
+    let secrets = secrets.clone();
+    store.write(None, move |write| Box::pin(async move { reseal_accounts(write, &secrets).await })).await?;
     Ok(resealed)
 }
 
@@ -126,6 +138,28 @@ async fn reseal_answers(
         last = Some((answer.api_key_id, answer.key));
     }
     Ok((count, last))
+}
+
+async fn reseal_certificates(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+    let (mut count, mut last) = (0, None);
+    for keys in write.certificate_keys(after, BATCH).await? {
+        last = Some(keys.id);
+        let again = |sealed: &Vec<u8>| anew(secrets, Purpose::Certificates, keys.id.as_bytes(), sealed);
+        let (key, new_key) = (keys.key.as_ref().and_then(again), keys.new_key.as_ref().and_then(again));
+        if key.is_some() || new_key.is_some() {
+            count += u64::from(write.replace_certificate_keys(&keys, key, new_key).await?);
+        }
+    }
+    Ok((count, last))
+}
+
+async fn reseal_accounts(write: &mut Write, secrets: &Secrets) -> Result<()> {
+    for (directory, sealed) in write.acme_accounts().await? {
+        if let Some(anew) = anew(secrets, Purpose::Certificates, directory.as_bytes(), &sealed) {
+            write.keep_acme_account(&directory, &anew).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.

@@ -13,6 +13,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod authentication;
 pub mod catalog;
+mod certificates;
 pub mod commit;
 pub mod connected_agents;
 pub mod connected_device;
@@ -87,7 +88,7 @@ impl Service {
     ) -> Self {
         Self {
             gate: Gate::new(store.clone(), guard.clone()),
-            nodes: Arc::new(Nodes::new(store.clone(), secrets.lease_key(), metrics)),
+            nodes: Arc::new(Nodes::new(store.clone(), secrets.clone(), metrics)),
             passwords: Passwords::new(store.clock().clone()),
             scope_locks: KeyedMutex::new(),
             store,

@@ -24,7 +24,8 @@ pub struct Metrics {
     pub registry: Registry,
     pub http: HttpMetrics,
     refusals: Family<Refusal, Counter>,
-    deliveries: Family<Delivery, Counter>,
+    deliveries: Family<Ended, Counter>,
+    pub certificates: CertificateMetrics,
     pub nodes: NodeMetrics,
     /// Connections that nodes refused.
     pub refused: Refusals,
@@ -54,7 +55,7 @@ struct Refusal {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Delivery {
+struct Ended {
     outcome: &'static str,
 }
 
@@ -88,6 +89,26 @@ impl NodeMetrics {
         for (direction, bytes) in [("in", bytes_in), ("out", bytes_out)] {
             self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
         }
+    }
+}
+
+/// Metrics of the certificates of public names.
+#[derive(Clone, Default)]
+pub struct CertificateMetrics {
+    orders: Family<Ended, Counter>,
+    expiry: Gauge,
+}
+
+impl CertificateMetrics {
+    /// Counts an order at an authority that has ended.
+    pub fn ordered(&self, succeeded: bool) {
+        let outcome = if succeeded { "succeeded" } else { "failed" };
+        self.orders.get_or_create(&Ended { outcome }).inc();
+    }
+
+    /// Notes how long the first certificate that ends is still good.
+    pub fn expires_in(&self, seconds: i64) {
+        self.expiry.set(seconds);
     }
 }
 
@@ -149,6 +170,7 @@ impl Metrics {
             http,
             refusals: Family::default(),
             deliveries: Family::default(),
+            certificates: CertificateMetrics::default(),
             nodes: NodeMetrics::default(),
             refused: Refusals::default(),
             connections: ConnectionRefusals::default(),
@@ -164,6 +186,9 @@ impl Metrics {
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
         registry.register("tunnel_bytes", "Payload, as it was noted", metrics.nodes.bytes.clone());
+        registry.register("acme_orders", "Orders at an authority that have ended", metrics.certificates.orders.clone());
+        let expiry = metrics.certificates.expiry.clone();
+        registry.register_with_unit("certificate_expiry", "Until the first certificate ends", Unit::Seconds, expiry);
         let corrections = metrics.nodes.corrections.clone();
         registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
         let refused = metrics.refused.0.clone();
@@ -185,7 +210,8 @@ impl Metrics {
             self.refusals.get_or_create(&Refusal { window }).inc_by(0);
         }
         for outcome in ["succeeded", "failed"] {
-            self.deliveries.get_or_create(&Delivery { outcome }).inc_by(0);
+            self.deliveries.get_or_create(&Ended { outcome }).inc_by(0);
+            self.certificates.orders.get_or_create(&Ended { outcome }).inc_by(0);
         }
         self.nodes.add(0, 0);
         for bound in node_bounds {
@@ -205,7 +231,7 @@ impl Metrics {
         let succeeded =
             outcome.status_code.is_some_and(|status| (200..300).contains(&status)) && outcome.error.is_none();
         let outcome = if succeeded { "succeeded" } else { "failed" };
-        self.deliveries.get_or_create(&Delivery { outcome }).inc();
+        self.deliveries.get_or_create(&Ended { outcome }).inc();
     }
 
     /// All metrics as text, with the given gauges.

@@ -23,7 +23,9 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::certificates;
 use crate::metrics::NodeMetrics;
+use crate::secrets::Secrets;
 use culvert_domain::lease::Lease;
 use culvert_store::Store;
 use culvert_store::assignments::Assigned;
@@ -42,6 +44,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct Nodes {
     store: Arc<Store>,
     clock: Clock,
+    secrets: Secrets,
+    /// Signs the tokens of agents.
     key: SigningKey,
     metrics: NodeMetrics,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
@@ -65,10 +69,11 @@ fn report(what: &str, result: Result<()>) {
 }
 
 impl Nodes {
-    pub fn new(store: Arc<Store>, key: SigningKey, metrics: NodeMetrics) -> Self {
+    pub fn new(store: Arc<Store>, secrets: Secrets, metrics: NodeMetrics) -> Self {
         Self {
             clock: store.clock().clone(),
-            key,
+            key: secrets.lease_key(),
+            secrets,
             store,
             metrics,
             links: Mutex::default(),
@@ -268,18 +273,28 @@ impl Nodes {
         if changes.revision < from || changes.pruned > from {
             return self.send_all(link, &mut sent).await;
         }
-        let found = self.store.assignments_of(link.node_id(), &changes.tunnel_ids).await?;
-        let put_routes = self.store.routes_of(link.node_id(), &changes.tunnel_ids).await?;
-        let changed = changes.tunnel_ids.clone();
+        let item_ids = changes.item_ids;
+        let found = self.store.assignments_of(link.node_id(), &item_ids).await?;
+        let put_routes = self.store.routes_of(link.node_id(), &item_ids).await?;
+        let put_identities = certificates::identities(
+            &self.secrets,
+            self.store.served_certificates_of(link.node_id(), &item_ids).await?,
+        );
         let put = sent.note(found);
-        let kept: BTreeSet<Uuid> = put.iter().map(|assignment| assignment.tunnel_id).collect();
-        let drop: Vec<Uuid> = changes.tunnel_ids.into_iter().filter(|tunnel_id| !kept.contains(tunnel_id)).collect();
+        let drop = others(&item_ids, put.iter().map(|assignment| assignment.tunnel_id));
         drop.iter().for_each(|tunnel_id| sent.forget(*tunnel_id));
         link.forget_outcomes(&drop);
-        let named: BTreeSet<Uuid> = put_routes.iter().map(|route| route.tunnel_id).collect();
-        let drop_routes = changed.into_iter().filter(|tunnel_id| !named.contains(tunnel_id)).collect();
-        let revision = changes.revision;
-        link.send(ToNode::Change { from, revision, put, drop, put_routes, drop_routes }).await;
+        let change = ToNode::Change {
+            from,
+            revision: changes.revision,
+            drop,
+            drop_routes: others(&item_ids, put_routes.iter().map(|route| route.tunnel_id)),
+            drop_identities: others(&item_ids, put_identities.iter().map(|identity| identity.owner_id)),
+            put,
+            put_routes,
+            put_identities,
+        };
+        link.send(change).await;
         sent.revision = Some(changes.revision);
         Ok(changes.revision)
     }
@@ -290,10 +305,11 @@ impl Nodes {
         let revision = self.store.assignment_changes(link.node_id(), u64::MAX >> 1).await?.revision;
         let found = self.store.assignments(link.node_id()).await?;
         let routes = self.store.routes(link.node_id()).await?;
+        let identities = certificates::identities(&self.secrets, self.store.served_certificates(link.node_id()).await?);
         sent.clear();
         link.forget_all_outcomes();
         let assignments = sent.note(found);
-        link.send(ToNode::Desired { revision, assignments, routes }).await;
+        link.send(ToNode::Desired { revision, assignments, routes, identities }).await;
         sent.revision = Some(revision);
         Ok(revision)
     }
@@ -344,6 +360,12 @@ impl Nodes {
         }
         scopes
     }
+}
+
+/// Those of the changed items that are not among these.
+fn others(item_ids: &[Uuid], these: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
+    let these: BTreeSet<Uuid> = these.collect();
+    item_ids.iter().filter(|item_id| !these.contains(item_id)).copied().collect()
 }
 
 fn unavailable() -> Failure {

@@ -34,6 +34,8 @@ pub enum Purpose {
     LeaseTokens,
     /// The secrets that webhook deliveries are signed with.
     Webhooks,
+    /// The keys of certificates.
+    Certificates,
     /// Compiled policies.
     Artefacts,
     /// The value by which a database recognises its host's keys.
@@ -48,6 +50,7 @@ impl Purpose {
             Purpose::Cursors => b"cursors",
             Purpose::LeaseTokens => b"lease tokens",
             Purpose::Webhooks => b"webhooks",
+            Purpose::Certificates => b"certificates",
             Purpose::Artefacts => b"artefacts",
             Purpose::KeyCheck => b"key check",
         }

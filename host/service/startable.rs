@@ -21,7 +21,7 @@ pub(crate) enum StartRefusal {
     OwnerInactive,
     /// The tunnel's allowlist does not contain the device.
     DeviceNotAllowed,
-    /// The tunnel's node has no domain or no HTTP listener.
+    /// The tunnel's node has no domain, or not the listener that the tunnel needs.
     NodeWithoutHttp,
     /// The device's agent is older than http tunnels.
     AgentTooOld,
@@ -33,7 +33,7 @@ impl StartRefusal {
     /// The reason, for the client who asked for the tunnel.
     pub(crate) fn detail(self) -> String {
         match self {
-            Self::NodeWithoutHttp => "The tunnel's node serves no http tunnels.".into(),
+            Self::NodeWithoutHttp => "The tunnel's node does not serve http tunnels of this kind: it has no domain, or not the listener for it.".into(),
             Self::AgentTooOld => "The device's agent cannot serve http tunnels; upgrade it.".into(),
             Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
@@ -51,7 +51,7 @@ impl StartRefusal {
 pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandwidth) -> Result<(), StartRefusal> {
     match tunnel.spec.protocol {
         Protocol::Tcp => {}
-        Protocol::Http if !tunnel.spec.https => {
+        Protocol::Http => {
             if !tunnel.node.takes_http(tunnel.spec.https) {
                 return Err(StartRefusal::NodeWithoutHttp);
             }

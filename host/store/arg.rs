@@ -13,7 +13,7 @@ pub enum Arg<'a> {
     Int(Option<i64>),
     Flag(bool),
     Text(Option<&'a str>),
-    Bytes(&'a [u8]),
+    Bytes(Option<&'a [u8]>),
     /// A list of ids, for `by_ids`.
     Ids(&'a [Uuid]),
 }
@@ -141,6 +141,12 @@ impl<'a> From<Option<&'a str>> for Arg<'a> {
 
 impl<'a> From<&'a [u8]> for Arg<'a> {
     fn from(bytes: &'a [u8]) -> Self {
+        Arg::Bytes(Some(bytes))
+    }
+}
+
+impl<'a> From<Option<&'a [u8]>> for Arg<'a> {
+    fn from(bytes: Option<&'a [u8]>) -> Self {
         Arg::Bytes(bytes)
     }
 }

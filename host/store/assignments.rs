@@ -36,7 +36,8 @@ pub struct Changes {
     pub revision: u64,
     /// The highest revision whose change was deleted. What changed up to it is not listed.
     pub pruned: u64,
-    pub tunnel_ids: Vec<Uuid>,
+    /// Tunnels and platform domains.
+    pub item_ids: Vec<Uuid>,
 }
 
 /// A statement about the open sessions of the tunnels of the list `$1` on the node `$2`, in the SQL of each engine.
@@ -60,20 +61,20 @@ macro_rules! of_tunnels {
 }
 
 impl Store {
-    /// The node's newest revision, and the tunnels that changed after another one. One statement reads both, so
+    /// The node's newest revision, and the tunnels and platform domains that changed after another one. One statement reads both, so
     /// no change up to the revision is missing.
     pub async fn assignment_changes(&self, node_id: Uuid, after: u64) -> Result<Changes> {
         let sql = sql!(
-            "SELECT r.revision, r.pruned, c.tunnel_id FROM node_revisions r \
+            "SELECT r.revision, r.pruned, c.item_id FROM node_revisions r \
              LEFT JOIN assignment_changes c ON c.node_id = r.node_id AND c.revision > $2 WHERE r.node_id = $1"
         );
         let rows = (&self.db).all(sql, args![node_id, after]).await?;
         let Some(first) = rows.first() else { return Ok(Changes::default()) };
-        let tunnel_ids = rows.iter().map(|row| row.optional_id("tunnel_id")).collect::<DbResult<Vec<_>>>()?;
+        let item_ids = rows.iter().map(|row| row.optional_id("item_id")).collect::<DbResult<Vec<_>>>()?;
         Ok(Changes {
             revision: first.number("revision")?,
             pruned: first.number("pruned")?,
-            tunnel_ids: tunnel_ids.into_iter().flatten().collect(),
+            item_ids: item_ids.into_iter().flatten().collect(),
         })
     }
 
@@ -191,9 +192,9 @@ fn assigned(row: &Row) -> DbResult<Assigned> {
 }
 
 impl Write {
-    /// Records that a tunnel's assignment on a node has changed. Nodes hear of it after the commit.
-    pub fn touch(&mut self, node_id: Uuid, tunnel_id: Uuid) {
-        self.touched.insert((node_id, tunnel_id));
+    /// Records that what a node has of a tunnel, or of a platform domain, has changed. Nodes hear of it after the commit.
+    pub fn touch(&mut self, node_id: Uuid, item_id: Uuid) {
+        self.touched.insert((node_id, item_id));
     }
 
     /// As [`Write::touch`], on the node that has the tunnel's open session, if there is one.
@@ -226,23 +227,23 @@ impl Write {
     /// other transaction gets a revision of the same nodes. The order by node prevents deadlocks.
     pub(super) async fn raise_revisions(&mut self) -> Result<()> {
         let mut by_node: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
-        for (node_id, tunnel_id) in std::mem::take(&mut self.touched) {
-            by_node.entry(node_id).or_default().push(tunnel_id);
+        for (node_id, item_id) in std::mem::take(&mut self.touched) {
+            by_node.entry(node_id).or_default().push(item_id);
         }
         let now = self.now;
-        for (node_id, tunnel_ids) in by_node {
+        for (node_id, item_ids) in by_node {
             let sql = sql!(
                 "INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) \
                  ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision"
             );
             let revision = self.one(sql, args![node_id]).await?.int("revision")?;
-            for tunnel_id in tunnel_ids {
+            for item_id in item_ids {
                 let sql = sql!(
-                    "INSERT INTO assignment_changes (node_id, tunnel_id, revision, changed_at) \
-                     VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, tunnel_id) DO UPDATE \
+                    "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
+                     VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, item_id) DO UPDATE \
                      SET revision = excluded.revision, changed_at = excluded.changed_at"
                 );
-                self.execute(sql, args![node_id, tunnel_id, revision, now]).await?;
+                self.execute(sql, args![node_id, item_id, revision, now]).await?;
             }
             self.notify(Hint::Node(node_id));
         }

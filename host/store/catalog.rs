@@ -21,7 +21,8 @@ macro_rules! node_columns {
         "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
          n.country AS node_country, n.region_flag AS node_flag, n.status AS node_status, \
          n.pro_only AS node_pro_only, n.knows_countries AS node_knows_countries, n.first_port AS node_first_port, n.last_port AS node_last_port, \
-         n.domain_id AS node_domain_id, n.http_port AS node_http_port"
+         n.domain_id AS node_domain_id, n.http_port AS node_http_port, \
+         n.https_port AS node_https_port"
     };
 }
 pub(super) use node_columns;
@@ -36,8 +37,9 @@ pub struct NodeRegistration {
     pub knows_countries: bool,
     /// The domain of its tunnels' names.
     pub domain: Option<String>,
-    /// The port that visitors of http tunnels see.
+    /// The ports that visitors of http tunnels see.
     pub http_port: Option<u16>,
+    pub https_port: Option<u16>,
 }
 
 impl Store {
@@ -83,14 +85,25 @@ impl Write {
         let now = self.now;
         let sql = sql!(
             "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
-                 last_port, created_at, http_port) \
-             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8) \
+                 last_port, created_at, http_port, https_port) \
+             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8, $9) \
              ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, http_port = excluded.http_port, \
+                 https_port = excluded.https_port, \
                  knows_countries = excluded.knows_countries, \
                  first_port = excluded.first_port, last_port = excluded.last_port"
         );
-        let NodeRegistration { id, name, hostname, ports, knows_countries, http_port, domain: _ } = new;
-        let args = args![*id, name, hostname, *knows_countries, ports.first, ports.last, now, http_port.map(u32::from)];
+        let NodeRegistration { id, name, hostname, ports, knows_countries, http_port, https_port, domain: _ } = new;
+        let args = args![
+            *id,
+            name,
+            hostname,
+            *knows_countries,
+            ports.first,
+            ports.last,
+            now,
+            http_port.map(u32::from),
+            https_port.map(u32::from),
+        ];
         self.execute(sql, args).await?;
         let sql =
             sql!("INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING");
@@ -187,6 +200,7 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
         ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },
         domain_id: row.optional_id("node_domain_id")?,
         http_port: row.optional_number("node_http_port")?,
+        https_port: row.optional_number("node_https_port")?,
     })
 }
 

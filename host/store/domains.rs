@@ -9,14 +9,16 @@ use super::error::DbResult;
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write};
-use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, LookupError};
+use culvert_domain::certificate::{CertificateStatus, ShownStatus};
+use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain, DomainCertificate, LookupError};
 use culvert_domain::error::Result;
 
 macro_rules! select_domain {
     ($rest:literal) => {
         sql!(concat!(
-            "SELECT tunnel_id, domain, status, assigned, verified_at, last_checked_at, missed, error_code, error_detail \
-             FROM custom_domains ",
+            "SELECT u.tunnel_id, u.domain, u.status, u.assigned, u.verified_at, u.last_checked_at, u.missed, u.error_code, \
+                    u.error_detail, c.status AS certificate_status, c.not_after, c.error AS certificate_error \
+             FROM custom_domains u LEFT JOIN certificates c ON c.name = u.domain AND c.tunnel_id = u.tunnel_id ",
             $rest
         ))
     };
@@ -62,7 +64,10 @@ pub struct DueDomain {
 impl Store {
     /// The custom domain of a tunnel that was verified or assigned last.
     pub async fn custom_domain(&self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
-        latest(&mut &self.db, tunnel_id).await
+        let sql = select_domain!("WHERE u.tunnel_id = $1 ORDER BY u.updated_at DESC, u.assigned LIMIT 1");
+        let row = (&self.db).optional(sql, args![tunnel_id]).await?;
+        let has_authority = self.own_certificates.get().is_some();
+        Ok(row.as_ref().map(|row| custom_domain(row, has_authority)).transpose()?)
     }
 
     /// Custom domains that were verified before and were last checked a day ago or earlier.
@@ -82,24 +87,20 @@ impl Store {
     }
 }
 
-async fn latest(db: &mut impl Read, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
-    let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY updated_at DESC, assigned LIMIT 1");
-    let row = db.optional(sql, args![tunnel_id]).await?;
-    Ok(row.as_ref().map(custom_domain).transpose()?)
-}
-
 impl Write {
     /// The custom domain that is assigned to a tunnel, or else the one that was looked up last.
     pub async fn custom_domain_of_tunnel(&mut self, tunnel_id: Uuid) -> Result<Option<CustomDomain>> {
-        let sql = select_domain!("WHERE tunnel_id = $1 ORDER BY assigned DESC, updated_at DESC LIMIT 1");
+        let sql = select_domain!("WHERE u.tunnel_id = $1 ORDER BY u.assigned DESC, u.updated_at DESC LIMIT 1");
         let row = self.optional(sql, args![tunnel_id]).await?;
-        Ok(row.as_ref().map(custom_domain).transpose()?)
+        let has_authority = self.own_certificates.is_some();
+        Ok(row.as_ref().map(|row| custom_domain(row, has_authority)).transpose()?)
     }
 
     pub async fn custom_domain_by_name(&mut self, tunnel_id: Uuid, domain: &str) -> Result<Option<CustomDomain>> {
-        let sql = select_domain!("WHERE tunnel_id = $1 AND domain = $2");
+        let sql = select_domain!("WHERE u.tunnel_id = $1 AND u.domain = $2");
         let row = self.optional(sql, args![tunnel_id, domain]).await?;
-        Ok(row.as_ref().map(custom_domain).transpose()?)
+        let has_authority = self.own_certificates.is_some();
+        Ok(row.as_ref().map(|row| custom_domain(row, has_authority)).transpose()?)
     }
 
     /// Assigns a custom domain to a tunnel and removes its others. Returns false if another tunnel has it.
@@ -145,6 +146,8 @@ impl Write {
             domain.error.as_ref().map(|error| error.detail.as_str()),
         ];
         self.execute(sql, args).await?;
+        // A name that is no longer verified gets no certificate.
+        self.renamed.insert(tunnel_id);
         Ok(())
     }
 
@@ -161,12 +164,25 @@ impl Write {
     }
 }
 
-fn custom_domain(row: &Row) -> DbResult<CustomDomain> {
+fn custom_domain(row: &Row, has_authority: bool) -> DbResult<CustomDomain> {
+    let expires_at = row.optional_time("not_after")?;
+    let certificate = match row.optional_string_enum::<CertificateStatus>("certificate_status")? {
+        Some(status) => DomainCertificate {
+            status: ShownStatus::of(status, expires_at.is_some()),
+            expires_at,
+            error: row.optional_text("certificate_error")?,
+        },
+        None => DomainCertificate {
+            error: (!has_authority).then(|| "acme.directory is not set".into()),
+            ..DomainCertificate::default()
+        },
+    };
     let code = row.optional_text("error_code")?;
     let detail = row.optional_text("error_detail")?;
     Ok(row!(row => CustomDomain {
         domain: text, status: string_enum, assigned: flag, verified_at: optional_time, last_checked_at: time,
         missed: number;
+        certificate,
         error: code.zip(detail).map(|(code, detail)| LookupError { code: code.into(), detail }),
     }))
 }

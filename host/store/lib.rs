@@ -13,6 +13,7 @@ mod access;
 mod arg;
 pub mod assignments;
 pub mod catalog;
+pub mod certificates;
 pub mod db;
 mod devices;
 pub mod domains;
@@ -39,6 +40,7 @@ mod webhooks;
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Clock;
@@ -49,6 +51,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use arg::args;
+use certificates::OwnCertificates;
 use culvert_domain::error::{Chain, Error, Result};
 use db::{Db, Tx};
 use sql::sql;
@@ -59,6 +62,8 @@ pub struct Store {
     tasks: TaskTracker,
     hints: mpsc::UnboundedSender<Hint>,
     commits: watch::Sender<u64>,
+    /// Set at the start, if names of tunnels get certificates of their own.
+    own_certificates: OnceLock<OwnCertificates>,
 }
 
 /// Post-commit notification: which part of the host has new work, sent after a commit.
@@ -81,8 +86,11 @@ pub struct Write {
     pub now: DateTime<Utc>,
     pub clock: Clock,
     hints: Vec<Hint>,
-    /// The assignments that this transaction has changed: node id and tunnel id.
+    /// What nodes have of tunnels and platform domains that this transaction has changed: node id and the other's id.
     touched: BTreeSet<(Uuid, Uuid)>,
+    /// The http tunnels whose names this transaction has changed.
+    renamed: BTreeSet<Uuid>,
+    own_certificates: Option<OwnCertificates>,
 }
 
 impl Write {
@@ -113,7 +121,7 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        (Self { db, clock, tasks, hints, commits }, woken)
+        (Self { db, clock, tasks, hints, commits, own_certificates: OnceLock::new() }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -145,10 +153,12 @@ impl Store {
     {
         let (db, clock, hints, commits) =
             (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone());
+        let own_certificates = self.own_certificates.get().cloned();
         let transaction = async move {
             let tx = db.begin().await?;
             let now = clock.now();
-            let mut write = Write { tx, now, clock, hints: Vec::new(), touched: BTreeSet::new() };
+            let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
+            let mut write = Write { tx, now, clock, hints: Vec::new(), touched, renamed, own_certificates };
             match in_turn(&mut write, scope_id, work).await {
                 Ok(value) => {
                     let Write { tx, hints: due, .. } = write;
@@ -185,6 +195,7 @@ where
     // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
     write.now = write.clock.now();
     let value = work(write).await?;
+    write.want_certificates().await?;
     write.raise_revisions().await?;
     Ok(value)
 }

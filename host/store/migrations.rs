@@ -42,6 +42,7 @@ const FILES: &[File] = files! {
     11 "0011_nodes"
     12 "0012_names"
     13 "0013_http"
+    14 "0014_certificates"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

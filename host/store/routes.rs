@@ -100,6 +100,7 @@ impl Write {
     /// Records that the names of an http tunnel, or what stands behind them, have changed. Its node hears of it after
     /// the commit.
     pub async fn touch_route(&mut self, tunnel_id: Uuid) -> Result<()> {
+        self.renamed.insert(tunnel_id);
         let sql = sql!("SELECT node_id FROM tunnels WHERE id = $1 AND protocol = 'http'");
         if let Some(row) = self.optional(sql, args![tunnel_id]).await? {
             self.touch(row.id("node_id")?, tunnel_id);

@@ -74,6 +74,10 @@ impl Row {
         self.get(column)
     }
 
+    pub fn optional_bytes(&self, column: &'static str) -> DbResult<Option<Vec<u8>>> {
+        self.get(column)
+    }
+
     pub fn time(&self, column: &'static str) -> DbResult<DateTime<Utc>> {
         let micros = self.int(column)?;
         DateTime::from_timestamp_micros(micros).ok_or_else(|| unreadable(column, &micros))

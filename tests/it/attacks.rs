@@ -1716,6 +1716,12 @@ async fn secret_key_rotation_reseals_stored_secrets(engine: Engine) {
     let next = format!("/tunnels?limit=1&cursor={}", page.body["meta"]["next_cursor"].as_str().unwrap());
     assert_eq!(api.get(&next).await.outcome(), "200");
 
+    let certificate = async |host: &TestHost| {
+        let node = host.app.embedded.ids().next().unwrap();
+        host.app.store.served_certificates(node).await.unwrap().remove(0).issued.unwrap().0
+    };
+    let issued = certificate(&host).await;
+
     let file = host.config().data_dir.join("secret.key");
     let new = format!("v2:{}\n", STANDARD.encode([7; 32]));
     fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(new.as_bytes()).unwrap();
@@ -1740,6 +1746,7 @@ async fn secret_key_rotation_reseals_stored_secrets(engine: Engine) {
     fs::write(&file, &new).unwrap();
     let host = within(SOON, host.restart()).await;
     let api = host.api(&ada.key);
+    assert_eq!(certificate(&host).await, issued, "its key can be opened, so it is not issued anew");
     // What a request was is vouched for by the key of its day.
     assert_eq!(create(&host).await.outcome(), "409 idempotency_conflict");
     let event = send(&api, &webhook).await;
@@ -1786,12 +1793,13 @@ async fn node_ports_overlapping_host_listeners_are_refused() {
         ("9000-9200", "admin_listen"),
         ("7835-7835", "node.listen"),
         ("8081-8081", "node.http_listen"),
+        ("8443-8443", "node.https_listen"),
     ] {
         let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", ports);
         let said = fails(&place, "culvert serve").await;
         assert!(said.starts_with("2: culvert: node.ports: ") && said.contains(setting), "{said}");
     }
     // Beside each other is not over each other.
-    let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", "8082-9179");
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", "8444-9179");
     assert_eq!(place.serve().await.interrupt().await, Some(0));
 }

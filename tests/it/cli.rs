@@ -190,7 +190,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
     // The file is read as well, and says where it is wrong.
     let place = Place::new(Engine::Sqlite).await;

@@ -24,6 +24,7 @@ const FRAMEWORKS: &[&str] = &[
     "http-body-util",
     "hyper",
     "hyper-util",
+    "instant-acme",
     "jsonschema",
     "maud",
     "maxminddb",
@@ -49,6 +50,11 @@ const RULES: &[Rule] = &[
     Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "rustls", "tokio"] },
     Rule { name: "culvert-domain", crates: &["culvert-wire"], frameworks: &[] },
     Rule { name: "culvert-api-types", crates: &["culvert-domain"], frameworks: &[] },
+    Rule {
+        name: "culvert-certificates",
+        crates: &["culvert-domain", "culvert-wire"],
+        frameworks: &["http-body-util", "instant-acme", "rcgen", "reqwest"],
+    },
     Rule {
         name: "culvert-node",
         crates: &["culvert-domain", "culvert-wire"],
@@ -88,6 +94,7 @@ const RULES: &[Rule] = &[
         name: "culvert-service",
         crates: &[
             "culvert-api-types",
+            "culvert-certificates",
             "culvert-domain",
             "culvert-policy",
             "culvert-store",
@@ -120,6 +127,7 @@ const RULES: &[Rule] = &[
         name: "culvert",
         crates: &[
             "culvert-agent",
+            "culvert-certificates",
             "culvert-domain",
             "culvert-gateway",
             "culvert-http",

@@ -330,7 +330,7 @@ async fn domain_assignment_requires_verification(engine: Engine) {
     {
       "data": {
         "certificate": {
-          "error": null,
+          "error": "acme.directory is not set",
           "expires_at": null,
           "status": "none"
         },

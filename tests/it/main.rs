@@ -6,6 +6,7 @@
 #![allow(clippy::large_stack_arrays, clippy::format_collect, reason = "tests make large inputs as it is easiest")]
 
 mod account;
+mod acme;
 mod agents;
 mod attacks;
 mod audit;
@@ -52,10 +53,12 @@ mod slow_policies;
 mod support;
 mod targets;
 mod tidy;
+mod tls;
 mod traffic;
 mod tunnels;
 mod two_hosts;
 mod upgrade;
 mod visitors;
 mod web;
+mod web_tools;
 mod webhooks;

@@ -40,6 +40,8 @@ impl Stage {
             second.listen = SocketAddr::new(address, 0);
             (second.http_listen, second.domain) =
                 (Listen::At(SocketAddr::new(address, 0)), Some("south.localhost".into()));
+            // The same port for visitors of both, so that a move does not change it.
+            (config.node.https_port, second.https_port) = (Some(443), Some(443));
             (config.node.ports, second.ports) = (north, south);
             config.extra_node.push(second);
         })

@@ -31,6 +31,7 @@ async fn dev_command_serves_sample_tunnel_across_restarts(engine: Engine) {
         let key = dev.until("API key").await;
         let visit = dev.until("curl http").await;
         let by_name = dev.until("curl http").await;
+        let by_https = dev.until("curl --cacert").await;
         let read = dev.until("/tunnels/").await;
         let stop = dev.until("/actions/stop").await;
         dev.until("Ctrl-C").await;
@@ -38,6 +39,8 @@ async fn dev_command_serves_sample_tunnel_across_restarts(engine: Engine) {
         // The name leads to 127.0.0.1, and this test's node is elsewhere.
         let resolve = format!("--resolve hello.tunnel.localhost:8081:{}", place.address);
         assert!(place.shell(&format!("{by_name} {resolve} --silent --show-error")).await.contains("Hello"));
+        let resolve = format!("--resolve hello.tunnel.localhost:8443:{}", place.address);
+        assert!(place.shell(&format!("{by_https} {resolve} --silent --show-error")).await.contains("Hello"));
         let tunnel: Value = serde_json::from_str(&place.shell(&format!("{read} --silent --show-error")).await).unwrap();
         assert_eq!(tunnel["data"]["status"], "running");
         let stopped: Value =

@@ -500,8 +500,9 @@ async fn second_process(host: &TestHost) -> Node {
         hostname: config.node.hostname.clone(),
         listen: std::net::SocketAddr::new(own_address(), 0),
         bind: config.node.bind,
-        http_listen: None,
-        http_port: None,
+        http: None,
+        https: None,
+        web: config.node.http.limits(),
         limits: Limits {
             visitors: 100,
             visitors_per_tunnel: 100,
@@ -510,7 +511,6 @@ async fn second_process(host: &TestHost) -> Node {
             descriptor_reserve: 0.0,
             unproven: 100,
             unproven_per_address: 100,
-            http_connections_per_address: 100,
         },
     };
     let cx = NodeContext {

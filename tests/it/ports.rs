@@ -194,7 +194,8 @@ async fn extra_port_of_another_tunnel_returns_not_found(engine: Engine) {
 /// shares the node's port, and is found by a name of its own.
 #[both_engines]
 async fn extra_port_protocol_follows_tunnel_protocol(engine: Engine) {
-    let host = TestHost::with(engine, |config| config.node.http_port = Some(80)).await;
+    let host =
+        TestHost::with(engine, |config| (config.node.http_port, config.node.https_port) = (Some(80), Some(443))).await;
     let api = host.api(&host.person("ada").await.key);
     let mut said = String::new();
     for tunnel in ["tcp", "udp", "both", "http"] {

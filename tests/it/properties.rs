@@ -11,7 +11,9 @@ use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{ToAgent, ToHost};
 use culvert_wire::data::{self, Attach, Visit};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::node::{AssignedPort, Assignment, BasicAuth, Route, RouteName, ToNode, Transport};
+use culvert_wire::node::{
+    AssignedPort, Assignment, BasicAuth, Certificate, Challenge, Route, RouteName, TlsIdentity, ToNode, Transport,
+};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -118,7 +120,7 @@ proptest! {
             device_id,
             boot_id,
             scope_id,
-            name,
+            name: name.clone(),
             protocol: "tcp".into(),
             ready: true,
             ports: ports.into_iter().map(port).collect(),
@@ -135,7 +137,25 @@ proptest! {
             suspended_until: Some(chrono::DateTime::UNIX_EPOCH),
             basic_auth: Some(BasicAuth { user: "ada".into(), password_hash: "$argon2id$".into() }),
         };
-        let frame = ToNode::Change { from: revision, revision, put: vec![assignment], drop: vec![tunnel_id], put_routes: vec![route], drop_routes: vec![tunnel_id] };
+        let certificate = Certificate { names: vec!["a.example".into()], chain: name, key: Base64Bytes(vec![1, 2]) };
+        let challenge = Challenge {
+            name: "a.example".into(),
+            kind: "http-01".into(),
+            token: "a".into(),
+            key_authorization: "a.b".into(),
+        };
+        let identity =
+            TlsIdentity { owner_id: tunnel_id, certificates: vec![certificate], challenges: vec![challenge] };
+        let frame = ToNode::Change {
+            from: revision,
+            revision,
+            put: vec![assignment],
+            drop: vec![tunnel_id],
+            put_routes: vec![route],
+            drop_routes: vec![tunnel_id],
+            put_identities: vec![identity],
+            drop_identities: vec![tunnel_id],
+        };
         let text = serde_json::to_string(&frame).unwrap();
         prop_assert_eq!(serde_json::from_str::<ToNode>(&text).unwrap(), frame);
     }

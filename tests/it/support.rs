@@ -10,6 +10,7 @@ pub mod host;
 pub mod hostile;
 pub mod names;
 pub mod node;
+pub mod pebble;
 pub mod policies;
 pub mod program;
 pub mod receiver;

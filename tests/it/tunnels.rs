@@ -283,7 +283,8 @@ async fn preset_fills_in_omitted_tunnel_fields(engine: Engine) {
 /// covers: subdomain_unavailable
 #[both_engines]
 async fn http_tunnel_gets_unique_subdomain(engine: Engine) {
-    let host = TestHost::with(engine, |config| config.node.http_port = Some(80)).await;
+    let host =
+        TestHost::with(engine, |config| (config.node.http_port, config.node.https_port) = (Some(80), Some(443))).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     let one = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;

@@ -377,7 +377,7 @@ async fn tunnel_that_wants_https_is_not_served_in_the_clear(engine: Engine) {
     let change = json!({"http_ssl_enabled": true});
     assert_eq!(stage.api.patch(&format!("/tunnels/{tunnel}"), change).await.outcome(), "200");
     let mut browser = stage.browser().await;
-    assert_eq!(browser.outcome("hello.tunnel.localhost", "/echo").await, "503 certificate_pending");
+    assert_eq!(browser.outcome("hello.tunnel.localhost", "/echo").await, "308");
     assert_eq!(stage.service.connections(), 0);
 }
 
@@ -467,6 +467,7 @@ async fn domain_of_an_earlier_version_is_renamed(engine: Engine) {
             knows_countries: false,
             domain: Some(domain.into()),
             http_port: Some(80),
+            https_port: None,
         };
         catalog::register_node(&host.app.store, registration).await.unwrap();
         assert_eq!(named().await, expected);

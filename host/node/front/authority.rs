@@ -1,7 +1,7 @@
 //! The name that a request is for (RFC 9110, section 7.2).
 
-use hyper::Request;
 use hyper::header::HOST;
+use hyper::{Request, Version};
 
 /// Most characters of a host name (RFC 1035, section 2.3.4).
 const LONGEST: usize = 253;
@@ -10,15 +10,23 @@ const LONGEST: usize = 253;
 /// names none, more than one, or one that no tunnel can have.
 pub(super) fn name_of<B>(request: &Request<B>) -> Option<String> {
     let mut hosts = request.headers().get_all(HOST).iter();
-    let host = hosts.next()?.to_str().ok()?;
+    let host = match hosts.next() {
+        Some(host) => Some(name_in(host.to_str().ok()?)?),
+        None => None,
+    };
     if hosts.next().is_some() {
         return None;
     }
-    let name = name_in(host)?;
-    // A request in absolute form names its authority twice.
-    match request.uri().authority() {
-        Some(authority) if name_in(authority.as_str())? != name => None,
-        _ => Some(name),
+    // A request in absolute form names its authority twice. Those of HTTP/2 may do so (RFC 9113, section 8.3.1), but need
+    // no Host.
+    let authority = match request.uri().authority() {
+        Some(authority) => Some(name_in(authority.as_str())?),
+        None => None,
+    };
+    match (host, authority) {
+        (Some(host), Some(authority)) => (host == authority).then_some(host),
+        (None, authority) => authority.filter(|_| request.version() == Version::HTTP_2),
+        (host, None) => host,
     }
 }
 
@@ -64,6 +72,7 @@ mod tests {
             assert_eq!(found("/", &[host]), None, "{host}");
         }
         assert_eq!(found("/", &[]), None);
+        assert_eq!(found("http://a.example/", &[]), None, "HTTP/1.1 needs a Host");
         assert_eq!(found("/", &["a", "a"]), None);
         assert_eq!(found("http://b.example/", &["a.example"]), None);
     }

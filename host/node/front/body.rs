@@ -3,47 +3,15 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use culvert_wire::clock::{Clock, Moment};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
 
+use super::activity::Activity;
 use super::headers;
 
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
-
-/// When the last byte of an exchange has moved, in either direction.
-pub(super) struct Activity {
-    clock: Clock,
-    start: Moment,
-    /// In milliseconds after `start`.
-    last: AtomicU64,
-}
-
-impl Activity {
-    pub(super) fn new(clock: Clock) -> Arc<Self> {
-        Arc::new(Self { start: clock.moment(), clock, last: AtomicU64::new(0) })
-    }
-
-    fn note(&self) {
-        let since = self.clock.moment().since(self.start).as_millis();
-        self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Waits until no byte has moved for this time.
-    pub(super) async fn silence(self: Arc<Self>, timeout: Duration) {
-        loop {
-            let end = self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)) + timeout);
-            if self.clock.moment() >= end {
-                return;
-            }
-            self.clock.until(end).await;
-        }
-    }
-}
 
 /// What follows the bytes of a body.
 pub(super) trait Observer: Send + 'static {

@@ -1,17 +1,28 @@
 //! What ends a visitor's connection although neither side has ended it: the exchange on it has to be cut.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::body::Activity;
+use super::activity::Activity;
 use crate::lock;
+
+/// Ends when an exchange has to be cut.
+async fn cut(out: CancellationToken, activity: Arc<Activity>, idle: Duration) -> io::Error {
+    tokio::select! {
+        () = out.cancelled() => io::ErrorKind::ConnectionAborted.into(),
+        () = activity.silence(idle) => io::ErrorKind::TimedOut.into(),
+    }
+}
 
 /// The cut of the exchange that is under way on a connection. The connection's task polls it, also while it waits for
 /// a visitor who takes nothing.
@@ -25,14 +36,7 @@ pub(super) struct CutSlot {
 impl CutSlot {
     /// Cuts the connection when changed rules deny the visitor, the run ends, or nothing moves any longer.
     pub(super) fn arm(self: &Arc<Self>, out: CancellationToken, activity: Arc<Activity>, idle: Duration) -> Armed {
-        let silence = activity.clone().silence(idle);
-        let cut = async move {
-            tokio::select! {
-                () = out.cancelled() => io::ErrorKind::ConnectionAborted.into(),
-                () = silence => io::ErrorKind::TimedOut.into(),
-            }
-        };
-        *lock(&self.cut) = Some(cut.boxed());
+        *lock(&self.cut) = Some(cut(out, activity.clone(), idle).boxed());
         self.is_under_way.store(true, Ordering::Relaxed);
         Armed { slot: self.clone(), activity, idle }
     }
@@ -63,5 +67,60 @@ impl Armed {
         self.slot.is_under_way.store(false, Ordering::Relaxed);
         let silence = self.activity.clone().silence(self.idle);
         *lock(&self.slot.cut) = Some(silence.map(|()| io::ErrorKind::TimedOut.into()).boxed());
+    }
+}
+
+/// An answer on a connection of HTTP/2, where the other exchanges go on when it is cut. What it holds of the service is
+/// let go at once, even while its visitor takes nothing.
+pub(super) struct CutBody<B> {
+    state: Arc<Mutex<CutState<B>>>,
+    _cut: AbortOnDropHandle<()>,
+}
+
+struct CutState<B> {
+    /// `None` after the cut.
+    body: Option<B>,
+    waker: Option<Waker>,
+}
+
+impl<B: Body<Data = Bytes, Error = io::Error> + Send + Unpin + 'static> CutBody<B> {
+    pub(super) fn new(body: B, out: CancellationToken, activity: Arc<Activity>, idle: Duration) -> Self {
+        let state = Arc::new(Mutex::new(CutState { body: Some(body), waker: None }));
+        let cut_state = state.clone();
+        let cut = tokio::spawn(async move {
+            cut(out, activity, idle).await;
+            let (body, waker) = {
+                let mut state = lock(&cut_state);
+                (state.body.take(), state.waker.take())
+            };
+            drop(body);
+            waker.into_iter().for_each(Waker::wake);
+        });
+        Self { state, _cut: AbortOnDropHandle::new(cut) }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Body for CutBody<B> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let mut state = lock(&self.state);
+        let Some(body) = &mut state.body else {
+            return Poll::Ready(Some(Err(io::ErrorKind::ConnectionAborted.into())));
+        };
+        let polled = Pin::new(body).poll_frame(context);
+        if polled.is_pending() {
+            state.waker = Some(context.waker().clone());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        lock(&self.state).body.as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        lock(&self.state).body.as_ref().map_or_else(SizeHint::default, Body::size_hint)
     }
 }

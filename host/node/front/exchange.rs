@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use culvert_wire::pipe;
 use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::http1::SendRequest;
-use hyper::header::{ACCEPT, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{ACCEPT, HeaderValue, TRANSFER_ENCODING};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use uuid::Uuid;
 
+use super::activity::Activity;
 use super::authority::name_of;
-use super::body::{Activity, Body, Observer, PassedBody};
-use super::cut::Armed;
-use super::pages::Page;
+use super::body::{Body, Observer, PassedBody};
+use super::cut::{Armed, CutBody};
+use super::exchanges::OpenExchange;
+use super::pages::{OwnAnswer, Page};
 use super::routes::Found;
-use super::upstream::{Upstreams, Visited};
-use super::{Front, Peer, VisitorConnection, headers};
+use super::scheme::Scheme;
+use super::upstream::{Reusable, UpstreamVersion, Upstreams, Visited};
+use super::visitor::{HttpVersion, Peer, VisitorConnection};
+use super::{Front, headers};
 use crate::admission::{AdmissionRefusal, AdmittedVisitor};
 use crate::bounds::Bound;
 use crate::lock;
 use crate::session::{ActiveRun, SessionRelay};
-
-/// Most bytes of a request's target.
-const LONGEST_URI: usize = 16 * 1024;
 
 /// A request that was let in.
 struct Admitted {
@@ -42,44 +42,76 @@ pub(super) async fn serve(
     visitor: &Arc<VisitorConnection>,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let peer = visitor.peer;
-    let accepted = request.headers().get(ACCEPT).cloned();
-    let answer = match admit(front, peer, &mut request).await {
-        Ok(admitted) => pass(front, visitor, admitted, request).await,
-        Err(page) => Err(page),
+    let mut open = match &visitor.version {
+        HttpVersion::Http1(_) => None,
+        HttpVersion::Http2(exchanges) => Some(exchanges.begin()),
     };
-    answer.unwrap_or_else(|page| {
-        tracing::debug!(address = %peer.address, code = page.code, "a request was answered by the node");
-        page.response(accepted.as_ref())
+    let accepted = request.headers().get(ACCEPT).cloned();
+    let answer = match admit(front, visitor, &mut request).await {
+        Ok(admitted) => pass(front, visitor, admitted, request, &mut open).await.map_err(OwnAnswer::from),
+        Err(own) => Err(own),
+    };
+    answer.unwrap_or_else(|own| {
+        open.iter_mut().for_each(OpenExchange::complete);
+        tracing::debug!(address = %visitor.peer.address, ?own, "a request was answered by the node");
+        own.response(accepted.as_ref())
     })
 }
 
-async fn admit(front: &Front, peer: Peer, request: &mut Request<Incoming>) -> Result<Admitted, Page> {
-    if request.method() == Method::CONNECT {
-        return Err(Page::METHOD_NOT_SUPPORTED);
+async fn admit(
+    front: &Front,
+    visitor: &VisitorConnection,
+    request: &mut Request<Incoming>,
+) -> Result<Admitted, OwnAnswer> {
+    if request.method() == Method::CONNECT && !headers::is_websocket_of_h2(request) {
+        return Err(Page::METHOD_NOT_SUPPORTED.into());
     }
     let name = name_of(request).ok_or(Page::BAD_REQUEST)?;
     let length = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    if length > LONGEST_URI {
-        return Err(Page::URI_TOO_LONG);
+    if length > front.limits.uri_bytes {
+        return Err(Page::URI_TOO_LONG.into());
+    }
+    if !visitor.proves(&name) {
+        return Err(Page::MISDIRECTED_REQUEST.into());
+    }
+    if let Some(answer) = challenge_answer(front, &name, request.uri().path()) {
+        return Err(OwnAnswer::Challenge(answer));
     }
     let found = front.shared.routes.find(&name).ok_or(Page::NO_SUCH_TUNNEL)?;
-    if found.route.suspended_until.is_some_and(|until| front.shared.clock.now() < until) {
-        return Err(Page::TUNNEL_SUSPENDED);
-    }
-    if found.route.https {
+    if found.route.https && visitor.peer.scheme == Scheme::Http {
         // Its owner asked for HTTPS, so nothing is served in the clear.
-        return Err(Page::CERTIFICATE_PENDING);
+        return Err(to_https(front, &name, request));
+    }
+    if found.route.suspended_until.is_some_and(|until| front.shared.clock.now() < until) {
+        return Err(Page::TUNNEL_SUSPENDED.into());
     }
     let tunnel =
         lock(&front.shared.tunnels).get(&found.route.tunnel_id).map(|tunnel| (tunnel.run(), tunnel.access.clone()));
     let (run, access) = tunnel.ok_or(Page::TUNNEL_OFFLINE)?;
-    let ip = peer.address.ip();
+    let ip = visitor.peer.address.ip();
     let admission = access.enter_exchange(ip, &run.ended()).map_err(|refusal| refused(front, refusal))?;
     if let Some(expected) = &found.route.basic_auth {
         front.basic_auth.check(found.route.tunnel_id, expected, ip, request.headers_mut()).await?;
     }
     Ok(Admitted { name, found, run: ActiveRun::new(run), admission })
+}
+
+/// What an authority looks for at a path (RFC 8555, section 8.3). Other tokens are the service's.
+fn challenge_answer(front: &Front, name: &str, path: &str) -> Option<String> {
+    let token = path.strip_prefix("/.well-known/acme-challenge/")?;
+    front.shared.certificates.challenge_answer(name, token)
+}
+
+/// The answer to a request in the clear for a name that is served by HTTPS alone.
+fn to_https(front: &Front, name: &str, request: &Request<Incoming>) -> OwnAnswer {
+    match front.ports.https.filter(|_| front.shared.certificates.find(name).is_some()) {
+        Some(port) => {
+            let port = if port == 443 { String::new() } else { format!(":{port}") };
+            let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+            OwnAnswer::Redirect(format!("https://{name}{port}{target}"))
+        }
+        None => Page::CERTIFICATE_PENDING.into(),
+    }
 }
 
 fn refused(front: &Front, refusal: AdmissionRefusal) -> Page {
@@ -98,60 +130,70 @@ async fn pass(
     visitor: &Arc<VisitorConnection>,
     admitted: Admitted,
     mut request: Request<Incoming>,
+    open: &mut Option<OpenExchange>,
 ) -> Result<Response<Body>, Page> {
     let peer = visitor.peer;
     let run = admitted.run.relay().clone();
-    let is_upgrade = headers::wants_websocket(request.headers());
-    let has_body = |headers: &hyper::HeaderMap| {
-        headers.contains_key(TRANSFER_ENCODING)
-            || headers.get(CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0")
-    };
-    if is_upgrade && has_body(request.headers()) {
+    let is_upgrade = headers::is_websocket(&request);
+    if is_upgrade && headers::has_body(&request) {
         return Err(Page::BAD_REQUEST);
     }
     let on_visitor = is_upgrade.then(|| hyper::upgrade::on(&mut request));
     let activity = Activity::new(front.shared.clock.clone());
     let (out, idle) = (admitted.admission.out.clone(), run.silence_limit());
     let (port_id, name) = (admitted.found.port_id, admitted.name);
+    let version = UpstreamVersion::of(&request);
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
-    let passed = to_service(peer, &name, &ongoing, request, &activity, is_upgrade);
+    let passed = to_service(front, peer, &name, &ongoing, request, &activity);
     let visited = Visited { run: &run, port_id, visitor: peer.address, local: peer.local };
     let sent = tokio::select! {
         biased;
-        sent = front.upstreams.send(visited, passed) => sent,
+        sent = front.upstreams.send(visited, version, passed) => sent,
         () = out.cancelled() => Err(if run.ended().is_cancelled() { Page::TUNNEL_OFFLINE } else { Page::VISITOR_NOT_ALLOWED }),
         () = activity.clone().silence(idle) => Err(Page::TARGET_SILENT),
     };
     let (response, sender) = sent?;
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
-            Ok(upgrade(front, visitor.clone(), ongoing, response, on_visitor))
+            open.iter_mut().for_each(OpenExchange::complete);
+            Ok(upgrade(front, visitor.clone(), ongoing, response, on_visitor, open.take()))
         }
         (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Page::ANSWER_INVALID),
         _ => {
-            let armed = visitor.slot.arm(out, activity.clone(), idle);
-            let answer = Answer { armed, ongoing, upstreams: front.upstreams.clone(), port_id, sender: Some(sender) };
-            Ok(to_visitor(response, activity, answer))
+            let armed = match &visitor.version {
+                HttpVersion::Http1(slot) => Some(slot.arm(out.clone(), activity.clone(), idle)),
+                HttpVersion::Http2(_) => None,
+            };
+            let is_cut_alone = armed.is_none();
+            let upstreams = front.upstreams.clone();
+            let answer = Answer { armed, open: open.take(), ongoing, upstreams, port_id, sender };
+            let response = to_visitor(response, activity.clone(), answer);
+            if is_cut_alone {
+                Ok(response.map(|body| Body::new(CutBody::new(body, out, activity, idle))))
+            } else {
+                Ok(response.map(Body::new))
+            }
         }
     }
 }
 
 /// The request as the service gets it.
 fn to_service(
+    front: &Front,
     peer: Peer,
     name: &str,
     ongoing: &Arc<OngoingRequest>,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
     activity: &Arc<Activity>,
-    is_upgrade: bool,
 ) -> Request<Body> {
     let run = ongoing.run.relay();
+    headers::as_http1(&mut request, &front.shared.clock);
     let target = request.uri().path_and_query().map_or(1, |target| target.as_str().len());
     // Method, target and version, with two spaces and CRLF.
     let line = request.method().as_str().len() + target + "HTTP/1.1".len() + 4;
     count(&run.counters().forth, line + headers::size(request.headers()));
     let (mut head, body) = request.into_parts();
-    headers::to_service(&mut head, peer, name, is_upgrade);
+    headers::to_service(&mut head, peer, name);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -161,10 +203,14 @@ fn to_service(
 }
 
 /// The answer as the visitor gets it.
-fn to_visitor(mut response: Response<Incoming>, activity: Arc<Activity>, answer: Answer) -> Response<Body> {
+fn to_visitor(
+    mut response: Response<Incoming>,
+    activity: Arc<Activity>,
+    answer: Answer,
+) -> Response<PassedBody<Answer>> {
     headers::to_visitor(&mut response);
     count_head(answer.ongoing.run.relay(), &response);
-    response.map(|body| Body::new(PassedBody::new(body, activity, answer)))
+    response.map(|body| PassedBody::new(body, activity, answer))
 }
 
 fn count_head<B>(run: &SessionRelay, response: &Response<B>) {
@@ -181,13 +227,14 @@ fn upgrade(
     ongoing: Arc<OngoingRequest>,
     mut response: Response<Incoming>,
     on_visitor: OnUpgrade,
+    open: Option<OpenExchange>,
 ) -> Response<Body> {
     let on_service = hyper::upgrade::on(&mut response);
-    headers::to_upgraded_visitor(&mut response);
+    headers::to_upgraded_visitor(&mut response, &visitor.version);
     let (shared, run) = (front.shared.clone(), ongoing.run.relay().clone());
     count_head(&run, &response);
     tokio::spawn(async move {
-        let _counted = visitor;
+        let _counted = (visitor, open);
         let carried = ongoing.admission.out.run_until_cancelled(async {
             let (visitor, service) = tokio::try_join!(on_visitor, on_service).map_err(io::Error::other)?;
             let account = pipe::Account { counters: run.counters(), budget: &shared.bounds.buffers };
@@ -222,11 +269,14 @@ impl Observer for Upload {
 
 /// Counts the bytes of an answer's body. At its end, the connection to the service is free for the next request.
 struct Answer {
-    armed: Armed,
+    /// On a connection of HTTP/1.1.
+    armed: Option<Armed>,
+    /// On a connection of HTTP/2.
+    open: Option<OpenExchange>,
     ongoing: Arc<OngoingRequest>,
     upstreams: Arc<Upstreams>,
     port_id: Option<Uuid>,
-    sender: Option<SendRequest<Body>>,
+    sender: Reusable,
 }
 
 impl Observer for Answer {
@@ -235,7 +285,8 @@ impl Observer for Answer {
     }
 
     fn complete(&mut self) {
-        self.armed.complete();
+        self.armed.iter().for_each(Armed::complete);
+        self.open.iter_mut().for_each(OpenExchange::complete);
         // A service that has answered before the whole request had come gets no other one on this connection.
         if let Some(sender) = self.sender.take()
             && Arc::strong_count(&self.ongoing) == 1

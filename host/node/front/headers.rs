@@ -2,15 +2,20 @@
 
 use std::net::IpAddr;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use culvert_wire::clock::Clock;
+use hyper::ext::Protocol;
 use hyper::header::{
-    CONNECTION, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE,
 };
 use hyper::http::request;
 use hyper::http::uri::PathAndQuery;
-use hyper::{Response, Uri, Version};
+use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 
-use super::Peer;
+use super::visitor::{HttpVersion, Peer};
 
 /// On every answer that the node makes itself, and on no other.
 pub(super) const CULVERT_ERROR: HeaderName = HeaderName::from_static("culvert-error");
@@ -33,9 +38,45 @@ fn is_of_proxies(name: &HeaderName) -> bool {
     name.starts_with("x-forwarded-") || name == "forwarded" || name == "x-real-ip"
 }
 
-/// Whether a request wants to speak WebSocket on its connection (RFC 6455, section 4.1).
-pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
-    names(headers, &CONNECTION, "upgrade") && names(headers, &UPGRADE, "websocket")
+/// Whether a request wants to speak WebSocket: on its connection (RFC 6455, section 4.1), or on its stream.
+pub(super) fn is_websocket<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    is_websocket_of_h2(request) || names(headers, &CONNECTION, "upgrade") && names(headers, &UPGRADE, "websocket")
+}
+
+/// Whether a request is an extended CONNECT for WebSocket (RFC 8441, section 5).
+pub(super) fn is_websocket_of_h2<B>(request: &Request<B>) -> bool {
+    let protocol = request.extensions().get::<Protocol>();
+    request.method() == Method::CONNECT && protocol.is_some_and(|protocol| protocol.as_str() == "websocket")
+}
+
+/// Whether a request of HTTP/1.1 announces a body.
+pub(super) fn has_body<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get(CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0")
+}
+
+/// Whether a request is one of gRPC, which needs HTTP/2 up to the service.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Gives a request of HTTP/2 the form that it has in HTTP/1.1.
+pub(super) fn as_http1<B>(request: &mut Request<B>, clock: &Clock) {
+    if let Some(authority) = authority_of(request.uri()).filter(|_| !request.headers().contains_key(HOST)) {
+        request.headers_mut().insert(HOST, authority);
+    }
+    join_cookies(request.headers_mut());
+    if is_websocket_of_h2(request) {
+        *request.method_mut() = Method::GET;
+        let headers = request.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        if let Ok(key) = HeaderValue::try_from(STANDARD.encode(clock.random::<16>())) {
+            headers.insert(SEC_WEBSOCKET_KEY, key);
+        }
+    }
 }
 
 /// Whether a header's list has this word, in either case.
@@ -44,8 +85,24 @@ fn names(headers: &HeaderMap, header: &HeaderName, word: &str) -> bool {
     values.flat_map(|value| value.split(',')).any(|item| item.trim().eq_ignore_ascii_case(word))
 }
 
+/// Gives a request for a service the form of HTTP/2.
+pub(super) fn as_http2<B>(mut request: Request<B>) -> Request<B> {
+    let host = request.headers_mut().remove(HOST);
+    let headers = request.headers_mut();
+    headers.remove(TRANSFER_ENCODING);
+    headers.remove(CONNECTION);
+    let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+    let authority = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if let Ok(uri) = Uri::try_from(format!("http://{authority}{target}")) {
+        *request.uri_mut() = uri;
+    }
+    *request.version_mut() = Version::HTTP_2;
+    request
+}
+
 /// Prepares a request for the local service.
-pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str, is_upgrade: bool) {
+pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str) {
+    let is_upgrade = names(&head.headers, &CONNECTION, "upgrade") && names(&head.headers, &UPGRADE, "websocket");
     let trailers = names(&head.headers, &TE, "trailers");
     remove_hop_by_hop(&mut head.headers);
     let of_proxies: Vec<HeaderName> = head.headers.keys().filter(|name| is_of_proxies(name)).cloned().collect();
@@ -74,9 +131,9 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer, name: &str, host: Option<Heade
     };
     let set = [
         (HeaderName::from_static("x-forwarded-for"), ip.to_string()),
-        (HeaderName::from_static("x-forwarded-proto"), peer.scheme.into()),
+        (HeaderName::from_static("x-forwarded-proto"), peer.scheme.as_str().into()),
         (HeaderName::from_static("x-forwarded-port"), peer.port.to_string()),
-        (FORWARDED, format!("for={node};host=\"{name}\";proto={}", peer.scheme)),
+        (FORWARDED, format!("for={node};host=\"{name}\";proto={}", peer.scheme.as_str())),
     ];
     for (name, value) in set {
         if let Ok(value) = HeaderValue::try_from(value) {
@@ -85,6 +142,22 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer, name: &str, host: Option<Heade
     }
     if let Some(host) = host {
         headers.insert("x-forwarded-host", host);
+    }
+}
+
+/// The authority of a request of HTTP/2.
+fn authority_of(uri: &Uri) -> Option<HeaderValue> {
+    HeaderValue::from_str(uri.authority()?.as_str()).ok()
+}
+
+/// HTTP/2 may bring cookies in several fields, HTTP/1.1 has one (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() < 2 {
+        return;
+    }
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
     }
 }
 
@@ -100,8 +173,14 @@ pub(super) fn to_visitor<B>(response: &mut Response<B>) {
 }
 
 /// Prepares the answer to a WebSocket's request.
-pub(super) fn to_upgraded_visitor<B>(response: &mut Response<B>) {
+pub(super) fn to_upgraded_visitor<B>(response: &mut Response<B>, version: &HttpVersion) {
     to_visitor(response);
+    if let HttpVersion::Http2(_) = version {
+        // RFC 8441, section 5.
+        *response.status_mut() = StatusCode::OK;
+        response.headers_mut().remove(SEC_WEBSOCKET_ACCEPT);
+        return;
+    }
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
 }

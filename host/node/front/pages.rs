@@ -2,7 +2,7 @@
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
@@ -23,6 +23,47 @@ const fn page(status: StatusCode, code: &'static str, text: &'static str) -> Pag
     Page { status, code, text, retry_after: None }
 }
 
+/// What the node answers by itself.
+#[derive(Debug)]
+pub(super) enum OwnAnswer {
+    Page(Page),
+    /// To the same address by HTTPS.
+    Redirect(String),
+    /// What proves a name to an authority.
+    Challenge(String),
+}
+
+impl From<Page> for OwnAnswer {
+    fn from(page: Page) -> Self {
+        Self::Page(page)
+    }
+}
+
+impl OwnAnswer {
+    /// The answer to a request that accepts these types.
+    pub(super) fn response(self, accepted: Option<&HeaderValue>) -> Response<Body> {
+        let location = match self {
+            Self::Page(page) => return page.response(accepted),
+            Self::Redirect(location) => HeaderValue::try_from(location),
+            Self::Challenge(answer) => {
+                let mut response = Response::new(full(answer));
+                let kind = HeaderValue::from_static("application/octet-stream");
+                response.headers_mut().insert(CONTENT_TYPE, kind);
+                return response;
+            }
+        };
+        match location {
+            Ok(location) => {
+                let mut response = Response::new(Body::default());
+                *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+                response.headers_mut().insert(LOCATION, location);
+                response
+            }
+            Err(_) => Page::BAD_REQUEST.response(accepted),
+        }
+    }
+}
+
 impl Page {
     pub(super) const BAD_REQUEST: Self =
         page(StatusCode::BAD_REQUEST, "bad_request", "The request could not be understood.");
@@ -32,6 +73,8 @@ impl Page {
         page(StatusCode::FORBIDDEN, "visitor_not_allowed", "This page is not open to your address.");
     pub(super) const NO_SUCH_TUNNEL: Self =
         page(StatusCode::NOT_FOUND, "no_such_tunnel", "There is nothing at this address.");
+    pub(super) const MISDIRECTED_REQUEST: Self =
+        page(StatusCode::MISDIRECTED_REQUEST, "misdirected_request", "Open this address in a new connection.");
     pub(super) const URI_TOO_LONG: Self = page(StatusCode::URI_TOO_LONG, "uri_too_long", "The address is too long.");
     pub(super) const TOO_MANY_ATTEMPTS: Self = Self {
         retry_after: Some(60),
@@ -73,10 +116,9 @@ impl Page {
         page(StatusCode::GATEWAY_TIMEOUT, "local_target_silent", "The service did not answer in time.");
 
     /// The answer to a request that accepts these types.
-    pub(super) fn response(self, accepted: Option<&HeaderValue>) -> Response<Body> {
+    fn response(self, accepted: Option<&HeaderValue>) -> Response<Body> {
         let (content_type, text) = self.body(accepted);
-        let full = Full::new(Bytes::from(text)).map_err(|never| match never {});
-        let mut response = Response::new(Body::new(full));
+        let mut response = Response::new(full(text));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CULVERT_ERROR, HeaderValue::from_static(self.code));
@@ -112,4 +154,8 @@ impl Page {
             ("text/plain; charset=utf-8", format!("{text}\n"))
         }
     }
+}
+
+fn full(text: String) -> Body {
+    Body::new(Full::new(Bytes::from(text)).map_err(|never| match never {}))
 }

@@ -12,35 +12,59 @@ use std::time::Duration;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::visit::RefusalCode;
 use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::{http1, http2};
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::body::Body;
+use super::headers;
+use super::limits::WebLimits;
 use super::pages::Page;
+use super::timer::ClockTimer;
 use crate::lock;
 use crate::session::{ACCEPT_WITHIN, SessionRelay, VisitCarrier};
 
-/// How long a connection to a service is kept without a request.
-const IDLE_FOR: Duration = Duration::from_mins(1);
-/// Idle connections to services, at most.
-const MOST_IDLE: usize = 256;
+/// How long it is remembered that a service does not speak HTTP/2.
+const WITHOUT_H2_FOR: Duration = Duration::from_mins(10);
 
 /// A port of a run. Connections of other runs are never used for it.
 type Key = (Uuid, Option<Uuid>);
 
 pub(crate) struct Upstreams {
     clock: Clock,
+    limits: WebLimits,
     idle: Mutex<Idle>,
 }
 
 #[derive(Default)]
 struct Idle {
-    by_port: HashMap<Key, Vec<(Moment, SendRequest<Body>)>>,
+    by_port: HashMap<Key, Vec<(Moment, http1::SendRequest<Body>)>>,
     count: usize,
+    /// Connections of HTTP/2, each for many requests at a time, with the moment of its last one.
+    shared: HashMap<Key, (Moment, http2::SendRequest<Body>)>,
+    /// Ports whose services do not speak HTTP/2, and since when that is known.
+    without_h2: HashMap<Key, Moment>,
 }
+
+/// The version of HTTP that is spoken to a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UpstreamVersion {
+    Http1,
+    /// HTTP/2 by prior knowledge (RFC 9113, section 3.3), and HTTP/1.1 where the service does not speak it.
+    Http2,
+}
+
+impl UpstreamVersion {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        if headers::is_grpc(request.headers()) { Self::Http2 } else { Self::Http1 }
+    }
+}
+
+/// The connection that an answer came on, if it can take the next request.
+pub(super) type Reusable = Option<http1::SendRequest<Body>>;
 
 /// Whom a visit is for.
 #[derive(Clone, Copy)]
@@ -58,8 +82,8 @@ impl Visited<'_> {
 }
 
 impl Upstreams {
-    pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, idle: Mutex::default() }
+    pub(crate) fn new(clock: Clock, limits: WebLimits) -> Self {
+        Self { clock, limits, idle: Mutex::default() }
     }
 
     /// Sends a request. Returns the answer, with the connection for the next request.
@@ -70,8 +94,61 @@ impl Upstreams {
     pub(super) async fn send(
         &self,
         visited: Visited<'_>,
+        version: UpstreamVersion,
+        request: Request<Body>,
+    ) -> Result<(Response<Incoming>, Reusable), Page> {
+        if version == UpstreamVersion::Http2
+            && let Some(mut shared) = self.shared(visited).await?
+        {
+            let answer = shared.send_request(headers::as_http2(request)).await;
+            return answer.map(|response| (response, None)).map_err(|error| page(&error, None));
+        }
+        self.send_http1(visited, request).await.map(|(response, sender)| (response, Some(sender)))
+    }
+
+    /// A connection of HTTP/2 to a service; `None` if the service does not speak it.
+    async fn shared(&self, visited: Visited<'_>) -> Result<Option<http2::SendRequest<Body>>, Page> {
+        let (key, now) = (visited.key(), self.clock.moment());
+        {
+            let mut idle = lock(&self.idle);
+            if idle.without_h2.get(&key).is_some_and(|since| now.since(*since) < WITHOUT_H2_FOR) {
+                return Ok(None);
+            }
+            if let Some((used, sender)) = idle.shared.get_mut(&key).filter(|(_, sender)| !sender.is_closed()) {
+                *used = now;
+                return Ok(Some(sender.clone()));
+            }
+        }
+        let (lent, outcome) = lend(visited).await?;
+        let mut spoken = outcome.spoken.subscribe();
+        let handshake = http2::Builder::new(TokioExecutor::new())
+            .timer(ClockTimer(self.clock.clone()))
+            .max_header_list_size(self.limits.header_bytes as u32)
+            .handshake(TokioIo::new(lent))
+            .await;
+        let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
+        drive(visited.run, connection);
+        // The server begins as well, without waiting for a request (RFC 9113, section 3.4).
+        let begun = self.clock.timeout(ACCEPT_WITHIN, spoken.wait_for(|spoken| *spoken != Spoken::Nothing)).await;
+        let speaks_h2 = matches!(begun, Ok(Ok(spoken)) if *spoken == Spoken::Other);
+        if let Some(refusal) = outcome.refusal.get() {
+            return Err(refused(refusal));
+        }
+        let mut idle = lock(&self.idle);
+        if speaks_h2 {
+            idle.shared.insert(key, (now, sender.clone()));
+            Ok(Some(sender))
+        } else {
+            idle.without_h2.insert(key, now);
+            Ok(None)
+        }
+    }
+
+    async fn send_http1(
+        &self,
+        visited: Visited<'_>,
         mut request: Request<Body>,
-    ) -> Result<(Response<Incoming>, SendRequest<Body>), Page> {
+    ) -> Result<(Response<Incoming>, http1::SendRequest<Body>), Page> {
         if let Some(mut used) = self.take(visited.key()) {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
@@ -108,26 +185,15 @@ impl Upstreams {
         }
     }
 
-    async fn connect(&self, visited: Visited<'_>) -> Result<(SendRequest<Body>, Arc<Outcome>), Page> {
-        let Visited { run, port_id, visitor, local } = visited;
-        let stream = run.lend(port_id, visitor, local).await.map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => Page::DEVICE_TIMEOUT,
-            _ => Page::TUNNEL_OFFLINE,
-        })?;
-        let outcome = Arc::new(Outcome { accepted: stream.accepted(), refusal: OnceLock::new() });
-        let lent = Lent { run: run.clone(), stream: Some(stream), outcome: outcome.clone() };
+    async fn connect(&self, visited: Visited<'_>) -> Result<(http1::SendRequest<Body>, Arc<Outcome>), Page> {
+        let (lent, outcome) = lend(visited).await?;
         let handshake = http1::Builder::new().handshake(TokioIo::new(lent)).await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
-        let ended = run.ended();
-        tokio::spawn(async move {
-            if let Some(Err(error)) = ended.run_until_cancelled(connection.with_upgrades()).await {
-                tracing::debug!(%error, "a connection to a service has ended");
-            }
-        });
+        drive(visited.run, connection.with_upgrades());
         Ok((sender, outcome))
     }
 
-    fn take(&self, key: Key) -> Option<SendRequest<Body>> {
+    fn take(&self, key: Key) -> Option<http1::SendRequest<Body>> {
         let mut idle = lock(&self.idle);
         loop {
             let (_, sender) = idle.by_port.get_mut(&key)?.pop()?;
@@ -143,7 +209,7 @@ impl Upstreams {
         self: &Arc<Self>,
         run: &SessionRelay,
         port_id: Option<Uuid>,
-        mut sender: SendRequest<Body>,
+        mut sender: http1::SendRequest<Body>,
     ) {
         let key = (run.session_id(), port_id);
         if sender.is_ready() {
@@ -157,9 +223,9 @@ impl Upstreams {
         });
     }
 
-    fn keep(&self, key: Key, sender: SendRequest<Body>) {
+    fn keep(&self, key: Key, sender: http1::SendRequest<Body>) {
         let mut idle = lock(&self.idle);
-        if idle.count < MOST_IDLE {
+        if idle.count < self.limits.upstream_connections {
             idle.by_port.entry(key).or_default().push((self.clock.moment(), sender));
             idle.count += 1;
         }
@@ -170,11 +236,35 @@ impl Upstreams {
         let now = self.clock.moment();
         let mut idle = lock(&self.idle);
         for senders in idle.by_port.values_mut() {
-            senders.retain(|(since, sender)| now.since(*since) < IDLE_FOR && !sender.is_closed());
+            senders.retain(|(since, sender)| now.since(*since) < self.limits.upstream_idle && !sender.is_closed());
         }
         idle.by_port.retain(|_, senders| !senders.is_empty());
+        idle.shared.retain(|_, (used, sender)| now.since(*used) < self.limits.upstream_idle && !sender.is_closed());
+        idle.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);
         idle.count = idle.by_port.values().map(Vec::len).sum();
     }
+}
+
+async fn lend(visited: Visited<'_>) -> Result<(Lent, Arc<Outcome>), Page> {
+    let Visited { run, port_id, visitor, local } = visited;
+    let stream = run.lend(port_id, visitor, local).await.map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => Page::DEVICE_TIMEOUT,
+        _ => Page::TUNNEL_OFFLINE,
+    })?;
+    let outcome =
+        Outcome { accepted: stream.accepted(), refusal: OnceLock::new(), spoken: watch::Sender::new(Spoken::Nothing) };
+    let outcome = Arc::new(outcome);
+    Ok((Lent { run: run.clone(), stream: Some(stream), outcome: outcome.clone(), is_begun: false }, outcome))
+}
+
+/// Moves the bytes of a connection until it or the run ends.
+fn drive(run: &SessionRelay, connection: impl Future<Output = hyper::Result<()>> + Send + 'static) {
+    let ended = run.ended();
+    tokio::spawn(async move {
+        if let Some(Err(error)) = ended.run_until_cancelled(connection).await {
+            tracing::debug!(%error, "a connection to a service has ended");
+        }
+    });
 }
 
 /// A request with the same head and without a body.
@@ -190,11 +280,17 @@ fn head_of(request: &Request<Body>) -> Request<Body> {
 /// The answer for a visitor whose request has failed.
 fn page(error: &hyper::Error, refusal: Option<&RefusalCode>) -> Page {
     match refusal {
-        Some(RefusalCode::Fenced) => Page::TUNNEL_OFFLINE,
-        Some(RefusalCode::TargetSilent) => Page::TARGET_SILENT,
-        Some(_) => Page::TARGET_REFUSED,
+        Some(refusal) => refused(refusal),
         None if error.is_parse() => Page::ANSWER_INVALID,
         None => Page::CONNECTION_LOST,
+    }
+}
+
+fn refused(refusal: &RefusalCode) -> Page {
+    match refusal {
+        RefusalCode::Fenced => Page::TUNNEL_OFFLINE,
+        RefusalCode::TargetSilent => Page::TARGET_SILENT,
+        _ => Page::TARGET_REFUSED,
     }
 }
 
@@ -202,6 +298,17 @@ fn page(error: &hyper::Error, refusal: Option<&RefusalCode>) -> Page {
 struct Outcome {
     accepted: Arc<AtomicBool>,
     refusal: OnceLock<RefusalCode>,
+    spoken: watch::Sender<Spoken>,
+}
+
+/// What a service has begun with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spoken {
+    Nothing,
+    /// `HTTP/1`.
+    Http1,
+    /// Something else, as a frame of HTTP/2.
+    Other,
 }
 
 /// A visit that is lent to hyper. Its end gives the data connection back.
@@ -209,6 +316,8 @@ struct Lent {
     run: Arc<SessionRelay>,
     stream: Option<VisitCarrier>,
     outcome: Arc<Outcome>,
+    /// Whether the service has said something, or has ended.
+    is_begun: bool,
 }
 
 impl Lent {
@@ -227,11 +336,19 @@ impl Drop for Lent {
 
 impl AsyncRead for Lent {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = space.filled().len();
         let polled = self.stream()?.poll_read(context, space);
         if let (Poll::Ready(Err(_)), Some(stream)) = (&polled, &self.stream)
             && let Some(refused) = stream.refusal()
         {
             let _ = self.outcome.refusal.set(refused.code.clone());
+        }
+        if !self.is_begun && polled.is_ready() {
+            self.is_begun = true;
+            let begin = &space.filled()[before..];
+            // A service that ends at once does not speak HTTP/2 either.
+            let is_http1 = begin.starts_with(b"HTTP") || b"HTTP".starts_with(begin);
+            self.outcome.spoken.send_replace(if is_http1 { Spoken::Http1 } else { Spoken::Other });
         }
         polled
     }

@@ -136,6 +136,7 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
         ("CULVERT_NODE__LISTEN", format!("{ADDRESS}:7835")),
         ("CULVERT_NODE__BIND", ADDRESS.into()),
         ("CULVERT_NODE__HTTP_LISTEN", format!("{ADDRESS}:8081")),
+        ("CULVERT_NODE__HTTPS_LISTEN", format!("{ADDRESS}:8443")),
         ("CULVERT_NODE__HOSTNAME", ADDRESS.into()),
     ] {
         command.env(name, value);

@@ -81,6 +81,14 @@ impl TestHost {
         Self::run(folder, config, Clock::manual(start_of_time())).await
     }
 
+    /// A host that begins at the present time: programs that nobody here wrote, which check certificates, have no other.
+    pub async fn at_present(engine: Engine, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(folder.path(), engine).await;
+        change(&mut config);
+        Self::run(folder, config, Clock::manual(Clock::system().now())).await
+    }
+
     async fn run(folder: TempDir, config: Config, clock: Clock) -> Self {
         if let Ok(filter) = std::env::var(LOG) {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
@@ -384,6 +392,7 @@ async fn config(folder: &Path, engine: Engine) -> Config {
     config.node.hostname = own.to_string();
     config.node.listen = any_port;
     config.node.http_listen = Listen::At(any_port);
+    config.node.https_listen = Listen::At(any_port);
     config.node.bind = own;
     config.public_url = Some("https://api.example.test".into());
     // Nobody outside is asked: a test that needs names brings its own server.

@@ -46,6 +46,7 @@ impl Place {
             ("CULVERT_NODE__LISTEN".into(), format!("{address}:7835")),
             ("CULVERT_NODE__BIND".into(), address.to_string()),
             ("CULVERT_NODE__HTTP_LISTEN".into(), format!("{address}:8081")),
+            ("CULVERT_NODE__HTTPS_LISTEN".into(), format!("{address}:8443")),
             ("CULVERT_NODE__HOSTNAME".into(), address.to_string()),
         ];
         if engine == Engine::Postgres {

@@ -1,0 +1,37 @@
+//! When something has last moved.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use culvert_wire::clock::{Clock, Moment};
+
+/// When the last byte of an exchange has moved, in either direction.
+pub(super) struct Activity {
+    clock: Clock,
+    start: Moment,
+    /// In milliseconds after `start`.
+    last: AtomicU64,
+}
+
+impl Activity {
+    pub(super) fn new(clock: Clock) -> Arc<Self> {
+        Arc::new(Self { start: clock.moment(), clock, last: AtomicU64::new(0) })
+    }
+
+    pub(super) fn note(&self) {
+        let since = self.clock.moment().since(self.start).as_millis();
+        self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Waits until no byte has moved for this time.
+    pub(super) async fn silence(self: Arc<Self>, timeout: Duration) {
+        loop {
+            let end = self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)) + timeout);
+            if self.clock.moment() >= end {
+                return;
+            }
+            self.clock.until(end).await;
+        }
+    }
+}

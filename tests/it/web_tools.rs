@@ -1,0 +1,164 @@
+//! Http tunnels with clients and services that nobody here wrote: gRPC, WebSocket and HTTP/2 in Python (`tests/web`).
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use culvert_test_macros::both_engines;
+use insta::{allow_duplicates, assert_snapshot};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::support::api::Api;
+use crate::support::device::{Remote, TestDevice};
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::web::WebService;
+
+/// How long a program has for all that it does, in seconds.
+const SOON: u64 = 60;
+
+fn python(script: &str) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let interpreter = root.join("target/tools/web/bin/python");
+    assert!(interpreter.exists(), "tests/setup installs {}", interpreter.display());
+    let mut python = Command::new(interpreter);
+    python.arg(root.join("tests/web").join(script)).kill_on_drop(true);
+    python
+}
+
+/// A service in Python. Dropping it ends it.
+struct Service {
+    port: u16,
+    _program: Child,
+}
+
+impl Service {
+    async fn start(kind: &str) -> Self {
+        let mut program = python("service.py").arg(kind).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+        let port = within(SOON, lines.next_line()).await.unwrap().expect("the service has ended");
+        Self { port: port.parse().unwrap(), _program: program }
+    }
+}
+
+/// A running http tunnel with the name `hello.tunnel.localhost`.
+struct Stage {
+    host: TestHost,
+    _api: Api,
+    _device: TestDevice,
+}
+
+impl Stage {
+    async fn set(engine: Engine, port: u16) -> Self {
+        let host = TestHost::at_present(engine, |_| {}).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
+        let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port});
+        let tunnel = api.post("/tunnels", tunnel).await.id();
+        device.start_tunnel(&tunnel.to_string()).await.unwrap();
+        host.until_tunnel(&api, tunnel, "running").await;
+        Self { host, _api: api, _device: device }
+    }
+
+    async fn node(&self) -> (String, String) {
+        let node = self.host.app.store.nodes().await.unwrap().remove(0);
+        (node.hostname.clone(), node.https_port.unwrap().to_string())
+    }
+
+    fn root(&self) -> PathBuf {
+        self.host.config().ca_dir().join("tunnel.localhost/root.pem")
+    }
+}
+
+async fn said(command: &mut Command) -> String {
+    let output = within(SOON, command.output()).await.unwrap();
+    let (said, problem) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{problem}");
+    said.trim_end().to_owned()
+}
+
+#[both_engines]
+async fn grpc_is_carried_with_streams_and_trailers(engine: Engine) {
+    let service = Service::start("grpc").await;
+    let stage = Stage::set(engine, service.port).await;
+    let (address, port) = stage.node().await;
+    let mut calls = python("grpc_calls.py");
+    calls.args([&format!("{address}:{port}"), "hello.tunnel.localhost"]).arg(stage.root());
+    let seen = said(&mut calls).await;
+    allow_duplicates! { assert_snapshot!(seen, @r#"
+    unary: b'hello'
+    status: NOT_FOUND, there is no such thing, told in the trailers
+    stream out: b'n 0, n 1, n 2, n 3, n 4'
+    stream in: b'5'
+    both: b'A B'
+    cancel: b'0', then CANCELLED
+    deadline: DEADLINE_EXCEEDED, Deadline Exceeded, None
+    16 MiB: True
+    "#); }
+}
+
+/// A service that does not speak HTTP/2 gets the request by HTTP/1.1.
+#[both_engines]
+async fn grpc_request_goes_to_http1_service_as_well(engine: Engine) {
+    let service = WebService::start().await;
+    let stage = Stage::set(engine, service.port).await;
+    let (address, port) = stage.node().await;
+    let mut curl = Command::new("curl");
+    curl.args([
+        "-sS",
+        "--http2",
+        "--max-time",
+        "20",
+        "-d",
+        "five!",
+        "-H",
+        "content-type: application/grpc",
+        "--cacert",
+    ]);
+    curl.arg(stage.root()).args(["--resolve", &format!("hello.tunnel.localhost:{port}:{address}")]);
+    let seen = said(curl.arg(format!("https://hello.tunnel.localhost:{port}/a.Service/Call"))).await;
+    assert!(seen.starts_with("POST /a.Service/Call HTTP/1.1\r\n") && seen.ends_with("five!"), "{seen}");
+    assert_eq!(service.connections(), 2, "HTTP/2 was tried first");
+}
+
+#[both_engines]
+async fn websocket_is_carried_by_https(engine: Engine) {
+    let service = Service::start("websocket").await;
+    let stage = Stage::set(engine, service.port).await;
+    let (address, port) = stage.node().await;
+    let mut calls = python("websocket_calls.py");
+    calls.args([&address, &port, "hello.tunnel.localhost"]).arg(stage.root());
+    let seen = said(&mut calls).await;
+    allow_duplicates! { assert_snapshot!(seen, @"
+    text: True
+    bytes: True
+    1 MiB of text: True
+    pong: True
+    closed: 4321 as asked
+    "); }
+    let mut by_h2 = python("h2_calls.py");
+    by_h2.args(["websocket", &address, &port, "hello.tunnel.localhost"]).arg(stage.root());
+    let seen = said(&mut by_h2).await;
+    allow_duplicates! { assert_snapshot!(seen, @r"enabled 1, status 200, b'\x81\x05hello'"); }
+}
+
+/// Visitors that cost the node more than themselves: RFC 9113 allows each step, CVE-2023-44487, CVE-2025-8671 and
+/// CVE-2024-27316 repeat it.
+#[both_engines]
+async fn floods_of_http2_are_ended(engine: Engine) {
+    let service = WebService::start().await;
+    let stage = Stage::set(engine, service.port).await;
+    let (address, port) = stage.node().await;
+    let mut outcomes = Vec::new();
+    for attack in ["rapid_reset", "made_you_reset", "continuation_flood"] {
+        let mut calls = python("h2_calls.py");
+        calls.args([attack, &address, &port, "hello.tunnel.localhost"]).arg(stage.root());
+        outcomes.push(format!("{attack}: {}", said(&mut calls).await));
+    }
+    allow_duplicates! { assert_snapshot!(outcomes.join("\n"), @r"
+    rapid_reset: ended by the node
+    made_you_reset: ended by the node
+    continuation_flood: ended by the node
+    "); }
+}

@@ -1,0 +1,84 @@
+"""A local service: `service.py grpc` or `service.py websocket`. It prints its port and serves until it is killed."""
+
+import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import websockets
+
+
+def unary(request, context):
+    return request
+
+
+def fail(request, context):
+    context.set_trailing_metadata((("reason", "told in the trailers"),))
+    context.abort(grpc.StatusCode.NOT_FOUND, "there is no such thing")
+
+
+def hang(request, context):
+    while context.is_active():
+        context.add_callback(lambda: None)
+        if context.time_remaining() is not None and context.time_remaining() <= 0:
+            break
+    return request
+
+
+def stream_out(request, context):
+    for number in range(5):
+        yield b"%s %d" % (request, number)
+
+
+def stream_in(requests, context):
+    return b"%d" % sum(len(request) for request in requests)
+
+
+def stream_both(requests, context):
+    for request in requests:
+        yield request.upper()
+
+
+def endless(request, context):
+    number = 0
+    while context.is_active():
+        yield b"%d" % number
+        number += 1
+
+
+def grpc_service():
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(unary),
+        "Fail": grpc.unary_unary_rpc_method_handler(fail),
+        "Hang": grpc.unary_unary_rpc_method_handler(hang),
+        "StreamOut": grpc.unary_stream_rpc_method_handler(stream_out),
+        "StreamIn": grpc.stream_unary_rpc_method_handler(stream_in),
+        "StreamBoth": grpc.stream_stream_rpc_method_handler(stream_both),
+        "Endless": grpc.unary_stream_rpc_method_handler(endless),
+    }
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(8), options=unlimited)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    server.start()
+    server.wait_for_termination()
+
+
+async def echo(socket):
+    async for message in socket:
+        if message == "close":
+            await socket.close(4321, "as asked")
+        else:
+            await socket.send(message)
+
+
+async def websocket_service():
+    async with websockets.serve(echo, "127.0.0.1", 0, max_size=None) as server:
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await asyncio.Future()
+
+
+if sys.argv[1] == "grpc":
+    grpc_service()
+else:
+    asyncio.run(websocket_service())
