@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_certificates::acme::Authority;
+use culvert_certificates::dns_command::DnsCommand;
 use culvert_certificates::local_ca::LocalCa;
+use culvert_certificates::zone::Zone;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_node::bounds::{Bound, Limits};
 use culvert_node::countries::Countries;
@@ -28,7 +30,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, ConfigError, Listen, NodeConfig};
+use crate::config::{AcmeDns, Config, ConfigError, Listen, NodeConfig};
 use crate::embedded::{self, Embedded};
 use crate::policies;
 use culvert_gateway::{self as gateway, Arrivals, Control};
@@ -36,7 +38,7 @@ use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
 use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
-use culvert_service::jobs::certificates::{self, CertificateWorker};
+use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
 use culvert_service::keyed_mutex::KeyedMutex;
@@ -102,7 +104,7 @@ impl Host {
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
-        let certificates = open_certificates(&config, &clock)?;
+        let certificates = open_certificates(&config, &clock).await?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
         let refused = metrics.refused.clone();
@@ -290,15 +292,27 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
 }
 
 /// Opens the worker that has certificates issued.
-fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
+async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
     let local_ca = LocalCa::new(config.ca_dir(), clock.clone());
     let acme = &config.acme;
-    let authority = acme.directory.clone().map(|directory| {
-        let roots = acme.root_certificates.as_deref();
-        Authority::new(directory, acme.contact.clone(), roots, clock.clone())
-            .map_err(|e| ConfigError::new("acme.root_certificates", e))
-    });
-    Ok(CertificateWorker::new(local_ca, authority.transpose()?, acme.orders_per_hour))
+    let Some(directory) = acme.directory.clone() else {
+        return Ok(CertificateWorker::new(local_ca, None, acme.orders_per_hour));
+    };
+    let authority = Authority::new(directory, acme.contact.clone(), acme.root_certificates.as_deref(), clock.clone())
+        .map_err(|e| ConfigError::new("acme.root_certificates", e))?;
+    let dns = match (acme.dns, acme.dns_listen, &acme.dns_command) {
+        (Some(AcmeDns::Builtin), Some(address), _) => {
+            let domains: Vec<String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
+            let opened = Zone::open(&domains, address, clock.clone()).await;
+            let zone = opened.map_err(|e| ConfigError::new("acme.dns_listen", format!("{address}: {e}")))?;
+            Some(DnsProof::Zone(zone))
+        }
+        (Some(AcmeDns::Command), _, Some(program)) => {
+            Some(DnsProof::Command(DnsCommand::new(program.clone(), clock.clone())))
+        }
+        _ => None,
+    };
+    Ok(CertificateWorker::new(local_ca, Some((authority, dns)), acme.orders_per_hour))
 }
 
 /// Opens the nodes of this process, and registers them in the store.

@@ -1,6 +1,7 @@
 //! The operator's settings: defaults, then `culvert.toml`, then `CULVERT_…` in the environment
 //! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
 
+mod certificates;
 mod node;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use certificates::{AcmeConfig, AcmeDns, CertificatesConfig};
 use culvert_domain::field_path;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
@@ -127,29 +129,6 @@ pub struct WebhookConfig {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CertificatesConfig {
-    /// Folder of the local authority that signs the certificates of `node.domain` (default: `ca` in `data_dir`). It is
-    /// readable by the host's user alone (0700).
-    pub ca_dir: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AcmeConfig {
-    /// URL of the directory of an ACME authority, such as `https://acme-v02.api.letsencrypt.org/directory`. Whoever sets it
-    /// accepts the authority's terms. Without one, certificates are signed by the local authority.
-    pub directory: Option<String>,
-    /// Where the authority reaches the operator: `mailto:` URLs.
-    pub contact: Vec<String>,
-    /// A PEM file with the authorities that the directory's own certificate is trusted by (default: those of the operating
-    /// system). For authorities of one's own.
-    pub root_certificates: Option<PathBuf>,
-    /// Orders in an hour; more wait.
-    pub orders_per_hour: u32,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct LogConfig {
     /// `text` or `json`. `RUST_LOG` sets the level.
     pub format: LogFormat,
@@ -195,8 +174,8 @@ impl Default for Config {
                 deny_networks: Vec::new(),
                 extra_root_certificates: None,
             },
-            certificates: CertificatesConfig { ca_dir: None },
-            acme: AcmeConfig { directory: None, contact: Vec::new(), root_certificates: None, orders_per_hour: 20 },
+            certificates: CertificatesConfig::default(),
+            acme: AcmeConfig::default(),
             log: LogConfig { format: LogFormat::Text },
             policy: PolicyConfig::shipped(),
             policies: PoliciesConfig { trusted_keys: Vec::new() },
@@ -267,17 +246,7 @@ impl Config {
                 "must be sqlite:<path> or postgres://<user>@<host>/<database>",
             ));
         }
-        if let Some(directory) = &self.acme.directory
-            && !reqwest::Url::parse(directory).is_ok_and(|url| url.scheme() == "https")
-        {
-            return Err(ConfigError::new("acme.directory", "must be an https:// URL"));
-        }
-        if let Some(contact) = self.acme.contact.iter().find(|contact| !contact.starts_with("mailto:")) {
-            return Err(ConfigError::new("acme.contact", format!("`{contact}` must be a mailto: URL")));
-        }
-        if self.acme.orders_per_hour == 0 {
-            return Err(ConfigError::new("acme.orders_per_hour", "must be at least 1"));
-        }
+        self.acme.check()?;
         self.check_bounds()?;
         if !(0.0..=1.0).contains(&self.decisions.sample) {
             return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));

@@ -21,6 +21,7 @@ pub mod failure_code;
 pub mod lease_token;
 pub mod node;
 pub mod open_enum;
+pub mod per_second;
 pub mod pipe;
 pub mod private_dir;
 pub mod signature;

@@ -6,6 +6,8 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::certificate::{Certificate, ChallengeKind};
 use culvert_wire::clock::Clock;
@@ -16,9 +18,11 @@ use instant_acme::{
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
 use super::client::AcmeClient;
+use super::zone::LABEL;
 
 /// Why the authority did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +67,6 @@ pub struct Proof {
     pub token: String,
     /// The key authorization (RFC 8555, section 8.1).
     pub key_authorization: String,
-    /// The value of the TXT record (RFC 8555, section 8.4).
-    pub dns_value: String,
 }
 
 /// What the authority says of an order.
@@ -165,7 +167,6 @@ impl AcmeAccount {
                 name: name.clone(),
                 token: challenge.token.clone(),
                 key_authorization: key.as_str().to_owned(),
-                dns_value: key.dns_value(),
             });
         }
         Ok(proofs)
@@ -286,6 +287,11 @@ impl AcmeAccount {
 /// If no key can be made.
 pub fn new_key() -> Result<Vec<u8>, AcmeError> {
     KeyPair::generate().map(|key| key.serialize_der()).map_err(internal)
+}
+
+/// The TXT record that proves a name: its name and value (RFC 8555, section 8.4).
+pub fn txt_record(name: &str, key_authorization: &str) -> (String, String) {
+    (format!("{LABEL}.{name}"), URL_SAFE_NO_PAD.encode(Sha256::digest(key_authorization)))
 }
 
 fn signing_request(name: &str, key: &[u8]) -> Result<Vec<u8>, rcgen::Error> {

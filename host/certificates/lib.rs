@@ -5,7 +5,9 @@
 
 pub mod acme;
 mod client;
+pub mod dns_command;
 pub mod local_ca;
+pub mod zone;
 
 use chrono::{DateTime, Utc};
 

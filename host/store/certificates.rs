@@ -148,6 +148,20 @@ impl Store {
         Ok(row.map(|row| row.optional_text("chain")).transpose()?.flatten())
     }
 
+    /// What proves the names of a certificate.
+    pub async fn challenges(&self, id: Uuid) -> Result<Vec<StoredChallenge>> {
+        let sql = sql!("SELECT name, kind, token, value FROM acme_challenges WHERE certificate_id = $1");
+        let rows = (&self.db).all(sql, args![id]).await?;
+        Ok(rows.iter().map(challenge).collect::<DbResult<_>>()?)
+    }
+
+    /// What proves names in the DNS at the moment.
+    pub async fn dns_challenges(&self) -> Result<Vec<StoredChallenge>> {
+        let sql = sql!("SELECT name, kind, token, value FROM acme_challenges WHERE kind = 'dns-01'");
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(challenge).collect::<DbResult<_>>()?)
+    }
+
     /// How many orders were placed since a time.
     pub async fn orders_since(&self, time: DateTime<Utc>) -> Result<u32> {
         let sql = sql!("SELECT COUNT(*) AS orders FROM certificates WHERE ordered_at > $1");
@@ -196,6 +210,10 @@ fn certificate(row: &Row) -> DbResult<Certificate> {
         failures: number, error: optional_text;
         owner: domain.or(tunnel).ok_or_else(|| row.unreadable("domain_id"))?,
     }))
+}
+
+fn challenge(row: &Row) -> DbResult<StoredChallenge> {
+    Ok(row!(row => StoredChallenge { name: text, kind: string_enum, token: text, value: text, }))
 }
 
 fn served(row: &Row) -> DbResult<ServedCertificate> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hickory_resolver::config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use hickory_resolver::{Resolver, TokioResolver};
 
 /// How long a query waits for its response. A query is sent twice.
@@ -73,6 +73,25 @@ impl Dns {
             _ => None,
         });
         alias.ok_or(DnsError::NoSuchName)
+    }
+}
+
+impl Dns {
+    /// The texts of a name's TXT records; none if it has none.
+    ///
+    /// # Errors
+    ///
+    /// [`DnsError::Unavailable`].
+    pub async fn texts(&self, name: &str) -> Result<Vec<String>, DnsError> {
+        let found = match self.aliases.lookup(absolute(name)?, RecordType::TXT).await.map_err(|e| failure(&e)) {
+            Err(DnsError::NoSuchName) => return Ok(Vec::new()),
+            found => found?,
+        };
+        let text = |record: &Record| match &record.data {
+            RData::TXT(text) => Some(String::from_utf8_lossy(&text.txt_data.concat()).into_owned()),
+            _ => None,
+        };
+        Ok(found.answers().iter().filter_map(text).collect())
     }
 }
 

@@ -176,6 +176,12 @@ impl Guard {
         }
     }
 
+    /// The texts of a name's TXT records; none if it has none, or cannot be looked up.
+    pub async fn texts(&self, name: &str) -> Vec<String> {
+        let found = self.clock.timeout(RESOLVE_WITHIN, self.dns.texts(name)).await;
+        found.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
     /// Checks the IP address in a URL, because the client connects to it without a DNS lookup. A URL
     /// with a host name passes.
     ///

@@ -47,7 +47,7 @@ CREATE TABLE acme_challenges (
     token          TEXT NOT NULL,
     -- The key authorization (RFC 8555, section 8.1).
     value          TEXT NOT NULL,
-    PRIMARY KEY (certificate_id, name)
+    PRIMARY KEY (certificate_id, token)
 );
 
 -- The host's account at each authority; the credentials are sealed.

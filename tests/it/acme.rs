@@ -1,13 +1,12 @@
 //! Certificates of a public authority: orders, challenges, failures and renewals, with Pebble.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use culvert::config::Listen;
+use culvert::config::{AcmeDns, Config, Listen};
 use culvert_test_macros::both_engines;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use tokio::process::Command;
 use uuid::Uuid;
 
@@ -38,6 +37,10 @@ impl Stage {
     async fn with(engine: Engine, https_port: u16) -> Self {
         let node = own_address();
         let pebble = Pebble::start(node, https_port).await;
+        Self::of(engine, node, pebble, |_, _| {}).await
+    }
+
+    async fn of(engine: Engine, node: IpAddr, pebble: Pebble, change: impl FnOnce(&mut Config, &Pebble)) -> Self {
         let host = TestHost::at_present(engine, |config| {
             (config.node.hostname, config.node.bind) = (node.to_string(), node);
             config.node.listen = SocketAddr::new(node, 0);
@@ -48,6 +51,7 @@ impl Stage {
             config.acme.directory = Some(pebble.directory());
             config.acme.root_certificates = Some(pebble.certificate());
             config.dns.resolver = Some(pebble.dns());
+            change(config, &pebble);
         })
         .await;
         let ada = host.person("ada").await;
@@ -216,4 +220,62 @@ async fn unknown_names_are_not_ordered(engine: Engine) {
         stage.host.pass(Duration::from_secs(1)).await;
     }
     assert_eq!(stage.host.app.store.orders_since(chrono::DateTime::UNIX_EPOCH).await.unwrap(), 0);
+}
+
+/// With DNS-01 there is one certificate for all names of the domain.
+#[both_engines]
+async fn wildcard_is_proved_by_a_command(engine: Engine) {
+    let node = own_address();
+    let pebble = Pebble::start(node, HTTPS_PORT).await;
+    let stage = Stage::of(engine, node, pebble, |config, pebble| {
+        // Resolvers answer for `localhost` by themselves (RFC 6761, section 6.3).
+        config.node.domain = Some("tunnels.example.com".into());
+        (config.acme.dns, config.acme.dns_command) = (Some(AcmeDns::Command), Some(pebble.dns_command()));
+    })
+    .await;
+    let root = stage.pebble.root().await;
+    for name in ["one", "two"] {
+        stage.running(name).await;
+        stage.until(async || stage.fetch(&root, &format!("{name}.tunnels.example.com")).await).await;
+    }
+    assert_eq!(stage.host.app.store.orders_since(chrono::DateTime::UNIX_EPOCH).await.unwrap(), 1);
+}
+
+#[both_engines]
+async fn wildcard_is_proved_by_the_built_in_dns_server(engine: Engine) {
+    let node = own_address();
+    let dns = SocketAddr::new(node, 8053);
+    let pebble = Pebble::asking(node, HTTPS_PORT, Some(dns)).await;
+    let stage = Stage::of(engine, node, pebble, |config, _| {
+        config.node.domain = Some("tunnels.example.com".into());
+        (config.acme.dns, config.acme.dns_listen) = (Some(AcmeDns::Builtin), Some(dns));
+        config.dns.resolver = Some(dns);
+    })
+    .await;
+    let root = stage.pebble.root().await;
+    stage.running("hello").await;
+    stage.until(async || stage.fetch(&root, "hello.tunnels.example.com").await).await;
+    // It is no resolver: everything else is refused.
+    let answers = async |name: &str, kind: u8| ask(dns, name, kind).await;
+    let (refused, none, one) = ((5, 0), (0, 0), (0, 1));
+    assert_eq!(answers("hello.tunnels.example.com", TXT).await, refused);
+    assert_eq!(answers("example.com", SOA).await, refused);
+    assert_eq!(answers("_acme-challenge.tunnels.example.com", TXT).await, none, "nothing is left of the order");
+    assert_eq!(answers("_ACME-challenge.tunnels.example.com", SOA).await, one);
+}
+
+const SOA: u8 = 6;
+const TXT: u8 = 16;
+
+/// Asks a DNS server a question; returns the response code and the number of answers (RFC 1035, section 4.1).
+async fn ask(server: SocketAddr, name: &str, kind: u8) -> (u8, u8) {
+    let labels = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
+    let head = [0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let question: Vec<u8> = head.into_iter().chain(labels).chain([0, 0, kind, 0, 1]).collect();
+    let socket = tokio::net::UdpSocket::bind((server.ip(), 0)).await.unwrap();
+    socket.send_to(&question, server).await.unwrap();
+    let mut answer = [0; 512];
+    within(SOON, socket.recv(&mut answer)).await.unwrap();
+    assert_eq!(answer[..2], [0, 7]);
+    (answer[3] & 15, answer[7])
 }

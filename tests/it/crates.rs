@@ -21,6 +21,7 @@ const FRAMEWORKS: &[&str] = &[
     "cel",
     "chacha20poly1305",
     "hickory-resolver",
+    "hickory-server",
     "http-body-util",
     "hyper",
     "hyper-util",
@@ -53,7 +54,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "culvert-certificates",
         crates: &["culvert-domain", "culvert-wire"],
-        frameworks: &["http-body-util", "instant-acme", "rcgen", "reqwest"],
+        frameworks: &["hickory-server", "http-body-util", "instant-acme", "rcgen", "reqwest", "tokio"],
     },
     Rule {
         name: "culvert-node",

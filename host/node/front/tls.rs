@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::client_network::prefix;
-use culvert_wire::clock::{Clock, Moment};
-use culvert_wire::tally::Tally;
+use culvert_wire::clock::Clock;
+use culvert_wire::per_second::PerSecond;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::Acceptor;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -19,7 +19,6 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::certificates::{Certificates, Held};
-use crate::lock;
 
 const H2: &[u8] = b"h2";
 const HTTP_11: &[u8] = b"http/1.1";
@@ -32,7 +31,7 @@ pub(super) struct TlsFront {
     clock: Clock,
     certificates: Arc<Certificates>,
     config: Arc<ServerConfig>,
-    rate: HandshakeRate,
+    rate: PerSecond,
     timeout: Duration,
 }
 
@@ -60,12 +59,12 @@ impl TlsFront {
             .with_cert_resolver(certificates.clone());
         config.alpn_protocols = vec![H2.into(), HTTP_11.into()];
         config.ticketer = aws_lc_rs::Ticketer::new()?;
-        Ok(Self { rate: HandshakeRate::new(per_second), clock, certificates, config: Arc::new(config), timeout })
+        Ok(Self { rate: PerSecond::new(per_second), clock, certificates, config: Arc::new(config), timeout })
     }
 
     /// Whether an address may begin one more handshake in this second.
     pub(super) fn allows(&self, address: IpAddr) -> bool {
-        self.rate.allows(address, self.clock.moment())
+        self.rate.allows(prefix(address), self.clock.moment())
     }
 
     /// Makes the handshake. `None` if it was an authority's that looks at a challenge, and has seen it.
@@ -115,30 +114,4 @@ fn challenge_config(key: Arc<CertifiedKey>) -> Result<Arc<ServerConfig>, Error> 
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
     config.alpn_protocols = vec![ACME_TLS.into()];
     Ok(Arc::new(config))
-}
-
-/// How many handshakes each address has begun in this second.
-struct HandshakeRate {
-    most: usize,
-    second: Mutex<Option<(Moment, Tally<IpAddr>)>>,
-}
-
-impl HandshakeRate {
-    fn new(most: usize) -> Self {
-        Self { most, second: Mutex::default() }
-    }
-
-    fn allows(&self, address: IpAddr, now: Moment) -> bool {
-        let mut second = lock(&self.second);
-        if second.as_ref().is_none_or(|(begun, _)| now.since(*begun) >= Duration::from_secs(1)) {
-            *second = Some((now, Tally::default()));
-        }
-        let Some((_, counts)) = second.as_mut() else { return true };
-        let network = prefix(address);
-        let is_allowed = counts.of(&network) < self.most;
-        if is_allowed {
-            counts.add(network, 1);
-        }
-        is_allowed
-    }
 }

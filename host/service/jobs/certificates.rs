@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_certificates::acme::{self, AcmeAccount, AcmeError, Authority, Consequence, OrderView};
+use culvert_certificates::dns_command::DnsCommand;
 use culvert_certificates::local_ca::LocalCa;
+use culvert_certificates::zone::Zone;
 use culvert_domain::certificate::{Certificate, ChallengeKind, Step};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_store::certificates::{NewCertificate, OwnCertificates, StoredChallenge};
@@ -29,6 +31,8 @@ const CLAIM: TimeDelta = TimeDelta::minutes(5);
 /// How often the authority is asked what has become of an order, and for how long.
 const ASK_EVERY: TimeDelta = TimeDelta::seconds(2);
 const ASK_FOR: TimeDelta = TimeDelta::hours(1);
+/// How long a TXT record may take to become visible.
+const VISIBLE_WITHIN: TimeDelta = TimeDelta::minutes(15);
 /// How often the authority is asked when it wants a renewal.
 const RENEWAL_EVERY: TimeDelta = TimeDelta::hours(12);
 /// When one that waits for others is looked at again.
@@ -45,13 +49,49 @@ const RENEW_BEFORE: TimeDelta = TimeDelta::days(10);
 pub struct CertificateWorker {
     local_ca: LocalCa,
     authority: Option<Authority>,
+    dns: Option<DnsProof>,
     account: OnceCell<AcmeAccount>,
     orders_per_hour: u32,
 }
 
+/// How TXT records get into the DNS.
+pub enum DnsProof {
+    /// The built-in server.
+    Zone(Zone),
+    Command(DnsCommand),
+}
+
+impl DnsProof {
+    async fn set(&self, challenges: &[StoredChallenge]) -> std::result::Result<(), StepError> {
+        for challenge in challenges {
+            let (name, value) = acme::txt_record(&challenge.name, &challenge.value);
+            match self {
+                Self::Zone(zone) => zone.set(&name, &value),
+                Self::Command(command) => command.run("set", &name, &value).await.map_err(refused)?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn clear(&self, challenges: &[StoredChallenge]) {
+        for challenge in challenges {
+            let (name, value) = acme::txt_record(&challenge.name, &challenge.value);
+            match self {
+                Self::Zone(zone) => zone.clear(&name, &value),
+                Self::Command(command) => {
+                    if let Err(error) = command.run("clear", &name, &value).await {
+                        tracing::warn!(%error, name, "a TXT record could not be cleared");
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl CertificateWorker {
-    pub fn new(local_ca: LocalCa, authority: Option<Authority>, orders_per_hour: u32) -> Self {
-        Self { local_ca, authority, account: OnceCell::new(), orders_per_hour }
+    pub fn new(local_ca: LocalCa, authority: Option<(Authority, Option<DnsProof>)>, orders_per_hour: u32) -> Self {
+        let (authority, dns) = authority.unzip();
+        Self { local_ca, authority, dns: dns.flatten(), account: OnceCell::new(), orders_per_hour }
     }
 }
 
@@ -90,16 +130,7 @@ enum Next {
 pub async fn start(jobs: &Jobs, domains: Vec<(Uuid, String)>) -> Result<()> {
     let (worker, service) = (&jobs.certificates, &jobs.service);
     if let Some(authority) = &worker.authority {
-        service
-            .store
-            .order_certificates(OwnCertificates { issuer: authority.directory().into(), with_subdomains: true });
-        for (node_id, _) in domains {
-            let forget = service
-                .store
-                .write(None, move |write| Box::pin(async move { write.forget_domain_certificate(node_id).await }));
-            forget.await?;
-        }
-        return service.store.want_certificates_of_tunnels().await;
+        return start_with(jobs, authority, domains).await;
     }
     for (node_id, domain) in domains {
         let root = worker.local_ca.root(&domain).map_err(|e| Error::internal(e.to_string()))?;
@@ -113,6 +144,32 @@ pub async fn start(jobs: &Jobs, domains: Vec<(Uuid, String)>) -> Result<()> {
         want.await?;
     }
     advance_due(jobs).await
+}
+
+async fn start_with(jobs: &Jobs, authority: &Authority, domains: Vec<(Uuid, String)>) -> Result<()> {
+    let store = &jobs.service.store;
+    let has_wildcard = jobs.certificates.dns.is_some();
+    store.order_certificates(OwnCertificates { issuer: authority.directory().into(), with_subdomains: !has_wildcard });
+    for (node_id, _) in domains {
+        let (directory, secrets) = (authority.directory().to_owned(), jobs.service.secrets.clone());
+        let want = store.write(None, move |write| {
+            Box::pin(async move {
+                if !has_wildcard {
+                    return write.forget_domain_certificate(node_id).await;
+                }
+                let is_usable = |id, sealed: &[u8]| open_key(&secrets, id, sealed).is_some();
+                write.want_domain_certificate(node_id, &directory, Some(ChallengeKind::Dns01), is_usable).await
+            })
+        });
+        want.await?;
+    }
+    if let Some(DnsProof::Zone(_)) = &jobs.certificates.dns
+        && let Some(dns) = &jobs.certificates.dns
+    {
+        // The authority may be looking since before this start.
+        let _ = dns.set(&store.dns_challenges().await?).await;
+    }
+    store.want_certificates_of_tunnels().await
 }
 
 /// Runs until the host stops.
@@ -223,11 +280,7 @@ async fn step(jobs: &Jobs, authority: &Authority, known: &mut Certificate) -> st
     match known.step() {
         Step::Order => order(jobs, account, known).await,
         Step::Prepare => prepare(jobs, account, known, &url, kind).await,
-        Step::Answer => {
-            account.answer(&url, kind).await?;
-            known.answered(jobs.clock.now());
-            save(jobs, known).await
-        }
+        Step::Answer => answer(jobs, account, known, &url, kind).await,
         Step::Check => check(jobs, account, known, &url).await,
         Step::Collect => collect(jobs, account, known, &url).await,
     }
@@ -280,7 +333,37 @@ async fn prepare(
     });
     let Some(nodes) = nodes.await? else { return Ok(Next::End) };
     jobs.service.nodes.wait_until_applied(nodes).await;
+    if kind == ChallengeKind::Dns01
+        && let Some(dns) = &jobs.certificates.dns
+    {
+        dns.set(&jobs.service.store.challenges(known.id).await?).await?;
+    }
     Ok(Next::Step)
+}
+
+/// Asks the authority to look; in the DNS, as soon as the records are visible from here.
+async fn answer(
+    jobs: &Jobs,
+    account: &AcmeAccount,
+    known: &mut Certificate,
+    url: &str,
+    kind: ChallengeKind,
+) -> std::result::Result<Next, StepError> {
+    if kind == ChallengeKind::Dns01 {
+        for challenge in jobs.service.store.challenges(known.id).await? {
+            let (name, value) = acme::txt_record(&challenge.name, &challenge.value);
+            if !jobs.service.guard.texts(&name).await.contains(&value) {
+                let since = known.ordered_at.unwrap_or(jobs.clock.now());
+                if jobs.clock.now() > since + VISIBLE_WITHIN {
+                    return Err(refused(format!("the TXT record of {name} is not visible")));
+                }
+                return Ok(Next::Wait(ASK_EVERY));
+            }
+        }
+    }
+    account.answer(url, kind).await?;
+    known.answered(jobs.clock.now());
+    save(jobs, known).await
 }
 
 async fn check(
@@ -369,6 +452,11 @@ async fn save_later(jobs: &Jobs, mut known: Certificate, time: TimeDelta) -> Res
 
 /// Stores the end of an order, and serves what was issued.
 async fn end_order(jobs: &Jobs, known: Certificate, new: Option<NewCertificate>) -> Result<()> {
+    if known.challenge == Some(ChallengeKind::Dns01)
+        && let Some(dns) = &jobs.certificates.dns
+    {
+        dns.clear(&jobs.service.store.challenges(known.id).await?).await;
+    }
     let end = jobs.service.store.write(None, move |write| {
         Box::pin(async move {
             if write.save_certificate(&known).await? {

@@ -1,6 +1,7 @@
 //! An ACME authority that nobody here wrote: Pebble, with its DNS server.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -28,6 +29,11 @@ impl Pebble {
     /// Starts an authority for which every name leads to a node, and which refuses every second nonce. It looks for
     /// TLS-ALPN-01 at `https_port`.
     pub async fn start(node: IpAddr, https_port: u16) -> Self {
+        Self::asking(node, https_port, None).await
+    }
+
+    /// The same, which asks another DNS server.
+    pub async fn asking(node: IpAddr, https_port: u16, resolver: Option<SocketAddr>) -> Self {
         let (address, folder) = (own_address(), tempfile::tempdir().unwrap());
         let own = rcgen::generate_simple_self_signed([address.to_string()]).unwrap();
         std::fs::write(folder.path().join("cert.pem"), own.cert.pem()).unwrap();
@@ -50,7 +56,8 @@ impl Pebble {
         dns.args(["-management", &format!("{address}:8055")]);
         let dns = started(dns, "Starting management server").await;
         let mut pebble = program("pebble");
-        pebble.args(["-strict", "-dnsserver", &format!("{address}:8053"), "-config"]).arg(config_file);
+        let resolver = resolver.unwrap_or(SocketAddr::new(address, 8053)).to_string();
+        pebble.args(["-strict", "-dnsserver", &resolver, "-config"]).arg(config_file);
         pebble.env("PEBBLE_VA_NOSLEEP", "1").env("PEBBLE_WFE_NONCEREJECT", "50");
         let pebble = started(pebble, "Listening on").await;
         Self { address, folder, _programs: [dns, pebble] }
@@ -86,6 +93,18 @@ impl Pebble {
     /// Has a name lead to an address.
     pub async fn set_address(&self, host: &str, address: &str) {
         self.tell("add-a", json!({"host": format!("{host}."), "addresses": [address]})).await;
+    }
+
+    /// A program for `acme.dns_command`.
+    pub fn dns_command(&self) -> PathBuf {
+        let path = self.folder.path().join("dns.sh");
+        let url = format!("http://{}:8055", self.address);
+        let script = format!(
+            "#!/bin/sh\nexec curl -sSf -d \"{{\\\"host\\\": \\\"$2.\\\", \\\"value\\\": \\\"$3\\\"}}\" {url}/$1-txt >&2\n"
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        path
     }
 
     async fn tell(&self, what: &str, body: serde_json::Value) {

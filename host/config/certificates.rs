@@ -1,0 +1,83 @@
+//! Settings of certificates: the local authority, and an ACME authority.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CertificatesConfig {
+    /// Folder of the local authority that signs the certificates of `node.domain` (default: `ca` in `data_dir`). It is
+    /// readable by the host's user alone (0700).
+    pub ca_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcmeConfig {
+    /// URL of the directory of an ACME authority, such as `https://acme-v02.api.letsencrypt.org/directory`. Whoever sets it
+    /// accepts the authority's terms. Without one, certificates are signed by the local authority.
+    pub directory: Option<String>,
+    /// Where the authority reaches the operator: `mailto:` URLs.
+    pub contact: Vec<String>,
+    /// A PEM file with the authorities that the directory's own certificate is trusted by (default: those of the operating
+    /// system). For authorities of one's own.
+    pub root_certificates: Option<PathBuf>,
+    /// How names of `node.domain` are proved in the DNS (DNS-01), so that it gets a wildcard: `builtin` or `command` (default:
+    /// not at all; each tunnel's name gets a certificate).
+    pub dns: Option<AcmeDns>,
+    /// Address of the built-in DNS server, on UDP and TCP. The domain's zone delegates `_acme-challenge.<node.domain>` to it
+    /// by an NS record.
+    pub dns_listen: Option<SocketAddr>,
+    /// A program that is run as `<program> set|clear <name> <value>`, for a TXT record. It has a minute, and ends with 0.
+    pub dns_command: Option<PathBuf>,
+    /// Orders in an hour; more wait.
+    pub orders_per_hour: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AcmeDns {
+    Builtin,
+    Command,
+}
+
+impl Default for AcmeConfig {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            contact: Vec::new(),
+            root_certificates: None,
+            dns: None,
+            dns_listen: None,
+            dns_command: None,
+            orders_per_hour: 20,
+        }
+    }
+}
+
+impl AcmeConfig {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if let Some(directory) = &self.directory
+            && !reqwest::Url::parse(directory).is_ok_and(|url| url.scheme() == "https")
+        {
+            return Err(ConfigError::new("acme.directory", "must be an https:// URL"));
+        }
+        if let Some(contact) = self.contact.iter().find(|contact| !contact.starts_with("mailto:")) {
+            return Err(ConfigError::new("acme.contact", format!("`{contact}` must be a mailto: URL")));
+        }
+        if self.orders_per_hour == 0 {
+            return Err(ConfigError::new("acme.orders_per_hour", "must be at least 1"));
+        }
+        let problem = match self.dns {
+            Some(_) if self.directory.is_none() => "needs acme.directory",
+            Some(AcmeDns::Builtin) if self.dns_listen.is_none() => "`builtin` needs acme.dns_listen",
+            Some(AcmeDns::Command) if self.dns_command.is_none() => "`command` needs acme.dns_command",
+            _ => return Ok(()),
+        };
+        Err(ConfigError::new("acme.dns", problem))
+    }
+}
