@@ -12,8 +12,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::certificate::{Certificate, ChallengeKind};
 use culvert_wire::clock::Clock;
 use instant_acme::{
-    Account, AccountCredentials, AuthorizationStatus, CertificateIdentifier, ChallengeType, Error, Identifier,
-    NewAccount, NewOrder, Order, OrderStatus,
+    Account, AccountCredentials, AuthorizationStatus, CertificateIdentifier, ChallengeStatus, ChallengeType, Error,
+    Identifier, NewAccount, NewOrder, Order, OrderStatus, Problem,
 };
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use rustls_pki_types::pem::PemObject;
@@ -21,7 +21,7 @@ use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use super::client::AcmeClient;
+use super::client::{AcmeClient, failed};
 use super::zone::LABEL;
 
 /// Why the authority did not do what was asked.
@@ -56,7 +56,6 @@ pub struct Authority {
 /// The host's account at an authority.
 pub struct AcmeAccount {
     account: Account,
-    client: AcmeClient,
     clock: Clock,
 }
 
@@ -85,8 +84,9 @@ pub enum OrderView {
 pub struct Chain {
     /// PEM.
     pub pem: String,
-    pub not_before: DateTime<Utc>,
     pub not_after: DateTime<Utc>,
+    /// When it is renewed, if the authority does not say.
+    pub renew_at: DateTime<Utc>,
 }
 
 impl Authority {
@@ -94,7 +94,7 @@ impl Authority {
     ///
     /// If the file with root certificates cannot be read.
     pub fn new(directory: String, contact: Vec<String>, roots: Option<&Path>, clock: Clock) -> Result<Self, String> {
-        Ok(Self { directory, contact, client: AcmeClient::new(roots)?, clock })
+        Ok(Self { directory, contact, client: AcmeClient::new(roots, clock.clone())?, clock })
     }
 
     pub fn directory(&self) -> &str {
@@ -111,7 +111,7 @@ impl Authority {
         let new = NewAccount { contact: &contact, terms_of_service_agreed: true, only_return_existing: false };
         let builder = Account::builder_with_http(Box::new(self.client.clone()));
         let created = builder.create(&new, self.directory.clone(), None).await;
-        let (account, credentials) = created.map_err(|e| self.client.failed(&e))?;
+        let (account, credentials) = created.map_err(|e| failed(&e))?;
         let credentials = serde_json::to_vec(&credentials).map_err(internal)?;
         Ok((self.of(account), credentials))
     }
@@ -124,12 +124,12 @@ impl Authority {
     pub async fn account(&self, credentials: &[u8]) -> Result<AcmeAccount, AcmeError> {
         let credentials: AccountCredentials = serde_json::from_slice(credentials).map_err(internal)?;
         let builder = Account::builder_with_http(Box::new(self.client.clone()));
-        let account = builder.from_credentials(credentials).await.map_err(|e| self.client.failed(&e))?;
+        let account = builder.from_credentials(credentials).await.map_err(|e| failed(&e))?;
         Ok(self.of(account))
     }
 
     fn of(&self, account: Account) -> AcmeAccount {
-        AcmeAccount { account, client: self.client.clone(), clock: self.clock.clone() }
+        AcmeAccount { account, clock: self.clock.clone() }
     }
 }
 
@@ -141,7 +141,7 @@ impl AcmeAccount {
     /// If the authority does not take it.
     pub async fn order(&self, name: &str) -> Result<String, AcmeError> {
         let identifiers: Vec<Identifier> = Certificate::names(name).into_iter().map(Identifier::Dns).collect();
-        let order = self.account.new_order(&NewOrder::new(&identifiers)).await.map_err(|e| self.failed(&e))?;
+        let order = self.account.new_order(&NewOrder::new(&identifiers)).await.map_err(|e| failed(&e))?;
         Ok(order.url().to_owned())
     }
 
@@ -155,7 +155,7 @@ impl AcmeAccount {
         let mut proofs = Vec::new();
         let mut authorizations = order.authorizations();
         while let Some(authorization) = authorizations.next().await {
-            let mut authorization = authorization.map_err(|e| self.failed(&e))?;
+            let mut authorization = authorization.map_err(|e| failed(&e))?;
             if authorization.status != AuthorizationStatus::Pending {
                 continue;
             }
@@ -181,14 +181,23 @@ impl AcmeAccount {
         let mut order = self.open(url).await?;
         let mut authorizations = order.authorizations();
         while let Some(authorization) = authorizations.next().await {
-            let mut authorization = authorization.map_err(|e| self.failed(&e))?;
+            let mut authorization = authorization.map_err(|e| failed(&e))?;
             if authorization.status != AuthorizationStatus::Pending {
                 continue;
             }
             let challenge = authorization.challenge(type_of(kind));
             let mut challenge =
                 challenge.ok_or_else(|| problem(format!("the authority offers no {kind} challenge")))?;
-            challenge.set_ready().await.map_err(|e| self.failed(&e))?;
+            // Whoever was killed may have asked before. What the authority makes of it, the order says.
+            if challenge.status != ChallengeStatus::Pending {
+                continue;
+            }
+            match challenge.set_ready().await {
+                Err(Error::Api(problem)) if !is_nonce(&problem) => {
+                    tracing::debug!(%problem, "a challenge was answered")
+                }
+                answered => answered.map_err(|e| failed(&e))?,
+            }
         }
         Ok(())
     }
@@ -217,7 +226,7 @@ impl AcmeAccount {
     async fn reason(&self, order: &mut Order) -> Result<Option<String>, AcmeError> {
         let mut authorizations = order.authorizations();
         while let Some(authorization) = authorizations.next().await {
-            let authorization = authorization.map_err(|e| self.failed(&e))?;
+            let authorization = authorization.map_err(|e| failed(&e))?;
             let failed = authorization.challenges.iter().find_map(|challenge| challenge.error.as_ref());
             if let Some(problem) = failed {
                 let detail = problem.detail.clone().unwrap_or_else(|| problem.to_string());
@@ -235,7 +244,7 @@ impl AcmeAccount {
     pub async fn finalize(&self, url: &str, name: &str, key: &[u8]) -> Result<(), AcmeError> {
         let request = signing_request(name, key).map_err(internal)?;
         let mut order = self.open(url).await?;
-        order.finalize_csr(&request).await.map_err(|e| self.failed(&e))
+        order.finalize_csr(&request).await.map_err(|e| failed(&e))
     }
 
     /// The certificate of an order that is valid.
@@ -245,11 +254,22 @@ impl AcmeAccount {
     /// If the authority does not give it, or gives something else.
     pub async fn chain(&self, url: &str) -> Result<Chain, AcmeError> {
         let mut order = self.open(url).await?;
-        let pem = order.certificate().await.map_err(|e| self.failed(&e))?;
+        let pem = order.certificate().await.map_err(|e| failed(&e))?;
         let pem = pem.ok_or_else(|| problem("the authority has no certificate yet"))?;
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(internal)?;
-        let (not_before, not_after) = validity(&der).ok_or_else(|| problem("what came is no certificate"))?;
-        Ok(Chain { pem, not_before, not_after })
+        let life = validity(&der).ok_or_else(|| problem("what came is no certificate"))?;
+        Ok(Chain { not_after: life.1, renew_at: self.two_thirds(life), pem })
+    }
+
+    /// When a certificate is renewed if its authority does not say: about two thirds of its life. `None` if it is none.
+    pub fn renew_at(&self, chain: &str) -> Option<DateTime<Utc>> {
+        let der = CertificateDer::from_pem_slice(chain.as_bytes()).ok()?;
+        validity(&der).map(|life| self.two_thirds(life))
+    }
+
+    fn two_thirds(&self, (not_before, not_after): (DateTime<Utc>, DateTime<Utc>)) -> DateTime<Utc> {
+        let life = (not_after - not_before).to_std().unwrap_or_default();
+        not_before + life * 2 / 3 - self.clock.jitter(life / 30)
     }
 
     /// When the authority wants a certificate to be renewed (RFC 9773); `None` if it does not say.
@@ -263,7 +283,7 @@ impl AcmeAccount {
         let window = match self.account.renewal_info(&identifier).await {
             Ok((info, _)) => info.suggested_window,
             Err(Error::Unsupported(_)) => return Ok(None),
-            Err(error) => return Err(self.failed(&error)),
+            Err(error) => return Err(failed(&error)),
         };
         let at = |time: time::OffsetDateTime| DateTime::from_timestamp(time.unix_timestamp(), 0);
         let (Some(start), Some(end)) = (at(window.start), at(window.end)) else { return Ok(None) };
@@ -272,12 +292,12 @@ impl AcmeAccount {
     }
 
     async fn open(&self, url: &str) -> Result<Order, AcmeError> {
-        self.account.order(url.to_owned()).await.map_err(|e| self.failed(&e))
+        self.account.order(url.to_owned()).await.map_err(|e| failed(&e))
     }
+}
 
-    fn failed(&self, error: &Error) -> AcmeError {
-        self.client.failed(error)
-    }
+fn is_nonce(problem: &Problem) -> bool {
+    problem.r#type.as_deref().is_some_and(|kind| kind.ends_with(":badNonce"))
 }
 
 /// A key for a new certificate: PKCS #8, as DER.

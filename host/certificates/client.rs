@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use chrono::TimeDelta;
-use http::Request;
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_wire::clock::Clock;
 use http::header::RETRY_AFTER;
+use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
 use reqwest::{Certificate, Client};
@@ -23,8 +22,15 @@ const LONGEST_ANSWER: usize = 1024 * 1024;
 #[derive(Clone)]
 pub(super) struct AcmeClient {
     client: Client,
-    /// The seconds of the last `Retry-After` of a failure; 0 for none.
-    retry_after: Arc<AtomicU32>,
+    clock: Clock,
+}
+
+/// An answer that asks to come back later.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}")]
+struct ComeBackLater {
+    problem: String,
+    after: TimeDelta,
 }
 
 impl AcmeClient {
@@ -33,7 +39,7 @@ impl AcmeClient {
     /// # Errors
     ///
     /// If the file cannot be read, or has no certificates.
-    pub(super) fn new(roots: Option<&Path>) -> Result<Self, String> {
+    pub(super) fn new(roots: Option<&Path>, clock: Clock) -> Result<Self, String> {
         let mut client = Client::builder().timeout(TIMEOUT).https_only(true);
         if let Some(path) = roots {
             let named = |problem: String| format!("{}: {problem}", path.display());
@@ -44,19 +50,7 @@ impl AcmeClient {
             }
             client = client.tls_certs_only(roots);
         }
-        Ok(Self { client: client.build().map_err(|e| e.to_string())?, retry_after: Arc::default() })
-    }
-
-    /// Why a request was not answered as it should be, with the time that the authority asks to wait.
-    pub(super) fn failed(&self, error: &Error) -> AcmeError {
-        let problem = match error {
-            Error::Api(problem) => problem.detail.clone().unwrap_or_else(|| problem.to_string()),
-            Error::Other(cause) => causes(cause.as_ref()),
-            other => other.to_string(),
-        };
-        let seconds = self.retry_after.swap(0, Ordering::Relaxed);
-        let retry_after = (seconds > 0).then(|| TimeDelta::seconds(seconds.into()));
-        AcmeError { problem, retry_after, consequence: consequence(error) }
+        Ok(Self { client: client.build().map_err(|e| e.to_string())?, clock })
     }
 
     async fn send(self, request: Request<BodyWrapper<Bytes>>) -> Result<BytesResponse, Error> {
@@ -65,11 +59,6 @@ impl AcmeClient {
         let request = Request::from_parts(head, body);
         let request = reqwest::Request::try_from(request).map_err(other)?;
         let mut response = self.client.execute(request).await.map_err(other)?;
-        if !response.status().is_success()
-            && let Some(asked) = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())
-        {
-            self.retry_after.store(asked.trim().parse().unwrap_or(0), Ordering::Relaxed);
-        }
         let mut answer = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(other)? {
             if answer.len() + chunk.len() > LONGEST_ANSWER {
@@ -77,10 +66,36 @@ impl AcmeClient {
             }
             answer.extend_from_slice(&chunk);
         }
+        if matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+            && let Some(after) =
+                response.headers().get(RETRY_AFTER).and_then(|value| self.retry_after(value.to_str().ok()?))
+        {
+            let problem = problem_in(&answer).unwrap_or_else(|| format!("the authority answers {}", response.status()));
+            return Err(Error::Other(Box::new(ComeBackLater { problem, after })));
+        }
         let mut passed = http::Response::new(Full::new(Bytes::from(answer)));
         (*passed.status_mut(), *passed.headers_mut()) = (response.status(), response.headers().clone());
         Ok(passed.into())
     }
+}
+
+/// Why a request was not answered as it should be.
+pub(super) fn failed(error: &Error) -> AcmeError {
+    let (problem, retry_after) = match error {
+        Error::Api(problem) => (problem.detail.clone().unwrap_or_else(|| problem.to_string()), None),
+        Error::Other(cause) => match cause.downcast_ref::<ComeBackLater>() {
+            Some(later) => (later.problem.clone(), Some(later.after)),
+            None => (causes(cause.as_ref()), None),
+        },
+        other => (other.to_string(), None),
+    };
+    AcmeError { problem, retry_after, consequence: consequence(error) }
+}
+
+/// The detail of a problem record (RFC 9457).
+fn problem_in(answer: &[u8]) -> Option<String> {
+    let problem: serde_json::Value = serde_json::from_slice(answer).ok()?;
+    problem["detail"].as_str().map(String::from)
 }
 
 fn consequence(error: &Error) -> Consequence {
@@ -90,7 +105,8 @@ fn consequence(error: &Error) -> Consequence {
     };
     let kind = problem.r#type.as_deref().and_then(|kind| kind.strip_prefix("urn:ietf:params:acme:error:"));
     match kind {
-        Some("badNonce") => Consequence::Repeat,
+        // The order may be ready at another of its machines.
+        Some("badNonce" | "orderNotReady") => Consequence::Repeat,
         Some("rateLimited" | "serverInternal") => Consequence::Interrupted,
         _ => Consequence::Failed,
     }
@@ -105,6 +121,15 @@ fn causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+impl AcmeClient {
+    /// Seconds, or a date (RFC 9110, section 10.2.3).
+    fn retry_after(&self, value: &str) -> Option<TimeDelta> {
+        let value = value.trim();
+        let date = || Some(DateTime::<Utc>::from(httpdate::parse_http_date(value).ok()?) - self.clock.now());
+        value.parse().ok().and_then(TimeDelta::try_seconds).or_else(date)
+    }
 }
 
 fn other(error: reqwest::Error) -> Error {

@@ -30,7 +30,7 @@ pub struct NodeConfig {
     /// The port of `http_listen` as visitors see it, where a firewall or load balancer maps it (default: its own).
     #[serde(default)]
     pub http_port: Option<u16>,
-    /// The same for `https_listen`.
+    /// The port of `https_listen` as visitors see it (default: its own).
     #[serde(default)]
     pub https_port: Option<u16>,
     #[serde(default)]

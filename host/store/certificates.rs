@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::certificate::{Certificate, ChallengeKind, NameOwner};
 use culvert_domain::custom_domain::CustomDomainStatus;
 use culvert_domain::error::Result;
@@ -162,10 +162,10 @@ impl Store {
         Ok(rows.iter().map(challenge).collect::<DbResult<_>>()?)
     }
 
-    /// How many orders were placed since a time.
-    pub async fn orders_since(&self, time: DateTime<Utc>) -> Result<u32> {
-        let sql = sql!("SELECT COUNT(*) AS orders FROM certificates WHERE ordered_at > $1");
-        Ok((&self.db).one(sql, args![time]).await?.number("orders")?)
+    /// How many orders were placed in the last hour.
+    pub async fn orders_of_last_hour(&self) -> Result<u32> {
+        let sql = sql!("SELECT COUNT(*) AS orders FROM acme_orders WHERE placed_at > $1");
+        Ok((&self.db).one(sql, args![self.clock.now() - TimeDelta::hours(1)]).await?.number("orders")?)
     }
 
     /// When the first certificate that is served ends.
@@ -298,7 +298,9 @@ impl Write {
         let sql = sql!(
             "INSERT INTO certificates (id, domain_id, tunnel_id, name, status, issuer, challenge, due_at, failures) \
              VALUES ($1, $2, $3, $4, 'wanted', $5, $6, $7, 0) \
-             ON CONFLICT (name) DO UPDATE SET domain_id = excluded.domain_id, tunnel_id = excluded.tunnel_id"
+             ON CONFLICT (name) DO UPDATE SET domain_id = excluded.domain_id, tunnel_id = excluded.tunnel_id, \
+                 status = excluded.status, issuer = excluded.issuer, challenge = excluded.challenge, \
+                 due_at = excluded.due_at, order_url = NULL, new_key = NULL"
         );
         self.execute(sql, args![id, domain_id, tunnel_id, name, issuer, challenge.map(StringEnum::as_str), now])
             .await?;
@@ -316,19 +318,62 @@ impl Write {
             let mut kept = BTreeSet::new();
             for row in &known {
                 let name = row.text("name")?;
-                if wanted.contains(&name) && row.text("issuer")? == *own.issuer {
-                    kept.insert(name);
-                } else {
+                if !wanted.contains(&name) {
                     self.execute(sql!("DELETE FROM certificates WHERE id = $1"), args![row.id("id")?]).await?;
                     self.touch_owner(NameOwner::Tunnel(tunnel_id)).await?;
+                } else if row.text("issuer")? == *own.issuer {
+                    kept.insert(name);
                 }
             }
+            // One of another authority is served until there is one of this.
             for name in wanted.difference(&kept) {
                 let owner = NameOwner::Tunnel(tunnel_id);
                 self.insert_certificate(owner, name, &own.issuer, Some(ChallengeKind::TlsAlpn01)).await?;
             }
         }
         Ok(())
+    }
+
+    /// No tunnel has a certificate of its own any longer: there is no authority that would renew it.
+    pub async fn forget_tunnel_certificates(&mut self) -> Result<()> {
+        self.execute(sql!("DELETE FROM certificates WHERE tunnel_id IS NOT NULL"), args![]).await?;
+        Ok(())
+    }
+
+    /// Has what is under way looked at now: whoever had taken it may have been killed.
+    pub async fn resume_orders(&mut self) -> Result<()> {
+        let sql = sql!("UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1");
+        let now = self.now;
+        self.execute(sql, args![now]).await?;
+        Ok(())
+    }
+
+    /// Forgets what a certificate is and what is under way for it.
+    pub async fn begin_certificate_anew(&mut self, id: Uuid) -> Result<()> {
+        let sql = sql!(
+            "UPDATE certificates SET status = 'wanted', chain = NULL, key = NULL, not_after = NULL, order_url = NULL, \
+                 new_key = NULL, due_at = $2 WHERE id = $1"
+        );
+        let now = self.now;
+        self.execute(sql, args![id, now]).await?;
+        Ok(())
+    }
+
+    /// Counts an order that is about to be placed. Returns false if there were as many as allowed in the last hour.
+    pub async fn place_order(&mut self, directory: &str, limit: u32) -> Result<bool> {
+        let lock = sql!("SELECT directory FROM acme_accounts WHERE directory = $1", locked: " FOR UPDATE");
+        self.lock(lock, args![directory]).await?;
+        let now = self.now;
+        let since = now - TimeDelta::hours(1);
+        self.execute(sql!("DELETE FROM acme_orders WHERE placed_at <= $1"), args![since]).await?;
+        let placed: u32 =
+            self.one(sql!("SELECT COUNT(*) AS orders FROM acme_orders"), args![]).await?.number("orders")?;
+        if placed >= limit {
+            return Ok(false);
+        }
+        let id = self.clock.id();
+        self.execute(sql!("INSERT INTO acme_orders (id, placed_at) VALUES ($1, $2)"), args![id, now]).await?;
+        Ok(true)
     }
 
     /// The names of a tunnel that is served by HTTPS, as far as they get certificates of their own.

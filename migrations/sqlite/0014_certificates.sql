@@ -36,7 +36,6 @@ CREATE TABLE certificates (
 CREATE INDEX certificates_due ON certificates (due_at);
 CREATE INDEX certificates_by_tunnel ON certificates (tunnel_id);
 CREATE INDEX certificates_by_end ON certificates (not_after);
-CREATE INDEX certificates_by_order ON certificates (ordered_at);
 
 -- What proves a name to an authority while it looks.
 CREATE TABLE acme_challenges (
@@ -54,4 +53,10 @@ CREATE TABLE acme_challenges (
 CREATE TABLE acme_accounts (
     directory   TEXT NOT NULL PRIMARY KEY,
     credentials BLOB NOT NULL
+) STRICT;
+
+-- The orders of the last hour.
+CREATE TABLE acme_orders (
+    id        BLOB NOT NULL PRIMARY KEY,
+    placed_at INTEGER NOT NULL
 ) STRICT;

@@ -14,6 +14,7 @@ use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, own_address, within};
 use crate::support::pebble::{HTTP_PORT, HTTPS_PORT, Pebble};
+use crate::support::program::Place;
 use crate::support::web::{Browser, WebService};
 
 /// How long an order may take, in seconds of real time.
@@ -66,6 +67,13 @@ impl Stage {
         self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
         self.host.until_tunnel(&self.api, tunnel, "running").await;
         tunnel
+    }
+
+    /// The same host with other settings.
+    async fn restarted(self, change: impl FnOnce(&mut Config)) -> Self {
+        let Self { host, api, device, service, pebble, node } = self;
+        let host = host.restart_with(change).await;
+        Self { host, api, device, service, pebble, node }
     }
 
     /// Proves and assigns a custom domain; returns its record.
@@ -195,19 +203,97 @@ async fn certificate_is_renewed_while_the_old_one_serves(engine: Engine) {
     let first = stage.until_certificate(tunnel, "issued").await;
     let end: chrono::DateTime<chrono::Utc> = first["expires_at"].as_str().unwrap().parse().unwrap();
     let life = (end - stage.host.clock.now()).to_std().unwrap();
-    // While the authority cannot be reached, the old one stays, with the reason.
-    stage.pebble.set_address("www.example.com", "127.0.0.1").await;
+    // The authority is led astray: the old one stays, with the reason.
+    let domain = stage.api.get(&format!("/tunnels/{tunnel}/domain")).await;
+    let target = domain.data()["cname_target"].as_str().unwrap().to_owned();
+    stage.pebble.set_address(&target, &own_address().to_string()).await;
     stage.host.pass(life * 2 / 3 + Duration::from_hours(1)).await;
+    let failed =
+        stage.until(async || Some(stage.certificate(tunnel).await).filter(|now| !now["error"].is_null())).await;
+    assert_eq!((&failed["status"], &failed["expires_at"]), (&json!("issued"), &first["expires_at"]));
     let root = stage.pebble.root().await;
-    let renewed = stage
-        .until(async || {
-            let now = stage.certificate(tunnel).await;
-            assert_eq!(now["status"], "issued");
-            Some(now).filter(|now| now["expires_at"] != first["expires_at"] || !now["error"].is_null())
+    assert!(stage.fetch(&root, "www.example.com").await.is_some(), "it is served meanwhile");
+    stage.pebble.clear_address(&target).await;
+    let renewed =
+        stage.until(async || Some(stage.certificate(tunnel).await).filter(|now| now["error"].is_null())).await;
+    assert_ne!(renewed["expires_at"], first["expires_at"]);
+    assert!(stage.fetch(&root, "www.example.com").await.is_some());
+}
+
+/// Another authority, then none: what is served stays until there is something else, and is not kept without an authority.
+#[both_engines]
+async fn authority_may_be_changed_and_left(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    stage.running("hello").await;
+    let name = "hello.tunnel.localhost";
+    let root = stage.pebble.root().await;
+    stage.until(async || stage.fetch(&root, name).await).await;
+
+    let other = Pebble::start(stage.node, HTTPS_PORT).await;
+    let other_root = other.root().await;
+    stage = stage
+        .restarted(|config| {
+            config.acme.directory = Some(other.directory());
+            config.acme.root_certificates = Some(other.certificate());
         })
         .await;
-    assert!(renewed["error"].is_null(), "{renewed}");
-    assert!(stage.fetch(&root, "www.example.com").await.is_some());
+    let first = stage.fetch(&root, name).await.is_some() || stage.fetch(&other_root, name).await.is_some();
+    assert!(first, "there is one at any time");
+    stage.until(async || stage.fetch(&other_root, name).await).await;
+
+    let local_root = stage.host.config().ca_dir().join("tunnel.localhost/root.pem");
+    stage = stage.restarted(|config| config.acme.directory = None).await;
+    assert!(stage.fetch(&local_root, name).await.is_some(), "the local authority's wildcard");
+}
+
+/// `kill -9` of the real program, again and again, while 20 orders are under way.
+#[both_engines]
+async fn orders_survive_the_host_being_killed(engine: Engine) {
+    let mut place = Place::new(engine).await;
+    let node = place.address;
+    let pebble = Pebble::start(node, HTTPS_PORT).await;
+    let resolver = pebble.dns().to_string();
+    for (name, value) in [
+        ("CULVERT_ACME__DIRECTORY", &pebble.directory()[..]),
+        ("CULVERT_ACME__ROOT_CERTIFICATES", &pebble.certificate().display().to_string()),
+        ("CULVERT_ACME__ORDERS_PER_HOUR", "1000"),
+        ("CULVERT_RATE_LIMIT__PER_MINUTE", "100000"),
+        ("CULVERT_DNS__RESOLVER", &resolver),
+    ] {
+        place = place.set(name, value);
+    }
+    let mut host = place.serve().await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
+    let auth = format!("-H 'Authorization: Bearer {}'", key["key"].as_str().unwrap());
+    for number in 0..20 {
+        let body = json!({"protocol": "http", "subdomain": format!("name-{number}"), "local_port": 80});
+        let url = format!("{}/v2/tunnels", place.url());
+        let json = "-H 'Content-Type: application/json'";
+        let create = format!("curl -sSf {auth} {json} -H 'Idempotency-Key: key-{number}' -d '{body}' {url}");
+        place.shell(&create).await;
+    }
+    let root = pebble.root().await;
+    let proved = async || {
+        let mut count = 0;
+        for number in 0..20 {
+            let name = format!("name-{number}.tunnel.localhost:{HTTPS_PORT}");
+            let mut curl = Command::new("curl");
+            curl.args(["-sS", "--max-time", "20", "--resolve", &format!("{name}:{node}"), "--cacert"]).arg(&root);
+            let output = curl.arg(format!("https://{name}/")).output().await.unwrap();
+            count += usize::from(output.status.success());
+        }
+        count
+    };
+    for _ in 0..3 {
+        let before = proved().await;
+        host.kill().await;
+        host = place.serve().await;
+        assert!(proved().await >= before, "what was issued is there");
+    }
+    // An authority that has looked while the host was down has found nothing: that is tried again after a minute.
+    within(90, async { while proved().await < 20 {} }).await;
+    assert_eq!(host.interrupt().await, Some(0));
 }
 
 /// A stranger's handshakes cost no order.
@@ -219,7 +305,7 @@ async fn unknown_names_are_not_ordered(engine: Engine) {
         assert_eq!(stage.fetch(&root, &format!("n{number}.example.com")).await, None);
         stage.host.pass(Duration::from_secs(1)).await;
     }
-    assert_eq!(stage.host.app.store.orders_since(chrono::DateTime::UNIX_EPOCH).await.unwrap(), 0);
+    assert_eq!(stage.host.app.store.orders_of_last_hour().await.unwrap(), 0);
 }
 
 /// With DNS-01 there is one certificate for all names of the domain.
@@ -238,7 +324,7 @@ async fn wildcard_is_proved_by_a_command(engine: Engine) {
         stage.running(name).await;
         stage.until(async || stage.fetch(&root, &format!("{name}.tunnels.example.com")).await).await;
     }
-    assert_eq!(stage.host.app.store.orders_since(chrono::DateTime::UNIX_EPOCH).await.unwrap(), 1);
+    assert_eq!(stage.host.app.store.orders_of_last_hour().await.unwrap(), 1);
 }
 
 #[both_engines]

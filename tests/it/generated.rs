@@ -178,6 +178,7 @@ fn rows(prefix: &str, structure: &str, defaults: &Value, structures: &BTreeMap<S
 fn settings_page_equals_configuration() {
     let mut structures = structures("host/config.rs");
     structures.extend(self::structures("host/config/node.rs"));
+    structures.extend(self::structures("host/config/certificates.rs"));
     structures.extend(
         self::structures("host/policy/serve/records.rs").into_iter().filter(|(name, _)| name == "RecordsConfig"),
     );

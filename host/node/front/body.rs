@@ -62,7 +62,8 @@ impl<O: Observer + Unpin> hyper::body::Body for PassedBody<O> {
             _ => 0,
         };
         this.observer.count(bytes);
-        if this.body.is_end_stream() {
+        // Nothing follows trailers.
+        if frame.is_trailers() || this.body.is_end_stream() {
             this.observer.complete();
         }
         Poll::Ready(Some(Ok(frame)))

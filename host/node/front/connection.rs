@@ -6,6 +6,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use culvert_wire::socket;
 use hyper::server::conn::{http1, http2};
@@ -13,15 +14,17 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::cut::CutSlot;
-use super::exchanges::Exchanges;
+use super::exchanges::{EndReason, Exchanges};
 use super::timer::ClockTimer;
 use super::visitor::{Socket, VisitorConnection};
 use super::{Front, exchange};
 
 /// Bytes of a body that are read ahead.
 const READ_BUFFER: usize = 128 * 1024;
-/// Bytes of an answer that wait for a visitor, for each stream of HTTP/2.
+/// Bytes of an answer that HTTP/2 takes ahead of a visitor, for each stream; a chunk of it may be more.
 const SEND_BUFFER: usize = 64 * 1024;
+/// How long a visitor of HTTP/2 without a request has to close the connection, after it was asked to.
+const SHUTDOWN_WITHIN: Duration = Duration::from_secs(5);
 /// How many streams of HTTP/2 may be cancelled before they were accepted (CVE-2023-44487), and how many the visitor's
 /// errors may end (CVE-2025-8671).
 const RESETS_BEFORE_ACCEPT: usize = 20;
@@ -95,13 +98,19 @@ pub(super) async fn http2<S: Socket>(
             .serve_connection(TokioIo::new(stream), service)
     );
     let stop = front.shared.stop.clone();
-    tokio::select! {
+    let reason = tokio::select! {
         ended = connection.as_mut() => return ended.map_err(io::Error::other),
-        () = exchanges.goaway(limits.keep_alive) => connection.as_mut().graceful_shutdown(),
+        reason = exchanges.end(limits.keep_alive) => reason,
         () = stop.cancelled() => return Ok(()),
+    };
+    if reason == EndReason::Abuse {
+        return Err(io::Error::other("the visitor begins and cancels"));
     }
+    connection.as_mut().graceful_shutdown();
+    // A visitor may ignore that, or may not have begun to speak at all.
     tokio::select! {
         ended = connection => ended.map_err(io::Error::other),
+        _ = exchanges.end(SHUTDOWN_WITHIN) => Ok(()),
         () = stop.cancelled() => Ok(()),
     }
 }

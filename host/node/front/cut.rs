@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::activity::Activity;
+use super::exchanges::Exchanges;
 use crate::lock;
 
 /// Ends when an exchange has to be cut.
@@ -70,7 +71,10 @@ impl Armed {
     }
 }
 
-/// An answer on a connection of HTTP/2, where the other exchanges go on when it is cut. What it holds of the service is
+/// How long a stream of HTTP/2 may be there after it was cut. Then its connection ends.
+const LET_GO_WITHIN: Duration = Duration::from_secs(10);
+
+/// A body on a connection of HTTP/2, where the other exchanges go on when it is cut. What it holds of the service is
 /// let go at once, even while its visitor takes nothing.
 pub(super) struct CutBody<B> {
     state: Arc<Mutex<CutState<B>>>,
@@ -84,7 +88,13 @@ struct CutState<B> {
 }
 
 impl<B: Body<Data = Bytes, Error = io::Error> + Send + Unpin + 'static> CutBody<B> {
-    pub(super) fn new(body: B, out: CancellationToken, activity: Arc<Activity>, idle: Duration) -> Self {
+    pub(super) fn new(
+        body: B,
+        exchanges: Arc<Exchanges>,
+        out: CancellationToken,
+        activity: Arc<Activity>,
+        idle: Duration,
+    ) -> Self {
         let state = Arc::new(Mutex::new(CutState { body: Some(body), waker: None }));
         let cut_state = state.clone();
         let cut = tokio::spawn(async move {
@@ -95,6 +105,9 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Send + Unpin + 'static> CutBody<
             };
             drop(body);
             waker.into_iter().for_each(Waker::wake);
+            // hyper asks for no more of an answer while its visitor takes nothing. Then this is not dropped.
+            exchanges.clock().sleep(LET_GO_WITHIN).await;
+            exchanges.stuck();
         });
         Self { state, _cut: AbortOnDropHandle::new(cut) }
     }

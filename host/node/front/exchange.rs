@@ -71,6 +71,9 @@ async fn admit(
     if length > front.limits.uri_bytes {
         return Err(Page::URI_TOO_LONG.into());
     }
+    if request.headers().len() > front.limits.header_count {
+        return Err(Page::HEADER_TOO_LARGE.into());
+    }
     if !visitor.proves(&name) {
         return Err(Page::MISDIRECTED_REQUEST.into());
     }
@@ -144,7 +147,19 @@ async fn pass(
     let (port_id, name) = (admitted.found.port_id, admitted.name);
     let version = UpstreamVersion::of(&request);
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
+    let exchanges = match &visitor.version {
+        HttpVersion::Http1(_) => None,
+        HttpVersion::Http2(exchanges) => Some(exchanges.clone()),
+    };
+    let is_websocket_of_h2 = headers::is_websocket_of_h2(&request);
     let passed = to_service(front, peer, &name, &ongoing, request, &activity);
+    let passed = match &exchanges {
+        Some(exchanges) if !passed.body().is_end_stream() => {
+            let (exchanges, out, activity) = (exchanges.clone(), out.clone(), activity.clone());
+            passed.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle)))
+        }
+        _ => passed.map(Body::new),
+    };
     let visited = Visited { run: &run, port_id, visitor: peer.address, local: peer.local };
     let sent = tokio::select! {
         biased;
@@ -159,20 +174,20 @@ async fn pass(
             Ok(upgrade(front, visitor.clone(), ongoing, response, on_visitor, open.take()))
         }
         (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Page::ANSWER_INVALID),
+        // To its visitor this would look like a WebSocket (RFC 8441, section 5).
+        (status, _) if is_websocket_of_h2 && status.is_success() => Err(Page::ANSWER_INVALID),
         _ => {
             let armed = match &visitor.version {
                 HttpVersion::Http1(slot) => Some(slot.arm(out.clone(), activity.clone(), idle)),
                 HttpVersion::Http2(_) => None,
             };
-            let is_cut_alone = armed.is_none();
             let upstreams = front.upstreams.clone();
             let answer = Answer { armed, open: open.take(), ongoing, upstreams, port_id, sender };
             let response = to_visitor(response, activity.clone(), answer);
-            if is_cut_alone {
-                Ok(response.map(|body| Body::new(CutBody::new(body, out, activity, idle))))
-            } else {
-                Ok(response.map(Body::new))
-            }
+            Ok(match exchanges {
+                Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),
+                None => response.map(Body::new),
+            })
         }
     }
 }
@@ -185,7 +200,7 @@ fn to_service(
     ongoing: &Arc<OngoingRequest>,
     mut request: Request<Incoming>,
     activity: &Arc<Activity>,
-) -> Request<Body> {
+) -> Request<PassedBody<Upload>> {
     let run = ongoing.run.relay();
     headers::as_http1(&mut request, &front.shared.clock);
     let target = request.uri().path_and_query().map_or(1, |target| target.as_str().len());
@@ -199,7 +214,7 @@ fn to_service(
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     let body = PassedBody::new(body, activity.clone(), Upload(ongoing.clone()));
-    Request::from_parts(head, Body::new(body))
+    Request::from_parts(head, body)
 }
 
 /// The answer as the visitor gets it.

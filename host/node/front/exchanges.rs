@@ -26,12 +26,23 @@ struct Counts {
     window: Moment,
     begun: u32,
     cancelled: u32,
+    /// Whether a stream is left that was cut and that its visitor does not let go.
+    is_stuck: bool,
+}
+
+/// Why a connection has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndReason {
+    /// Nothing is under way.
+    Idle,
+    /// The visitor cancels most of what it begins, or does not let go of what was cut.
+    Abuse,
 }
 
 impl Exchanges {
     pub(super) fn new(clock: Clock) -> Arc<Self> {
         let now = clock.moment();
-        let counts = Counts { open: 0, idle_since: now, window: now, begun: 0, cancelled: 0 };
+        let counts = Counts { open: 0, idle_since: now, window: now, begun: 0, cancelled: 0, is_stuck: false };
         Arc::new(Self { clock, counts: Mutex::new(counts), changed: Notify::new() })
     }
 
@@ -46,20 +57,29 @@ impl Exchanges {
         OpenExchange { exchanges: self.clone(), is_complete: false }
     }
 
-    /// Waits until the visitor has to open a new connection: this one has been idle for too long, or the visitor cancels
-    /// most of what it begins.
-    pub(super) async fn goaway(&self, idle: Duration) {
+    /// A stream that was cut is still there.
+    pub(super) fn stuck(&self) {
+        lock(&self.counts).is_stuck = true;
+        self.changed.notify_one();
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Waits until the connection has to end: for a reason of its visitor's, or because it has been idle for so long.
+    pub(super) async fn end(&self, idle: Duration) -> EndReason {
         loop {
             let changed = self.changed.notified();
             let end = {
                 let counts = lock(&self.counts);
-                if counts.cancelled > CANCELLED && counts.cancelled > counts.begun / 2 {
-                    return;
+                if counts.is_stuck || counts.cancelled > CANCELLED && counts.cancelled > counts.begun / 2 {
+                    return EndReason::Abuse;
                 }
                 (counts.open == 0).then(|| counts.idle_since.plus(idle))
             };
             match end {
-                Some(end) if self.clock.moment() >= end => return,
+                Some(end) if self.clock.moment() >= end => return EndReason::Idle,
                 Some(end) => {
                     tokio::select! {
                         () = self.clock.until(end) => {}
@@ -96,5 +116,46 @@ impl Drop for OpenExchange {
             drop(counts);
             self.exchanges.changed.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn cancelling_most_of_many_exchanges_ends_the_connection() {
+        let exchanges = Exchanges::new(Clock::manual(chrono::DateTime::UNIX_EPOCH));
+        let ends = || exchanges.end(Duration::from_hours(1)).now_or_never();
+        let run = |count: usize, is_complete: bool| {
+            for _ in 0..count {
+                let mut exchange = exchanges.begin();
+                if is_complete {
+                    exchange.complete();
+                }
+            }
+        };
+        run(100, false);
+        assert_eq!(ends(), None, "a page that is left");
+        run(101, true);
+        run(1, false);
+        assert_eq!(ends(), None, "as many are completed");
+        run(2, false);
+        assert_eq!(ends(), Some(EndReason::Abuse));
+    }
+
+    #[test]
+    fn cancelled_exchanges_are_forgotten_after_a_while() {
+        let clock = Clock::manual(chrono::DateTime::UNIX_EPOCH);
+        let exchanges = Exchanges::new(clock.clone());
+        for _ in 0..5 {
+            (0..90).for_each(|_| drop(exchanges.begin()));
+            clock.advance(WINDOW);
+        }
+        assert_eq!(exchanges.end(Duration::from_hours(1)).now_or_never(), None);
+        clock.advance(Duration::from_hours(1));
+        assert_eq!(exchanges.end(Duration::from_hours(1)).now_or_never(), Some(EndReason::Idle));
     }
 }

@@ -76,6 +76,8 @@ impl Page {
     pub(super) const MISDIRECTED_REQUEST: Self =
         page(StatusCode::MISDIRECTED_REQUEST, "misdirected_request", "Open this address in a new connection.");
     pub(super) const URI_TOO_LONG: Self = page(StatusCode::URI_TOO_LONG, "uri_too_long", "The address is too long.");
+    pub(super) const HEADER_TOO_LARGE: Self =
+        page(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_too_large", "The header is too long.");
     pub(super) const TOO_MANY_ATTEMPTS: Self = Self {
         retry_after: Some(60),
         ..page(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", "Too many attempts; wait a minute.")

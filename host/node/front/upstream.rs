@@ -27,6 +27,12 @@ use super::timer::ClockTimer;
 use crate::lock;
 use crate::session::{ACCEPT_WITHIN, SessionRelay, VisitCarrier};
 
+/// Bytes of an answer that a service may send ahead on HTTP/2. A visitor who takes nothing holds up no other: together
+/// they are not limited (RFC 9113, section 6.9.1).
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Bytes of an answer that are read at once.
+const READ_BUFFER: usize = 128 * 1024;
 /// How long it is remembered that a service does not speak HTTP/2.
 const WITHOUT_H2_FOR: Duration = Duration::from_mins(10);
 
@@ -124,23 +130,34 @@ impl Upstreams {
         let handshake = http2::Builder::new(TokioExecutor::new())
             .timer(ClockTimer(self.clock.clone()))
             .max_header_list_size(self.limits.header_bytes as u32)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(TokioIo::new(lent))
             .await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
         drive(visited.run, connection);
         // The server begins as well, without waiting for a request (RFC 9113, section 3.4).
         let begun = self.clock.timeout(ACCEPT_WITHIN, spoken.wait_for(|spoken| *spoken != Spoken::Nothing)).await;
-        let speaks_h2 = matches!(begun, Ok(Ok(spoken)) if *spoken == Spoken::Other);
         if let Some(refusal) = outcome.refusal.get() {
             return Err(refused(refusal));
         }
+        let spoken = match begun {
+            Ok(Ok(spoken)) => *spoken,
+            Ok(Err(_)) => return Err(Page::CONNECTION_LOST),
+            Err(_) if outcome.accepted.load(Ordering::Relaxed) => return Err(Page::TARGET_SILENT),
+            Err(_) => return Err(Page::DEVICE_TIMEOUT),
+        };
         let mut idle = lock(&self.idle);
-        if speaks_h2 {
-            idle.shared.insert(key, (now, sender.clone()));
-            Ok(Some(sender))
-        } else {
-            idle.without_h2.insert(key, now);
-            Ok(None)
+        match spoken {
+            Spoken::Other => {
+                idle.shared.insert(key, (now, sender.clone()));
+                Ok(Some(sender))
+            }
+            Spoken::Http1 => {
+                idle.without_h2.insert(key, now);
+                Ok(None)
+            }
+            Spoken::Nothing | Spoken::End => Err(Page::CONNECTION_LOST),
         }
     }
 
@@ -187,7 +204,7 @@ impl Upstreams {
 
     async fn connect(&self, visited: Visited<'_>) -> Result<(http1::SendRequest<Body>, Arc<Outcome>), Page> {
         let (lent, outcome) = lend(visited).await?;
-        let handshake = http1::Builder::new().handshake(TokioIo::new(lent)).await;
+        let handshake = http1::Builder::new().max_buf_size(READ_BUFFER).handshake(TokioIo::new(lent)).await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
         drive(visited.run, connection.with_upgrades());
         Ok((sender, outcome))
@@ -305,6 +322,8 @@ struct Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spoken {
     Nothing,
+    /// The end of the connection.
+    End,
     /// `HTTP/1`.
     Http1,
     /// Something else, as a frame of HTTP/2.
@@ -346,9 +365,11 @@ impl AsyncRead for Lent {
         if !self.is_begun && polled.is_ready() {
             self.is_begun = true;
             let begin = &space.filled()[before..];
-            // A service that ends at once does not speak HTTP/2 either.
-            let is_http1 = begin.starts_with(b"HTTP") || b"HTTP".starts_with(begin);
-            self.outcome.spoken.send_replace(if is_http1 { Spoken::Http1 } else { Spoken::Other });
+            self.outcome.spoken.send_replace(match begin {
+                [] => Spoken::End,
+                _ if begin.starts_with(b"HTTP") || b"HTTP".starts_with(begin) => Spoken::Http1,
+                _ => Spoken::Other,
+            });
         }
         polled
     }

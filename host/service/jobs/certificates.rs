@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use culvert_certificates::acme::{self, AcmeAccount, AcmeError, Authority, Consequence, OrderView};
 use culvert_certificates::dns_command::DnsCommand;
 use culvert_certificates::local_ca::LocalCa;
 use culvert_certificates::zone::Zone;
-use culvert_domain::certificate::{Certificate, ChallengeKind, Step};
+use culvert_domain::certificate::{Certificate, CertificateStatus, ChallengeKind, Step};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_store::certificates::{NewCertificate, OwnCertificates, StoredChallenge};
 use culvert_store::error::first_error;
@@ -22,6 +22,8 @@ use super::Jobs;
 use crate::certificates::{LOCAL, open_key, seal_key};
 use crate::secrets::Purpose;
 
+/// Certificates that are looked at in one transaction at the start.
+const BATCH: u32 = 200;
 /// How often the job looks for due certificates.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Certificates that are worked on at the same time, at most.
@@ -132,6 +134,7 @@ pub async fn start(jobs: &Jobs, domains: Vec<(Uuid, String)>) -> Result<()> {
     if let Some(authority) = &worker.authority {
         return start_with(jobs, authority, domains).await;
     }
+    service.store.write(None, |write| Box::pin(write.forget_tunnel_certificates())).await?;
     for (node_id, domain) in domains {
         let root = worker.local_ca.root(&domain).map_err(|e| Error::internal(e.to_string()))?;
         let (issuer, secrets) = (root.issuer(), service.secrets.clone());
@@ -169,7 +172,35 @@ async fn start_with(jobs: &Jobs, authority: &Authority, domains: Vec<(Uuid, Stri
         // The authority may be looking since before this start.
         let _ = dns.set(&store.dns_challenges().await?).await;
     }
+    store.write(None, |write| Box::pin(write.resume_orders())).await?;
+    renew_unreadable(jobs).await?;
     store.want_certificates_of_tunnels().await
+}
+
+/// Has certificates issued anew whose keys were sealed with a key file that is not there any longer.
+async fn renew_unreadable(jobs: &Jobs) -> Result<()> {
+    let mut after = Some(Uuid::nil());
+    while let Some(from) = after {
+        let secrets = jobs.service.secrets.clone();
+        let batch = jobs.service.store.write(None, move |write| {
+            Box::pin(async move {
+                let mut last = None;
+                for keys in write.certificate_keys(from, BATCH).await? {
+                    last = Some(keys.id);
+                    if [&keys.key, &keys.new_key]
+                        .into_iter()
+                        .flatten()
+                        .any(|key| open_key(&secrets, keys.id, key).is_none())
+                    {
+                        write.begin_certificate_anew(keys.id).await?;
+                    }
+                }
+                Ok(last)
+            })
+        });
+        after = batch.await?;
+    }
+    Ok(())
 }
 
 /// Runs until the host stops.
@@ -288,15 +319,23 @@ async fn step(jobs: &Jobs, authority: &Authority, known: &mut Certificate) -> st
 
 async fn order(jobs: &Jobs, account: &AcmeAccount, known: &mut Certificate) -> std::result::Result<Next, StepError> {
     let now = jobs.clock.now();
-    if known.not_after.is_some()
+    if known.status == CertificateStatus::Issued
+        && known.failures == 0
         && let Some(chain) = jobs.service.store.served_chain(known.id).await?
-        // Whoever cannot say when gets the order now, for it was due.
-        && let Ok(Some(at)) = account.renewal(&chain).await
-        && at > now
     {
-        return Ok(Next::Wait((at - now).min(RENEWAL_EVERY)));
+        // An authority that does not answer is not one that wants a renewal now.
+        let asked = account.renewal(&chain).await.ok().flatten();
+        let at = asked.or_else(|| account.renew_at(&chain)).filter(|at| *at > now);
+        if let Some(at) = at {
+            return Ok(Next::Wait((at - now).min(RENEWAL_EVERY)));
+        }
     }
-    if jobs.service.store.orders_since(now - TimeDelta::hours(1)).await? >= jobs.certificates.orders_per_hour {
+    let (limit, directory) = (jobs.certificates.orders_per_hour, known.issuer.clone());
+    let place = jobs
+        .service
+        .store
+        .write(None, move |write| Box::pin(async move { write.place_order(&directory, limit).await }));
+    if !place.await? {
         return Ok(Next::Wait(LATER));
     }
     let url = account.order(&known.name).await?;
@@ -396,8 +435,9 @@ async fn collect(
     let key = key.ok_or_else(|| refused("the key of the order cannot be opened".into()))?;
     match account.view(url).await? {
         OrderView::Ready => {
+            let waits = wait(jobs, known)?;
             account.finalize(url, &known.name, &key).await?;
-            Ok(Next::Step)
+            Ok(waits)
         }
         OrderView::Pending | OrderView::Processing => wait(jobs, known),
         OrderView::Invalid(problem) => Err(refused(problem)),
@@ -407,7 +447,7 @@ async fn collect(
             let now = jobs.clock.now();
             let renew_at = match renewal {
                 Some(at) => at.min(now + RENEWAL_EVERY),
-                None => two_thirds(jobs, chain.not_before, chain.not_after),
+                None => chain.renew_at,
             };
             known.issued(chain.not_after, renew_at);
             tracing::info!(name = known.name, not_after = %chain.not_after, "a certificate was issued");
@@ -417,12 +457,6 @@ async fn collect(
             Ok(Next::End)
         }
     }
-}
-
-/// About two thirds of a certificate's life.
-fn two_thirds(jobs: &Jobs, not_before: DateTime<Utc>, not_after: DateTime<Utc>) -> DateTime<Utc> {
-    let life = (not_after - not_before).to_std().unwrap_or_default();
-    not_before + life * 2 / 3 - jobs.clock.jitter(life / 30)
 }
 
 /// The authority is not done yet.

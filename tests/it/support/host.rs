@@ -107,9 +107,15 @@ impl TestHost {
 
     /// The same data, time and address, another process's worth of memory.
     pub async fn restart(self) -> Self {
+        self.restart_with(|_| {}).await
+    }
+
+    /// The same, with other settings.
+    pub async fn restart_with(self, change: impl FnOnce(&mut Config)) -> Self {
         let Self { folder, mut config, clock, host, app, address, .. } = self;
         drop(app);
         config.listen = address;
+        change(&mut config);
         host.stop().await;
         Self::run(folder, config, clock).await
     }

@@ -59,6 +59,8 @@ impl Pebble {
         let resolver = resolver.unwrap_or(SocketAddr::new(address, 8053)).to_string();
         pebble.args(["-strict", "-dnsserver", &resolver, "-config"]).arg(config_file);
         pebble.env("PEBBLE_VA_NOSLEEP", "1").env("PEBBLE_WFE_NONCEREJECT", "50");
+        // Every order is proved anew.
+        pebble.env("PEBBLE_AUTHZREUSE", "0");
         let pebble = started(pebble, "Listening on").await;
         Self { address, folder, _programs: [dns, pebble] }
     }
@@ -88,6 +90,11 @@ impl Pebble {
 
     pub async fn set_cname(&self, host: &str, target: &str) {
         self.tell("set-cname", json!({"host": format!("{host}."), "target": format!("{target}.")})).await;
+    }
+
+    /// Has a name lead to the node again.
+    pub async fn clear_address(&self, host: &str) {
+        self.tell("clear-a", json!({"host": format!("{host}.")})).await;
     }
 
     /// Has a name lead to an address.
