@@ -194,7 +194,7 @@ impl AcmeAccount {
             }
             match challenge.set_ready().await {
                 Err(Error::Api(problem)) if !is_nonce(&problem) => {
-                    tracing::debug!(%problem, "a challenge was answered")
+                    tracing::debug!(%problem, "a challenge was answered");
                 }
                 answered => answered.map_err(|e| failed(&e))?,
             }
