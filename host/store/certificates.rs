@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use culvert_domain::certificate::{Certificate, ChallengeKind, NameOwner};
 use culvert_domain::custom_domain::CustomDomainStatus;
 use culvert_domain::error::Result;
@@ -11,6 +11,7 @@ use culvert_domain::port::extra_subdomain;
 use culvert_domain::string_enum::StringEnum;
 use uuid::Uuid;
 
+use super::acme::StoredChallenge;
 use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
@@ -41,16 +42,6 @@ pub struct ServedCertificate {
     /// PEM, and the sealed key.
     pub issued: Option<(String, Vec<u8>)>,
     pub challenge: Option<StoredChallenge>,
-}
-
-/// What proves a name to an authority.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredChallenge {
-    pub name: String,
-    pub kind: ChallengeKind,
-    pub token: String,
-    /// The key authorization (RFC 8555, section 8.1).
-    pub value: String,
 }
 
 /// The keys of a certificate, sealed.
@@ -148,37 +139,10 @@ impl Store {
         Ok(row.map(|row| row.optional_text("chain")).transpose()?.flatten())
     }
 
-    /// What proves the names of a certificate.
-    pub async fn challenges(&self, id: Uuid) -> Result<Vec<StoredChallenge>> {
-        let sql = sql!("SELECT name, kind, token, value FROM acme_challenges WHERE certificate_id = $1");
-        let rows = (&self.db).all(sql, args![id]).await?;
-        Ok(rows.iter().map(challenge).collect::<DbResult<_>>()?)
-    }
-
-    /// What proves names in the DNS at the moment.
-    pub async fn dns_challenges(&self) -> Result<Vec<StoredChallenge>> {
-        let sql = sql!("SELECT name, kind, token, value FROM acme_challenges WHERE kind = 'dns-01'");
-        let rows = (&self.db).all(sql, args![]).await?;
-        Ok(rows.iter().map(challenge).collect::<DbResult<_>>()?)
-    }
-
-    /// How many orders were placed in the last hour.
-    pub async fn orders_of_last_hour(&self) -> Result<u32> {
-        let sql = sql!("SELECT COUNT(*) AS orders FROM acme_orders WHERE placed_at > $1");
-        Ok((&self.db).one(sql, args![self.clock.now() - TimeDelta::hours(1)]).await?.number("orders")?)
-    }
-
     /// When the first certificate that is served ends.
     pub async fn first_certificate_end(&self) -> Result<Option<DateTime<Utc>>> {
         let sql = sql!("SELECT MIN(not_after) AS ends FROM certificates");
         Ok((&self.db).one(sql, args![]).await?.optional_time("ends")?)
-    }
-
-    /// The sealed credentials of the host's account at an authority.
-    pub async fn acme_account(&self, directory: &str) -> Result<Option<Vec<u8>>> {
-        let sql = sql!("SELECT credentials FROM acme_accounts WHERE directory = $1");
-        let row = (&self.db).optional(sql, args![directory]).await?;
-        Ok(row.map(|row| row.bytes("credentials")).transpose()?)
     }
 
     /// Notes which names of all tunnels need certificates. After the start, each change of a tunnel does so for it.
@@ -210,10 +174,6 @@ fn certificate(row: &Row) -> DbResult<Certificate> {
         failures: number, error: optional_text;
         owner: domain.or(tunnel).ok_or_else(|| row.unreadable("domain_id"))?,
     }))
-}
-
-fn challenge(row: &Row) -> DbResult<StoredChallenge> {
-    Ok(row!(row => StoredChallenge { name: text, kind: string_enum, token: text, value: text, }))
 }
 
 fn served(row: &Row) -> DbResult<ServedCertificate> {
@@ -359,23 +319,6 @@ impl Write {
         Ok(())
     }
 
-    /// Counts an order that is about to be placed. Returns false if there were as many as allowed in the last hour.
-    pub async fn place_order(&mut self, directory: &str, limit: u32) -> Result<bool> {
-        let lock = sql!("SELECT directory FROM acme_accounts WHERE directory = $1", locked: " FOR UPDATE");
-        self.lock(lock, args![directory]).await?;
-        let now = self.now;
-        let since = now - TimeDelta::hours(1);
-        self.execute(sql!("DELETE FROM acme_orders WHERE placed_at <= $1"), args![since]).await?;
-        let placed: u32 =
-            self.one(sql!("SELECT COUNT(*) AS orders FROM acme_orders"), args![]).await?.number("orders")?;
-        if placed >= limit {
-            return Ok(false);
-        }
-        let id = self.clock.id();
-        self.execute(sql!("INSERT INTO acme_orders (id, placed_at) VALUES ($1, $2)"), args![id, now]).await?;
-        Ok(true)
-    }
-
     /// The names of a tunnel that is served by HTTPS, as far as they get certificates of their own.
     async fn names_to_certify(&mut self, tunnel_id: Uuid, with_subdomains: bool) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
@@ -481,21 +424,5 @@ impl Write {
         );
         let args = args![known.id, key.as_deref(), new_key.as_deref(), known.key.as_deref(), known.new_key.as_deref(),];
         Ok(self.execute(sql, args).await? == 1)
-    }
-
-    /// The sealed credentials of all accounts at authorities, by directory.
-    pub async fn acme_accounts(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
-        let rows = self.all(sql!("SELECT directory, credentials FROM acme_accounts"), args![]).await?;
-        Ok(rows.iter().map(|row| Ok((row.text("directory")?, row.bytes("credentials")?))).collect::<DbResult<_>>()?)
-    }
-
-    /// Keeps the sealed credentials of the host's account at an authority.
-    pub async fn keep_acme_account(&mut self, directory: &str, credentials: &[u8]) -> Result<()> {
-        let sql = sql!(
-            "INSERT INTO acme_accounts (directory, credentials) VALUES ($1, $2) \
-             ON CONFLICT (directory) DO UPDATE SET credentials = excluded.credentials"
-        );
-        self.execute(sql, args![directory, credentials]).await?;
-        Ok(())
     }
 }

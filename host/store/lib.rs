@@ -10,6 +10,7 @@
 #![expect(clippy::missing_errors_doc, reason = "each function fails if the database does; most fail in no other way")]
 
 mod access;
+pub mod acme;
 mod arg;
 pub mod assignments;
 pub mod catalog;

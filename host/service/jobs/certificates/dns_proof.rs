@@ -3,7 +3,7 @@
 use culvert_certificates::acme;
 use culvert_certificates::dns_command::DnsCommand;
 use culvert_certificates::zone::Zone;
-use culvert_store::certificates::StoredChallenge;
+use culvert_store::acme::StoredChallenge;
 
 /// How TXT records get into the DNS.
 pub enum DnsProof {

@@ -4,7 +4,8 @@ use chrono::TimeDelta;
 use culvert_certificates::acme::{self, AcmeAccount, AcmeError, Authority, Consequence, OrderView};
 use culvert_domain::certificate::{Certificate, CertificateStatus, ChallengeKind, Step};
 use culvert_domain::error::Error;
-use culvert_store::certificates::{NewCertificate, StoredChallenge};
+use culvert_store::acme::StoredChallenge;
+use culvert_store::certificates::NewCertificate;
 
 use super::{Jobs, end_order};
 use crate::certificates::{open_key, seal_key};
