@@ -101,6 +101,8 @@ impl Host {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         let store = Arc::new(store);
+        store.set_own_name(config.public_host());
+        warn_of_shared_site(&config);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
@@ -289,6 +291,24 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
     let client = Client::new(guard.clone(), clock.clone(), webhooks.extra_root_certificates.as_deref());
     let client = client.map_err(|e| ConfigError::new("webhooks.extra_root_certificates", e))?;
     Ok((guard, DeliveryWorker::new(client)))
+}
+
+/// Warns where a tunnel's page could set cookies for the API's host, or read those that it has set: cookies know no ports,
+/// and go to all names below the one that they are for (RFC 6265, section 5.1.3).
+fn warn_of_shared_site(config: &Config) {
+    let host = config.public_host();
+    for (setting, node) in config.nodes() {
+        let is_below = |domain: &String| {
+            host.strip_suffix(domain.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        if host == node.hostname || node.domain.as_ref().is_some_and(is_below) {
+            tracing::warn!(
+                host,
+                node = setting,
+                "public_url shares its host name with tunnels, and so its cookies; give it another"
+            );
+        }
+    }
 }
 
 /// Opens the worker that has certificates issued.

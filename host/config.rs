@@ -360,6 +360,12 @@ impl Config {
         url.trim_end_matches('/').into()
     }
 
+    /// The host name of `public_url`.
+    pub fn public_host(&self) -> String {
+        let url = reqwest::Url::parse(&self.public_url()).ok();
+        url.and_then(|url| url.host_str().map(String::from)).unwrap_or_default()
+    }
+
     /// Without a slash at its end.
     pub fn docs_url(&self) -> String {
         let url = self.docs_url.clone().unwrap_or_else(|| format!("{}/docs", self.public_url()));

@@ -168,8 +168,9 @@ impl Certificate {
 }
 
 string_enum! {
-    /// What clients see of a certificate.
+    /// The state of a certificate.
     #[derive(Default)]
+    #[schemars(rename = "CertificateStatus")]
     ShownStatus {
         #[default]
         None "none",

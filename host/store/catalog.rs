@@ -55,6 +55,20 @@ impl Store {
         Ok(rows.iter().map(platform_domain).collect::<DbResult<_>>()?)
     }
 
+    /// Says under which host name the API is reached.
+    pub fn set_own_name(&self, name: String) {
+        // It is said once, at the start.
+        let _ = self.own_name.set(name);
+    }
+
+    /// Whether a name is that of the API or of a node.
+    pub async fn is_own_name(&self, name: &str) -> Result<bool> {
+        if self.own_name.get().is_some_and(|own| own.eq_ignore_ascii_case(name)) {
+            return Ok(true);
+        }
+        Ok(self.nodes().await?.iter().any(|node| node.hostname.eq_ignore_ascii_case(name)))
+    }
+
     pub async fn presets(&self) -> Result<Vec<Preset>> {
         let sql = sql!(
             "SELECT id, slug, name, category, protocol, local_port, extra_ports, icon_url FROM presets ORDER BY id"

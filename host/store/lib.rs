@@ -65,6 +65,8 @@ pub struct Store {
     commits: watch::Sender<u64>,
     /// Set at the start, if names of tunnels get certificates of their own.
     own_certificates: OnceLock<OwnCertificates>,
+    /// The host name of the API, set at the start.
+    own_name: OnceLock<String>,
 }
 
 /// Post-commit notification: which part of the host has new work, sent after a commit.
@@ -122,7 +124,7 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        (Self { db, clock, tasks, hints, commits, own_certificates: OnceLock::new() }, woken)
+        (Self { db, clock, tasks, hints, commits, own_certificates: OnceLock::new(), own_name: OnceLock::new() }, woken)
     }
 
     pub fn clock(&self) -> &Clock {

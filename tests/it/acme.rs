@@ -151,7 +151,8 @@ async fn custom_domain_gets_a_certificate_while_it_is_assigned(engine: Engine) {
     assert!(["503 certificate_pending", "308"].contains(&&outcome[..]), "{outcome}");
     let issued = stage.until_certificate(tunnel, "issued").await;
     assert!(issued["expires_at"].is_string() && issued["error"].is_null(), "{issued}");
-    assert!(stage.fetch(&root, "www.example.com").await.is_some());
+    // The node hears of it after the API shows it.
+    stage.until(async || stage.fetch(&root, "www.example.com").await).await;
     let mut browser = Browser::open(SocketAddr::new(stage.node, HTTP_PORT)).await;
     assert_eq!(browser.outcome("www.example.com", "/").await, "308");
 
@@ -210,13 +211,14 @@ async fn certificate_is_renewed_while_the_old_one_serves(engine: Engine) {
     stage.host.pass(life * 2 / 3 + Duration::from_hours(1)).await;
     let failed =
         stage.until(async || Some(stage.certificate(tunnel).await).filter(|now| !now["error"].is_null())).await;
-    assert_eq!((&failed["status"], &failed["expires_at"]), (&json!("issued"), &first["expires_at"]));
+    // Pebble takes one in a hundred names for proved still, and then a renewal before this one has succeeded.
+    assert!(failed["status"] == "issued" && failed["expires_at"].is_string(), "{failed}");
     let root = stage.pebble.root().await;
     assert!(stage.fetch(&root, "www.example.com").await.is_some(), "it is served meanwhile");
     stage.pebble.clear_address(&target).await;
     let renewed =
         stage.until(async || Some(stage.certificate(tunnel).await).filter(|now| now["error"].is_null())).await;
-    assert_ne!(renewed["expires_at"], first["expires_at"]);
+    assert_ne!(renewed["expires_at"], failed["expires_at"]);
     assert!(stage.fetch(&root, "www.example.com").await.is_some());
 }
 

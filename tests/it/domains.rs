@@ -534,6 +534,7 @@ async fn invalid_or_platform_domain_is_rejected(engine: Engine) {
         "Tunnels.Example.Test.",
         "x.tunnels.example.test",
         "a.b.tunnels.example.test",
+        "API.example.test",
         &format!("{label}.com"),
         &long,
     ] {
@@ -577,6 +578,7 @@ async fn invalid_or_platform_domain_is_rejected(engine: Engine) {
     "Tunnels.Example.Test." → 422 validation_failed domain belongs to the platform
     "x.tunnels.example.test" → 422 validation_failed domain belongs to the platform
     "a.b.tunnels.example.test" → 422 validation_failed domain belongs to the platform
+    "API.example.test" → 422 validation_failed domain belongs to the platform
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" → 422 validation_failed domain must be a host name of at least two labels, and no IP address
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" → 422 validation_failed domain must be a host name of at least two labels, and no IP address
     "#) }

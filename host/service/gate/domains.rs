@@ -52,7 +52,8 @@ impl RequestDraft for AssignDomain {
     }
 }
 
-/// Faults a domain that is a platform domain or a subdomain of one: no tunnel can have it.
+/// Faults a domain that is a platform domain or a subdomain of one, or the name of the API or of a node: no tunnel can have
+/// it.
 async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault>> {
     let Some(domain) = domain.map(normalized) else { return Ok(Vec::new()) };
     for platform in store.platform_domains().await? {
@@ -61,7 +62,8 @@ async fn platform_owned(domain: Option<&str>, store: &Store) -> Result<Vec<Fault
             return Ok(vec![Fault::new("domain", "belongs to the platform")]);
         }
     }
-    Ok(Vec::new())
+    let is_own = store.is_own_name(&domain).await?;
+    Ok(if is_own { vec![Fault::new("domain", "belongs to the platform")] } else { Vec::new() })
 }
 
 fn check(domain: Option<String>, facts: &ResourceFacts) -> Result<String, Vec<Fault>> {
