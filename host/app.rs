@@ -102,7 +102,6 @@ impl Host {
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         let store = Arc::new(store);
         store.set_own_name(config.public_host());
-        warn_of_shared_site(&config);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
@@ -158,6 +157,7 @@ impl Host {
             tokio::spawn(domain_checks::run(app.jobs.clone())),
             tokio::spawn(certificates::run(app.jobs.clone())),
         ];
+        warn_of_shared_site(&app.config);
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }
