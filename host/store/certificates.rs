@@ -76,6 +76,9 @@ macro_rules! select_served {
             postgres: concat!(select_served!(), $postgres)
         )
     };
+    ($both:literal) => {
+        sql!(concat!(select_served!(), $both))
+    };
     () => {
         "SELECT c.id, c.domain_id, c.tunnel_id, c.name, c.chain, c.key, a.name AS challenged, a.kind, a.token, a.value \
          FROM certificates c LEFT JOIN acme_challenges a ON a.certificate_id = c.id AND a.kind <> 'dns-01' "
@@ -91,14 +94,9 @@ impl Store {
 
     /// Everything that a node serves: of its domain, and of the tunnels that are placed on it.
     pub async fn served_certificates(&self, node_id: Uuid) -> Result<Vec<ServedCertificate>> {
-        let of_domain = select_served!(
-            sqlite: "JOIN nodes n ON n.domain_id = c.domain_id WHERE n.id = $1",
-            postgres: "JOIN nodes n ON n.domain_id = c.domain_id WHERE n.id = $1"
-        );
-        let of_tunnels = select_served!(
-            sqlite: "JOIN tunnels t ON t.id = c.tunnel_id WHERE t.node_id = $1 AND t.protocol = 'http'",
-            postgres: "JOIN tunnels t ON t.id = c.tunnel_id WHERE t.node_id = $1 AND t.protocol = 'http'"
-        );
+        let of_domain = select_served!("JOIN nodes n ON n.domain_id = c.domain_id WHERE n.id = $1");
+        let of_tunnels =
+            select_served!("JOIN tunnels t ON t.id = c.tunnel_id WHERE t.node_id = $1 AND t.protocol = 'http'");
         let mut rows = (&self.db).all(of_domain, args![node_id]).await?;
         rows.extend((&self.db).all(of_tunnels, args![node_id]).await?);
         Ok(rows.iter().map(served).collect::<DbResult<_>>()?)

@@ -126,8 +126,7 @@ async fn note_failure(jobs: &Jobs, mut known: Certificate, error: AcmeError) -> 
         Consequence::Interrupted => {
             tracing::warn!(name = known.name, %error, "the authority could not be asked; its order stands");
             known.interrupted(&error.problem, error.retry_after, now);
-            let wait = known.due_at - now;
-            save_later(jobs, known, wait).await
+            save(jobs, &known).await.map(drop)
         }
         Consequence::Failed => {
             tracing::warn!(name = known.name, %error, "a certificate was not issued");
@@ -157,8 +156,13 @@ async fn issue_locally(jobs: &Jobs, mut known: Certificate) -> Result<()> {
 
 async fn save_later(jobs: &Jobs, mut known: Certificate, time: TimeDelta) -> Result<()> {
     known.due_at = jobs.clock.now() + time;
-    jobs.service.store.write(None, move |write| Box::pin(async move { write.save_certificate(&known).await })).await?;
-    Ok(())
+    save(jobs, &known).await.map(drop)
+}
+
+/// Stores how far a certificate is. Returns false if it is not wanted any longer.
+async fn save(jobs: &Jobs, known: &Certificate) -> Result<bool> {
+    let saved = known.clone();
+    jobs.service.store.write(None, move |write| Box::pin(async move { write.save_certificate(&saved).await })).await
 }
 
 /// Stores the end of an order, and serves what was issued.

@@ -207,10 +207,7 @@ fn refused(problem: String) -> StepError {
 }
 
 async fn save(jobs: &Jobs, known: &Certificate) -> Result<Next, StepError> {
-    let saved = known.clone();
-    let is_wanted =
-        jobs.service.store.write(None, move |write| Box::pin(async move { write.save_certificate(&saved).await }));
-    Ok(if is_wanted.await? { Next::Step } else { Next::End })
+    Ok(if super::save(jobs, known).await? { Next::Step } else { Next::End })
 }
 
 /// The host's account at the authority. It is made on first use.
