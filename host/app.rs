@@ -41,7 +41,6 @@ use culvert_service::authentication::Authentication;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
-use culvert_service::keyed_mutex::KeyedMutex;
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::secrets::Secrets;
@@ -393,7 +392,6 @@ fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
         service: service.clone(),
         authentication: Authentication::new(service.clock().clone(), limits.failed_auth_per_minute),
         rate_limits: Arc::new(RateLimits::new(limits.per_minute, limits.per_day)),
-        idempotency_locks: KeyedMutex::new(),
         metrics: metrics.clone(),
         clock: service.clock().clone(),
         public_url: config.public_url(),

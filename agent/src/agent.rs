@@ -1,10 +1,13 @@
 //! The agent: one task that handles all events, one after the other, and makes all decisions of this device.
 //!
-//! `commands` handles the host's commands; `leases` holds the running tunnels and their expiry.
+//! `commands` handles the host's commands, `requests` those of people at the device, `foreground` the tunnels that end
+//! with a command; `runs` starts tunnels and ends them; `leases` holds the running ones and their expiry.
 
 mod commands;
+mod foreground;
 mod leases;
 mod requests;
+mod runs;
 
 use std::io;
 use std::path::PathBuf;
@@ -47,6 +50,8 @@ pub struct Setup {
     pub device: Device,
     pub clock: Clock,
     pub link_local: LinkLocal,
+    /// Whether remote control may replace the process by a new one.
+    pub replaceable: bool,
 }
 
 /// Why an agent ended.
@@ -78,6 +83,8 @@ pub struct Agent {
     /// The local stops in the last hello.
     told_stopped: Vec<Uuid>,
     waiting: requests::Waiting,
+    foreground: foreground::Foreground,
+    replaceable: bool,
     /// Set when the process is to be replaced.
     replace: bool,
 }
@@ -89,6 +96,8 @@ struct Host {
     next_beat: Moment,
     /// Whether the host confirms that a tunnel runs.
     confirms_running: bool,
+    /// Whether the host creates tunnels for commands at the device.
+    creates_tunnels: bool,
 }
 
 impl Agent {
@@ -98,12 +107,12 @@ impl Agent {
     ///
     /// If another agent uses the state folder, or the folder cannot be used.
     pub async fn run(setup: Setup, stop: CancellationToken) -> io::Result<Exit> {
-        let Setup { state, device, clock, link_local } = setup;
+        let Setup { state, device, clock, link_local, replaceable } = setup;
         let _lock = state.lock()?;
         let (reports, mut reported) = mpsc::channel(256);
         let (requests, mut requested) = mpsc::channel(16);
         let (events, mut happened) = mpsc::channel(256);
-        ipc::listen(&state, requests)?;
+        ipc::listen(&state, clock.clone(), requests)?;
         tokio::spawn(host_connection::run(device.server.clone(), clock.clone(), events));
         let mut consent = Consent::load(&state)?;
         let targets = targets_of(&state, &mut consent, &device, &clock)?;
@@ -127,6 +136,8 @@ impl Agent {
             told: None,
             told_stopped: Vec::new(),
             waiting: requests::Waiting::default(),
+            foreground: foreground::Foreground::default(),
+            replaceable,
             replace: false,
             device,
             clock,
@@ -145,6 +156,7 @@ impl Agent {
                 Some(request) = requested.recv() => agent.on_request(request).await?,
                 () = due(&agent.clock, next) => agent.on_time().await?,
             }
+            agent.advance_foreground().await?;
         }
         Ok(Exit::Replace(agent.program))
     }
@@ -172,6 +184,7 @@ impl Agent {
                 self.host = None;
                 self.waiting.outbox = None;
                 self.waiting.fail_all("The connection to the host was lost.");
+                self.foreground.disconnected();
             }
         }
         Ok(())
@@ -189,7 +202,7 @@ impl Agent {
             boot_id: self.boot_id,
             version: crate::VERSION.into(),
             platform: platform(),
-            capabilities: Capability::ALL.map(String::from).into(),
+            capabilities: self.capabilities(),
             consent: self.consent.state(),
             signed_consent: self.told.clone(),
             lease_ids: self.leases.ids(),
@@ -197,6 +210,11 @@ impl Agent {
             stopped: self.told_stopped.clone(),
             renews_tokens: true,
         });
+    }
+
+    fn capabilities(&self) -> Vec<String> {
+        let offered = Capability::ALL.into_iter().filter(|word| self.replaceable || *word != Capability::RESTART_AGENT);
+        offered.map(String::from).collect()
     }
 
     async fn on_frame(&mut self, frame: ToAgent) -> io::Result<()> {
@@ -215,6 +233,7 @@ impl Agent {
                 Ok(())
             }
             ToAgent::Revoke { lease_id, reason } => {
+                self.foreground.revoked(lease_id, &reason);
                 self.end_lease(lease_id, &reason).await?;
                 Ok(())
             }
@@ -228,6 +247,7 @@ impl Agent {
                 self.waiting.consent_confirmed(state);
                 Ok(())
             }
+            ToAgent::Created { request_id, outcome } => self.on_created(request_id, outcome).await,
             ToAgent::Answer { request_id, outcome } => self.on_answer(request_id, outcome).await,
             // `host_connection` handles the handshake and the goodbye.
             ToAgent::Challenge { .. } | ToAgent::Refused { .. } | ToAgent::Goodbye { .. } | ToAgent::Unknown => Ok(()),
@@ -238,7 +258,8 @@ impl Agent {
         let Some(outbox) = self.waiting.outbox.take() else { return Ok(()) };
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         let next_beat = self.clock.moment().plus(heartbeat);
-        self.host = Some(Host { outbox, heartbeat, next_beat, confirms_running: welcome.confirms_running });
+        let Welcome { confirms_running, creates_tunnels, .. } = welcome;
+        self.host = Some(Host { outbox, heartbeat, next_beat, confirms_running, creates_tunnels });
         tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
         match self.consent.pending() {
             // The decision was made after the hello, so the host does not have it yet.
@@ -259,13 +280,15 @@ impl Agent {
         for lease_id in kept {
             self.report_lease_state(lease_id).await;
         }
+        self.repeat_deletions().await;
+        self.foreground.wake();
         self.report_finished().await
     }
 
     /// When the next heartbeat or the next expiry of a lease is due.
     fn next_deadline(&self) -> Option<Moment> {
         let beat = self.host.as_ref().map(|host| host.next_beat);
-        [beat, self.leases.next_expiry()].into_iter().flatten().min()
+        [beat, self.leases.next_expiry(), self.foreground.next_look()].into_iter().flatten().min()
     }
 
     async fn on_time(&mut self) -> io::Result<()> {
@@ -277,6 +300,7 @@ impl Agent {
         if self.host.as_ref().is_some_and(|host| host.next_beat <= now) {
             self.renew().await;
             self.leases.probe_again();
+            self.foreground.wake();
         }
         Ok(())
     }
@@ -316,8 +340,8 @@ impl Agent {
         }
     }
 
-    async fn on_request(&mut self, (request, reply): IpcRequest) -> io::Result<()> {
-        requests::take(self, request, reply).await
+    async fn on_request(&mut self, request: IpcRequest) -> io::Result<()> {
+        requests::take(self, request).await
     }
 
     /// Completes the commands that a former process left executing, with the outcome that can be proven.

@@ -1,7 +1,9 @@
 //! The agent's command line.
 
 mod enrol;
+mod foreground;
 mod remote_control;
+mod screen;
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
@@ -73,6 +75,10 @@ enum Commands {
     /// Say where remote control may lead
     #[command(subcommand)]
     Targets(Change),
+    /// Make an http tunnel to a service of this device, for as long as this command runs
+    Http(foreground::Http),
+    /// Make a tcp tunnel to a service of this device, for as long as this command runs
+    Tcp(foreground::Tcp),
     /// Start a tunnel on this device
     Start {
         /// The tunnel's id or name
@@ -180,6 +186,12 @@ enum CliError {
     NotAccepted(String, String),
     #[error("not started")]
     Declined,
+    #[error("{}", foreground::refusal(.0))]
+    Ended(Failure),
+    #[error("the server could not be told that the tunnel ends; it deletes the tunnel in ten minutes")]
+    NotDeleted,
+    #[error("--basic-auth: the password is empty")]
+    NoPassword,
     #[error("--code: there is no code on standard input")]
     NoCode,
     #[error("{0}")]
@@ -199,6 +211,8 @@ async fn execute(cli: Cli) -> Result<Exit, CliError> {
         Commands::Status => status(&state, output).await?,
         Commands::RemoteControl(decision) => remote_control::remote_control(&state, decision, output).await?,
         Commands::Targets(change) => remote_control::change_targets(&state, change, output).await?,
+        Commands::Http(http) => foreground::serve(state, http.wanted(&Clock::system())?, output).await?,
+        Commands::Tcp(tcp) => foreground::serve(state, tcp.wanted(&Clock::system()), output).await?,
         Commands::Start { tunnel, yes } => {
             if let Answer::Started(tunnel) = start(&state, &tunnel, yes).await? {
                 print(output, &tunnel, || started(&tunnel));
@@ -267,7 +281,7 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliE
         }
         signalled.cancel();
     });
-    let setup = Setup { state, device, clock: Clock::system(), link_local };
+    let setup = Setup { state, device, clock: Clock::system(), link_local, replaceable: true };
     match Agent::run(setup, stop).await {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(CliError::AlreadyRunning),
         ended => Ok(ended?),
@@ -320,6 +334,8 @@ fn describe(status: &Status, running: bool) -> String {
         if let Some(error) = &tunnel.target_error {
             text += &format!(" ({error})");
         }
+        let (visitors, bytes_in, bytes_out) = (tunnel.visitors, tunnel.bytes_in, tunnel.bytes_out);
+        text += &format!("\n                connections {visitors}, bytes in {bytes_in}, out {bytes_out}");
     }
     text
 }

@@ -1,17 +1,19 @@
 //! The connection from the command line to the running agent: a Unix socket in the state folder. Each
-//! connection carries one request and one answer, each as a line of JSON.
+//! connection carries one request and its answer, each as a line of JSON. A command in the foreground gets a line for
+//! every change, and has ended when it ends its side of the connection.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use crate::state_dir::StateDir;
 use culvert_wire::allowed_target::AllowedTarget;
+use culvert_wire::clock::Clock;
 use culvert_wire::control::{ConsentState, Failure};
 use culvert_wire::failure_code::FailureCode;
 
@@ -44,6 +46,8 @@ pub enum Request {
     Stop {
         tunnel: String,
     },
+    /// Makes a tunnel and starts it, until the command ends.
+    Foreground(Box<WantedTunnel>),
 }
 
 pub type Reply = Result<Answer, Failure>;
@@ -66,6 +70,9 @@ pub enum Answer {
     Stopped {
         tunnel_id: Uuid,
     },
+    Foreground(Box<ForegroundStatus>),
+    /// The command in the foreground has ended: its tunnel is stopped, and deleted unless it is kept.
+    Ended,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -82,7 +89,7 @@ pub struct Status {
     pub tunnels: Vec<TunnelStatus>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelStatus {
     pub tunnel_id: Uuid,
     pub name: String,
@@ -91,17 +98,86 @@ pub struct TunnelStatus {
     pub local_target: String,
     /// What is wrong with the local target; `None` if nothing is.
     pub target_error: Option<String>,
+    /// Open connections of visitors. For http, they are the node's connections to the local service.
+    #[serde(default)]
+    pub visitors: u64,
+    /// From visitors, since the tunnel started here.
+    #[serde(default)]
+    pub bytes_in: u64,
+    /// To visitors, since the tunnel started here.
+    #[serde(default)]
+    pub bytes_out: u64,
 }
 
-/// A request from the command line, and the sender for its answer.
-pub type IpcRequest = (Request, oneshot::Sender<Reply>);
+/// A tunnel that a command in the foreground wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WantedTunnel {
+    /// The body of `POST /v2/tunnels`.
+    pub body: serde_json::Value,
+    /// Whether the tunnel stays when the command has ended.
+    pub keep: bool,
+    /// The same for every attempt to create it.
+    pub creation_id: Option<Uuid>,
+    /// The tunnel, where it was created already.
+    pub tunnel_id: Option<Uuid>,
+}
+
+/// What the tunnel of a command in the foreground does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForegroundStatus {
+    pub state: ForegroundState,
+    pub tunnel_id: Option<Uuid>,
+    /// While it runs.
+    pub tunnel: Option<TunnelStatus>,
+    /// What is wrong.
+    pub problem: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForegroundState {
+    Starting,
+    Running,
+    /// It is tried again with the next heartbeat, or when the server is reached.
+    Waiting,
+}
+
+/// What a command in the foreground is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    Status(Box<ForegroundStatus>),
+    Ended(Result<(), Failure>),
+}
+
+impl From<Update> for Reply {
+    fn from(update: Update) -> Self {
+        match update {
+            Update::Status(status) => Ok(Answer::Foreground(status)),
+            Update::Ended(outcome) => outcome.map(|()| Answer::Ended),
+        }
+    }
+}
+
+/// A request from the command line.
+#[derive(Debug)]
+pub enum IpcRequest {
+    /// With the sender for its answer.
+    Once(Request, oneshot::Sender<Reply>),
+    Foreground {
+        id: Uuid,
+        wanted: Box<WantedTunnel>,
+        updates: watch::Sender<Update>,
+    },
+    /// The command in the foreground has ended.
+    Gone(Uuid),
+}
 
 /// Accepts requests on the socket until their receiver is dropped.
 ///
 /// # Errors
 ///
 /// If the socket cannot be created.
-pub fn listen(state: &StateDir, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
+pub fn listen(state: &StateDir, clock: Clock, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let path = state.path(SOCKET);
     // The caller has the lock on the folder, so the process that created an existing socket is gone.
     match std::fs::remove_file(&path) {
@@ -114,8 +190,8 @@ pub fn listen(state: &StateDir, requests: mpsc::Sender<IpcRequest>) -> io::Resul
         loop {
             tokio::select! {
                 accepted = listener.accept() => if let Ok((stream, _)) = accepted {
-                    let requests = requests.clone();
-                    tokio::spawn(async move { answer(stream, requests).await });
+                    let (requests, id) = (requests.clone(), clock.id());
+                    tokio::spawn(async move { answer(stream, id, requests).await });
                 },
                 () = requests.closed() => break,
             }
@@ -124,14 +200,53 @@ pub fn listen(state: &StateDir, requests: mpsc::Sender<IpcRequest>) -> io::Resul
     Ok(())
 }
 
-async fn answer(mut stream: UnixStream, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
+async fn answer(mut stream: UnixStream, id: Uuid, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(&mut stream).read_line(&mut line).await?;
-    let request = serde_json::from_str(&line)?;
+    let request = match serde_json::from_str(&line)? {
+        Request::Foreground(wanted) => return attend(stream, id, wanted, requests).await,
+        request => request,
+    };
     let (reply, answer) = oneshot::channel();
-    requests.send((request, reply)).await.map_err(io::Error::other)?;
+    requests.send(IpcRequest::Once(request, reply)).await.map_err(io::Error::other)?;
     let reply = answer.await.unwrap_or_else(|_| Err(Failure::new(FailureCode::AgentStopped, "The agent is ending.")));
-    let mut text = serde_json::to_vec(&reply)?;
+    write_line(&mut stream, &reply).await
+}
+
+/// Tells a command in the foreground what its tunnel does, and the agent when the command has ended.
+async fn attend(
+    mut stream: UnixStream,
+    id: Uuid,
+    wanted: Box<WantedTunnel>,
+    requests: mpsc::Sender<IpcRequest>,
+) -> io::Result<()> {
+    let starting = ForegroundStatus { state: ForegroundState::Starting, tunnel_id: None, tunnel: None, problem: None };
+    let (updates, mut news) = watch::channel(Update::Status(Box::new(starting)));
+    requests.send(IpcRequest::Foreground { id, wanted, updates }).await.map_err(io::Error::other)?;
+    let (mut reader, mut writer) = stream.split();
+    let told = async {
+        while news.changed().await.is_ok() {
+            let update = news.borrow_and_update().clone();
+            write_line(&mut writer, &Reply::from(update)).await?;
+        }
+        io::Result::Ok(())
+    };
+    let mut told = std::pin::pin!(told);
+    let mut end = [0];
+    tokio::select! {
+        // The agent has said its last word, or the command takes nothing any longer.
+        told = told.as_mut() => {
+            let _ = requests.send(IpcRequest::Gone(id)).await;
+            return told;
+        }
+        _ = reader.read(&mut end) => {}
+    }
+    let _ = requests.send(IpcRequest::Gone(id)).await;
+    told.await
+}
+
+async fn write_line(stream: &mut (impl AsyncWrite + Unpin), reply: &Reply) -> io::Result<()> {
+    let mut text = serde_json::to_vec(reply)?;
     text.push(b'\n');
     stream.write_all(&text).await
 }
@@ -142,21 +257,61 @@ async fn answer(mut stream: UnixStream, requests: mpsc::Sender<IpcRequest>) -> i
 ///
 /// If the agent runs but does not answer.
 pub async fn ask(state: &StateDir, request: &Request) -> io::Result<Option<Reply>> {
-    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
     match exchange(state, request).await {
         Ok(line) if line.is_empty() => Ok(None),
         Ok(line) => Ok(Some(serde_json::from_str(&line)?)),
-        Err(error) if matches!(error.kind(), NotFound | ConnectionRefused | ConnectionReset | BrokenPipe) => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 async fn exchange(state: &StateDir, request: &Request) -> io::Result<String> {
+    let stream = open(state, request).await?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).await?;
+    Ok(line)
+}
+
+async fn open(state: &StateDir, request: &Request) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(state.path(SOCKET)).await?;
     let mut text = serde_json::to_vec(request)?;
     text.push(b'\n');
     stream.write_all(&text).await?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).await?;
-    Ok(line)
+    Ok(stream)
+}
+
+/// The connection of a command in the foreground.
+pub struct Attendance(Lines<BufReader<UnixStream>>);
+
+impl Attendance {
+    /// Asks the running agent for a tunnel; `None` if none runs.
+    ///
+    /// # Errors
+    ///
+    /// If the agent runs but cannot be asked.
+    pub async fn begin(state: &StateDir, wanted: &WantedTunnel) -> io::Result<Option<Self>> {
+        match open(state, &Request::Foreground(Box::new(wanted.clone()))).await {
+            Ok(stream) => Ok(Some(Self(BufReader::new(stream).lines()))),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the agent says next; `None` if it has ended.
+    pub async fn next(&mut self) -> Option<Reply> {
+        let line = self.0.next_line().await.ok()??;
+        serde_json::from_str(&line).ok()
+    }
+
+    /// Says that the command ends. The agent then stops the tunnel, and says when that is done.
+    pub async fn end(&mut self) {
+        // An agent that is gone is noticed by `next`.
+        let _ = self.0.get_mut().get_mut().shutdown().await;
+    }
+}
+
+/// Whether an error says that no agent runs, or that it has ended.
+fn is_absent(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+    matches!(error.kind(), NotFound | ConnectionRefused | ConnectionReset | BrokenPipe)
 }

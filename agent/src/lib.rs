@@ -22,6 +22,7 @@ mod report;
 pub mod state_dir;
 pub mod target;
 pub mod targets;
+mod traffic;
 mod tunnel;
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -15,6 +15,7 @@ use crate::local_target::LocalTarget;
 use crate::report::{Report, Reporter};
 use crate::target::LinkLocal;
 use crate::targets::Targets;
+use crate::traffic::Traffic;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, Grant, Target};
 use culvert_wire::failure_code::FailureCode;
@@ -43,6 +44,7 @@ pub(crate) struct TunnelContext {
 pub(crate) struct Running {
     pub grant: Grant,
     target: Arc<LocalTarget>,
+    traffic: Arc<Traffic>,
     _seat: Option<Seat>,
     _stop: DropGuard,
 }
@@ -57,12 +59,13 @@ impl Running {
         let reporter = Reporter { lease_id: grant.lease_id, reports };
         let target =
             LocalTarget::new(grant.target.clone(), chosen, reporter.clone(), clock.clone(), link_local, targets);
-        let target = Arc::new(target);
+        let (target, traffic) = (Arc::new(target), Arc::new(Traffic::default()));
         let served = Served {
             tunnel_id: grant.tunnel_id,
             epoch: grant.epoch,
             name: grant.name.as_str().into(),
             target: target.clone(),
+            traffic: traffic.clone(),
             stop: stop.clone(),
             fenced: fenced.clone(),
         };
@@ -82,7 +85,12 @@ impl Running {
             reporter.send(Report::Fenced).await;
         };
         tokio::spawn(async move { stopped.run_until_cancelled(run).await });
-        Ok(Self { grant, target, _seat: seat, _stop: stop.drop_guard() })
+        Ok(Self { grant, target, traffic, _seat: seat, _stop: stop.drop_guard() })
+    }
+
+    /// What it carries.
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// Stops the tunnel, and returns its grant.

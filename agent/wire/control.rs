@@ -105,7 +105,12 @@ pub enum ToAgent {
     },
     /// The state of remote control as the host knows it.
     Consent(ConsentState),
-    /// The answer to a [`ToHost::Start`] or [`ToHost::Stop`].
+    /// The answer to a [`ToHost::Create`]: the tunnel's id.
+    Created {
+        request_id: Uuid,
+        outcome: Result<Uuid, Failure>,
+    },
+    /// The answer to a [`ToHost::Start`], [`ToHost::Stop`] or [`ToHost::Delete`].
     Answer {
         request_id: Uuid,
         outcome: Result<Option<Grant>, Failure>,
@@ -156,6 +161,20 @@ pub enum ToHost {
     Start {
         request_id: Uuid,
         tunnel: String,
+    },
+    /// A command at the device creates a tunnel, for the device's owner. Repeated with the same request id, it
+    /// creates no second one.
+    Create {
+        request_id: Uuid,
+        /// The body of `POST /v2/tunnels`.
+        tunnel: serde_json::Value,
+        /// The tunnel is deleted ten minutes after its last lease has ended.
+        temporary: bool,
+    },
+    /// A command at the device has ended, and its temporary tunnel with it.
+    Delete {
+        request_id: Uuid,
+        tunnel_id: Uuid,
     },
     /// A person at the device stopped a tunnel.
     Stop {
@@ -213,6 +232,9 @@ pub struct Welcome {
     /// Whether the host answers [`ToHost::Serving`].
     #[serde(default)]
     pub confirms_running: bool,
+    /// Whether the host answers [`ToHost::Create`] and [`ToHost::Delete`].
+    #[serde(default)]
+    pub creates_tunnels: bool,
 }
 
 /// Address of the node for the agent's data connections, and the certificate that the node must
@@ -355,11 +377,28 @@ pub struct Failure {
     /// `target_not_accepted`, these are the local targets that a person has to accept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept: Option<String>,
+    /// The rule of a policy that refuses the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The fields of the request that are wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FieldFault>,
+}
+
+/// A field of a request that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FieldFault {
+    /// A path into the request: `extra_ports[2].local_port`.
+    pub field: String,
+    pub message: String,
+    /// The rule of a policy that refuses the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
 }
 
 impl Failure {
     pub fn new(code: FailureCode, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), accept: None }
+        Self { code, detail: detail.into(), accept: None, rule: None, faults: Vec::new() }
     }
 }
 

@@ -11,6 +11,8 @@ open_enum! {
         AgentStopped "agent_stopped",
         Ambiguous "ambiguous",
         ConsentOutdated "consent_outdated",
+        /// Commands at the device may not create tunnels.
+        CreationNotAllowed "creation_not_allowed",
         DeviceDisconnected "device_disconnected",
         DeviceNotAllowed "device_not_allowed",
         DeviceRemoved "device_removed",

@@ -87,6 +87,12 @@ pub struct Route {
     /// When the scope's next month begins, if the bandwidth of this one is used up.
     pub suspended_until: Option<DateTime<Utc>>,
     pub basic_auth: Option<BasicAuth>,
+    /// The Host header of requests to the service; `None` for the visitor's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_header: Option<String>,
+    /// Whether the service is spoken to by HTTP/2 without TLS.
+    #[serde(default)]
+    pub h2c: bool,
 }
 
 /// A public name of an http tunnel.

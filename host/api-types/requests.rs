@@ -6,10 +6,11 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use uuid::Uuid;
 
-use crate::patterns::{DOMAIN, PASSWORD, SUBDOMAIN, TEXT, USER, address, host, one_address, range, url};
+use crate::patterns::{DOMAIN, HOST_HEADER, PASSWORD, SUBDOMAIN, TEXT, USER, address, host, one_address, range, url};
 use crate::read::{FieldReader, FromJsonTree, Nullable, flag, id, integer, string_enum, text};
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::event::EventKind;
+use culvert_domain::http_service::LocalScheme;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::webhook::WebhookStatus;
 
@@ -101,6 +102,12 @@ request! {
         /// Bytes that each direction of a connection is copied with; null: the default.
         #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
         buffer_size: Option<i64> = read_or_null(integer),
+        /// The Host header of requests to the service, for http tunnels; null: the visitor's.
+        #[schemars(length(max = 255), extend("pattern" = HOST_HEADER))]
+        host_header: Option<String> = read_or_null(text),
+        /// How the node speaks to the service of an http tunnel: `h2c` is HTTP/2 without TLS.
+        #[schemars(with = "LocalScheme", extend("default" = "auto"))]
+        local_scheme: Option<LocalScheme> = read(string_enum),
         /// The premium network; true for plans that include it, where it is not given.
         #[schemars(with = "bool")]
         pro_network: Option<bool> = read(flag),
@@ -151,6 +158,12 @@ request! {
         /// Bytes that each direction of a connection is copied with; null: the default.
         #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
         buffer_size: Nullable<i64> = read_or_clear(integer),
+        /// The Host header of requests to the service, for http tunnels; null: the visitor's.
+        #[schemars(with = "Option<String>", length(max = 255), extend("pattern" = HOST_HEADER))]
+        host_header: Nullable<String> = read_or_clear(text),
+        /// How the node speaks to the service of an http tunnel: `h2c` is HTTP/2 without TLS.
+        #[schemars(with = "LocalScheme")]
+        local_scheme: Option<LocalScheme> = read(string_enum),
         #[schemars(with = "bool")]
         pro_network: Option<bool> = read(flag),
     }

@@ -9,6 +9,7 @@ use crate::account::BandwidthResponse;
 use crate::address::AddressResponse;
 use crate::port::ExtraPortResponse;
 use culvert_domain::device::Device;
+use culvert_domain::http_service::LocalScheme;
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::port::ExtraPort;
 use culvert_domain::protocol::Protocol;
@@ -44,6 +45,9 @@ pub struct TunnelResponse {
     idle_timeout: Option<u32>,
     /// Bytes.
     buffer_size: u32,
+    /// The Host header of requests to the service of an http tunnel; null: the visitor's.
+    host_header: Option<String>,
+    local_scheme: LocalScheme,
     pro_network: bool,
     created_by: Uuid,
     created_at: DateTime<Utc>,
@@ -141,6 +145,8 @@ impl From<Tunnel> for TunnelResponse {
             custom_domain: tunnel.custom_domain,
             idle_timeout: tunnel.spec.idle_timeout,
             buffer_size: tunnel.spec.buffer_size,
+            host_header: tunnel.spec.host_header,
+            local_scheme: tunnel.spec.local_scheme,
             pro_network: tunnel.spec.pro_network,
             created_by: tunnel.created_by,
             created_at: tunnel.created_at,

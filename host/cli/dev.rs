@@ -30,6 +30,7 @@ use culvert_policy::load::chain::Trust;
 use culvert_service::api_keys::{self, NewKey};
 use culvert_service::jobs::Ticker;
 use culvert_service::{accounts, enrolment};
+use culvert_store::keys::DeviceCode;
 
 const EMAIL: &str = "dev@culvert.test";
 const NAME: &str = "dev";
@@ -197,7 +198,11 @@ async fn first_account(app: &App) -> Result<(String, String), CliError> {
     let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
     let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);
     let NewKey { key, .. } = api_keys::create(&app.store, account.id, account.id, permissions, None).await?;
-    let (code, _) = enrolment::create_code(&app.store, account.id, account.id).await?;
+    let (code, _) = enrolment::create_code(
+        &app.store,
+        DeviceCode { account_id: account.id, scope_id: account.id, may_create: true },
+    )
+    .await?;
     Ok((key.reveal().into(), code.reveal().into()))
 }
 

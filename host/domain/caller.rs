@@ -33,11 +33,30 @@ pub struct Scope {
     pub plan: String,
 }
 
-/// The account behind an API key, in the key's scope.
+/// What a caller has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credential {
+    Key {
+        id: Uuid,
+        created_at: DateTime<Utc>,
+    },
+    /// A device's key, on the control channel: a command at the device acts for the device's owner.
+    Device(Uuid),
+}
+
+impl Credential {
+    /// The id of the API key or of the device.
+    pub fn id(self) -> Uuid {
+        match self {
+            Self::Key { id, .. } | Self::Device(id) => id,
+        }
+    }
+}
+
+/// The account behind a credential, in the credential's scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    pub key_id: Uuid,
-    pub key_created_at: DateTime<Utc>,
+    pub credential: Credential,
     pub account_id: Uuid,
     pub scope: Scope,
     /// None in a personal scope.

@@ -27,6 +27,8 @@ pub struct Device {
     pub capabilities: Vec<String>,
     pub online: bool,
     pub remote_control: bool,
+    /// Whether commands at the device may create tunnels.
+    pub may_create: bool,
     pub consent_revision: i64,
     /// Where its owner lets remote control lead; none where its agent has not told.
     pub allowed_targets: Option<Vec<AllowedTarget>>,

@@ -19,6 +19,8 @@ pub struct Error {
     pub detail: Cow<'static, str>,
     /// The fields of the request that are wrong, for `validation_failed`.
     pub faults: Vec<Fault>,
+    /// The rule of a policy that refuses the request. Where a policy refuses fields, their faults name the rules.
+    pub rule: Option<Box<str>>,
     /// When it is worth asking again.
     pub retry_after: Option<Duration>,
     /// What caused it. Clients are not told.
@@ -48,7 +50,7 @@ impl Fault {
 
 impl Error {
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, detail: detail.into(), faults: Vec::new(), retry_after: None, source: None }
+        Self { code, detail: detail.into(), faults: Vec::new(), rule: None, retry_after: None, source: None }
     }
 
     /// With the code's own sentence for a detail.

@@ -14,9 +14,8 @@ pub struct Lease {
     pub epoch: i64,
     pub boot_id: Uuid,
     pub name: String,
-    pub remote_port: u16,
-    /// The public host name.
-    pub hostname: String,
+    /// Where visitors reach it: `host:port`, or the URL of an http tunnel.
+    pub public_address: String,
     pub local_host: String,
     pub local_port: u16,
     pub idle_timeout: Option<u32>,

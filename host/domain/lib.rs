@@ -15,6 +15,7 @@ pub mod error;
 pub mod event;
 pub mod facts;
 pub mod field_path;
+pub mod http_service;
 pub mod key;
 pub mod lease;
 pub mod node;

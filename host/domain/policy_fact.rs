@@ -36,6 +36,10 @@ string_enum! {
         RequestMethod "request.method",
         RequestAction "request.action",
         RequestId "request.id",
+        InputHostHeader "input.host_header",
+        InputLocalScheme "input.local_scheme",
+        CurrentHostHeader "current.host_header",
+        CurrentLocalScheme "current.local_scheme",
     }
 }
 
@@ -61,14 +65,15 @@ impl PolicyFact {
         const TIME: &str = "string, RFC 3339 in UTC";
         const COUNT: &str = "number";
         match self {
-            Self::Credential => {
-                (TEXT, "what the caller has shown: `key`; `session`, `device` and `console` may follow")
-            }
+            Self::Credential => (
+                TEXT,
+                "what the caller has shown: `key`, or `device` for a command at a device; `session` and `console` may follow",
+            ),
             Self::Now => (TIME, "when the request came, by the host's clock; the same for all modules"),
             Self::TeamName => (MAYBE_TEXT, "the Team's name; null in a personal scope"),
-            Self::KeyId => (MAYBE_TEXT, "the API key's UUID"),
+            Self::KeyId => (MAYBE_TEXT, "the API key's UUID; null for a device"),
             Self::KeyPreset => (MAYBE_TEXT, "the preset that has just the key's scopes: `read_only`, `full_access`"),
-            Self::KeyScopes => ("list of strings", "the key's API scopes: `tunnels:write`"),
+            Self::KeyScopes => ("list of strings", "the key's API scopes: `tunnels:write`; none for a device"),
             Self::KeyCreatedAt => ("string, RFC 3339 in UTC, or null", "when the key was made"),
             Self::CallerAccountId => (TEXT, "the caller's account, a UUID"),
             Self::CallerRole => (MAYBE_TEXT, "`owner`, `admin` or `member`; null in a personal scope"),
@@ -97,6 +102,12 @@ impl PolicyFact {
             Self::ClientIp => (MAYBE_TEXT, "the client's address, behind trusted proxies the one that they name"),
             Self::RequestMethod => (MAYBE_TEXT, "the HTTP method: `POST`"),
             Self::RequestAction => (TEXT, "what the request does: `tunnels.start`"),
+            Self::InputHostHeader => (MAYBE_TEXT, "the field of the request's body; null where it says none"),
+            Self::InputLocalScheme => {
+                (MAYBE_TEXT, "the field of the request's body: `auto`, `http` or `h2c`; null where it says none")
+            }
+            Self::CurrentHostHeader => (MAYBE_TEXT, "`host_header` of the tunnel that is acted on"),
+            Self::CurrentLocalScheme => (MAYBE_TEXT, "`local_scheme` of the tunnel that is acted on"),
             Self::RequestId => (MAYBE_TEXT, "the request's UUID, as `X-Request-Id` has it"),
         }
     }

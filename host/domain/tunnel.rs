@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::http_service::LocalScheme;
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
 use super::port::extra_subdomain;
@@ -59,6 +60,9 @@ pub struct TunnelSpec {
     /// Bytes that each direction of a connection is copied with.
     pub buffer_size: u32,
     pub pro_network: bool,
+    /// The Host header of requests to the service; the visitor's own where there is none.
+    pub host_header: Option<String>,
+    pub local_scheme: LocalScheme,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,11 +188,15 @@ impl Tunnel {
     }
 }
 
+/// The URL of an http tunnel.
+pub fn web_url(https: bool, hostname: &str, port: u16) -> String {
+    let (scheme, usual) = if https { ("https", 443) } else { ("http", 80) };
+    if port == usual { format!("{scheme}://{hostname}") } else { format!("{scheme}://{hostname}:{port}") }
+}
+
 fn address(protocol: Protocol, port: u16, https: bool, name: Option<String>, node: &Node) -> PublicAddress {
     let hostname = name.unwrap_or_else(|| node.hostname.clone());
-    let (scheme, usual) = if https { ("https", 443) } else { ("http", 80) };
-    let authority = if port == usual { hostname.clone() } else { format!("{hostname}:{port}") };
-    let url = (protocol == Protocol::Http).then(|| format!("{scheme}://{authority}"));
+    let url = (protocol == Protocol::Http).then(|| web_url(https, &hostname, port));
     let (ipv4, ipv6) = (node.hostname.parse().ok(), node.hostname.parse().ok());
     PublicAddress { hostname, port, url, ipv4, ipv6 }
 }
@@ -218,6 +226,8 @@ mod tests {
                 idle_timeout: None,
                 buffer_size: DEFAULT_BUFFER_SIZE,
                 pro_network: false,
+                host_header: None,
+                local_scheme: LocalScheme::Auto,
             },
             remote_port: 20_000,
             node: node(1, "berlin", "DE"),

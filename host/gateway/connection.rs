@@ -3,6 +3,7 @@
 mod frames;
 mod sync;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use culvert_domain::error::{Chain, Code, Error};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::session::SESSION_LEASE;
 use culvert_service::connected_agents::ConnectionHandle;
-use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, identify};
+use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, WantedTunnel, identify};
+use culvert_service::temporary_tunnels::Keep;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{ConsentState, Failure, Hello, RevokeReason, ToAgent, ToHost, Welcome};
@@ -68,7 +70,7 @@ impl From<Error> for End {
 
 pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, stranger: Stranger) {
     let mut link = AgentSocket::new(socket, control.clock.clone());
-    let (peer, evicted) = (stranger.peer, stranger.unproven.evicted.clone());
+    let (peer, client, evicted) = (stranger.peer, stranger.client, stranger.unproven.evicted.clone());
     let greeted = control.clock.timeout(HELLO_WITHIN, handshake(&control, &mut link, stranger));
     let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
         return tracing::debug!("a connection had to go before it proved whose it is");
@@ -79,7 +81,7 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
     match greeted {
         Ok(Ok((device, consent, _place))) => {
             let span = tracing::info_span!("agent", device_id = %device.id());
-            AgentConnection::new(control, link, device, consent).run().instrument(span).await;
+            AgentConnection::new(control, link, device, consent, client).run().instrument(span).await;
         }
         Ok(Err(end @ (End::Full | End::TooOften))) => {
             control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
@@ -129,16 +131,24 @@ struct AgentConnection {
     link: AgentSocket,
     handle: ConnectionHandle,
     device: ConnectedDevice,
+    /// The agent's address.
+    client: IpAddr,
     sent: SentState,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
 }
 
 impl AgentConnection {
-    fn new(control: Arc<Control>, link: AgentSocket, device: ConnectedDevice, consent: ConsentState) -> Self {
+    fn new(
+        control: Arc<Control>,
+        link: AgentSocket,
+        device: ConnectedDevice,
+        consent: ConsentState,
+        client: IpAddr,
+    ) -> Self {
         let handle = control.agents.add(device.connection());
         let tokens_since = control.clock.moment();
-        Self { control, link, handle, device, sent: SentState::of(consent), tokens_since }
+        Self { control, link, handle, device, client, sent: SentState::of(consent), tokens_since }
     }
 
     async fn run(mut self) {
@@ -182,6 +192,7 @@ impl AgentConnection {
             consent: self.sent.consent.unwrap_or(ConsentState { enabled: false, revision: 0 }),
             grants,
             confirms_running: true,
+            creates_tunnels: true,
         };
         self.link.send(&ToAgent::Welcome(welcome)).await?;
         self.sync_agent().await
@@ -232,6 +243,14 @@ impl AgentConnection {
                 Ok(self.device.set_target_error(lease_id, error.as_deref()).await?)
             }
             ToHost::Start { request_id, tunnel } => self.on_start(request_id, tunnel).await,
+            ToHost::Create { request_id, tunnel, temporary } => {
+                let keep = if temporary { Keep::Temporarily } else { Keep::ForGood };
+                self.on_create(WantedTunnel { request_id, body: tunnel, keep }).await
+            }
+            ToHost::Delete { request_id, tunnel_id } => {
+                let outcome = self.device.delete_tunnel(request_id, tunnel_id, self.client).await?.map(|()| None);
+                self.link.send(&ToAgent::Answer { request_id, outcome }).await
+            }
             ToHost::Stop { request_id, lease_id } => {
                 self.sent.leases.remove(&lease_id);
                 self.device.stop(lease_id).await?;
@@ -296,20 +315,37 @@ impl AgentConnection {
 
     /// Somebody at the device starts a tunnel.
     async fn on_start(&mut self, request_id: Uuid, tunnel: String) -> Result<(), End> {
+        let outcome = match self.take_start() {
+            Ok(()) => self.device.start(&tunnel).await?,
+            Err(failure) => Err(failure),
+        };
+        outcome.iter().flatten().for_each(|grant| self.sent.add(grant));
+        self.link.send(&ToAgent::Answer { request_id, outcome }).await
+    }
+
+    /// A command at the device creates a tunnel.
+    async fn on_create(&mut self, wanted: WantedTunnel) -> Result<(), End> {
+        let request_id = wanted.request_id;
+        let outcome = match self.take_start() {
+            Ok(()) => self.device.create_tunnel(wanted, self.client).await?,
+            Err(failure) => Err(failure),
+        };
+        self.link.send(&ToAgent::Created { request_id, outcome }).await
+    }
+
+    /// Counts a start or a creation against the device's rate.
+    fn take_start(&self) -> Result<(), Failure> {
         let now = self.control.clock.moment();
         let may_start = self.control.arrivals.paces.of(self.device.id(), now, |pace| {
             let may_start = pace.starts.wait(now).is_none();
             pace.starts.take(u32::from(may_start), now);
             may_start
         });
-        let outcome = if may_start {
-            self.device.start(&tunnel).await?
-        } else {
-            self.control.refused.count("starts");
-            Err(Failure::new(FailureCode::RateLimited, "This device starts tunnels too often; try again in a second."))
-        };
-        outcome.iter().flatten().for_each(|grant| self.sent.add(grant));
-        self.link.send(&ToAgent::Answer { request_id, outcome }).await
+        if may_start {
+            return Ok(());
+        }
+        self.control.refused.count("starts");
+        Err(Failure::new(FailureCode::RateLimited, "This device starts tunnels too often; try again in a second."))
     }
 }
 

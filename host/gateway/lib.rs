@@ -12,7 +12,7 @@ mod bucket;
 mod connection;
 mod pace;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use culvert_service::Service;
@@ -70,7 +70,7 @@ impl Handler for Connect {
         let tasks = control.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {
-                let life = connection::serve_connection(control, socket, Stranger { peer, unproven });
+                let life = connection::serve_connection(control, socket, Stranger { peer, client, unproven });
                 // The task is tracked, so that shutdown waits until the goodbye is sent.
                 let _ = tasks.spawn(life).await;
             })
@@ -84,5 +84,7 @@ impl Handler for Connect {
 /// A connection that has not proved its device yet.
 struct Stranger {
     peer: Option<SocketAddr>,
+    /// The client's address, behind trusted proxies the one that they name.
+    client: IpAddr,
     unproven: unproven::Entry,
 }

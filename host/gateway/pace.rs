@@ -18,7 +18,8 @@ const FRAMES: u32 = 100;
 const FRAMES_PER_SECOND: u32 = 20;
 /// Additional frames for each lease in a welcome.
 const FRAMES_PER_LEASE: u32 = 4;
-/// Local starts of tunnels, each of which writes a session and events. Starts above the rate are refused.
+/// Local starts and creations of tunnels, each of which writes a session or a tunnel, and events. Those above the rate
+/// are refused.
 const STARTS: u32 = 60;
 const STARTS_PER_SECOND: u32 = 2;
 /// Devices that are remembered before idle ones are removed.

@@ -45,6 +45,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/operate/http-tunnels.md"
     "docs/operate/install.md"
     "docs/operate/metrics.md"
+    "docs/operate/one-command.md"
     "docs/operate/postgresql.md"
     "docs/operate/remote-control.md"
     "docs/operate/reverse-proxy.md"
@@ -74,6 +75,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0022-data-connections.md"
     "docs/develop/decisions/0023-http-tunnels.md"
     "docs/develop/decisions/0024-certificates.md"
+    "docs/develop/decisions/0025-commands-at-a-device.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

@@ -10,7 +10,8 @@ use culvert_domain::facts::Resource;
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::plan::Entitlement;
 use culvert_service::Service;
-use culvert_service::commit::{Admitted, Change, Committed};
+use culvert_service::call::Answered;
+use culvert_service::commit::{Admitted, Change};
 use culvert_service::cursors::ListId;
 use culvert_service::gate::{PinnedPolicies, RequestDraft};
 use culvert_service::idempotency::IdempotencyKey;
@@ -68,7 +69,7 @@ impl Call {
     }
 
     pub fn reply<S: ResponseShape>(&self, answer: S) -> HandlerResult<S> {
-        answer.render(&self.request_id).map(Reply::fresh)
+        Ok(Reply::new(Answered::Fresh(answer.render(&self.request_id)?)))
     }
 
     /// Decides on a request that changes something.
@@ -92,9 +93,6 @@ impl Call {
         let request_id = self.request_id.clone();
         let render = move |done| answer(done).render(&request_id);
         let key = self.idempotency_key.as_ref();
-        Ok(match self.service().commit(&self.policies, admitted, key, change, render).await? {
-            Committed::Fresh(response) => Reply::fresh(response),
-            Committed::Replayed(response) => Reply::replayed(response),
-        })
+        Ok(Reply::new(self.service().commit(&self.policies, admitted, key, change, render).await?))
     }
 }

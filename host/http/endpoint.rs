@@ -12,23 +12,20 @@ use super::call::Call;
 use super::middleware::trace::{RequestId, Route};
 use super::path::Path;
 use super::problem;
-use super::reply::{Rendered, Replay};
 use super::row::{BodyKind, Row};
 use crate::Api;
 use culvert_api_types::json_tree::JsonTree;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
+use culvert_service::call::Answered;
 use culvert_service::gate::{self, PinnedPolicies};
-use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
-use culvert_service::keyed_mutex::KeyedMutexGuard;
+use culvert_service::idempotency::IdempotencyKey;
 
 /// Bytes of a request body.
 pub(crate) const BODY_LIMIT: usize = 256 * 1024;
 /// For the whole of a body: 256 KiB come over a slow line within it.
 const BODY_WITHIN: Duration = Duration::from_mins(1);
 const KEY_LIMIT: usize = 128;
-/// How long a request waits for the first one with its key.
-const IN_PROGRESS_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -41,23 +38,27 @@ impl Handler for Endpoint {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         depot.insert_typed(Route(self.row.path));
         match self.answer(req, depot).await {
-            Ok(rendered) => write(res, rendered),
+            Ok(answered) => write(res, answered),
             Err(error) => problem::render(res, &error, &self.api.docs_url, RequestId::of(depot)),
         }
     }
 }
 
-fn write(res: &mut Response, Rendered { response, replay }: Rendered) {
+fn write(res: &mut Response, answered: Answered) {
+    let (response, is_replay) = match answered {
+        Answered::Fresh(response) => (response, false),
+        Answered::Replayed(response) => (response, true),
+    };
     res.status_code(StatusCode::from_u16(response.status).unwrap_or(StatusCode::OK));
     res.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if replay == Replay::Replayed {
+    if is_replay {
         res.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
     }
     res.replace_body(response.body.into());
 }
 
 impl Endpoint {
-    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<Rendered> {
+    async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<Answered> {
         let Self { api, row } = self;
         let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
         if !caller.permissions.contains(row.action.permission()) {
@@ -79,13 +80,6 @@ impl Endpoint {
         };
         let path = Path::of(depot);
         let key = if row.idempotent { Some(idempotency_key(req, path, &caller, body.as_ref())?) } else { None };
-        let _turn = match &key {
-            Some(key) => Some(self.wait_for_first(key).await?),
-            None => None,
-        };
-        if let Some(response) = self.stored(key.as_ref()).await? {
-            return Ok(Rendered { response, replay: Replay::Replayed });
-        }
         let call = Call {
             api: api.clone(),
             policies,
@@ -102,28 +96,7 @@ impl Endpoint {
             ids: req.params().iter().map(|(_, id)| id.clone()).collect(),
             idempotency_key: key.clone(),
         };
-        match (row.run)(call, body).await {
-            Ok(answered) => Ok(answered),
-            // Another host may have carried out the same request meanwhile.
-            Err(error) => match self.stored(key.as_ref()).await? {
-                Some(response) => Ok(Rendered { response, replay: Replay::Replayed }),
-                None => Err(error),
-            },
-        }
-    }
-
-    async fn stored(&self, key: Option<&IdempotencyKey>) -> Result<Option<StoredResponse>> {
-        match key {
-            Some(key) => self.api.service.stored_response(key).await,
-            None => Ok(None),
-        }
-    }
-
-    /// One request with a key at a time: the others get what it got.
-    async fn wait_for_first(&self, key: &IdempotencyKey) -> Result<KeyedMutexGuard> {
-        let turn = self.api.idempotency_locks.lock((key.api_key_id, key.key.clone()));
-        let waited = self.api.clock.timeout(IN_PROGRESS_WAIT, turn).await;
-        waited.map_err(|_| Error::of(Code::IdempotencyInProgress).after(Duration::from_secs(1)))
+        api.service.carry_out(key.as_ref(), (row.run)(call, body)).await
     }
 }
 
@@ -160,5 +133,5 @@ fn idempotency_key(req: &Request, path: &str, caller: &Caller, body: Option<&Jso
     let (method, uri) = (req.method(), req.uri());
     let body = body.map_or_else(|| "{}".into(), JsonTree::canonical);
     let request = format!("{method}\n{path}\n{}\n{body}", uri.query().unwrap_or_default()).into_bytes();
-    Ok(IdempotencyKey { api_key_id: caller.key_id, key: key.into(), request })
+    Ok(IdempotencyKey { credential_id: caller.credential.id(), key: key.into(), request })
 }

@@ -37,11 +37,9 @@ use salvo::catcher::Catcher;
 use salvo::http::StatusCode;
 use salvo::prelude::CatchPanic;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
-use uuid::Uuid;
 
 use culvert_service::Service;
 use culvert_service::authentication::Authentication;
-use culvert_service::keyed_mutex::KeyedMutex;
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use enrolment::Enrolment;
@@ -56,8 +54,6 @@ pub struct Api {
     pub service: Arc<Service>,
     pub authentication: Authentication,
     pub rate_limits: Arc<RateLimits>,
-    /// Requests with the same Idempotency-Key, one after the other.
-    pub idempotency_locks: KeyedMutex<(Uuid, String)>,
     pub metrics: Arc<Metrics>,
     pub clock: Clock,
     pub public_url: String,

@@ -6,38 +6,21 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use culvert_domain::error::{Error, Result};
+use culvert_service::call::Answered;
 use culvert_service::idempotency::StoredResponse;
 
 /// What a handler returns.
 pub(crate) type HandlerResult<S> = Result<Reply<S>>;
 
-/// Whether a response was made for this request, or for an earlier one with the same idempotency key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replay {
-    Fresh,
-    Replayed,
-}
-
-/// A rendered answer.
-#[derive(Debug)]
-pub struct Rendered {
-    pub response: StoredResponse,
-    pub replay: Replay,
-}
-
 /// A rendered answer of a shape.
 pub struct Reply<S> {
-    pub rendered: Rendered,
+    pub answered: Answered,
     shape: PhantomData<fn() -> S>,
 }
 
 impl<S> Reply<S> {
-    pub fn fresh(response: StoredResponse) -> Self {
-        Self { rendered: Rendered { response, replay: Replay::Fresh }, shape: PhantomData }
-    }
-
-    pub fn replayed(response: StoredResponse) -> Self {
-        Self { rendered: Rendered { response, replay: Replay::Replayed }, shape: PhantomData }
+    pub fn new(answered: Answered) -> Self {
+        Self { answered, shape: PhantomData }
     }
 }
 

@@ -4,12 +4,13 @@ use culvert_api_types::json_tree::JsonTree;
 use culvert_api_types::read::{Body, FromJsonTree, read};
 use culvert_domain::action::Action;
 use culvert_domain::error::Result;
+use culvert_service::call::Answered;
 use futures_util::future::BoxFuture;
 use salvo::http::Method;
 use schemars::{Schema, SchemaGenerator};
 
 use super::call::Call;
-use super::reply::{Rendered, Reply, ResponseShape};
+use super::reply::{Reply, ResponseShape};
 
 /// One endpoint.
 pub struct Row {
@@ -27,7 +28,7 @@ pub struct Row {
 }
 
 /// A handler behind its types.
-pub type EndpointHandler = Box<dyn Fn(Call, Option<JsonTree>) -> BoxFuture<'static, Result<Rendered>> + Send + Sync>;
+pub type EndpointHandler = Box<dyn Fn(Call, Option<JsonTree>) -> BoxFuture<'static, Result<Answered>> + Send + Sync>;
 
 /// What an endpoint takes for a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +88,7 @@ where
         let handler = handler.clone();
         Box::pin(async move {
             let body = B::take(tree.as_ref());
-            Ok(handler(call, body).await?.rendered)
+            Ok(handler(call, body).await?.answered)
         })
     });
     Row {

@@ -5,7 +5,7 @@
 
 use culvert_api_types::requests::{AssignDomain, NewExtraPort, NewTunnel, NewWebhook};
 use culvert_domain::action::Action;
-use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
+use culvert_domain::caller::{Caller, Credential, Role, Scope, ScopeKind};
 use culvert_domain::error::{Code, Result};
 use culvert_domain::facts::{Resource, ResourceFacts};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
@@ -232,9 +232,9 @@ impl Audit<'_> {
             ScopeKind::Personal => None,
             ScopeKind::Team => Some(members.iter().find(|member| member.account_id == account_id)?.role),
         };
-        let (key_id, key_created_at) = (Uuid::nil(), self.clock.now());
+        let credential = Credential::Key { id: Uuid::nil(), created_at: self.clock.now() };
         let permissions = Permissions::of(Permission::ALL);
-        Some(Caller { key_id, key_created_at, account_id, scope: scope.clone(), role, permissions })
+        Some(Caller { credential, account_id, scope: scope.clone(), role, permissions })
     }
 }
 

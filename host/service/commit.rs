@@ -13,6 +13,7 @@ use culvert_store::Write;
 use uuid::Uuid;
 
 use crate::Service;
+use crate::call::Answered;
 use crate::gate::{Permit, PinnedPolicies, RequestDraft};
 use crate::idempotency::{self, IdempotencyKey, StoredResponse};
 
@@ -37,18 +38,9 @@ pub struct Admitted<D: RequestDraft> {
     body: Body<D>,
 }
 
-/// The response of a request that took effect.
-#[derive(Debug)]
-pub enum Committed {
-    /// Made by this request.
-    Fresh(StoredResponse),
-    /// Stored by an earlier request with the same key. Nothing was changed.
-    Replayed(StoredResponse),
-}
-
 /// How one transaction ended.
 enum Attempt {
-    Committed(Committed, BTreeSet<Uuid>),
+    Committed(Answered, BTreeSet<Uuid>),
     /// The decision inputs of the permit have changed. Nothing was written.
     Stale,
 }
@@ -86,20 +78,20 @@ impl Service {
         key: Option<&IdempotencyKey>,
         change: impl Fn(D::Valid) -> C,
         render: impl Fn(C::Done) -> Result<StoredResponse> + Clone + Send + Sync + 'static,
-    ) -> Result<Committed>
+    ) -> Result<Answered>
     where
         D: RequestDraft,
         C: Change,
     {
         let Admitted { permit, mut valid, body } = admitted;
         let mut permit = Arc::new(permit);
-        let turn = self.scope_locks.lock(permit.caller().scope.id).await;
+        let turn = self.locks.scopes.lock(permit.caller().scope.id).await;
         for _ in 0..DECISIONS {
             match self.attempt(permit.clone(), change(valid), key.cloned(), render.clone()).await? {
-                Attempt::Committed(committed, nodes) => {
+                Attempt::Committed(answered, nodes) => {
                     drop(turn);
                     self.nodes.wait_until_applied(nodes).await;
-                    return Ok(committed);
+                    return Ok(answered);
                 }
                 Attempt::Stale => {
                     let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
@@ -127,7 +119,7 @@ impl Service {
                 if let Some(key) = &key
                     && let Some(stored) = idempotency::find_in(write, &secrets, key).await?
                 {
-                    return Ok(Attempt::Committed(Committed::Replayed(stored), BTreeSet::new()));
+                    return Ok(Attempt::Committed(Answered::Replayed(stored), BTreeSet::new()));
                 }
                 let inputs = write.decision_inputs(permit.caller(), permit.subject(), permit.wanted()).await?;
                 if inputs != *permit.decision_inputs() {
@@ -137,7 +129,7 @@ impl Service {
                 if let Some(key) = &key {
                     idempotency::store(write, &secrets, key, &response).await?;
                 }
-                Ok(Attempt::Committed(Committed::Fresh(response), write.touched_nodes()))
+                Ok(Attempt::Committed(Answered::Fresh(response), write.touched_nodes()))
             })
         });
         transaction.await

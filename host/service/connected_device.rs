@@ -1,6 +1,7 @@
 //! What the agent of a connected device reports and asks for: one function for each frame of the control channel.
 
 mod accept;
+mod commands;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::operations::reports::{self, BeginDecision};
 use crate::{Service, consent, local_runs, operations, presence, resumption, sessions};
 
 pub use accept::{Identified, identify};
+pub use commands::WantedTunnel;
 
 /// How many ids one frame may list, in addition to one for each open session of the device.
 const MORE_IDS: usize = 256;
@@ -391,7 +393,7 @@ impl ConnectedDevice {
     /// If the database fails.
     pub async fn disconnect(&self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
-        let _turn = self.service.scope_locks.lock(self.scope_id).await;
+        let _turn = self.service.locks.scopes.lock(self.scope_id).await;
         let written = self.service.store.write(Some(self.scope_id), move |write| {
             Box::pin(async move {
                 if !write.is_current(connection).await? {
@@ -446,7 +448,7 @@ impl ConnectedDevice {
     {
         let (connection, scope_id) = (self.connection, self.scope_id);
         // Lock the scope before taking a database connection: waiting for a scope must not occupy one.
-        let _turn = self.service.scope_locks.lock(scope_id).await;
+        let _turn = self.service.locks.scopes.lock(scope_id).await;
         let written = self.service.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 if !write.is_current(connection).await? {

@@ -73,6 +73,15 @@ pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> 
     Ok(())
 }
 
+/// Sets whether commands at a device may create tunnels, on behalf of the operator.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn set_may_create(store: &Store, scope_id: Uuid, id: Uuid, may_create: bool) -> Result<()> {
+    store.write(Some(scope_id), move |write| Box::pin(async move { write.set_may_create(id, may_create).await })).await
+}
+
 /// Ends all leases of a device that may no longer act for its scope, and cancels its queued operations.
 async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> Result<()> {
     operations::cancel_queued(write, id, why).await?;

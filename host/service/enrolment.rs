@@ -4,6 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::key::EnrolmentCode;
 use culvert_store::Store;
+use culvert_store::keys::DeviceCode;
 use uuid::Uuid;
 
 use super::Service;
@@ -12,19 +13,19 @@ use culvert_domain::device::NewDevice;
 /// How long an enrolment code can be used.
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
 
-/// Creates a code by which a device of an account enrols for a scope. Returns when it expires, as well.
+/// Creates a code by which a device enrols. Returns when it expires, as well.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub async fn create_code(store: &Store, account_id: Uuid, scope_id: Uuid) -> Result<(EnrolmentCode, DateTime<Utc>)> {
+pub async fn create_code(store: &Store, stands_for: DeviceCode) -> Result<(EnrolmentCode, DateTime<Utc>)> {
     let code = EnrolmentCode::generate(store.clock());
     store
         .write(None, move |write| {
             Box::pin(async move {
                 let expires_at = write.now + CODE_LIFETIME;
                 let hash = EnrolmentCode::hash(code.reveal());
-                write.create_device_code(&hash, account_id, scope_id, expires_at).await?;
+                write.create_device_code(&hash, stands_for, expires_at).await?;
                 Ok((code, expires_at))
             })
         })
@@ -46,7 +47,7 @@ pub async fn redeem(service: &Service, code_hash: [u8; 32], new: NewDevice) -> R
         .write(None, move |write| {
             Box::pin(async move {
                 match write.take_device_code(&code_hash).await? {
-                    Some((account_id, scope_id)) => Ok(Some(write.create_device(scope_id, account_id, &new).await?)),
+                    Some(code) => Ok(Some(write.create_device(code, &new).await?)),
                     None => Ok(None),
                 }
             })

@@ -257,7 +257,7 @@ impl Gate {
         let names_none = faults.iter().chain(&unresolved).any(|fault| fault.field == "device_id");
         let devices = if names_none { Vec::new() } else { self.involved(caller, action, &facts, &draft).await? };
         let (context, involved) = (&policies.context, devices.as_slice());
-        let sources = FactSources { context, caller, action, facts: &facts, devices: involved };
+        let sources = FactSources { context, caller, action, facts: &facts, devices: involved, input: draft.input() };
         let asked = policies.pinned.with_facts(sources.values(wanted));
         let wants = draft.wants();
         allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, wants.clone())).await)?;
@@ -265,7 +265,7 @@ impl Gate {
         allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)).await)?;
 
         if let Some(input) = draft.input() {
-            let input = wit_input::input(input);
+            let input = wit_input::input(input, &facts);
             let about = wit_input::input_facts(caller, &facts, &faults);
             let violations = asked.validation(input, about).await.map_err(unavailable)?;
             let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
@@ -299,15 +299,14 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidApiKey`] if the caller's key is not valid any longer; otherwise as [`Gate::admit`].
+    /// If the caller's credential is not valid any longer; otherwise as [`Gate::admit`].
     pub async fn readmit<D: RequestDraft>(
         &self,
         policies: &PinnedPolicies,
         permit: &Permit,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
-        let owner = self.store.caller_of_key(permit.caller.key_id).await?;
-        let caller = owner.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
+        let caller = self.store.caller_of(permit.caller.credential).await?;
         self.admit(policies, &caller, permit.action, permit.subject, body).await
     }
 
@@ -381,7 +380,8 @@ fn allowed(verdict: Result<Verdict, Failed>) -> Result<()> {
         Verdict::Allow => Ok(()),
         Verdict::Deny(denial) => {
             tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
-            Err(Error::new(Code::from_policy(denial.code), denial.detail))
+            let error = Error::new(Code::from_policy(denial.code), denial.detail);
+            Err(Error { rule: Some(denial.rule.into()), ..error })
         }
     }
 }

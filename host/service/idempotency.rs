@@ -15,7 +15,7 @@ const RESPONSE_RETENTION: chrono::TimeDelta = chrono::TimeDelta::hours(24);
 /// The idempotency key of a request, which takes effect once, however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    pub api_key_id: Uuid,
+    pub credential_id: Uuid,
     pub key: String,
     /// The request in a canonical form: method, path, query and body.
     pub request: Vec<u8>,
@@ -31,7 +31,7 @@ pub struct StoredResponse {
 impl IdempotencyKey {
     /// Identifies the row for which the response is sealed.
     fn context(&self) -> Vec<u8> {
-        [self.api_key_id.as_bytes(), self.key.as_bytes()].concat()
+        [self.credential_id.as_bytes(), self.key.as_bytes()].concat()
     }
 
     /// Decrypts the stored response of a row. Fails if the key was used for a different request.
@@ -53,7 +53,7 @@ impl Service {
     ///
     /// `idempotency_conflict` if the key was used for another request.
     pub async fn stored_response(&self, key: &IdempotencyKey) -> Result<Option<StoredResponse>> {
-        let stored = self.store.sealed_response(key.api_key_id, &key.key).await?;
+        let stored = self.store.sealed_response(key.credential_id, &key.key).await?;
         stored.map(|stored| key.open(&stored, &self.secrets)).transpose()
     }
 }
@@ -65,7 +65,7 @@ pub(crate) async fn find_in(
     secrets: &Secrets,
     key: &IdempotencyKey,
 ) -> Result<Option<StoredResponse>> {
-    let stored = write.sealed_response(key.api_key_id, &key.key).await?;
+    let stored = write.sealed_response(key.credential_id, &key.key).await?;
     stored.map(|stored| key.open(&stored, secrets)).transpose()
 }
 
@@ -82,5 +82,5 @@ pub(crate) async fn store(
         sealed: secrets.seal(Purpose::Answers, &key.context(), &answer.body),
     };
     let expires_at = write.now + RESPONSE_RETENTION;
-    write.store_sealed_response(key.api_key_id, &key.key, &response, expires_at).await
+    write.store_sealed_response(key.credential_id, &key.key, &response, expires_at).await
 }

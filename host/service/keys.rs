@@ -127,15 +127,15 @@ async fn reseal_webhooks(write: &mut Write, secrets: &Secrets, after: Uuid) -> R
 async fn reseal_answers(
     write: &mut Write,
     secrets: &Secrets,
-    (api_key_id, key): (Uuid, String),
+    (credential_id, key): (Uuid, String),
 ) -> Result<(u64, Option<(Uuid, String)>)> {
     let (mut count, mut last) = (0, None);
-    for answer in write.sealed_answers((api_key_id, &key), BATCH).await? {
-        let context = [answer.api_key_id.as_bytes(), answer.key.as_bytes()].concat();
+    for answer in write.sealed_answers((credential_id, &key), BATCH).await? {
+        let context = [answer.credential_id.as_bytes(), answer.key.as_bytes()].concat();
         if let Some(anew) = anew(secrets, Purpose::Answers, &context, &answer.sealed) {
             count += u64::from(write.replace_answer(&answer, &anew).await?);
         }
-        last = Some((answer.api_key_id, answer.key));
+        last = Some((answer.credential_id, answer.key));
     }
     Ok((count, last))
 }

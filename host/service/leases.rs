@@ -37,7 +37,7 @@ impl Service {
             epoch: lease.epoch,
             token: Base64Bytes(self.nodes.token(lease)),
             device_token: Some(self.nodes.device_token(lease)),
-            public_address: format!("{}:{}", lease.hostname, lease.remote_port),
+            public_address: lease.public_address.clone(),
             node,
             target: target(lease),
         }

@@ -12,6 +12,7 @@ pub mod accounts;
 pub mod api_keys;
 pub mod audit;
 pub mod authentication;
+pub mod call;
 pub mod catalog;
 mod certificates;
 pub mod commit;
@@ -44,6 +45,7 @@ pub mod secrets;
 pub mod sessions;
 mod startable;
 pub mod teams;
+pub mod temporary_tunnels;
 mod traffic;
 pub mod tunnels;
 pub mod webhooks;
@@ -74,8 +76,15 @@ pub struct Service {
     guard: Arc<Guard>,
     nodes: Arc<Nodes>,
     passwords: Passwords,
-    /// Serializes changes of the same scope, by requests and by agents.
-    scope_locks: KeyedMutex<Uuid>,
+    locks: Locks,
+}
+
+/// What takes turns.
+struct Locks {
+    /// Changes of the same scope, by requests and by agents.
+    scopes: KeyedMutex<Uuid>,
+    /// Requests with the same credential and idempotency key.
+    idempotency: KeyedMutex<(Uuid, String)>,
 }
 
 impl Service {
@@ -90,7 +99,7 @@ impl Service {
             gate: Gate::new(store.clone(), guard.clone()),
             nodes: Arc::new(Nodes::new(store.clone(), secrets.clone(), metrics)),
             passwords: Passwords::new(store.clock().clone()),
-            scope_locks: KeyedMutex::new(),
+            locks: Locks { scopes: KeyedMutex::new(), idempotency: KeyedMutex::new() },
             store,
             secrets,
             policies,

@@ -19,7 +19,7 @@ impl Service {
         let limit = gate::entitlement(&self.policies_now(), &scope.plan).await?.bandwidth_limit_bytes;
         let stored = batch.clone();
         // Waiting for a scope must not occupy a database connection.
-        let _turn = self.scope_locks.lock(scope_id).await;
+        let _turn = self.locks.scopes.lock(scope_id).await;
         let is_new = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let is_new = write.apply_traffic(node_id, &stored).await?;

@@ -270,13 +270,18 @@ impl Change for DeleteTunnel {
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
         let scope_id = permit.caller().scope.id;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
-        operations::end_of_tunnel(write, tunnel.id).await?;
-        if let Some(run) = tunnel.run {
-            sessions::stop(write, run.session_id, EndReason::TunnelDeleted).await?;
-        }
-        write.delete_tunnel(tunnel.id).await?;
-        Ok(tunnel.id)
+        delete(write, tunnel).await?;
+        Ok(self.tunnel_id)
     }
+}
+
+/// Deletes a tunnel, and ends what it does.
+pub(crate) async fn delete(write: &mut Write, tunnel: Tunnel) -> Result<()> {
+    operations::end_of_tunnel(write, tunnel.id).await?;
+    if let Some(run) = tunnel.run {
+        sessions::stop(write, run.session_id, EndReason::TunnelDeleted).await?;
+    }
+    write.delete_tunnel(tunnel.id).await
 }
 
 pub struct BindTunnel {

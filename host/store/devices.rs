@@ -5,18 +5,21 @@ use uuid::Uuid;
 use super::arg::args;
 use super::db::Read;
 use super::error::{DbResult, StoreError};
+use super::keys::DeviceCode;
 use super::row::{Row, row};
 use super::sql::sql;
-use super::{Store, Write};
+use super::{Store, Write, scopes};
+use culvert_domain::caller::{Caller, Credential, Role, ScopeKind};
 use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
+use culvert_domain::permission::{Permission, Permissions};
 
 macro_rules! select_device {
     ($rest:literal) => {
         sql!(concat!(
             "SELECT d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
-                    d.consent_revision, d.allowed_targets, d.created_at, d.public_key, p.last_seen_at, \
+                    d.consent_revision, d.allowed_targets, d.may_create, d.created_at, d.public_key, p.last_seen_at, \
                     COALESCE(p.online, FALSE) AS online, \
                     (d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
                         WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) AS owner_active \
@@ -61,6 +64,24 @@ impl Store {
         Ok(row.as_ref().map(enrolled).transpose()?)
     }
 
+    /// The owner of a device, as the caller of what commands at the device ask for. `None` if the device may not
+    /// create tunnels, or its owner has left the Team.
+    pub(super) async fn caller_of_device(&self, id: Uuid) -> Result<Option<Caller>> {
+        let sql = sql!(
+            "SELECT d.owner_id, s.id, s.kind, s.name, s.plan, m.role FROM devices d \
+             JOIN scopes s ON s.id = d.scope_id \
+             LEFT JOIN team_members m ON m.team_id = d.scope_id AND m.account_id = d.owner_id \
+             WHERE d.id = $1 AND d.may_create = TRUE"
+        );
+        let Some(row) = (&self.db).optional(sql, args![id]).await? else { return Ok(None) };
+        let (scope, role) = (scopes::scope(&row)?, row.optional_string_enum::<Role>("role")?);
+        if scope.kind == ScopeKind::Team && role.is_none() {
+            return Ok(None);
+        }
+        let (credential, permissions) = (Credential::Device(id), Permissions::of(&[Permission::TunnelsWrite]));
+        Ok(Some(Caller { credential, account_id: row.id("owner_id")?, scope, role, permissions }))
+    }
+
     /// All devices of all scopes, for the operator.
     pub async fn all_devices(&self) -> Result<Vec<Device>> {
         let rows = (&self.db).all(select_device!("ORDER BY d.created_at, d.id"), args![]).await?;
@@ -91,17 +112,18 @@ impl Write {
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
-    pub async fn create_device(&mut self, scope_id: Uuid, owner_id: Uuid, new: &NewDevice) -> Result<Uuid> {
+    pub async fn create_device(&mut self, code: DeviceCode, new: &NewDevice) -> Result<Uuid> {
+        let DeviceCode { account_id: owner_id, scope_id, may_create } = code;
         let Description { platform, version, capabilities } = &new.description;
         let (id, now, capabilities) = (self.clock.id(), self.now, capabilities.join(" "));
         let sql = sql!(
             "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \
-                 remote_control, consent_revision, created_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9)"
+                 remote_control, consent_revision, may_create, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, FALSE, 0, $9, $10)"
         );
         let name = new.name.as_deref();
         let key = &new.public_key[..];
-        let args = args![id, scope_id, owner_id, name, platform, version, &capabilities, key, now];
+        let args = args![id, scope_id, owner_id, name, platform, version, &capabilities, key, may_create, now];
         self.execute(sql, args).await?;
         Ok(id)
     }
@@ -117,6 +139,12 @@ impl Write {
 
     pub async fn rename_device(&mut self, id: Uuid, name: &str) -> Result<()> {
         self.execute(sql!("UPDATE devices SET name = $2 WHERE id = $1"), args![id, name]).await?;
+        Ok(())
+    }
+
+    /// Sets whether commands at the device may create tunnels.
+    pub async fn set_may_create(&mut self, id: Uuid, may_create: bool) -> Result<()> {
+        self.execute(sql!("UPDATE devices SET may_create = $2 WHERE id = $1"), args![id, may_create]).await?;
         Ok(())
     }
 
@@ -183,6 +211,7 @@ pub(super) fn device(row: &Row) -> DbResult<Device> {
     Ok(row!(row => Device {
         id: id, scope_id: id, owner_id: id, owner_active: flag, name: optional_text, platform: optional_text,
         version: optional_text, online: flag, remote_control: flag, consent_revision: int,
+        may_create: flag,
         last_seen_at: optional_time, created_at: time;
         capabilities: row.text("capabilities")?.split_whitespace().map(String::from).collect(),
         // A newer agent may store entries that this host cannot parse; they are skipped.

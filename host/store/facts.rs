@@ -7,9 +7,9 @@ use super::db::Read;
 use super::error::DbResult;
 use super::row::row;
 use super::sql::sql;
-use super::{Store, Write, devices, tunnels, usage, webhooks};
-use culvert_domain::caller::{Caller, ScopeKind};
-use culvert_domain::error::{Code, Error, Result};
+use super::{Store, Write, devices, keys, tunnels, usage, webhooks};
+use culvert_domain::caller::{Caller, Credential, ScopeKind};
+use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::{DecisionInputs, DeviceInputs, Resource, ResourceFacts, TunnelRules, WantedInputs};
 use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
 use culvert_domain::usage::{Counters, RunningUsage};
@@ -48,8 +48,19 @@ impl Store {
     }
 }
 
+/// What an account is in its scope, as long as its credential is valid.
+macro_rules! select_standing {
+    ($credential:literal) => {
+        sql!(concat!(
+            "SELECT s.name, s.plan, m.role FROM scopes s ",
+            $credential,
+            " LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1"
+        ))
+    };
+}
+
 impl Write {
-    /// Reads the current decision inputs. Fails if the caller's API key has been revoked or has expired.
+    /// Reads the current decision inputs. Fails if the caller's credential is not valid any longer.
     pub async fn decision_inputs(
         &mut self,
         caller: &Caller,
@@ -57,13 +68,23 @@ impl Write {
         wanted: &WantedInputs,
     ) -> Result<DecisionInputs> {
         let (scope_id, now) = (caller.scope.id, self.now);
-        let sql = sql!(
-            "SELECT s.name, s.plan, m.role FROM scopes s \
-             JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $4) \
-             LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 WHERE s.id = $1"
-        );
-        let row = self.optional(sql, args![scope_id, caller.account_id, caller.key_id, now]).await?;
-        let row = row.ok_or_else(|| Error::of(Code::InvalidApiKey))?;
+        let account_id = caller.account_id;
+        let row = match caller.credential {
+            Credential::Key { id, .. } => {
+                let sql = select_standing!(
+                    "JOIN api_keys k ON k.id = $3 AND k.revoked_at IS NULL \
+                     AND (k.expires_at IS NULL OR k.expires_at > $4)"
+                );
+                self.optional(sql, args![scope_id, account_id, id, now]).await?
+            }
+            Credential::Device(id) => {
+                let sql = select_standing!(
+                    "JOIN devices d ON d.id = $3 AND d.scope_id = s.id AND d.owner_id = $2 AND d.may_create = TRUE"
+                );
+                self.optional(sql, args![scope_id, account_id, id]).await?
+            }
+        };
+        let row = row.ok_or_else(|| keys::not_valid(caller.credential))?;
         let role = match caller.scope.kind {
             ScopeKind::Personal => None,
             ScopeKind::Team => row.optional_string_enum("role")?,

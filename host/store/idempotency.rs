@@ -20,45 +20,51 @@ pub struct SealedResponse {
     pub sealed: Vec<u8>,
 }
 
-const FIND: Sql =
-    sql!("SELECT fingerprint, status, answer FROM idempotency WHERE api_key_id = $1 AND key = $2 AND expires_at > $3");
+const FIND: Sql = sql!(
+    "SELECT fingerprint, status, answer FROM idempotency WHERE credential_id = $1 AND key = $2 AND expires_at > $3"
+);
 
 impl Store {
-    /// The response that is stored under a key of this API key, if there is one.
-    pub async fn sealed_response(&self, api_key_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
-        find(&mut &self.db, api_key_id, key, self.clock.now()).await
+    /// The response that is stored under an Idempotency-Key of this credential, if there is one.
+    pub async fn sealed_response(&self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
+        find(&mut &self.db, credential_id, key, self.clock.now()).await
     }
 }
 
 impl Write {
     /// As [`Store::sealed_response`].
-    pub async fn sealed_response(&mut self, api_key_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
+    pub async fn sealed_response(&mut self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
         let now = self.now;
-        find(&mut **self, api_key_id, key, now).await
+        find(&mut **self, credential_id, key, now).await
     }
 
     /// Stores a response until this time, in the place of an expired one.
     pub async fn store_sealed_response(
         &mut self,
-        api_key_id: Uuid,
+        credential_id: Uuid,
         key: &str,
         response: &SealedResponse,
         expires_at: DateTime<Utc>,
     ) -> Result<()> {
         let SealedResponse { fingerprint, status, sealed } = response;
         let sql = sql!(
-            "INSERT INTO idempotency (api_key_id, key, fingerprint, status, answer, expires_at) \
+            "INSERT INTO idempotency (credential_id, key, fingerprint, status, answer, expires_at) \
              VALUES ($1, $2, $3, $4, $5, $6) \
-             ON CONFLICT (api_key_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
+             ON CONFLICT (credential_id, key) DO UPDATE SET fingerprint = excluded.fingerprint, \
                  status = excluded.status, answer = excluded.answer, expires_at = excluded.expires_at"
         );
-        self.execute(sql, args![api_key_id, key, &fingerprint[..], *status, &sealed[..], expires_at]).await?;
+        self.execute(sql, args![credential_id, key, &fingerprint[..], *status, &sealed[..], expires_at]).await?;
         Ok(())
     }
 }
 
-async fn find(db: &mut impl Read, api_key_id: Uuid, key: &str, now: DateTime<Utc>) -> Result<Option<SealedResponse>> {
-    let row = db.optional(FIND, args![api_key_id, key, now]).await?;
+async fn find(
+    db: &mut impl Read,
+    credential_id: Uuid,
+    key: &str,
+    now: DateTime<Utc>,
+) -> Result<Option<SealedResponse>> {
+    let row = db.optional(FIND, args![credential_id, key, now]).await?;
     Ok(row.as_ref().map(response).transpose()?)
 }
 

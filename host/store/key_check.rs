@@ -13,7 +13,7 @@ use culvert_domain::error::Result;
 /// A stored response, by its Idempotency-Key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SealedAnswer {
-    pub api_key_id: Uuid,
+    pub credential_id: Uuid,
     pub key: String,
     pub sealed: Vec<u8>,
 }
@@ -69,20 +69,24 @@ impl Write {
     /// At most `limit` stored responses after the one of this key, in the order of their keys.
     pub async fn sealed_answers(&mut self, after: (Uuid, &str), limit: u32) -> Result<Vec<SealedAnswer>> {
         let sql = sql!(
-            "SELECT api_key_id, key, answer FROM idempotency WHERE (api_key_id, key) > ($1, $2) \
-             ORDER BY api_key_id, key LIMIT $3"
+            "SELECT credential_id, key, answer FROM idempotency WHERE (credential_id, key) > ($1, $2) \
+             ORDER BY credential_id, key LIMIT $3"
         );
         let rows = self.all(sql, args![after.0, after.1, limit]).await?;
         let answer = |row: &Row| {
-            Ok(SealedAnswer { api_key_id: row.id("api_key_id")?, key: row.text("key")?, sealed: row.bytes("answer")? })
+            Ok(SealedAnswer {
+                credential_id: row.id("credential_id")?,
+                key: row.text("key")?,
+                sealed: row.bytes("answer")?,
+            })
         };
         Ok(rows.iter().map(answer).collect::<DbResult<_>>()?)
     }
 
     /// Replaces a sealed response, unless it has changed meanwhile. Returns whether it was replaced.
     pub async fn replace_answer(&mut self, former: &SealedAnswer, sealed: &[u8]) -> Result<bool> {
-        let sql = sql!("UPDATE idempotency SET answer = $3 WHERE api_key_id = $1 AND key = $2 AND answer = $4");
-        let args = args![former.api_key_id, &former.key, sealed, &former.sealed[..]];
+        let sql = sql!("UPDATE idempotency SET answer = $3 WHERE credential_id = $1 AND key = $2 AND answer = $4");
+        let args = args![former.credential_id, &former.key, sealed, &former.sealed[..]];
         Ok(self.execute(sql, args).await? == 1)
     }
 }

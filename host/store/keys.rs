@@ -10,8 +10,8 @@ use super::error::{DbResult, StoreError};
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write, scopes};
-use culvert_domain::caller::{Caller, Role, ScopeKind};
-use culvert_domain::error::Result;
+use culvert_domain::caller::{Caller, Credential, Role, ScopeKind};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 
@@ -27,6 +27,16 @@ pub struct KeyRecord {
     pub expires_at: Option<DateTime<Utc>>,
     pub revoked_at: Option<DateTime<Utc>>,
     pub last_used_at: Option<DateTime<Utc>>,
+}
+
+/// What an enrolment code stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceCode {
+    /// The account that will own the device.
+    pub account_id: Uuid,
+    pub scope_id: Uuid,
+    /// Whether commands at the device may create tunnels.
+    pub may_create: bool,
 }
 
 /// The owner of an API key, found by its public id. The secret part is checked by [`KeyOwner::admit`].
@@ -67,10 +77,20 @@ impl Store {
         admissible(row)
     }
 
-    /// The current caller of a key that was valid a moment ago.
-    pub async fn caller_of_key(&self, key_id: Uuid) -> Result<Option<Caller>> {
-        let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![key_id]).await?;
-        Ok(admissible(row)?.map(|owner| owner.caller))
+    /// The current caller of a credential that was valid a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// If it is not valid any longer; if the database fails.
+    pub async fn caller_of(&self, credential: Credential) -> Result<Caller> {
+        let caller = match credential {
+            Credential::Key { id, .. } => {
+                let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![id]).await?;
+                admissible(row)?.map(|owner| owner.caller)
+            }
+            Credential::Device(id) => self.caller_of_device(id).await?,
+        };
+        caller.ok_or_else(|| not_valid(credential))
     }
 
     /// Whether an unexpired enrolment code with this hash exists.
@@ -141,24 +161,35 @@ impl Write {
         Ok(())
     }
 
-    pub async fn create_device_code(
-        &mut self,
-        hash: &[u8],
-        account_id: Uuid,
-        scope_id: Uuid,
-        expires_at: DateTime<Utc>,
-    ) -> Result<()> {
-        let sql = sql!("INSERT INTO device_codes (hash, account_id, scope_id, expires_at) VALUES ($1, $2, $3, $4)");
-        self.execute(sql, args![hash, account_id, scope_id, expires_at]).await?;
+    pub async fn create_device_code(&mut self, hash: &[u8], code: DeviceCode, until: DateTime<Utc>) -> Result<()> {
+        let sql = sql!(
+            "INSERT INTO device_codes (hash, account_id, scope_id, may_create, expires_at) VALUES ($1, $2, $3, $4, $5)"
+        );
+        let DeviceCode { account_id, scope_id, may_create } = code;
+        self.execute(sql, args![hash, account_id, scope_id, may_create, until]).await?;
         Ok(())
     }
 
-    /// Redeems an enrolment code, which can be used once. Returns its account and scope ids if it was valid.
-    pub async fn take_device_code(&mut self, hash: &[u8]) -> Result<Option<(Uuid, Uuid)>> {
+    /// Redeems an enrolment code, which can be used once. Returns it if it was valid.
+    pub async fn take_device_code(&mut self, hash: &[u8]) -> Result<Option<DeviceCode>> {
         let now = self.now;
-        let sql = sql!("DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id");
+        let sql = sql!(
+            "DELETE FROM device_codes WHERE hash = $1 AND expires_at > $2 RETURNING account_id, scope_id, may_create"
+        );
         let row = self.optional(sql, args![hash, now]).await?;
-        Ok(row.map(|row| Ok::<_, StoreError>((row.id("account_id")?, row.id("scope_id")?))).transpose()?)
+        let code =
+            |row: &Row| Ok::<_, StoreError>(row!(row => DeviceCode { account_id: id, scope_id: id, may_create: flag }));
+        Ok(row.as_ref().map(code).transpose()?)
+    }
+}
+
+/// The error for a credential that is not valid any longer.
+pub(super) fn not_valid(credential: Credential) -> Error {
+    match credential {
+        Credential::Key { .. } => Error::of(Code::InvalidApiKey),
+        Credential::Device(_) => {
+            Error::new(Code::DeviceNotAllowed, "This device may not create tunnels, or has been removed.")
+        }
     }
 }
 
@@ -170,7 +201,8 @@ fn admissible(row: Option<Row>) -> Result<Option<KeyOwner>> {
 
 fn key_owner(row: &Row) -> DbResult<KeyOwner> {
     let caller = row!(row => Caller {
-        key_id: id, key_created_at: time, account_id: id;
+        account_id: id;
+        credential: Credential::Key { id: row.id("key_id")?, created_at: row.time("key_created_at")? },
         scope: scopes::scope(row)?,
         role: row.optional_string_enum::<Role>("role")?,
         permissions: permissions(row)?,

@@ -35,6 +35,7 @@ mod row;
 pub mod scopes;
 pub mod sessions;
 pub mod sql;
+pub mod temporary_tunnels;
 pub mod tunnels;
 mod usage;
 mod webhooks;

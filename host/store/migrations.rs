@@ -43,6 +43,8 @@ const FILES: &[File] = files! {
     12 "0012_names"
     13 "0013_http"
     14 "0014_certificates"
+    15 "0015_device_commands"
+    16 "0016_http_services"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -45,7 +45,7 @@ impl Store {
         let now = self.clock.now();
         let mut result = Ok(());
         for (sql, until) in [
-            (prune!("idempotency", "(api_key_id, key)", "api_key_id, key", "expires_at <= $1"), now),
+            (prune!("idempotency", "(credential_id, key)", "credential_id, key", "expires_at <= $1"), now),
             (prune!("device_codes", "hash", "hash", "expires_at <= $1"), now),
             (prune!("operations", "id", "id", "finished_at IS NOT NULL AND finished_at <= $1"), now - KEEP_OPERATIONS),
             (prune!("sessions", "id", "id", "ended_at IS NOT NULL AND ended_at <= $1"), now - KEEP_SESSIONS),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use culvert_domain::error::Result;
+use culvert_domain::http_service::LocalScheme;
 use culvert_domain::port::extra_subdomain;
 use culvert_wire::node::{BasicAuth, Route, RouteName};
 use uuid::Uuid;
@@ -51,7 +52,7 @@ impl Store {
 
     async fn batch_of_routes(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Route>> {
         let tunnels = of_tunnels!(
-            "SELECT t.id, t.subdomain, t.https, t.basic_auth, t.basic_auth_user, t.basic_auth_hash, d.domain, \
+            "SELECT t.id, t.subdomain, t.https, t.basic_auth, t.basic_auth_user, t.basic_auth_hash, t.host_header, t.local_scheme, d.domain, \
                     c.suspended_until, (SELECT u.domain FROM custom_domains u \
                                         WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain \
              FROM tunnels t JOIN platform_domains d ON d.id = t.domain_id JOIN scopes c ON c.id = t.scope_id",
@@ -93,6 +94,8 @@ fn route(row: &Row) -> DbResult<Route> {
         https: row.flag("https")?,
         suspended_until: row.optional_time("suspended_until")?,
         basic_auth,
+        host_header: row.optional_text("host_header")?,
+        h2c: row.string_enum::<LocalScheme>("local_scheme")? == LocalScheme::H2c,
     })
 }
 

@@ -14,8 +14,9 @@ use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::lease::{Lease, LeasePort};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
+use culvert_domain::protocol::Protocol;
 use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
-use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel::{Tunnel, web_url};
 use culvert_domain::usage::Traffic;
 
 /// The ids of a session.
@@ -44,8 +45,9 @@ macro_rules! select_lease {
     ($rest:literal) => {
         concat!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
-                    (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.remote_port, t.idle_timeout, \
-                    t.buffer_size, COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
+                    (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.https, \
+                    t.idle_timeout, t.buffer_size, n.http_port, n.https_port, \
+                    COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN nodes n ON n.id = s.node_id \
              JOIN platform_domains d ON d.id = t.domain_id \
              WHERE s.ended_at IS NULL ",
@@ -238,11 +240,14 @@ impl Write {
         }))
     }
 
-    /// Raises the epoch of a tunnel, which the device is to run from now on.
+    /// Raises the epoch of a tunnel, which the device is to run from now on. A temporary one is started by its command
+    /// alone.
     pub async fn next_epoch(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<i64> {
         let sql = sql!(
-            "UPDATE tunnels SET epoch = epoch + 1, desired_device_id = $2, start_error = NULL WHERE id = $1 \
-             RETURNING epoch"
+            "UPDATE tunnels SET epoch = epoch + 1, start_error = NULL, desired_device_id = \
+                 (SELECT d.id FROM devices d WHERE d.id = $2 \
+                  AND NOT EXISTS (SELECT 1 FROM temporary_tunnels y WHERE y.tunnel_id = $1)) \
+             WHERE id = $1 RETURNING epoch"
         );
         Ok(self.one(sql, args![tunnel_id, device_id]).await?.int("epoch")?)
     }
@@ -355,9 +360,20 @@ fn session(row: &Row) -> DbResult<Session> {
 fn lease(row: &Row) -> DbResult<Lease> {
     Ok(row!(row => Lease {
         tunnel_id: id, scope_id: id, device_id: id, node_id: id, epoch: int, boot_id: id, name: text,
-        remote_port: number, hostname: text, local_host: text, local_port: number,
+        local_host: text, local_port: number,
         idle_timeout: optional_number, buffer_size: number, ready: flag, lease_until: time;
         session_id: row.id("id")?,
+        public_address: public_address(row)?,
         ports: Vec::new(),
     }))
+}
+
+fn public_address(row: &Row) -> DbResult<String> {
+    let hostname = row.text("hostname")?;
+    if row.string_enum::<Protocol>("protocol")? != Protocol::Http {
+        return Ok(format!("{hostname}:{}", row.number::<u16>("remote_port")?));
+    }
+    let https = row.flag("https")?;
+    let port = row.optional_number(if https { "https_port" } else { "http_port" })?;
+    Ok(web_url(https, &hostname, port.unwrap_or(if https { 443 } else { 80 })))
 }

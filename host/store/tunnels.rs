@@ -34,7 +34,7 @@ macro_rules! select_tunnel {
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
-                    t.pro_network, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.pro_network, t.host_header, t.local_scheme, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
@@ -120,7 +120,7 @@ impl Store {
     pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
         let sql = sql!(
             "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
-             WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol = 'tcp' \
+             WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol IN ('tcp', 'http') \
                AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
                AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \
@@ -173,9 +173,10 @@ impl Write {
         let sql = sql!(
             "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                  node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
-                 basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout) \
+                 basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout, host_header, \
+                 local_scheme) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                 0, $20, $20, $21) ON CONFLICT DO NOTHING"
+                 0, $20, $20, $21, $22, $23) ON CONFLICT DO NOTHING"
         );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
@@ -200,6 +201,8 @@ impl Write {
             spec.pro_network,
             now,
             spec.idle_timeout,
+            spec.host_header.as_deref(),
+            StringArg(spec.local_scheme),
         ];
         if self.execute(sql, args).await? == 0 {
             return Ok(false);
@@ -249,7 +252,7 @@ impl Write {
         let sql = sql!(
             "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
                  basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
-                 updated_at = $12 \
+                 updated_at = $12, host_header = $13, local_scheme = $14 \
              WHERE id = $1"
         );
         let now = self.now;
@@ -266,6 +269,8 @@ impl Write {
             tunnel.spec.buffer_size,
             tunnel.spec.pro_network,
             now,
+            tunnel.spec.host_header.as_deref(),
+            StringArg(tunnel.spec.local_scheme),
         ];
         self.execute(sql, args).await?;
         Ok(())
@@ -386,7 +391,7 @@ fn spec(row: &Row) -> DbResult<TunnelSpec> {
         name: text, protocol: string_enum, local_host: text, local_port: number, subdomain: optional_text,
         region: optional_text, country: optional_text, preset_id: optional_id, https: flag, basic_auth: flag,
         basic_auth_user: optional_text, idle_timeout: optional_number, buffer_size: number,
-        pro_network: flag,
+        pro_network: flag, host_header: optional_text, local_scheme: string_enum,
     }))
 }
 

@@ -580,7 +580,7 @@ async fn wrong_policy_case_is_told_apart_from_wrong_answer() {
               expect: [] is no answer of `check`, which is `"allow"` or `{ deny = { … } }`
     FAIL  wrong.toml: a fact that there is not
             the case is wrong
-              facts: there is no fact `tunnel.size`; there are credential, now, team.name, key.id, key.preset, key.scopes, key.created_at, caller.account_id, caller.role, tunnel.name, tunnel.protocol, tunnel.region, tunnel.subdomain, tunnel.local_port, tunnel.created_at, tunnel.running, tunnel.rules, device.name, device.platform, device.owner, source_device.name, source_device.platform, source_device.owner, usage.tunnels, usage.running_tunnels, usage.callers_tunnels, usage.callers_running_tunnels, client.ip, request.method, request.action, request.id
+              facts: there is no fact `tunnel.size`; there are credential, now, team.name, key.id, key.preset, key.scopes, key.created_at, caller.account_id, caller.role, tunnel.name, tunnel.protocol, tunnel.region, tunnel.subdomain, tunnel.local_port, tunnel.created_at, tunnel.running, tunnel.rules, device.name, device.platform, device.owner, source_device.name, source_device.platform, source_device.owner, usage.tunnels, usage.running_tunnels, usage.callers_tunnels, usage.callers_running_tunnels, client.ip, request.method, request.action, request.id, input.host_header, input.local_scheme, current.host_header, current.local_scheme
     FAIL  wrong.toml: a fact that the module does not want
             the case is wrong
               facts: `now`: the module does not want this fact; it wants none (`x-culvert-facts` in its settings schema lists them)

@@ -87,7 +87,16 @@ async fn policy_decision_is_recorded_without_secrets() {
       "generation": 1,
       "input": {
         "facts": {
-          "attributes": [],
+          "attributes": [
+            {
+              "name": "input.host_header",
+              "value": "null"
+            },
+            {
+              "name": "input.local_scheme",
+              "value": "null"
+            }
+          ],
           "caller": "",
           "current": null,
           "faulted": []
@@ -126,7 +135,7 @@ async fn policy_decision_is_recorded_without_secrets() {
       "sha256": "",
       "time": "2026-01-15T12:00:00Z",
       "verdict": "invalid",
-      "version": "1.0.1"
+      "version": "1.1.0"
     }
     "#);
 }

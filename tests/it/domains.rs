@@ -639,9 +639,7 @@ async fn plan_without_custom_domains_keeps_existing_domain(engine: Engine) {
 #[both_engines]
 async fn assigned_name_leads_to_the_tunnel(engine: Engine) {
     let stage = Stage::assigned(engine).await;
-    let node = stage.host.app.store.nodes().await.unwrap().remove(0);
-    let address = std::net::SocketAddr::new(node.hostname.parse().unwrap(), node.http_port.unwrap());
-    let mut browser = Browser::open(address).await;
+    let mut browser = Browser::open(stage.host.http_address().await).await;
     // It wants HTTPS, which is not served yet.
     assert_eq!(browser.outcome("WWW.example.com.", "/").await, "503 certificate_pending");
     stage.remove().await.data();

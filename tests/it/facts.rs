@@ -3,6 +3,7 @@
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::component::Module as Policy;
+use culvert_wire::control::{ToAgent, ToHost};
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::{Value, json};
 
@@ -18,9 +19,10 @@ const EVERY: &str = r#"{"x-culvert-facts": ["credential", "now", "team.name", "k
     "tunnel.subdomain", "tunnel.local_port", "tunnel.created_at", "tunnel.running", "tunnel.rules", "device.name",
     "device.platform", "device.owner", "source_device.name", "source_device.platform", "source_device.owner",
     "usage.tunnels", "usage.running_tunnels", "usage.callers_tunnels", "usage.callers_running_tunnels", "client.ip",
-    "request.method", "request.action", "request.id"]}"#;
+    "request.method", "request.action", "request.id", "input.host_header", "input.local_scheme",
+    "current.host_header", "current.local_scheme"]}"#;
 
-/// A host with a module of each kind that asks for every fact, in front of the shipped ones, which ask for none.
+/// A host with a module of each kind that asks for every fact, in front of the shipped ones.
 async fn stage(engine: Engine) -> Swapped {
     let swapped = Swapped::on(engine, |config| {
         config.decisions.file = Some(config.data_dir.join("decisions.jsonl"));
@@ -81,7 +83,9 @@ async fn every_world_gets_the_facts_that_its_module_asks_for(engine: Engine) {
     let of_start: Vec<&Value> = records.iter().filter(|record| record["request_id"] == *request_id).collect();
     let (curious, shipped): (Vec<&Value>, Vec<_>) =
         of_start.into_iter().partition(|record| record["module"] == "hostile");
-    assert!(shipped.len() == 3 && shipped.iter().all(|record| facts(record) == json!({})), "{shipped:?}");
+    let own: Vec<Value> = shipped.into_iter().map(facts).collect();
+    let of_service = json!({"input.host_header": null, "input.local_scheme": null});
+    assert_eq!(own, [json!({}), json!({}), of_service]);
     let told: Vec<Value> = curious.into_iter().map(facts).collect();
     assert!(told.len() == 3 && told.iter().all(|one| one == &told[0]), "{told:?}");
     let ids = [("<ada>", ada.account_id.to_string()), ("<key>", key.key_id.to_string()), ("<request>", request_id)];
@@ -93,9 +97,13 @@ async fn every_world_gets_the_facts_that_its_module_asks_for(engine: Engine) {
       "caller.role": "owner",
       "client.ip": "127.0.0.1",
       "credential": "key",
+      "current.host_header": null,
+      "current.local_scheme": "auto",
       "device.name": "machine",
       "device.owner": "<ada>",
       "device.platform": "linux/x86_64",
+      "input.host_header": null,
+      "input.local_scheme": null,
       "key.created_at": "2026-01-15T12:00:00.000000Z",
       "key.id": "<key>",
       "key.preset": "tunnel_manager",
@@ -162,7 +170,7 @@ async fn fact_that_does_not_apply_is_null() {
         .next()
         .unwrap();
     let null = told.as_object().unwrap().iter().filter(|(_, value)| value.is_null());
-    assert_snapshot!(null.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" "), @"caller.role device.name device.owner device.platform source_device.name source_device.owner source_device.platform team.name tunnel.created_at tunnel.local_port tunnel.name tunnel.protocol tunnel.region tunnel.rules tunnel.running tunnel.subdomain");
+    assert_snapshot!(null.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" "), @"caller.role current.host_header current.local_scheme device.name device.owner device.platform input.host_header input.local_scheme source_device.name source_device.owner source_device.platform team.name tunnel.created_at tunnel.local_port tunnel.name tunnel.protocol tunnel.region tunnel.rules tunnel.running tunnel.subdomain");
 }
 
 #[test]
@@ -176,4 +184,35 @@ fn module_that_asks_for_an_unknown_fact_is_refused() {
     assert!(problem.contains("there is no fact `tunnel.size`; there are credential, now, team.name"), "{problem}");
     assert_snapshot!(load(r#"{"x-culvert-facts": "now"}"#), @"its describe failed: its answer breaks the contract: `x-culvert-facts` is a list of names of facts");
     assert_snapshot!(load(r#"{"x-culvert-facts": [1]}"#), @"its describe failed: its answer breaks the contract: `x-culvert-facts` is a list of names of facts");
+}
+
+/// A command at a device acts without a key, from the agent's address.
+#[both_engines]
+async fn command_at_a_device_has_no_facts_of_a_key(engine: Engine) {
+    let swapped = stage(engine).await;
+    let host = &swapped.host;
+    let ada = host.person("ada").await;
+    let (_, mut wire) = host.wired(&ada, ada.account_id).await;
+    let request_id = host.clock.id();
+    wire.send(ToHost::Create { request_id, tunnel: json!({"local_port": 80}), temporary: true }).await;
+    let created = |frame| if let ToAgent::Created { outcome, .. } = frame { Some(outcome) } else { None };
+    wire.until(created).await.unwrap();
+    drop(wire);
+
+    let host = swapped.host.restart().await;
+    let text = std::fs::read_to_string(host.config().decisions.file.clone().unwrap()).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let told: Vec<Value> = records
+        .filter(|record| record["request_id"] == json!(request_id) && record["module"] == "hostile")
+        .map(|record| facts(&record))
+        .collect();
+    assert_eq!(told.len(), 3);
+    let named = |name: &str| told[0][name].clone();
+    assert_eq!(named("credential"), "device");
+    assert_eq!(["key.id", "key.preset", "key.created_at"].map(named), [Value::Null, Value::Null, Value::Null]);
+    assert_eq!((named("key.scopes"), named("caller.account_id")), (json!([]), json!(ada.account_id)));
+    assert_eq!(
+        ["client.ip", "request.action", "request.method"].map(named),
+        [json!("127.0.0.1"), json!("tunnels.create"), Value::Null]
+    );
 }

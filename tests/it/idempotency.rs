@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use culvert_service::idempotency::IdempotencyKey;
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
@@ -149,7 +151,17 @@ async fn duplicate_of_unfinished_request_times_out_as_conflict(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
-    let twin = host.app.api.idempotency_locks.lock((ada.key_id, "k".into())).await;
+    let key = IdempotencyKey { credential_id: ada.key_id, key: "k".into(), request: Vec::new() };
+    let (begins, begun) = oneshot::channel();
+    let service = host.app.service.clone();
+    let twin = tokio::spawn(async move {
+        let run = async move {
+            begins.send(()).unwrap();
+            std::future::pending().await
+        };
+        service.carry_out(Some(&key), run).await
+    });
+    begun.await.unwrap();
     let body = json!({"local_port": 80});
     let mut waiting = Box::pin(create(&api, "k", &body));
     // The clock moves as often as it takes for the request to have looked at it.
@@ -161,7 +173,8 @@ async fn duplicate_of_unfinished_request_times_out_as_conflict(engine: Engine) {
         }
     };
     assert_eq!((refused.outcome().as_str(), refused.header("retry-after")), ("409 idempotency_in_progress", Some("1")));
-    drop(twin);
+    twin.abort();
+    assert!(twin.await.unwrap_err().is_cancelled());
     assert!(!replayed(&create(&api, "k", &body).await));
 }
 

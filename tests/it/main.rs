@@ -27,6 +27,7 @@ mod events;
 mod examples;
 mod facts;
 mod failures;
+mod foreground;
 mod generated;
 mod guards;
 mod guide;

@@ -136,6 +136,8 @@ proptest! {
             https: false,
             suspended_until: Some(chrono::DateTime::UNIX_EPOCH),
             basic_auth: Some(BasicAuth { user: "ada".into(), password_hash: "$argon2id$".into() }),
+            host_header: None,
+            h2c: false,
         };
         let certificate = Certificate { names: vec!["a.example".into()], chain: name, key: Base64Bytes(vec![1, 2]) };
         let challenge = Challenge {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::support::database::{bytes_of, execute};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost};
+use crate::support::policies::{Swapped, builtin, entry};
 
 /// covers: POST /tunnels
 /// covers: GET /tunnels/{tunnel_id}
@@ -33,6 +34,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "created_by": "[uuid]",
         "custom_domain": null,
         "game_preset_id": null,
+        "host_header": null,
         "http_basic_auth_enabled": false,
         "http_basic_auth_username": null,
         "http_ssl_enabled": true,
@@ -40,6 +42,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "idle_timeout": null,
         "local_host": "[host]",
         "local_port": 8080,
+        "local_scheme": "auto",
         "name": "tcp-8080",
         "node": {
           "country": "ZZ",
@@ -91,6 +94,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "custom_domain": null,
         "extra_ports": [],
         "game_preset_id": null,
+        "host_header": null,
         "http_basic_auth_enabled": false,
         "http_basic_auth_username": null,
         "http_ssl_enabled": true,
@@ -98,6 +102,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "idle_timeout": null,
         "local_host": "[host]",
         "local_port": 8080,
+        "local_scheme": "auto",
         "name": "tcp-8080",
         "node": {
           "country": "ZZ",
@@ -151,6 +156,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
                 "region": "eu-central", "country": "de", "subdomain": "Wiki",
                 "http_ssl_enabled": false, "http_basic_auth_enabled": true,
                 "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse",
+                "host_header": "wiki.internal:81", "local_scheme": "h2c",
                 "pro_network": false, "device_ids": [device.id, device.id],
                 "extra_ports": [{"local_port": 81, "label": "admin", "protocol": "http"}, {"local_port": 5432}],
             }),
@@ -213,6 +219,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
           }
         ],
         "game_preset_id": null,
+        "host_header": "wiki.internal:81",
         "http_basic_auth_enabled": true,
         "http_basic_auth_username": "ada",
         "http_ssl_enabled": false,
@@ -220,6 +227,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
         "idle_timeout": null,
         "local_host": "wiki.internal",
         "local_port": 80,
+        "local_scheme": "h2c",
         "name": "Wiki ☕",
         "node": {
           "country": "ZZ",
@@ -416,7 +424,7 @@ async fn tunnel_update_leaves_omitted_fields_unchanged(engine: Engine) {
     let tunnel = api.post("/tunnels", json!({"local_port": 80, "name": "before", "protocol": "http"})).await;
     let path = format!("/tunnels/{}", tunnel.id());
     let changed = api.patch(&path, json!({
-        "name": "after", "idle_timeout": 30, "buffer_size": 1024,
+        "name": "after", "idle_timeout": 30, "buffer_size": 1024, "host_header": "app", "local_scheme": "http",
         "http_basic_auth_enabled": true, "http_basic_auth_username": "ada", "http_basic_auth_password": "12345678",
     })).await;
     let mut expected = tunnel.data().clone();
@@ -424,6 +432,8 @@ async fn tunnel_update_leaves_omitted_fields_unchanged(engine: Engine) {
         ("name", json!("after")),
         ("idle_timeout", json!(30)),
         ("buffer_size", json!(1024)),
+        ("host_header", json!("app")),
+        ("local_scheme", json!("http")),
         ("http_basic_auth_enabled", json!(true)),
         ("http_basic_auth_username", json!("ada")),
     ] {
@@ -628,4 +638,48 @@ async fn tunnel_creation_without_free_port_or_node_is_refused(engine: Engine) {
     let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await;
     assert_eq!(refused.outcome(), "409 node_unavailable");
     assert_eq!(api.get("/").await.data()["status"], "maintenance");
+}
+
+/// How a service is spoken to is said of http tunnels; what was read of any tunnel can be written back.
+#[both_engines]
+async fn service_fields_belong_to_http_tunnels(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tcp = api.post("/tunnels", json!({"local_port": 80, "host_header": null, "local_scheme": "auto"})).await;
+    let path = format!("/tunnels/{}", tcp.id());
+    let refused = api.patch(&path, json!({"host_header": "app", "local_scheme": "h2c"})).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["host_header".into(), "local_scheme".into()]));
+    assert_eq!(api.patch(&path, json!({"host_header": null, "local_scheme": "auto"})).await.status, 200);
+    for (field, wrong) in [
+        ("host_header", json!("http://app/")),
+        ("host_header", json!("user@app")),
+        ("host_header", json!("app:0")),
+        ("host_header", json!("")),
+        ("host_header", json!("a".repeat(256))),
+        ("host_header", json!(7)),
+        ("local_scheme", json!("https")),
+        ("local_scheme", Value::Null),
+    ] {
+        let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http", field: wrong})).await;
+        assert_eq!((refused.status, refused.fields()), (422, vec![field.to_owned()]), "{wrong}");
+    }
+}
+
+/// A module for the interface 1.0.0 refuses a change without a field, and does not know these.
+#[both_engines]
+async fn older_module_lets_a_change_of_newer_fields_pass(engine: Engine) {
+    let swapped = Swapped::on(engine, |_| {}).await;
+    let wasm = std::fs::read("policies/dist/validation@1.0.0.wasm").unwrap();
+    let file = swapped.write_wasm("validation.wasm", &wasm);
+    swapped.configure(&(builtin(&["plan-access", "team-role"]) + &entry("validation", &file, "")));
+    assert_eq!(swapped.reload().await, Ok(2));
+    let ada = swapped.host.person("ada").await;
+    let api = swapped.host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await.id();
+    let path = format!("/tunnels/{tunnel}");
+    assert_eq!(api.patch(&path, json!({"host_header": "app"})).await.data()["host_header"], "app");
+    assert_eq!(api.patch(&path, json!({})).await.fields(), ["body"]);
+    let refused = api.patch(&path, json!({"host_header": "a b"})).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["host_header".into()]), "the host judges as well");
 }

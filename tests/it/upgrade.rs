@@ -19,8 +19,11 @@ use crate::support::host::{Engine, TestHost, empty_database};
 /// The schemas that were released.
 const RELEASED: [&str; 1] = ["0010"];
 /// Columns that later migrations have renamed: table, former name, present name.
-const RENAMED: [(&str, &str, &str); 2] =
-    [("tunnels", "wanted_on", "desired_device_id"), ("operations", "yields_id", "handoff_from_device_id")];
+const RENAMED: [(&str, &str, &str); 3] = [
+    ("tunnels", "wanted_on", "desired_device_id"),
+    ("operations", "yields_id", "handoff_from_device_id"),
+    ("idempotency", "api_key_id", "credential_id"),
+];
 /// The key of the host that made the dumps.
 const KEY: [u8; 32] = [7; 32];
 

@@ -60,8 +60,7 @@ impl Stage {
 
     /// Where the node's HTTP listener is.
     async fn address(&self) -> SocketAddr {
-        let node = self.host.app.store.nodes().await.unwrap().remove(0);
-        SocketAddr::new(node.hostname.parse().unwrap(), node.http_port.unwrap())
+        self.host.http_address().await
     }
 
     async fn browser(&self) -> Browser {

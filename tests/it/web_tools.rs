@@ -8,6 +8,7 @@ use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
@@ -44,7 +45,8 @@ impl Service {
 /// A running http tunnel with the name `hello.tunnel.localhost`.
 struct Stage {
     host: TestHost,
-    _api: Api,
+    api: Api,
+    tunnel: Uuid,
     _device: TestDevice,
 }
 
@@ -58,7 +60,7 @@ impl Stage {
         let tunnel = api.post("/tunnels", tunnel).await.id();
         device.start_tunnel(&tunnel.to_string()).await.unwrap();
         host.until_tunnel(&api, tunnel, "running").await;
-        Self { host, _api: api, _device: device }
+        Self { host, api, tunnel, _device: device }
     }
 
     async fn node(&self) -> (String, String) {
@@ -96,6 +98,28 @@ async fn grpc_is_carried_with_streams_and_trailers(engine: Engine) {
     deadline: DEADLINE_EXCEEDED, Deadline Exceeded, None
     16 MiB: True
     "#); }
+}
+
+/// `local_scheme: h2c` is HTTP/2 without TLS, and `host_header` is what the service reads.
+#[both_engines]
+async fn service_of_http2_alone_is_reached_by_the_name_it_wants(engine: Engine) {
+    let service = Service::start("h2c").await;
+    let stage = Stage::set(engine, service.port).await;
+    let (address, port) = stage.node().await;
+    let fetch = async || {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--max-time", "20", "-w", " %{http_code}", "--cacert"]).arg(stage.root());
+        curl.args(["--resolve", &format!("hello.tunnel.localhost:{port}:{address}")]);
+        let url = format!("https://hello.tunnel.localhost:{port}/a?b");
+        said(curl.args(["--http1.1", "-d", "five!", &url])).await.replace(&port, "[port]")
+    };
+    assert!(fetch().await.ends_with(" 502"), "HTTP/1.1 is not understood");
+    let change = json!({"local_scheme": "h2c", "host_header": "app.internal:81"});
+    let record = stage.api.patch(&format!("/tunnels/{}", stage.tunnel), change).await.data().clone();
+    assert_eq!((&record["local_scheme"], &record["host_header"]), (&json!("h2c"), &json!("app.internal:81")));
+    assert_eq!(fetch().await, "POST /a?b app.internal:81 hello.tunnel.localhost:[port] 5\n 200");
+    stage.api.patch(&format!("/tunnels/{}", stage.tunnel), json!({"host_header": null})).await.data();
+    assert_eq!(fetch().await, "POST /a?b hello.tunnel.localhost:[port] hello.tunnel.localhost:[port] 5\n 200");
 }
 
 /// A service that does not speak HTTP/2 gets the request by HTTP/1.1.

@@ -1,10 +1,13 @@
-"""A local service: `service.py grpc` or `service.py websocket`. It prints its port and serves until it is killed."""
+"""A local service: `service.py grpc`, `service.py websocket` or `service.py h2c`. It prints its port and serves until it is killed."""
 
 import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import h2.config
+import h2.connection
+import h2.events
 import websockets
 
 
@@ -78,7 +81,39 @@ async def websocket_service():
         await asyncio.Future()
 
 
+class H2cConnection(asyncio.Protocol):
+    """HTTP/2 without TLS, and nothing else: it answers with the request's pseudo headers and the size of its body."""
+
+    def connection_made(self, transport):
+        self.transport, self.requests = transport, {}
+        self.http2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.http2.initiate_connection()
+        transport.write(self.http2.data_to_send())
+
+    def data_received(self, data):
+        for event in self.http2.receive_data(data):
+            if isinstance(event, h2.events.RequestReceived):
+                self.requests[event.stream_id] = [dict(event.headers), 0]
+            elif isinstance(event, h2.events.DataReceived):
+                self.requests[event.stream_id][1] += len(event.data)
+                self.http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.StreamEnded):
+                headers, size = self.requests.pop(event.stream_id)
+                named = [headers[name] for name in (":method", ":path", ":authority", "x-forwarded-host")]
+                self.http2.send_headers(event.stream_id, [(":status", "200"), ("content-type", "text/plain")])
+                self.http2.send_data(event.stream_id, f"{' '.join(named)} {size}\n".encode(), end_stream=True)
+        self.transport.write(self.http2.data_to_send())
+
+
+async def h2c_service():
+    server = await asyncio.get_running_loop().create_server(H2cConnection, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
 if sys.argv[1] == "grpc":
     grpc_service()
+elif sys.argv[1] == "h2c":
+    asyncio.run(h2c_service())
 else:
     asyncio.run(websocket_service())

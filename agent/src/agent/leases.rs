@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -106,12 +107,16 @@ impl Leases {
     pub(super) fn status(&self, lease_id: Uuid) -> Option<TunnelStatus> {
         let running = &self.held.get(&lease_id)?.running;
         let Target { host, port, .. } = running.target();
+        let traffic = running.traffic();
         Some(TunnelStatus {
             tunnel_id: running.grant.tunnel_id,
             name: running.grant.name.clone(),
             public_address: running.grant.public_address.clone(),
             local_target: format!("{host}:{port}"),
             target_error: running.target_error(),
+            visitors: traffic.visitors(),
+            bytes_in: traffic.bytes.forth.load(Ordering::Relaxed),
+            bytes_out: traffic.bytes.back.load(Ordering::Relaxed),
         })
     }
 

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::local_target::LocalTarget;
+use crate::traffic::Traffic;
 
 /// A tunnel, as its visits need it.
 #[derive(Clone)]
@@ -15,6 +16,7 @@ pub(crate) struct Served {
     pub epoch: i64,
     pub name: Arc<str>,
     pub target: Arc<LocalTarget>,
+    pub traffic: Arc<Traffic>,
     /// Cancelled when the tunnel stops. Its visits are then cut.
     pub stop: CancellationToken,
     /// Cancelled when the node does not take the device's connections because it serves no lease of it.

@@ -116,8 +116,8 @@ async fn carry(
 ) -> Option<Carrier> {
     let mut target = Connected { stream: target, is_complete: false };
     let mut stream = VisitStream::accept(carrier).ok()?;
-    let (counters, budget) = (pipe::Counters::default(), pipe::Budget::unlimited());
-    let account = pipe::Account { counters: &counters, budget: &budget };
+    let (_open, budget) = (served.traffic.enter(), pipe::Budget::unlimited());
+    let account = pipe::Account { counters: &served.traffic.bytes, budget: &budget };
     let limits = served.target.limits();
     let pipe = pipe::run(&mut stream, &mut target.stream, limits, account, &cx.clock);
     let ended = served.stop.run_until_cancelled(pipe).await;

@@ -17,7 +17,7 @@ pub(crate) struct RateLimit(pub Arc<Api>);
 impl Handler for RateLimit {
     async fn handle(&self, _: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let api = &self.0;
-        let Some(key_id) = depot.get_typed::<Caller>().map(|caller| caller.key_id).ok() else { return };
+        let Some(key_id) = depot.get_typed::<Caller>().map(|caller| caller.credential.id()).ok() else { return };
         match api.rate_limits.count(&api.service, key_id).await {
             Ok(status) => {
                 insert_headers(res, status);

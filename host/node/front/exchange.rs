@@ -144,15 +144,16 @@ async fn pass(
     let on_visitor = is_upgrade.then(|| hyper::upgrade::on(&mut request));
     let activity = Activity::new(front.shared.clock.clone());
     let (out, idle) = (admitted.admission.out.clone(), run.silence_limit());
-    let (port_id, name) = (admitted.found.port_id, admitted.name);
-    let version = UpstreamVersion::of(&request);
+    let (Found { route, port_id }, name) = (admitted.found, admitted.name);
+    let version = UpstreamVersion::of(&request, &route);
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
     let exchanges = match &visitor.version {
         HttpVersion::Http1(_) => None,
         HttpVersion::Http2(exchanges) => Some(exchanges.clone()),
     };
     let is_websocket_of_h2 = headers::is_websocket_of_h2(&request);
-    let passed = to_service(front, peer, &name, &ongoing, request, &activity);
+    let named = (name.as_str(), route.host_header.as_deref());
+    let passed = to_service(front, peer, named, &ongoing, request, &activity);
     let passed = match &exchanges {
         Some(exchanges) if !passed.body().is_end_stream() => {
             let (exchanges, out, activity) = (exchanges.clone(), out.clone(), activity.clone());
@@ -196,7 +197,7 @@ async fn pass(
 fn to_service(
     front: &Front,
     peer: Peer,
-    name: &str,
+    (name, host_header): (&str, Option<&str>),
     ongoing: &Arc<OngoingRequest>,
     mut request: Request<Incoming>,
     activity: &Arc<Activity>,
@@ -208,7 +209,7 @@ fn to_service(
     let line = request.method().as_str().len() + target + "HTTP/1.1".len() + 4;
     count(&run.counters().forth, line + headers::size(request.headers()));
     let (mut head, body) = request.into_parts();
-    headers::to_service(&mut head, peer, name);
+    headers::to_service(&mut head, peer, name, host_header);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

@@ -101,7 +101,7 @@ pub(super) fn as_http2<B>(mut request: Request<B>) -> Request<B> {
 }
 
 /// Prepares a request for the local service.
-pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str) {
+pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str, host_header: Option<&str>) {
     let is_upgrade = names(&head.headers, &CONNECTION, "upgrade") && names(&head.headers, &UPGRADE, "websocket");
     let trailers = names(&head.headers, &TE, "trailers");
     remove_hop_by_hop(&mut head.headers);
@@ -118,6 +118,9 @@ pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str) {
     }
     let forwarded_host = head.headers.get(HOST).cloned();
     forwarded(&mut head.headers, peer, name, forwarded_host);
+    if let Some(host) = host_header.and_then(|host| HeaderValue::from_str(host).ok()) {
+        head.headers.insert(HOST, host);
+    }
     head.version = Version::HTTP_11;
     head.uri = origin_form(&head.uri);
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::visit::RefusalCode;
+use culvert_wire::node::Route;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{http1, http2};
 use hyper::{Request, Response};
@@ -64,8 +65,10 @@ pub(super) enum UpstreamVersion {
 }
 
 impl UpstreamVersion {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
-        if headers::is_grpc(request.headers()) { Self::Http2 } else { Self::Http1 }
+    /// A WebSocket begins with HTTP/1.1, whatever else the service speaks.
+    pub(super) fn of<B>(request: &Request<B>, route: &Route) -> Self {
+        let wants_h2 = headers::is_grpc(request.headers()) || route.h2c && !headers::is_websocket(request);
+        if wants_h2 { Self::Http2 } else { Self::Http1 }
     }
 }
 

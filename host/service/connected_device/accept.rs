@@ -48,7 +48,7 @@ impl Identified {
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
         let resumes = local_runs::plan_is_known(service, scope_id).await?;
-        let _turn = service.scope_locks.lock(scope_id).await;
+        let _turn = service.locks.scopes.lock(scope_id).await;
         let accepted = service.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let EnrolledDevice { device, public_key } = enrolled;

@@ -37,7 +37,8 @@ pub(crate) async fn examine<D: RequestDraft>(
     let wanted = policies.pinned.wanted();
     let mut facts = store.facts(caller, subject, wanted).await?;
     change(&mut facts);
-    let sources = FactSources { context: &policies.context, caller, action, facts: &facts, devices: &[] };
+    let context = &policies.context;
+    let sources = FactSources { context, caller, action, facts: &facts, devices: &[], input: draft.input() };
     let asked = policies.pinned.with_facts(sources.values(wanted));
     let mut refusals = Vec::new();
     let verdict = asked.team_role(wit_input::role_ask(caller, action, &facts, &[])).await.map_err(unavailable)?;
@@ -46,7 +47,7 @@ pub(crate) async fn examine<D: RequestDraft>(
     }
     if let Some(input) = draft.input() {
         let about = wit_input::input_facts(caller, &facts, &[]);
-        let violations = asked.validation(wit_input::input(input), about).await.map_err(unavailable)?;
+        let violations = asked.validation(wit_input::input(input, &facts), about).await.map_err(unavailable)?;
         refusals.extend(violations.into_iter().map(|Violation { field, message, rule }| Refusal {
             code: None,
             field: Some(field),

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::DeviceRole;
+use culvert_api_types::requests::Input;
 use culvert_domain::access::Range;
 use culvert_domain::action::Action;
-use culvert_domain::caller::{Caller, ScopeKind};
+use culvert_domain::caller::{Caller, Credential, ScopeKind};
 use culvert_domain::device::Device;
 use culvert_domain::facts::{ResourceFacts, TunnelRules};
 use culvert_domain::permission::PermissionPreset;
@@ -38,6 +39,8 @@ pub(super) struct FactSources<'a> {
     pub action: Action,
     pub facts: &'a ResourceFacts,
     pub devices: &'a [(Device, DeviceRole)],
+    /// The request's body.
+    pub input: Option<Input<'a>>,
 }
 
 impl FactSources<'_> {
@@ -51,15 +54,15 @@ impl FactSources<'_> {
         let Self { context, caller, action, facts, .. } = self;
         let running = || facts.running.unwrap_or_default();
         match fact {
-            PolicyFact::Credential => "key".into(),
+            PolicyFact::Credential => match caller.credential {
+                Credential::Key { .. } => "key".into(),
+                Credential::Device(_) => "device".into(),
+            },
             PolicyFact::Now => time(context.now),
             PolicyFact::TeamName => (caller.scope.kind == ScopeKind::Team).then_some(caller.scope.name.as_str()).into(),
-            PolicyFact::KeyId => caller.key_id.to_string().into(),
-            PolicyFact::KeyPreset => {
-                PermissionPreset::ALL.iter().find(|p| p.permissions() == caller.permissions).map(|p| p.id).into()
+            PolicyFact::KeyId | PolicyFact::KeyPreset | PolicyFact::KeyScopes | PolicyFact::KeyCreatedAt => {
+                of_key(fact, caller)
             }
-            PolicyFact::KeyScopes => caller.permissions.iter().map(StringEnum::as_str).collect(),
-            PolicyFact::KeyCreatedAt => time(caller.key_created_at),
             PolicyFact::CallerAccountId => caller.account_id.to_string().into(),
             PolicyFact::CallerRole => caller.role.map(StringEnum::as_str).into(),
             PolicyFact::UsageTunnels => facts.counters.tunnels.into(),
@@ -69,6 +72,7 @@ impl FactSources<'_> {
             PolicyFact::ClientIp => context.client.map(|address| address.to_string()).into(),
             PolicyFact::RequestMethod => context.method.as_deref().into(),
             PolicyFact::RequestAction => action.name().into(),
+            PolicyFact::InputHostHeader | PolicyFact::InputLocalScheme => self.input(fact),
             PolicyFact::RequestId => context.request_id.map(|id| id.to_string()).into(),
             PolicyFact::DeviceName | PolicyFact::DevicePlatform | PolicyFact::DeviceOwner => {
                 self.device(fact, DeviceRole::Target)
@@ -77,6 +81,20 @@ impl FactSources<'_> {
                 self.device(fact, DeviceRole::Source)
             }
             _ => facts.tunnel.as_ref().map_or(Value::Null, |tunnel| of_tunnel(fact, tunnel, facts.rules.as_ref())),
+        }
+    }
+
+    fn input(&self, fact: PolicyFact) -> Value {
+        let (host_header, local_scheme) = match self.input {
+            Some(Input::TunnelCreate(new)) => (new.host_header.as_deref(), new.local_scheme),
+            Some(Input::TunnelUpdate(patch)) => {
+                (patch.host_header.as_ref().and_then(|name| name.as_deref()), patch.local_scheme)
+            }
+            _ => (None, None),
+        };
+        match fact {
+            PolicyFact::InputHostHeader => host_header.into(),
+            _ => local_scheme.map(StringEnum::as_str).into(),
         }
     }
 
@@ -90,6 +108,20 @@ impl FactSources<'_> {
     }
 }
 
+fn of_key(fact: PolicyFact, caller: &Caller) -> Value {
+    let permissions = caller.permissions;
+    match (caller.credential, fact) {
+        (Credential::Key { id, .. }, PolicyFact::KeyId) => id.to_string().into(),
+        (Credential::Key { created_at, .. }, PolicyFact::KeyCreatedAt) => time(created_at),
+        (Credential::Key { .. }, PolicyFact::KeyPreset) => {
+            PermissionPreset::ALL.iter().find(|preset| preset.permissions() == permissions).map(|p| p.id).into()
+        }
+        (Credential::Key { .. }, _) => permissions.iter().map(StringEnum::as_str).collect(),
+        (Credential::Device(_), PolicyFact::KeyScopes) => json!([]),
+        (Credential::Device(_), _) => Value::Null,
+    }
+}
+
 fn of_tunnel(fact: PolicyFact, tunnel: &Tunnel, rules: Option<&TunnelRules>) -> Value {
     let spec = &tunnel.spec;
     match fact {
@@ -99,6 +131,8 @@ fn of_tunnel(fact: PolicyFact, tunnel: &Tunnel, rules: Option<&TunnelRules>) -> 
         PolicyFact::TunnelSubdomain => spec.subdomain.as_deref().into(),
         PolicyFact::TunnelLocalPort => spec.local_port.into(),
         PolicyFact::TunnelCreatedAt => time(tunnel.created_at),
+        PolicyFact::CurrentHostHeader => spec.host_header.as_deref().into(),
+        PolicyFact::CurrentLocalScheme => spec.local_scheme.as_str().into(),
         PolicyFact::TunnelRunning => tunnel.runs_or_starts().into(),
         _ => rules.map_or(Value::Null, of_rules),
     }

@@ -140,10 +140,23 @@ fn current_webhook(webhook: &Webhook) -> CurrentWebhook {
     }
 }
 
-pub fn input(input: Input<'_>) -> inputs::Input {
+/// The body of a request. A change of a tunnel that names only fields which the interface 1.0.0 does not have is shown with
+/// the tunnel's present name: a module may refuse a change without any field.
+pub fn input(input: Input<'_>, facts: &ResourceFacts) -> inputs::Input {
     match input {
         Input::TunnelCreate(new) => inputs::Input::TunnelCreate(tunnel_create(new)),
-        Input::TunnelUpdate(patch) => inputs::Input::TunnelUpdate(tunnel_update(patch)),
+        Input::TunnelUpdate(patch) => {
+            let later = TunnelPatch {
+                host_header: patch.host_header.clone(),
+                local_scheme: patch.local_scheme,
+                ..TunnelPatch::default()
+            };
+            let mut update = tunnel_update(patch);
+            if *patch == later && *patch != TunnelPatch::default() {
+                update.name = facts.tunnel.as_ref().map(|tunnel| tunnel.spec.name.clone());
+            }
+            inputs::Input::TunnelUpdate(update)
+        }
         Input::DeviceBindings(BindDevices { device_ids }) => {
             inputs::Input::DeviceBindings(inputs::DeviceBindings { device_ids: device_ids.as_deref().map(texts) })
         }

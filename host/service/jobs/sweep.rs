@@ -4,7 +4,7 @@ use culvert_domain::error::{Chain, Result};
 use culvert_domain::operation::Operation;
 use futures_util::{StreamExt, stream};
 
-use crate::{operations, presence, sessions};
+use crate::{operations, presence, sessions, temporary_tunnels};
 use culvert_store::Store;
 use culvert_store::error::first_error;
 
@@ -17,11 +17,12 @@ const AT_ONCE: usize = 8;
 ///
 /// If what is due cannot be read.
 pub async fn sweep(store: &Store) -> Result<()> {
-    let (silent, expired, unfinished, untold) = tokio::join!(
+    let (silent, expired, unfinished, untold, temporary) = tokio::join!(
         store.silent_devices(),
         store.expired_leases(),
         store.unfinished_operations(),
         store.untold_devices(),
+        store.due_temporary_tunnels(),
     );
     let lost = each(silent, |(device_id, scope_id)| {
         store.write(Some(scope_id), move |write| Box::pin(presence::lose(write, device_id)))
@@ -42,7 +43,11 @@ pub async fn sweep(store: &Store) -> Result<()> {
         store.write(Some(scope_id), move |write| Box::pin(presence::publish(write, device_id)))
     })
     .await;
-    [ended, timed_out, published].into_iter().fold(lost, first_error)
+    let deleted = each(temporary, |(tunnel_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(temporary_tunnels::expire(write, scope_id, tunnel_id)))
+    })
+    .await;
+    [ended, timed_out, published, deleted].into_iter().fold(lost, first_error)
 }
 
 /// Processes due items and logs the failures. An error is returned only if the items could not be read.

@@ -51,7 +51,7 @@ macro_rules! facts {
 }
 
 facts! {
-    /// What the caller has shown: `key`.
+    /// What the caller has shown: `key`, or `device` for a command at a device.
     CREDENTIAL: String = "credential",
     /// When the request came.
     NOW: Time = "now",
@@ -84,6 +84,10 @@ facts! {
     REQUEST_METHOD: String = "request.method",
     REQUEST_ACTION: String = "request.action",
     REQUEST_ID: String = "request.id",
+    INPUT_HOST_HEADER: String = "input.host_header",
+    INPUT_LOCAL_SCHEME: String = "input.local_scheme",
+    CURRENT_HOST_HEADER: String = "current.host_header",
+    CURRENT_LOCAL_SCHEME: String = "current.local_scheme",
 }
 
 /// Which visitors a tunnel lets in.

@@ -4,18 +4,21 @@ mod auth;
 mod country;
 mod devices;
 mod findings;
+mod http_service;
 mod rules;
 mod text;
 mod traffic;
 mod tunnels;
 mod webhooks;
 
+use culvert_policy_sdk::facts::{INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME};
+
 use culvert::policy::types::{Description, Problem, Rule, Violation};
 use exports::culvert::policy::inputs::{Facts, Input};
 use findings::Findings;
 use serde::Deserialize;
 
-culvert_policy_sdk::policy!(Policy: "validation", wit: "../../wit");
+culvert_policy_sdk::policy!(Policy: "validation", wit: "../../wit", facts: [INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME]);
 
 struct Policy {
     settings: Settings,
@@ -52,12 +55,12 @@ impl Policy {
 
     fn validate(&self, input: &Input, facts: &Facts) -> Vec<Violation> {
         let mut findings = Findings::new(&facts.faulted);
-        let current = facts.current.as_ref();
+        let (current, attributes) = (facts.current.as_ref(), facts.attributes.as_slice());
         match input {
             Input::TunnelCreate(tunnel) => {
-                tunnels::create(tunnel, &self.settings.reserved_subdomains, &mut findings);
+                tunnels::create(tunnel, attributes, &self.settings.reserved_subdomains, &mut findings);
             }
-            Input::TunnelUpdate(change) => tunnels::update(change, current, &mut findings),
+            Input::TunnelUpdate(change) => tunnels::update(change, current, attributes, &mut findings),
             Input::DeviceBindings(bindings) => devices::bindings(bindings, &mut findings),
             Input::TunnelStart(_) => {}
             Input::ExtraPortCreate(port) => tunnels::extra_port_create(port, current, &mut findings),

@@ -1,14 +1,16 @@
 //! Tunnels and their extra ports.
 
 use crate::auth::BasicAuth;
+use crate::culvert::policy::types::Attribute;
 use crate::devices;
 use crate::exports::culvert::policy::inputs::{
     Current, CurrentTunnel, ExtraPort, NullableText, Protocol, TunnelCreate, TunnelUpdate,
 };
 use crate::findings::Findings;
+use crate::http_service;
 use crate::text;
 
-pub fn create(tunnel: &TunnelCreate, reserved: &[String], findings: &mut Findings) {
+pub fn create(tunnel: &TunnelCreate, attributes: &[Attribute], reserved: &[String], findings: &mut Findings) {
     let protocol = if findings.is_faulted("protocol") { None } else { tunnel.protocol.or(Some(Protocol::Tcp)) };
     findings.require("local_port", tunnel.local_port.as_ref());
     text::port(tunnel.local_port, "local_port", findings);
@@ -27,12 +29,13 @@ pub fn create(tunnel: &TunnelCreate, reserved: &[String], findings: &mut Finding
         has_password: tunnel.http_basic_auth_password.is_some(),
     };
     auth.check(findings);
+    http_service::check(protocol, attributes, findings);
     for (index, port) in tunnel.extra_ports.iter().flatten().enumerate() {
         extra_port(port, protocol, &format!("extra_ports[{index}]."), findings);
     }
 }
 
-pub fn update(change: &TunnelUpdate, current: Option<&Current>, findings: &mut Findings) {
+pub fn update(change: &TunnelUpdate, current: Option<&Current>, attributes: &[Attribute], findings: &mut Findings) {
     let TunnelUpdate { name, local_host, local_port, idle_timeout, buffer_size, .. } = change;
     findings.require_any(names_a_field(change));
     text::name(name.as_deref(), "name", findings);
@@ -44,6 +47,7 @@ pub fn update(change: &TunnelUpdate, current: Option<&Current>, findings: &mut F
     findings.check(buffer, "buffer_size", "buffer-size", "must be between 1024 and 1048576 bytes");
     if let Some(Current::Tunnel(current)) = current {
         changed_auth(change, current).check(findings);
+        http_service::check(Some(current.protocol), attributes, findings);
     }
 }
 

@@ -135,6 +135,8 @@ fn new_tunnel(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: 
         idle_timeout: None,
         buffer_size: 65_536,
         pro_network: false,
+        host_header: None,
+        local_scheme: LocalScheme::Auto,
     };
     NewTunnel { id, scope_id, created_by: scope_id, spec, node_id, domain_id, basic_auth_hash: None }
 }

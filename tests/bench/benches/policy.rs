@@ -15,7 +15,7 @@ use cedar_policy::{
 use chrono::DateTime;
 use culvert_bench::{median, race, verdict};
 use culvert_domain::action::Action;
-use culvert_domain::caller::{Caller, Role, Scope, ScopeKind};
+use culvert_domain::caller::{Caller, Credential, Role, Scope, ScopeKind};
 use culvert_domain::permission::Permissions;
 use culvert_domain::usage::Counters;
 use culvert_policy::engine::bindings::plans;
@@ -225,8 +225,7 @@ fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
 
 fn question(plan: &str, tunnels: u32) -> plans::Ask {
     let caller = Caller {
-        key_id: Uuid::nil(),
-        key_created_at: DateTime::default(),
+        credential: Credential::Key { id: Uuid::nil(), created_at: DateTime::default() },
         account_id: Uuid::nil(),
         scope: Scope { id: Uuid::nil(), kind: ScopeKind::Team, name: "Engines".into(), plan: plan.into() },
         role: Some(Role::Member),

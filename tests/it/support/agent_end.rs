@@ -39,6 +39,7 @@ impl HostEnd {
             consent,
             grants: Vec::new(),
             confirms_running: true,
+            creates_tunnels: true,
         };
         agent.send(ToAgent::Welcome(welcome)).await;
         agent

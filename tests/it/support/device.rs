@@ -100,7 +100,13 @@ impl TestDevice {
     pub fn start_again(folder: Arc<TempDir>, state: StateDir, clock: Clock) -> Self {
         let device = Device::load(&state).unwrap().unwrap();
         let (id, stop) = (device.id, CancellationToken::new());
-        let setup = Setup { state: state.clone(), device, clock: clock.clone(), link_local: LinkLocal::Refused };
+        let setup = Setup {
+            state: state.clone(),
+            device,
+            clock: clock.clone(),
+            link_local: LinkLocal::Refused,
+            replaceable: true,
+        };
         let running = tokio::spawn(Agent::run(setup, stop.clone()));
         Self { id, clock, state, folder, stop, running }
     }
@@ -121,7 +127,11 @@ impl TestDevice {
     pub async fn second_process(&self) -> std::io::Result<Exit> {
         let (state, clock) = (self.state.clone(), self.clock.clone());
         let device = Device::load(&state).unwrap().unwrap();
-        Agent::run(Setup { state, device, clock, link_local: LinkLocal::Refused }, CancellationToken::new()).await
+        Agent::run(
+            Setup { state, device, clock, link_local: LinkLocal::Refused, replaceable: true },
+            CancellationToken::new(),
+        )
+        .await
     }
 
     /// Asks the agent, as its command line does.

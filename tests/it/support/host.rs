@@ -20,6 +20,7 @@ use culvert_domain::webhook::{Webhook, WebhookStatus};
 use culvert_service::jobs::Ticker;
 use culvert_service::jobs::ticker;
 use culvert_service::secrets::Purpose;
+use culvert_store::keys::DeviceCode;
 use culvert_wire::clock::Clock;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
@@ -123,6 +124,12 @@ impl TestHost {
     /// The configuration that this host was started with.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Where the node's HTTP listener is.
+    pub async fn http_address(&self) -> SocketAddr {
+        let node = self.app.store.nodes().await.unwrap().remove(0);
+        SocketAddr::new(node.hostname.parse().unwrap(), node.http_port.unwrap())
     }
 
     pub fn url(&self) -> String {
@@ -373,7 +380,8 @@ impl TestHost {
             .write(None, move |write| {
                 Box::pin(async move {
                     let expires_at = write.now + chrono::TimeDelta::minutes(10);
-                    write.create_device_code(&hash, account_id, scope_id, expires_at).await
+                    let code = DeviceCode { account_id, scope_id, may_create: true };
+                    write.create_device_code(&hash, code, expires_at).await
                 })
             })
             .await

@@ -1,0 +1,148 @@
+//! What a command in the foreground prints: one live line on a terminal, plain lines in a pipe, or JSON.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde_json::json;
+
+use super::Output;
+use crate::ipc::{ForegroundState, ForegroundStatus, TunnelStatus};
+
+/// Characters of the live line. It must not wrap.
+const LINE: usize = 79;
+
+pub(super) struct Screen {
+    output: Output,
+    is_terminal: bool,
+    /// The public address that was printed.
+    address: Option<String>,
+    /// The last line that was printed.
+    last: String,
+    has_live_line: bool,
+}
+
+impl Screen {
+    pub(super) fn new(output: Output) -> Self {
+        let is_terminal = io::stdout().is_terminal() && output == Output::Text;
+        Self { output, is_terminal, address: None, last: String::new(), has_live_line: false }
+    }
+
+    /// Shows what has changed.
+    ///
+    /// # Errors
+    ///
+    /// If nobody takes the output any longer.
+    pub(super) fn show(&mut self, status: ForegroundStatus) -> io::Result<()> {
+        if self.output == Output::Json {
+            return self.line(json(&status).to_string());
+        }
+        if !self.is_terminal {
+            return self.line(plain(&status));
+        }
+        if let Some(TunnelStatus { public_address, local_target, .. }) = &status.tunnel
+            && self.address.as_ref() != Some(public_address)
+        {
+            self.print(&format!("\r\x1b[K{public_address} → {local_target}\n"))?;
+            self.address = Some(public_address.clone());
+        }
+        let line: String = live(&status).chars().take(LINE).collect();
+        self.has_live_line = true;
+        self.print(&format!("\r\x1b[K{line}"))
+    }
+
+    /// Says something that the agent does not say.
+    pub(super) fn say(&mut self, text: &str) {
+        let status = ForegroundStatus {
+            state: ForegroundState::Waiting,
+            tunnel_id: None,
+            tunnel: None,
+            problem: Some(text.into()),
+        };
+        // If nobody takes it, the next line ends the command.
+        let _ = self.show(status);
+    }
+
+    /// Ends the live line.
+    pub(super) fn close(&mut self) {
+        if self.has_live_line {
+            let _ = self.print("\n");
+        }
+    }
+
+    /// Prints a line, unless it says what the last one said.
+    fn line(&mut self, line: String) -> io::Result<()> {
+        if line != self.last {
+            self.print(&format!("{line}\n"))?;
+            self.last = line;
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+}
+
+fn json(status: &ForegroundStatus) -> serde_json::Value {
+    let ForegroundStatus { state, tunnel_id, tunnel, problem } = status;
+    json!({ "state": state, "tunnel_id": tunnel_id, "tunnel": tunnel, "problem": problem })
+}
+
+/// Without numbers: a line for each change of the state.
+fn plain(status: &ForegroundStatus) -> String {
+    let mut text = word(status.state).to_owned();
+    if let Some(TunnelStatus { public_address, local_target, .. }) = &status.tunnel {
+        text += &format!(": {public_address} → {local_target}");
+    }
+    with_problem(text, status.problem.as_deref())
+}
+
+fn live(status: &ForegroundStatus) -> String {
+    let mut text = word(status.state).to_owned();
+    if let Some(TunnelStatus { visitors, bytes_in, bytes_out, .. }) = &status.tunnel {
+        let (bytes_in, bytes_out) = (bytes(*bytes_in), bytes(*bytes_out));
+        text += &format!(" · connections {visitors} · in {bytes_in} · out {bytes_out}");
+    }
+    with_problem(text, status.problem.as_deref())
+}
+
+fn with_problem(text: String, problem: Option<&str>) -> String {
+    match problem {
+        Some(problem) => format!("{text} · {problem}"),
+        None => text,
+    }
+}
+
+fn word(state: ForegroundState) -> &'static str {
+    match state {
+        ForegroundState::Starting => "starting",
+        ForegroundState::Running => "running",
+        ForegroundState::Waiting => "waiting",
+    }
+}
+
+/// Bytes in units of 1,000.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
+    let mut value = count as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if value < 1000.0 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, next);
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_in_decimal_units() {
+        let shown = [0, 999, 1000, 1_234_567, 5_000_000_000_000].map(bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB"]);
+    }
+}
