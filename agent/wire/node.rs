@@ -227,11 +227,41 @@ pub enum ToHost {
         revision: u64,
     },
     Traffic(TrafficBatch),
-    /// The number of served tunnels and of their visitors, once a second.
+    /// The number of served tunnels and of their visitors, and what was counted since the node's process started, once
+    /// a second.
     Load {
         tunnels: u64,
         visitors: u64,
+        #[serde(default)]
+        counts: Vec<Count>,
     },
+}
+
+/// What a node counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// Answers to the visitors of http tunnels, by the class of their status: `2xx`.
+    Answers,
+    /// The node's own answers, by their code.
+    Pages,
+    /// Handshakes of visitors that came by HTTPS: `succeeded` or `failed`.
+    Handshakes,
+    /// Requests to tunnels with basic authentication: `passed` or `refused`.
+    BasicAuth,
+    /// Connections to local services: `accepted`, `refused`, or `lost` before either was known.
+    Visits,
+    /// What a newer node counts.
+    #[serde(other)]
+    Other,
+}
+
+/// One of a node's counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    pub what: Counted,
+    pub label: String,
+    pub count: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -59,7 +59,8 @@ impl Node {
         }
         self.resend_batches(Resend::Due).await;
         let (tunnels, visitors) = self.load();
-        self.send(ToHost::Load { tunnels, visitors }).await;
+        let counts = self.shared.counts.all();
+        self.send(ToHost::Load { tunnels, visitors, counts }).await;
     }
 
     async fn receive(&self, frame: ToNode) {

@@ -26,6 +26,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use culvert_wire::node::Counted;
 use culvert_wire::socket;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -133,7 +134,10 @@ impl Front {
     }
 
     async fn serve_https(self: Arc<Self>, peer: Peer, stream: TcpStream, entry: Entry) -> io::Result<()> {
-        let Some(Handshaken { stream, shown, is_h2 }) = self.tls.accept(stream).await? else { return Ok(()) };
+        let accepted = self.tls.accept(stream).await;
+        let outcome = if accepted.is_ok() { "succeeded" } else { "failed" };
+        self.shared.counts.count(Counted::Handshakes, outcome);
+        let Some(Handshaken { stream, shown, is_h2 }) = accepted? else { return Ok(()) };
         if !is_h2 {
             return self.serve_http1(peer, Some(shown), stream, entry).await;
         }

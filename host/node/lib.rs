@@ -13,6 +13,7 @@ pub mod bounds;
 mod carriers;
 mod channel;
 pub mod countries;
+mod counts;
 mod front;
 mod identity;
 mod journal;
@@ -42,6 +43,7 @@ use assignments::Assignments;
 use bounds::{Bound, Bounds, Limits};
 use carriers::Carriers;
 use countries::Countries;
+use counts::Counts;
 use front::Front;
 use front::certificates::Certificates;
 pub use front::limits::WebLimits;
@@ -129,6 +131,7 @@ struct Shared {
     stop: CancellationToken,
     countries: Arc<Countries>,
     bounds: Arc<Bounds>,
+    counts: Arc<Counts>,
     /// The keys that tokens are verified with.
     keys: Mutex<Arc<[VerifyingKey]>>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
@@ -178,6 +181,7 @@ impl Node {
             stop,
             countries,
             bounds: Bounds::new(&settings.limits, on_refused),
+            counts: Arc::default(),
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),
             carriers,

@@ -14,7 +14,7 @@ use culvert_wire::data2::stream::{Finished, VisitStream};
 use culvert_wire::data2::visit::Visit;
 use culvert_wire::device_token::AgentProcess;
 use culvert_wire::lease_token::{self, Lease, TokenError};
-use culvert_wire::node::{Assignment, SessionTraffic};
+use culvert_wire::node::{Assignment, Counted, SessionTraffic};
 use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -27,6 +27,7 @@ use uuid::Uuid;
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
 use super::carriers::{Carrier, NextCarrier, Pool, Seat};
+use super::counts::Counts;
 use super::lease_connections::{AwaitingAcceptByte, Connection, LeaseConnections};
 use super::{Shared, lock};
 pub(crate) use visitor::{ActiveRun, Visitor, Work};
@@ -48,6 +49,7 @@ pub(crate) struct SessionRelay {
     lease: Lease,
     clock: Clock,
     bounds: Arc<Bounds>,
+    counts: Arc<Counts>,
     limits: Mutex<pipe::Limits>,
     /// Whether the agent has reported that it serves the tunnel. Before that, no visitor is served.
     ready: watch::Sender<bool>,
@@ -85,6 +87,7 @@ impl SessionRelay {
             assignment: Mutex::new(assignment),
             clock: shared.clock.clone(),
             bounds: shared.bounds.clone(),
+            counts: shared.counts.clone(),
             lease_connections: LeaseConnections::default(),
             active: watch::Sender::new(0),
             visits: AtomicU64::new(0),
@@ -310,6 +313,12 @@ impl SessionRelay {
 
     /// Takes back a visit that has ended.
     pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
+        let outcome = match stream.refusal() {
+            Some(_) => "refused",
+            None if stream.accepted().load(Ordering::Relaxed) => "accepted",
+            None => "lost",
+        };
+        self.counts.count(Counted::Visits, outcome);
         if stream.refusal().is_none() {
             return self.keep(stream);
         }

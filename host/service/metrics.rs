@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use culvert_domain::webhook::Outcome;
-use culvert_wire::node::TrafficBatch;
+use culvert_wire::node::{Counted, TrafficBatch};
 
 /// Buckets for the duration of one request, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -70,6 +70,26 @@ pub struct NodeMetrics {
     /// Payload bytes of tunnels.
     bytes: Family<Direction, Counter>,
     corrections: Counter,
+    answers: Family<StatusClass, Counter>,
+    pages: Family<PageCode, Counter>,
+    handshakes: Family<NodeOutcome, Counter>,
+    basic_auth: Family<NodeOutcome, Counter>,
+    visits: Family<NodeOutcome, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatusClass {
+    status_class: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PageCode {
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeOutcome {
+    outcome: String,
 }
 
 impl NodeMetrics {
@@ -78,6 +98,45 @@ impl NodeMetrics {
         for row in &batch.rows {
             self.add(row.bytes_in, row.bytes_out);
         }
+    }
+
+    /// Adds what a node has counted since it last said so.
+    pub fn add_counts(&self, what: Counted, label: &str, more: u64) {
+        let (outcome, label) = (NodeOutcome { outcome: label.into() }, label.to_owned());
+        match what {
+            Counted::Answers => self.answers.get_or_create(&StatusClass { status_class: label }).inc_by(more),
+            Counted::Pages => self.pages.get_or_create(&PageCode { code: label }).inc_by(more),
+            Counted::Handshakes => self.handshakes.get_or_create(&outcome).inc_by(more),
+            Counted::BasicAuth => self.basic_auth.get_or_create(&outcome).inc_by(more),
+            Counted::Visits => self.visits.get_or_create(&outcome).inc_by(more),
+            Counted::Other => return,
+        };
+    }
+
+    /// Sets counters to zero at the start.
+    fn begin(&self) {
+        self.add(0, 0);
+        for (what, labels) in [
+            (Counted::Answers, ["2xx", "3xx", "4xx", "5xx"].as_slice()),
+            (Counted::Handshakes, &["succeeded", "failed"]),
+            (Counted::BasicAuth, &["passed", "refused"]),
+            (Counted::Visits, &["accepted", "refused", "lost"]),
+        ] {
+            labels.iter().for_each(|label| self.add_counts(what, label, 0));
+        }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("tunnel_bytes", "Payload, as it was noted", self.bytes.clone());
+        let corrections = self.corrections.clone();
+        registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
+        registry.register("edge_requests", "Answers to visitors of http tunnels", self.answers.clone());
+        registry.register("edge_pages", "The nodes' own answers to them", self.pages.clone());
+        registry.register("edge_handshakes", "TLS handshakes of visitors", self.handshakes.clone());
+        let basic_auth = self.basic_auth.clone();
+        registry.register("edge_basic_auth", "Requests to tunnels that ask for a password", basic_auth);
+        let visits = self.visits.clone();
+        registry.register("node_visits", "Connections to local services that have ended", visits);
     }
 
     /// Counts a tunnel whose newest state a node was not sent.
@@ -185,12 +244,10 @@ impl Metrics {
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
-        registry.register("tunnel_bytes", "Payload, as it was noted", metrics.nodes.bytes.clone());
+        metrics.nodes.register(registry);
         registry.register("acme_orders", "Orders at an authority that have ended", metrics.certificates.orders.clone());
         let expiry = metrics.certificates.expiry.clone();
         registry.register_with_unit("certificate_expiry", "Until the first certificate ends", Unit::Seconds, expiry);
-        let corrections = metrics.nodes.corrections.clone();
-        registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
         let refused = metrics.refused.0.clone();
         registry.register("node_refused", "Connections that a node refused, by the bound", refused);
         let refused = metrics.connections.0.clone();
@@ -213,7 +270,7 @@ impl Metrics {
             self.deliveries.get_or_create(&Ended { outcome }).inc_by(0);
             self.certificates.orders.get_or_create(&Ended { outcome }).inc_by(0);
         }
-        self.nodes.add(0, 0);
+        self.nodes.begin();
         for bound in node_bounds {
             self.refused.0.get_or_create(&RefusedBy { bound }).inc_by(0);
         }

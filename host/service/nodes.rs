@@ -4,6 +4,7 @@
 //! (`store::assignments`). A change is looked for after each hint, before each wait for a node, and once a second.
 
 pub mod channel;
+mod counts;
 mod link;
 mod plans;
 
@@ -26,6 +27,7 @@ use uuid::Uuid;
 use crate::certificates;
 use crate::metrics::NodeMetrics;
 use crate::secrets::Secrets;
+use counts::ReportedCounts;
 use culvert_domain::lease::Lease;
 use culvert_store::Store;
 use culvert_store::assignments::Assigned;
@@ -48,6 +50,7 @@ pub struct Nodes {
     /// Signs the tokens of agents.
     key: SigningKey,
     metrics: NodeMetrics,
+    counts: ReportedCounts,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
     /// How many nodes have applied their first assignments.
     ready: watch::Sender<usize>,
@@ -76,6 +79,7 @@ impl Nodes {
             secrets,
             store,
             metrics,
+            counts: ReportedCounts::default(),
             links: Mutex::default(),
             ready: watch::Sender::new(0),
         }

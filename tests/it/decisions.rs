@@ -271,9 +271,13 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
     # TYPE culvert_tunnel_bytes counter
+    # TYPE culvert_node_corrections counter
+    # TYPE culvert_edge_requests counter
+    # TYPE culvert_edge_handshakes counter
+    # TYPE culvert_edge_basic_auth counter
+    # TYPE culvert_node_visits counter
     # TYPE culvert_acme_orders counter
     # TYPE culvert_certificate_expiry_seconds gauge
-    # TYPE culvert_node_corrections counter
     # TYPE culvert_node_refused counter
     # TYPE culvert_api_refused counter
     # TYPE culvert_node_buffer_bytes gauge

@@ -51,6 +51,7 @@ mod reload;
 mod rules;
 mod sandbox;
 mod slow_policies;
+mod smuggling;
 mod support;
 mod targets;
 mod tidy;

@@ -14,7 +14,7 @@ use futures_util::{SinkExt, StreamExt};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use uuid::Uuid;
 
@@ -529,4 +529,42 @@ async fn large_bodies_pass_both_ways(engine: Engine) {
     let head = read_head(&mut browser.0).await.unwrap();
     let body = crate::support::web::read_body(&mut browser.0, &head).await;
     assert!(body.ends_with(&vec![7; size]));
+}
+
+/// What nodes answer, refuse and pass on is counted for `/metrics`.
+#[both_engines]
+async fn answers_and_visits_are_counted(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    stage.running("hello").await;
+    let more = json!({
+        "http_basic_auth_enabled": true, "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse",
+    });
+    let secret = stage.create("secret", more).await;
+    stage.run(secret).await;
+    let mut browser = stage.browser().await;
+    for (name, seen) in [
+        ("hello.tunnel.localhost", "200"),
+        ("secret.tunnel.localhost", "401 authorization_required"),
+        ("nothing.tunnel.localhost", "404 no_such_tunnel"),
+    ] {
+        assert_eq!(browser.outcome(name, "/echo").await, seen);
+    }
+    let node = stage.host.app.store.nodes().await.unwrap().remove(0);
+    let mut strange = TcpStream::connect((node.hostname.as_str(), node.https_port.unwrap())).await.unwrap();
+    strange.write_all(b"this is no handshake").await.unwrap();
+    let mut rest = Vec::new();
+    let _ = within(20, strange.read_to_end(&mut rest)).await;
+    drop(browser);
+    for figure in [
+        r#"culvert_edge_requests_total{status_class="2xx"}"#,
+        r#"culvert_edge_pages_total{code="authorization_required"}"#,
+        r#"culvert_edge_pages_total{code="no_such_tunnel"}"#,
+        r#"culvert_edge_basic_auth_total{outcome="refused"}"#,
+        r#"culvert_edge_handshakes_total{outcome="failed"}"#,
+    ] {
+        within(20, stage.host.until_found(async || stage.host.metric(figure).await.filter(|count| *count == 1.0)))
+            .await;
+    }
+    let answers = r#"culvert_edge_requests_total{status_class="4xx"}"#;
+    assert_eq!(stage.host.metric(answers).await, Some(2.0));
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use culvert_wire::node::Counted;
 use culvert_wire::pipe;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{ACCEPT, HeaderValue, TRANSFER_ENCODING};
@@ -51,11 +52,26 @@ pub(super) async fn serve(
         Ok(admitted) => pass(front, visitor, admitted, request, &mut open).await.map_err(OwnAnswer::from),
         Err(own) => Err(own),
     };
-    answer.unwrap_or_else(|own| {
+    let answer = answer.unwrap_or_else(|own| {
         open.iter_mut().for_each(OpenExchange::complete);
         tracing::debug!(address = %visitor.peer.address, ?own, "a request was answered by the node");
+        front.shared.counts.count(Counted::Pages, own.code());
         own.response(accepted.as_ref())
-    })
+    });
+    front.shared.counts.count(Counted::Answers, class(answer.status()));
+    answer
+}
+
+/// The class of a status (RFC 9110, section 15).
+fn class(status: StatusCode) -> &'static str {
+    match status.as_u16() / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        5 => "5xx",
+        _ => "other",
+    }
 }
 
 async fn admit(
@@ -94,7 +110,9 @@ async fn admit(
     let ip = visitor.peer.address.ip();
     let admission = access.enter_exchange(ip, &run.ended()).map_err(|refusal| refused(front, refusal))?;
     if let Some(expected) = &found.route.basic_auth {
-        front.basic_auth.check(found.route.tunnel_id, expected, ip, request.headers_mut()).await?;
+        let checked = front.basic_auth.check(found.route.tunnel_id, expected, ip, request.headers_mut()).await;
+        front.shared.counts.count(Counted::BasicAuth, if checked.is_ok() { "passed" } else { "refused" });
+        checked?;
     }
     Ok(Admitted { name, found, run: ActiveRun::new(run), admission })
 }

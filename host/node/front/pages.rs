@@ -40,6 +40,15 @@ impl From<Page> for OwnAnswer {
 }
 
 impl OwnAnswer {
+    /// For metrics.
+    pub(super) fn code(&self) -> &'static str {
+        match self {
+            Self::Page(page) => page.code,
+            Self::Redirect(_) => "to_https",
+            Self::Challenge(_) => "acme_challenge",
+        }
+    }
+
     /// The answer to a request that accepts these types.
     pub(super) fn response(self, accepted: Option<&HeaderValue>) -> Response<Body> {
         let location = match self {

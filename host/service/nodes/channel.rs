@@ -41,7 +41,12 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
                     report("a node could not be told what to serve", nodes.sync(&link).await.map(drop));
                 });
             }
-            frame => link.receive(frame),
+            frame => {
+                if let ToHost::Load { counts, .. } = &frame {
+                    nodes.counts.take(node_id, link.boot_id(), counts, &nodes.metrics);
+                }
+                link.receive(frame);
+            }
         }
         if !is_ready && link.applied().is_some() {
             is_ready = true;

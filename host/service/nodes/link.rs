@@ -124,6 +124,10 @@ impl Link {
         self.hello.node_id
     }
 
+    pub fn boot_id(&self) -> Uuid {
+        self.hello.boot_id
+    }
+
     pub fn address(&self) -> NodeAddress {
         self.hello.address.clone()
     }
@@ -159,7 +163,7 @@ impl Link {
                 self.applied.send_modify(|applied| *applied = (*applied).max(Some(revision)));
             }
             ToHost::Traffic(batch) => self.take_traffic(batch),
-            ToHost::Load { tunnels, visitors } => {
+            ToHost::Load { tunnels, visitors, .. } => {
                 let mut reported = lock(&self.reported);
                 (reported.tunnels, reported.visitors) = (tunnels, visitors);
             }

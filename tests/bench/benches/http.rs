@@ -1,62 +1,168 @@
-//! How many requests an http tunnel passes on, beside nginx in front of the same service.
+//! What an http tunnel costs, beside nginx in front of the same service: requests a second by both versions of HTTP,
+//! what it adds to a request, and a large body.
 //!
-//! Needs nginx and h2load (Debian: nginx-light, nghttp2-client) on the PATH.
+//! Needs nginx, h2load, openssl and curl (Debian: nginx-light, nghttp2-client, openssl, curl) on the PATH.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
+#![allow(clippy::disallowed_methods, reason = "it looks at a process while another one works")]
 
+use std::fs::File;
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use culvert_bench::service::{ADDRESS, Killed, Service, until};
 use culvert_bench::{median, verdict};
 
-/// Where nginx answers with 1 KiB, and where another nginx passes requests on to it.
+/// Where nginx answers with 1 KiB, and where another nginx passes requests on to it, in the clear and by HTTPS.
 const SERVICE: u16 = 5401;
 const PROXY: u16 = 5402;
+const TLS_PROXY: u16 = 5403;
 const TUNNELS: u16 = 8081;
-const REQUESTS: &str = "60000";
+const TLS_TUNNELS: u16 = 8443;
 const ROUNDS: usize = 5;
-const CLIENTS: &str = "64";
+/// Bytes of the large body.
+const LARGE: u64 = 10 << 30;
 
 #[tokio::main]
 async fn main() {
-    for program in ["nginx", "h2load"] {
+    for program in ["nginx", "h2load", "openssl", "curl"] {
         if Command::new(program).arg("--version").output().is_err() {
-            println!("{program} is not there: apt-get install nginx-light nghttp2-client");
+            println!("{program} is not there: apt-get install nginx-light nghttp2-client openssl curl");
             return;
         }
     }
     let service = Service::start().await;
+    self_signed(service.folder());
+    File::create(service.folder().join("large")).unwrap().set_len(LARGE).unwrap();
     let _peers = [nginx(service.folder(), "service"), nginx(service.folder(), "proxy")];
-    for port in [SERVICE, PROXY] {
+    for port in [SERVICE, PROXY, TLS_PROXY] {
         until(async || TcpStream::connect((ADDRESS, port)).is_ok()).await;
     }
     let name = service.web_tunnel(SERVICE).await;
+    http1(&name);
+    http2(&name);
+    latency(service.folder(), &name);
+    let tcp = service.tunnel(SERVICE).await;
+    large_body(&service, tcp, &name);
+}
+
+fn http1(name: &str) {
+    let run = |port| requests(&["--h1", "-c64", "-n60000"], &format!("http://{name}:{port}/"), port);
     let mut rates = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
-        for (rates, (port, host)) in rates.iter_mut().zip([(SERVICE, "direct"), (PROXY, "proxy"), (TUNNELS, &name)]) {
-            rates.push(requests(port, host));
+        for (rates, port) in rates.iter_mut().zip([SERVICE, PROXY, TUNNELS]) {
+            rates.push(run(port));
         }
     }
     let [direct, proxy, ours] = rates.map(median);
     println!(
-        "HTTP/1.1 requests a second for 1 KiB, {CLIENTS} kept connections, the median of {ROUNDS} rounds of {REQUESTS} requests"
+        "HTTP/1.1 requests a second for 1 KiB, 64 kept connections, the median of {ROUNDS} rounds of 60,000 requests"
     );
     println!("  direct {direct:.0}, nginx to nginx {proxy:.0}, culvert {ours:.0}");
     verdict("culvert to nginx to nginx", ours / proxy, ">= 0.5", ours >= 0.5 * proxy);
 }
 
+fn http2(name: &str) {
+    let run = |port| requests(&["-c32", "-m32", "-n60000"], &format!("https://{name}:{port}/"), port);
+    let mut rates = [const { Vec::new() }; 2];
+    for _ in 0..ROUNDS {
+        for (rates, port) in rates.iter_mut().zip([TLS_PROXY, TLS_TUNNELS]) {
+            rates.push(run(port));
+        }
+    }
+    let [proxy, ours] = rates.map(median);
+    println!(
+        "HTTPS requests a second for 1 KiB by HTTP/2, 32 connections of 32 streams, the median of {ROUNDS} rounds of 60,000"
+    );
+    println!("  nginx to nginx {proxy:.0}, culvert {ours:.0}");
+    verdict("culvert to nginx to nginx", ours / proxy, ">= 0.5", ours >= 0.5 * proxy);
+}
+
 /// Requests a second, all of which were answered with success.
-fn requests(port: u16, host: &str) -> f64 {
-    let (url, header) = (format!("http://{ADDRESS}:{port}/"), format!("Host: {host}"));
-    let line = ["--h1", "-t1", "-c", CLIENTS, "-n", REQUESTS, "-H", &header, &url];
-    let output = Command::new("h2load").args(line).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
+fn requests(options: &[&str], url: &str, port: u16) -> f64 {
+    let said = h2load(options, url, port);
     let finished = said.lines().find(|line| line.starts_with("finished in ")).unwrap();
-    assert!(said.contains(" 0 4xx, 0 5xx"), "{said}");
     let rate = finished.split(", ").find_map(|part| part.strip_suffix(" req/s")).unwrap();
     rate.parse().unwrap()
+}
+
+fn h2load(options: &[&str], url: &str, port: u16) -> String {
+    let output = Command::new("h2load").args(["-t1", &format!("--connect-to={ADDRESS}:{port}")]).args(options).arg(url);
+    let said = String::from_utf8(output.output().unwrap().stdout).unwrap();
+    assert!(said.contains(" 0 failed, 0 errored") && said.contains(" 0 4xx, 0 5xx"), "{said}");
+    said
+}
+
+/// What a tunnel adds to a request, at 1,000 requests a second.
+fn latency(folder: &Path, name: &str) {
+    let log = folder.join("requests.tsv");
+    let times = |port: u16| {
+        let _ = std::fs::remove_file(&log);
+        let log_file = format!("--log-file={}", log.display());
+        h2load(&["--h1", "-c10", "--rps=100", "-n5000", &log_file], &format!("http://{name}:{port}/"), port);
+        let text = std::fs::read_to_string(&log).unwrap();
+        let mut times: Vec<f64> = text.lines().map(|line| line.split('\t').nth(2).unwrap().parse().unwrap()).collect();
+        times.sort_by(f64::total_cmp);
+        (times[times.len() / 2], times[times.len() * 99 / 100])
+    };
+    let rounds: Vec<_> = (0..ROUNDS).map(|_| (times(SERVICE), times(TUNNELS))).collect();
+    let [p50, p50_direct, p99, p99_direct] = [
+        rounds.iter().map(|(_, (p50, _))| *p50).collect(),
+        rounds.iter().map(|((p50, _), _)| *p50).collect(),
+        rounds.iter().map(|(_, (_, p99))| *p99).collect(),
+        rounds.iter().map(|((_, p99), _)| *p99).collect(),
+    ]
+    .map(median::<f64>);
+    println!("microseconds of a request at 1,000 a second on 10 connections, the median of {ROUNDS} rounds of 5,000");
+    println!("  direct p50 {p50_direct:.0}, p99 {p99_direct:.0}; culvert p50 {p50:.0}, p99 {p99:.0}");
+    verdict("added at p50", p50 - p50_direct, "<= 400", p50 - p50_direct <= 400.0);
+    verdict("added at p99", p99 - p99_direct, "<= 2000", p99 - p99_direct <= 2000.0);
+}
+
+/// A body of 10 GiB: its rate beside a tcp tunnel to the same service, and what the host keeps of it.
+fn large_body(service: &Service, tcp: u16, name: &str) {
+    let before = service.host().resident();
+    let (mut most, mut rates) = (before, [const { Vec::new() }; 2]);
+    for _ in 0..3 {
+        for (rates, port) in rates.iter_mut().zip([tcp, TUNNELS]) {
+            let mut fetch = Command::new("curl");
+            fetch.args([
+                "-sS",
+                "-o",
+                "/dev/null",
+                "-w",
+                "%{speed_download} %{size_download}",
+                "-H",
+                &format!("Host: {name}"),
+            ]);
+            let mut fetch = fetch.arg(format!("http://{ADDRESS}:{port}/large")).stdout(Stdio::piped()).spawn().unwrap();
+            while fetch.try_wait().unwrap().is_none() {
+                most = most.max(service.host().resident());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let said = String::from_utf8(fetch.wait_with_output().unwrap().stdout).unwrap();
+            let (speed, size) = said.split_once(' ').unwrap();
+            assert_eq!(size.parse(), Ok(LARGE));
+            rates.push(speed.parse::<f64>().unwrap() * 8e-9);
+        }
+    }
+    let [tcp, ours] = rates.map(median);
+    println!("a body of 10 GiB to a visitor, in Gbit/s, the median of 3 rounds");
+    println!(
+        "  tcp tunnel {tcp:.1}, http tunnel {ours:.1}; the host's memory {before:.0} MiB before, {most:.0} MiB at most"
+    );
+    verdict("http tunnel to tcp tunnel", ours / tcp, ">= 0.7", ours >= 0.7 * tcp);
+    verdict("MiB more in the host", most - before, "<= 8", most - before <= 8.0);
+}
+
+/// A certificate for nginx, of the kind that the node's are.
+fn self_signed(folder: &Path) {
+    let mut make = Command::new("openssl");
+    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
+    make.args(["-subj", "/CN=bench", "-keyout", "key.pem", "-out", "chain.pem"]).current_dir(folder);
+    assert!(make.output().unwrap().status.success());
 }
 
 fn nginx(folder: &Path, side: &str) -> Killed {
@@ -66,8 +172,9 @@ fn nginx(folder: &Path, side: &str) -> Killed {
         "service" => format!("server {{ listen {ADDRESS}:{SERVICE}; root {folder}; keepalive_requests 1000000; }}"),
         _ => format!(
             "upstream service {{ server {ADDRESS}:{SERVICE}; keepalive 64; }}\n\
-             server {{ listen {ADDRESS}:{PROXY}; keepalive_requests 1000000; location / {{ proxy_pass http://service; \
-             proxy_http_version 1.1; proxy_set_header Connection \"\"; }} }}"
+             ssl_certificate {folder}/chain.pem; ssl_certificate_key {folder}/key.pem;\n\
+             server {{ listen {ADDRESS}:{PROXY}; listen {ADDRESS}:{TLS_PROXY} ssl http2; keepalive_requests 1000000; \
+             location / {{ proxy_pass http://service; proxy_http_version 1.1; proxy_set_header Connection \"\"; }} }}"
         ),
     };
     let config = format!(

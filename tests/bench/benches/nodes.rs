@@ -9,6 +9,7 @@ use std::time::Instant;
 use culvert::app::Host;
 use culvert::config::Config;
 use culvert_bench::{median, verdict};
+use culvert_domain::http_service::LocalScheme;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::Target;
 use culvert_domain::tunnel::TunnelSpec;

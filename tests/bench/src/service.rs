@@ -138,6 +138,8 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
         ("CULVERT_NODE__HTTP_LISTEN", format!("{ADDRESS}:8081")),
         ("CULVERT_NODE__HTTPS_LISTEN", format!("{ADDRESS}:8443")),
         ("CULVERT_NODE__HOSTNAME", ADDRESS.into()),
+        ("CULVERT_NODE__VISITORS_PER_TUNNEL", "20000".into()),
+        ("CULVERT_NODE__VISITORS_PER_ADDRESS", "20000".into()),
     ] {
         command.env(name, value);
     }
