@@ -5,7 +5,7 @@ mod certificates;
 mod node;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
@@ -32,7 +32,8 @@ pub struct Config {
     /// `Authorization: Bearer` also `/status`, `/metrics` (Prometheus), `/policies`, `/policies/reload` and
     /// `/policies/rollback`.
     pub admin_listen: SocketAddr,
-    /// URL under which clients and agents reach `listen` (default: `http://<listen>`).
+    /// URL under which clients and agents reach `listen` (default: `http://localhost:<port>`, or `http://<listen>` where
+    /// `localhost` does not lead there).
     pub public_url: Option<String>,
     /// URL that problem records point to (default: `<public_url>/docs`).
     pub docs_url: Option<String>,
@@ -356,8 +357,16 @@ impl Config {
 
     /// Without a slash at its end.
     pub fn public_url(&self) -> String {
-        let url = self.public_url.clone().unwrap_or_else(|| format!("http://{}", self.listen));
+        let url = self.public_url.clone().unwrap_or_else(|| format!("http://{}", self.local_name()));
         url.trim_end_matches('/').into()
+    }
+
+    /// `listen`, with the name `localhost` where that leads there. Cookies know no ports, so the API has another name than
+    /// the node.
+    fn local_name(&self) -> String {
+        let ip = self.listen.ip();
+        let is_local = ip.is_unspecified() || ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST;
+        if is_local { format!("localhost:{}", self.listen.port()) } else { self.listen.to_string() }
     }
 
     /// The host name of `public_url`.

@@ -12,7 +12,7 @@ use culvert_node::WebLimits;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
-    /// Name under which visitors and agents reach this node.
+    /// Name or address under which visitors and agents reach this node.
     pub hostname: String,
     /// Address of the agents' data connections (TLS, with a pinned certificate).
     pub listen: SocketAddr,
@@ -94,7 +94,7 @@ impl NodeConfig {
 impl Default for NodeConfig {
     fn default() -> Self {
         Self {
-            hostname: "localhost".into(),
+            hostname: "127.0.0.1".into(),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7835)),
             bind: Ipv4Addr::LOCALHOST.into(),
             domain: Some("tunnel.localhost".into()),
