@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use uuid::Uuid;
 
-pub(crate) use census::Reached;
+pub(crate) use census::{Connections, Reached};
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
 use culvert_wire::device_token::DeviceToken;
@@ -55,6 +55,13 @@ impl Carriers {
         for token in tokens {
             pools.iter().for_each(|pool| pool.renew_token(token.clone()));
         }
+    }
+
+    /// The nodes that the device has connections to, and how many.
+    pub(crate) fn nodes(&self) -> Vec<(NodeAddress, Connections)> {
+        let pools = lock(&self.pools);
+        let live = pools.iter().filter_map(|(node, pool)| Some((node.clone(), pool.upgrade()?.connections())));
+        live.collect()
     }
 
     /// Ends the back-off and dials at once: the host is reachable again, so the nodes should be, too.

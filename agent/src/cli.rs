@@ -21,7 +21,7 @@ use crate::VERSION;
 use crate::agent::{Agent, Exit, Setup};
 use crate::consent::Consent;
 use crate::device::Device;
-use crate::ipc::{self, Answer, Request, Status, TunnelStatus};
+use crate::ipc::{self, Answer, NodeStatus, Request, Status, TunnelStatus};
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
@@ -310,12 +310,13 @@ fn status_at_rest(state: &StateDir) -> Result<Status, CliError> {
         connected: false,
         remote_control: consent.state(),
         allowed_targets: Targets::open(state, consent.enabled())?.list(),
+        nodes: Vec::new(),
         tunnels: Vec::new(),
     })
 }
 
 fn describe(status: &Status, running: bool) -> String {
-    let Status { device_id, name, server, connected, remote_control, allowed_targets, tunnels, .. } = status;
+    let Status { device_id, name, server, connected, remote_control, allowed_targets, nodes, tunnels, .. } = status;
     let state = match (running, connected) {
         (true, true) => "connected",
         (true, false) => "running, not connected",
@@ -328,6 +329,10 @@ fn describe(status: &Status, running: bool) -> String {
     );
     for target in allowed_targets {
         text += &format!("\nmay lead to     {target}");
+    }
+    for NodeStatus { address, transport, warm, busy, round_trip_ms } in nodes {
+        let trip = round_trip_ms.map(|ms| format!(", round trip {ms:.1} ms")).unwrap_or_default();
+        text += &format!("\nnode            {address}: {transport}, {warm} warm and {busy} busy connections{trip}");
     }
     for tunnel in tunnels {
         text += &format!("\ntunnel          {}: {} → {}", tunnel.name, tunnel.public_address, tunnel.local_target);

@@ -86,7 +86,25 @@ pub struct Status {
     /// The targets that remote control may use.
     #[serde(default)]
     pub allowed_targets: Vec<AllowedTarget>,
+    /// The nodes of the running tunnels.
+    #[serde(default)]
+    pub nodes: Vec<NodeStatus>,
     pub tunnels: Vec<TunnelStatus>,
+}
+
+/// The device's connections to a node.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// `host:port`
+    pub address: String,
+    /// What carries visitors: `TLS`.
+    pub transport: String,
+    /// Connections that wait for a visitor.
+    pub warm: usize,
+    /// Connections that serve one.
+    pub busy: usize,
+    /// How long the node took to answer when the newest connection attached.
+    pub round_trip_ms: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -95,6 +95,9 @@ async fn enrolled_device_serves_tunnel_across_host_and_agent_restarts(engine: En
     assert_eq!(exchange(public, b"hello").await.unwrap(), b"hello");
     let status = place.json("culvert-agent status").await;
     assert_eq!(status["agent"]["tunnels"][0]["tunnel_id"], json!(tunnel.id()));
+    let node = &status["agent"]["nodes"][0];
+    assert_eq!((&node["transport"], &node["address"]), (&json!("TLS"), &json!(format!("{}:7835", place.address))));
+    assert!(node["warm"].as_u64().unwrap() >= 1 && node["round_trip_ms"].as_f64().unwrap() > 0.0, "{node}");
 
     // A host that is killed comes back, and the tunnel has not noticed.
     host.kill().await;

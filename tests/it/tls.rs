@@ -5,6 +5,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use culvert_test_macros::both_engines;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -201,4 +202,56 @@ async fn certificate_is_renewed_and_its_root_is_kept(engine: Engine) {
     stage.host.pass(Duration::from_hours(2 * 24)).await;
     // The node hears of it a moment after it is stored.
     stage.host.until_found(async || (serial(&stage).await != first).then_some(())).await;
+}
+
+/// Visitors who come while a certificate is replaced are shown the former one or the next, and all are answered.
+#[both_engines]
+async fn visitors_are_answered_while_a_certificate_is_renewed(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (_, https) = stage.addresses().await;
+    let come = || {
+        let url = format!("https://hello.tunnel.localhost:{}/", https.port());
+        let resolve = format!("hello.tunnel.localhost:{}:{}", https.port(), https.ip());
+        let mut curl = Command::new("curl");
+        // The time of the test is not curl's, so it does not judge the certificate; it shows its serial number.
+        curl.args([
+            "-sk",
+            "--max-time",
+            "20",
+            "--resolve",
+            &resolve,
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code} %{certs}",
+            &url,
+        ]);
+        curl
+    };
+    let (mut serials, mut ended) = (std::collections::BTreeSet::new(), 0);
+    // A longer step of time would end the handshakes that are under way.
+    stage.host.pass(Duration::from_secs(20 * 24 * 3600 - 2)).await;
+    let mut renewal = std::pin::pin!(async {
+        for _ in 0..4 {
+            stage.host.pass(Duration::from_secs(1)).await;
+        }
+    });
+    let mut is_over = false;
+    while serials.len() < 2 && ended < 200 {
+        let mut visitors = join_all((0..4).map(|_| async { come().output().await.unwrap() }));
+        let answers = loop {
+            tokio::select! {
+                biased;
+                () = renewal.as_mut(), if !is_over => is_over = true,
+                answers = &mut visitors => break answers,
+            }
+        };
+        for answer in answers {
+            let said = String::from_utf8_lossy(&answer.stdout).into_owned();
+            assert!(answer.status.success() && !said.starts_with("000"), "{said}");
+            serials.extend(said.lines().find_map(|line| line.strip_prefix("Serial Number:")).map(String::from));
+            ended += 1;
+        }
+    }
+    assert_eq!(serials.len(), 2, "after {ended} visitors");
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::approved_targets::Chosen;
-use crate::ipc::TunnelStatus;
+use crate::carrier::Connections;
+use crate::ipc::{NodeStatus, TunnelStatus};
 use crate::tunnel::{Probe, Running, TunnelContext};
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Grant, Target};
+use culvert_wire::control::{Grant, NodeAddress, Target};
 use culvert_wire::device_token::DeviceToken;
 
 pub(super) struct Leases {
@@ -205,6 +206,20 @@ impl Leases {
         self.held.iter().filter(|(_, held)| held.until <= now).map(|(id, _)| *id).collect()
     }
 
+    /// The nodes of the tunnels, and the connections to them.
+    pub(super) fn nodes(&self) -> Vec<NodeStatus> {
+        let status = |(node, connections): (NodeAddress, Connections)| NodeStatus {
+            address: format!("{}:{}", node.host, node.port),
+            transport: "TLS".into(),
+            warm: connections.warm,
+            busy: connections.busy,
+            round_trip_ms: connections.round_trip.map(|time| time.as_secs_f64() * 1000.0),
+        };
+        let mut nodes: Vec<_> = self.cx.carriers.nodes().into_iter().map(status).collect();
+        nodes.sort_by(|a, b| a.address.cmp(&b.address));
+        nodes
+    }
+
     /// Ends the back-off of all connections, because the host is reachable again.
     pub(super) fn dial_now(&self) {
         self.cx.carriers.dial_now();
@@ -227,7 +242,6 @@ mod tests {
     use crate::targets::Targets;
     use culvert_wire::base64_bytes::Base64Bytes;
     use culvert_wire::clock::Clock;
-    use culvert_wire::control::NodeAddress;
 
     fn grant() -> Grant {
         let target =

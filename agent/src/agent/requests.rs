@@ -108,6 +108,7 @@ impl Agent {
             connected: self.host.is_some(),
             remote_control: self.consent.state(),
             allowed_targets: self.targets.list(),
+            nodes: self.leases.nodes(),
             tunnels,
         }
     }

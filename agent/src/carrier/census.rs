@@ -44,6 +44,18 @@ struct Counts {
     waiting: usize,
     /// What the node asks for.
     asked: Attached,
+    /// How long the node last took to answer an attach.
+    round_trip: Option<Duration>,
+}
+
+/// The connections to a node at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connections {
+    /// Taken by the node, and waiting for a visit.
+    pub warm: usize,
+    /// Serving a visit.
+    pub busy: usize,
+    pub round_trip: Option<Duration>,
 }
 
 impl Counts {
@@ -63,7 +75,8 @@ impl Census {
     pub(super) fn new(clock: Clock) -> Self {
         let asked = Attached { ahead: MIN_WARM, most: MAX_WARM };
         let period = clock.moment();
-        let counts = Counts { warm: 0, attached: 0, busy: 0, peaks: [0; 2], period, waiting: 0, asked };
+        let counts =
+            Counts { warm: 0, attached: 0, busy: 0, peaks: [0; 2], period, waiting: 0, asked, round_trip: None };
         Self { clock, counts: Mutex::new(counts), changed: Notify::new(), reached: watch::Sender::new(None) }
     }
 
@@ -85,10 +98,17 @@ impl Census {
         missing
     }
 
-    /// The node has taken a connection.
-    pub(super) fn attach(&self, asked: Attached) {
+    pub(super) fn connections(&self) -> Connections {
+        let counts = self.counts();
+        let Counts { attached, busy, round_trip, .. } = *counts;
+        Connections { warm: attached.saturating_sub(busy), busy, round_trip }
+    }
+
+    /// The node has taken a connection, after this time.
+    pub(super) fn attach(&self, asked: Attached, round_trip: Duration) {
         let mut counts = self.counts();
         (counts.asked, counts.attached) = (asked, counts.attached + 1);
+        counts.round_trip = Some(round_trip);
         self.reached.send_replace(Some(Reached::Yes));
     }
 

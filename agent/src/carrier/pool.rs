@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::census::{Census, Reached};
+use super::census::{Census, Connections, Reached};
 use super::served::{Served, ServedTunnels};
 use super::visit::{self, Carrier, VisitContext};
 use culvert_wire::clock::Clock;
@@ -73,6 +73,10 @@ impl Pool {
         });
     }
 
+    pub(super) fn connections(&self) -> Connections {
+        self.shared.visits.census.connections()
+    }
+
     pub(super) fn dial_now(&self) {
         self.shared.node_is_back.notify_waiters();
     }
@@ -112,8 +116,8 @@ impl Shared {
             // A tunnel that is added later is not concerned by the answer.
             let served = self.visits.served.all();
             let wait = match self.attach(token).await {
-                Ok(Ok((carrier, asked))) => {
-                    self.visits.census.attach(asked);
+                Ok(Ok((carrier, asked, round_trip))) => {
+                    self.visits.census.attach(asked, round_trip);
                     visit::wait(&self.visits, carrier).await;
                     return self.visits.census.detach();
                 }
@@ -150,17 +154,17 @@ impl Shared {
         }
     }
 
-    async fn attach(&self, token: DeviceToken) -> io::Result<Result<(Carrier, Attached), Denied>> {
+    async fn attach(&self, token: DeviceToken) -> io::Result<Result<(Carrier, Attached, Duration), Denied>> {
         let attach = async {
             let NodeAddress { host, port, .. } = &self.node;
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let mut carrier = Connection::new(TlsConnector::from(self.tls.clone()).connect(name, tcp).await?);
-            let version = crate::VERSION.into();
+            let (version, sent) = (crate::VERSION.into(), self.visits.clock.moment());
             carrier.send(&Frame::Attach(Attach { token: token.token, version })).await?;
             match carrier.next().await? {
-                Some(Frame::Attached(attached)) => Ok(Ok((carrier, attached))),
+                Some(Frame::Attached(attached)) => Ok(Ok((carrier, attached, self.visits.clock.moment().since(sent)))),
                 Some(Frame::Denied(denied)) => Ok(Err(denied)),
                 Some(frame) => Err(malformed(format!("the node answered {frame:?}"))),
                 None => Err(io::ErrorKind::UnexpectedEof.into()),
