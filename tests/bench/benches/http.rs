@@ -89,8 +89,9 @@ fn requests(options: &[&str], url: &str, port: u16) -> f64 {
 }
 
 fn h2load(options: &[&str], url: &str, port: u16) -> String {
-    let output = Command::new("h2load").args(["-t1", &format!("--connect-to={ADDRESS}:{port}")]).args(options).arg(url);
-    let said = String::from_utf8(output.output().unwrap().stdout).unwrap();
+    let mut run = Command::new("h2load");
+    run.args(["-t1", &format!("--connect-to={ADDRESS}:{port}")]).args(options).arg(url);
+    let said = String::from_utf8(run.output().unwrap().stdout).unwrap();
     assert!(said.contains(" 0 failed, 0 errored") && said.contains(" 0 4xx, 0 5xx"), "{said}");
     said
 }
@@ -178,8 +179,8 @@ fn nginx(folder: &Path, side: &str) -> Killed {
         ),
     };
     let config = format!(
-        "daemon off; user root; worker_processes 1; pid {folder}/{side}.pid; error_log stderr crit;\n\
-         events {{ worker_connections 1024; }}\n\
+        "daemon off; master_process off; user root; worker_processes 1; pid {folder}/{side}.pid; error_log stderr crit;\n\
+         events {{ worker_connections 8192; }}\n\
          http {{ access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; \
          fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;\n{what} }}\n"
     );
