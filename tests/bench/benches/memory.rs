@@ -23,14 +23,14 @@ const AT_ONCE: usize = 50;
 async fn main() {
     culvert_wire::socket::allow_many();
     let service = Service::start().await;
+    let listener = TcpListener::bind((ADDRESS, 0)).await.unwrap();
+    let port = service.tunnel(listener.local_addr().unwrap().port()).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    println!("resident memory, idle, in MiB");
+    println!("resident memory, idle with one tunnel, in MiB");
     let (host, agent) = (service.host().resident(), service.agent().resident());
     verdict("host, with its policies and one connected agent", host, "< 80", host < 80.0);
     verdict("agent", agent, "< 12", agent < 12.0);
 
-    let listener = TcpListener::bind((ADDRESS, 0)).await.unwrap();
-    let port = service.tunnel(listener.local_addr().unwrap().port()).await;
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::spawn(async move {
