@@ -20,6 +20,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::bounds::Bound;
+use super::carriers::Carrier;
 use super::{Shared, lock};
 use culvert_wire::unproven::Unproven;
 
@@ -73,14 +74,14 @@ async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
     let connection = hello.into_stream(tls).await?;
     if connection.get_ref().1.alpn_protocol() == Some(data2::ALPN) {
-        attach(shared, Connection::new(connection)).await
+        attach(shared, Connection::new(Box::new(connection))).await
     } else {
         attach_to_lease(shared, connection).await
     }
 }
 
 /// Takes a connection of a device. One that is denied is told why, and closed.
-async fn attach(shared: &Shared, mut connection: Connection<TlsStream<TcpStream>>) -> io::Result<()> {
+async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
     let Some(Frame::Attach(attach)) = connection.next().await? else {
         return Err(malformed("the first frame is no attach"));
     };

@@ -33,7 +33,7 @@ use super::{Shared, lock};
 pub(crate) use visitor::{ActiveRun, Visitor, Work};
 
 /// A visit over a data connection.
-pub(crate) type VisitCarrier = VisitStream<TlsStream<TcpStream>>;
+pub(crate) type VisitCarrier = VisitStream<Box<TlsStream<TcpStream>>>;
 
 /// How long a visitor waits for a data connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);

@@ -389,3 +389,17 @@ async fn address(command: &mut Program) -> Value {
     let line: Value = serde_json::from_str(&command.until("\"running\"").await).unwrap();
     line["tunnel"]["public_address"].clone()
 }
+
+/// Another device has taken the tunnel over: the command ends, and the tunnel goes on there.
+#[both_engines]
+async fn tunnel_that_is_handed_over_outlives_its_command(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (mut command, tunnel) = stage.begin(&stage.wanted()).await;
+    let other = stage.host.device(&stage.ada, stage.ada.account_id, Remote::Enabled).await;
+    let start = format!("/tunnels/{}/actions/start", tunnel.tunnel_id);
+    let operation = stage.api.post(&start, json!({"device_id": other.id, "handoff": true})).await.id();
+    assert_eq!(last_word(&mut command).await.unwrap_err().detail, "Another device has taken the tunnel over.");
+    stage.host.until_operation(&stage.api, operation, "succeeded").await;
+    stage.host.until_tunnel(&stage.api, tunnel.tunnel_id, "running").await;
+    assert_eq!((stage.page().await.as_str(), other.tunnels().await), ("200", vec![tunnel.tunnel_id]));
+}

@@ -6,7 +6,8 @@ use std::process::Command;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert::config::Listen;
-use culvert_service::catalog;
+use culvert_domain::session::EndReason;
+use culvert_service::{catalog, sessions};
 use culvert_store::catalog::NodeRegistration;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
@@ -567,4 +568,18 @@ async fn answers_and_visits_are_counted(engine: Engine) {
     }
     let answers = r#"culvert_edge_requests_total{status_class="4xx"}"#;
     assert_eq!(stage.host.metric(answers).await, Some(2.0));
+}
+
+/// The end of a lease of which the device has heard is followed by a new one, while its agent is connected.
+#[both_engines]
+async fn http_tunnel_is_resumed_by_its_connected_device(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let tunnel = stage.running("hello").await;
+    let lease = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
+    let store = &stage.host.app.store;
+    sessions::end_all(store, lease.scope_id, vec![lease.session_id], EndReason::Error).await.unwrap();
+    stage.host.until_found(async || stage.device.tunnels().await.is_empty().then_some(())).await;
+    stage.host.clock.advance(std::time::Duration::from_secs(10));
+    stage.host.until_tunnel(&stage.api, tunnel, "running").await;
+    assert_eq!(stage.browser().await.outcome("hello.tunnel.localhost", "/").await, "200");
 }

@@ -123,10 +123,10 @@ impl Foreground {
                 (command.has_run, command.problem) = (true, None);
                 (command.stage, command.lease_id) = (Stage::Running, Some(lease_id));
             }
-            // It was away for so long that the host has deleted it.
-            Err(failure) if command.has_run && failure.code == FailureCode::NotFound => {
+            // The agent was away for so long that the host has deleted it.
+            Err(failure) if failure.code == FailureCode::NotFound => {
                 (command.wanted.tunnel_id, command.wanted.creation_id) = (None, None);
-                command.stage = Stage::Due;
+                command.stage = if command.has_run { Stage::Due } else { Stage::Waiting };
             }
             Err(failure) => command.fail(failure),
         }
@@ -147,6 +147,8 @@ impl Foreground {
     /// The host has ended a lease.
     pub(super) fn revoked(&mut self, lease_id: Uuid, reason: &RevokeReason) {
         let Some(command) = self.of_lease(lease_id) else { return };
+        // Where another device runs it now, it is not this command's to delete.
+        command.wanted.keep |= *reason == RevokeReason::Handoff;
         if reason.is_stop() || *reason == RevokeReason::Handoff {
             command.stage = Stage::Over(stopped(reason));
         } else if matches!(command.stage, Stage::Waiting) {

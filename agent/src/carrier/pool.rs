@@ -115,7 +115,7 @@ impl Shared {
             let token = tokens.borrow_and_update().clone();
             // A tunnel that is added later is not concerned by the answer.
             let served = self.visits.served.all();
-            let wait = match self.attach(token).await {
+            let wait = match Box::pin(self.attach(token)).await {
                 Ok(Ok((carrier, asked, round_trip))) => {
                     self.visits.census.attach(asked, round_trip);
                     visit::wait(&self.visits, carrier).await;
@@ -160,7 +160,8 @@ impl Shared {
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let mut carrier = Connection::new(TlsConnector::from(self.tls.clone()).connect(name, tcp).await?);
+            let stream = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
+            let mut carrier = Connection::new(Box::new(stream));
             let (version, sent) = (crate::VERSION.into(), self.visits.clock.moment());
             carrier.send(&Frame::Attach(Attach { token: token.token, version })).await?;
             match carrier.next().await? {

@@ -22,7 +22,8 @@ const SURPLUS_FOR: Duration = Duration::from_secs(10);
 /// How long the node may take to end its direction of a refused visit, or to answer the wish to close.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-pub(super) type Carrier = Connection<TlsStream<TcpStream>>;
+/// The TLS session is in a box: a task that waits for visits holds several places for it.
+pub(super) type Carrier = Connection<Box<TlsStream<TcpStream>>>;
 
 /// What visits need of their pool.
 pub(super) struct VisitContext {

@@ -41,12 +41,12 @@ impl Screen {
         if let Some(TunnelStatus { public_address, local_target, .. }) = &status.tunnel
             && self.address.as_ref() != Some(public_address)
         {
-            self.print(&format!("\r\x1b[K{public_address} → {local_target}\n"))?;
+            self.print("\r\x1b[K", &format!("{public_address} → {local_target}"), "\n")?;
             self.address = Some(public_address.clone());
         }
         let line: String = live(&status).chars().take(LINE).collect();
         self.has_live_line = true;
-        self.print(&format!("\r\x1b[K{line}"))
+        self.print("\r\x1b[K", &line, "")
     }
 
     /// Says something that the agent does not say.
@@ -64,22 +64,24 @@ impl Screen {
     /// Ends the live line.
     pub(super) fn close(&mut self) {
         if self.has_live_line {
-            let _ = self.print("\n");
+            let _ = self.print("", "", "\n");
         }
     }
 
     /// Prints a line, unless it says what the last one said.
     fn line(&mut self, line: String) -> io::Result<()> {
         if line != self.last {
-            self.print(&format!("{line}\n"))?;
+            self.print("", &line, "\n")?;
             self.last = line;
         }
         Ok(())
     }
 
-    fn print(&mut self, text: &str) -> io::Result<()> {
+    /// Prints a text, of which parts come from the server: without control characters, but for those of this program.
+    fn print(&mut self, begin: &str, text: &str, end: &str) -> io::Result<()> {
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
+        write!(out, "{begin}{text}{end}")?;
         out.flush()
     }
 }

@@ -13,7 +13,8 @@ use tokio_rustls::server::TlsStream;
 use crate::lock;
 
 /// A data connection of an agent.
-pub(crate) type Carrier = Connection<TlsStream<TcpStream>>;
+/// The TLS session is in a box: tasks hold several places for it.
+pub(crate) type Carrier = Connection<Box<TlsStream<TcpStream>>>;
 
 /// Gets the next free connection; an error if the pool ends before.
 pub(crate) type NextCarrier = oneshot::Receiver<Carrier>;
