@@ -72,9 +72,9 @@ async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
-    let connection = hello.into_stream(tls).await?;
+    let connection = Box::new(hello.into_stream(tls).await?);
     if connection.get_ref().1.alpn_protocol() == Some(data2::ALPN) {
-        attach(shared, Connection::new(Box::new(connection))).await
+        attach(shared, Connection::new(connection)).await
     } else {
         attach_to_lease(shared, connection).await
     }
@@ -108,7 +108,7 @@ async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
 }
 
 /// Takes a connection of version 1, which belongs to one lease. If the lease does not hold, the connection is closed.
-async fn attach_to_lease(shared: &Shared, mut connection: TlsStream<TcpStream>) -> io::Result<()> {
+async fn attach_to_lease(shared: &Shared, mut connection: Box<TlsStream<TcpStream>>) -> io::Result<()> {
     let attach: data::Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
     let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));

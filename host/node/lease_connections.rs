@@ -18,7 +18,8 @@ use super::lock;
 /// Idle connections that are kept, at most: twice as many as an agent dials ahead at most.
 const MOST_IDLE: usize = 128;
 
-pub(crate) type Connection = TlsStream<TcpStream>;
+/// A TLS session takes more than a kilobyte, so it is moved as a pointer.
+pub(crate) type Connection = Box<TlsStream<TcpStream>>;
 
 #[derive(Default)]
 pub(crate) struct LeaseConnections {

@@ -47,7 +47,7 @@ async fn main() {
         visitors.extend(futures_util::future::join_all(come).await);
     }
     // Buffers and surplus connections are given back meanwhile.
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     let (more, more_of_agent) = (service.host().resident() - host, service.agent().resident() - agent);
     println!("with {VISITORS} visitors that have said a byte each and heard it, in MiB more");
     verdict("host", more, "<= 128", more <= MOST);
