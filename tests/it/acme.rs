@@ -293,8 +293,9 @@ async fn orders_survive_the_host_being_killed(engine: Engine) {
         host = place.serve().await;
         assert!(proved().await >= before, "what was issued is there");
     }
-    // An authority that has looked while the host was down has found nothing: that is tried again after a minute.
-    within(90, async { while proved().await < 20 {} }).await;
+    // An authority that has looked while the host was down has found nothing: that is tried again after a
+    // minute. An order takes half a minute where the authority refuses every second request.
+    within(180, async { while proved().await < 20 {} }).await;
     assert_eq!(host.interrupt().await, Some(0));
 }
 

@@ -151,7 +151,7 @@ async fn plan_tells_what_cannot_be_loaded_or_compared() {
     lines.push(run(&stage, "culvert policy plan").await);
     let lines: Vec<_> = lines.iter().map(|(code, said)| format!("{}: {said}", code.unwrap())).collect();
     insta::assert_snapshot!(lines.join("\n\n"), @r#"
-    1: culvert: policy[0].settings.rules[0].when: rule `one`, column 1: there is no `tunel.name`; there are action, caller, client, credential, device, devices, key, now, request, source_device, team, tunnel, usage
+    1: culvert: policy[0].settings.rules[0].when: rule `one`, column 1: there is no `tunel.name`; there are action, caller, client, credential, current, device, devices, input, key, now, request, source_device, team, tunnel, usage
 
     1: culvert: default_plan: no policy knows a plan `gold`
 

@@ -138,7 +138,7 @@ async fn mistake_in_rules_is_one_line() {
     let said: Vec<_> = said.iter().map(|line| line.replace(&folder, "…")).collect();
     insta::assert_snapshot!(said.join("\n"), @r#"
     policy[0].settings.rules[0].when: rule `one`, column 45: expected ')'
-    policy[0].settings.rules[0].when: rule `one`, column 1: there is no `tunel.name`; there are action, caller, client, credential, device, devices, key, now, request, source_device, team, tunnel, usage
+    policy[0].settings.rules[0].when: rule `one`, column 1: there is no `tunel.name`; there are action, caller, client, credential, current, device, devices, input, key, now, request, source_device, team, tunnel, usage
     policy[0].settings.rules[0].when: rule `one`, column 13: its pattern: non-empty character class has no closing bracket
     policy[0].settings.rules[1].name: another rule is called `one` as well
     policy[0].settings.rules[0].code: "No!" does not match "^[a-z][a-z0-9_]{2,63}$"

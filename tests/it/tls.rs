@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::process::Output;
 use std::time::Duration;
 
+use culvert::config::Config;
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -26,7 +27,11 @@ struct Stage {
 
 impl Stage {
     async fn set(engine: Engine) -> Self {
-        let host = TestHost::at_present(engine, |_| {}).await;
+        Self::with(engine, |_| {}).await
+    }
+
+    async fn with(engine: Engine, change: impl FnOnce(&mut Config)) -> Self {
+        let host = TestHost::at_present(engine, change).await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
@@ -207,7 +212,8 @@ async fn certificate_is_renewed_and_its_root_is_kept(engine: Engine) {
 /// Visitors who come while a certificate is replaced are shown the former one or the next, and all are answered.
 #[both_engines]
 async fn visitors_are_answered_while_a_certificate_is_renewed(engine: Engine) {
-    let stage = Stage::set(engine).await;
+    // The clock stands still while most of them come.
+    let stage = Stage::with(engine, |config| config.node.http.handshakes_per_second = 1000).await;
     let (_, https) = stage.addresses().await;
     let come = || {
         let url = format!("https://hello.tunnel.localhost:{}/", https.port());
