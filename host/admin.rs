@@ -63,6 +63,7 @@ impl Admin {
             tunnels: count(tunnels),
             visitors: count(visitors),
             buffer_bytes: self.embedded.buffer_bytes(),
+            nodes: self.service.nodes().levels(),
         }
     }
 }
@@ -221,7 +222,7 @@ struct ShowMetrics(Arc<Admin>);
 #[async_trait]
 impl Handler for ShowMetrics {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Text::Plain(self.0.metrics.text(self.0.gauges())));
+        res.render(Text::Plain(self.0.metrics.text(&self.0.gauges())));
         let format = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
         res.headers_mut().insert(CONTENT_TYPE, format);
     }

@@ -370,6 +370,7 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
         http: web_listen(config.http_listen, config.http_port),
         https: web_listen(config.https_listen, config.https_port),
         web: config.http.limits(),
+        trusted_proxies: config.trusted_proxies.clone(),
         limits: Limits {
             visitors: config.visitors,
             visitors_per_tunnel: config.visitors_per_tunnel,

@@ -234,6 +234,10 @@ pub enum ToHost {
         visitors: u64,
         #[serde(default)]
         counts: Vec<Count>,
+        #[serde(default)]
+        levels: Vec<Level>,
+        #[serde(default)]
+        times: Vec<Times>,
     },
 }
 
@@ -249,8 +253,11 @@ pub enum Counted {
     Handshakes,
     /// Requests to tunnels with basic authentication: `passed` or `refused`.
     BasicAuth,
-    /// Connections to local services: `accepted`, `refused`, or `lost` before either was known.
+    /// Connections to local services: `accepted`, `refused`, `lost` before either was known, or `protocol` where the
+    /// agent did not keep to it.
     Visits,
+    /// Those of them on a data connection that had served another one.
+    Reuses,
     /// What a newer node counts.
     #[serde(other)]
     Other,
@@ -262,6 +269,52 @@ pub struct Count {
     pub what: Counted,
     pub label: String,
     pub count: u64,
+}
+
+/// What a node has at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measured {
+    /// Visitors: connections of `tcp` tunnels, exchanges of `http` tunnels.
+    Visitors,
+    /// Data connections of agents that are `warm` or `busy`.
+    Carriers,
+    /// Connections of agents that have not attached yet.
+    Unproven,
+    /// What a newer node measures.
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Level {
+    pub what: Measured,
+    pub label: String,
+    pub level: u64,
+}
+
+/// What a node takes the time of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timed {
+    /// From a visitor's arrival to a data connection.
+    VisitWaits,
+    /// From the head of a request to the head of its answer.
+    Exchanges,
+    /// What a newer node takes the time of.
+    #[serde(other)]
+    Other,
+}
+
+/// The upper bounds of [`Times::buckets`], in seconds. One more bucket has what took longer.
+pub const TIME_BOUNDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// How often something took how long, since the node's process started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    pub what: Timed,
+    pub buckets: Vec<u64>,
+    pub sum_micros: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

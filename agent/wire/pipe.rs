@@ -77,13 +77,13 @@ impl Budget {
     }
 
     /// Takes bytes if so many are left, and returns whether it did.
-    fn try_take(&self, bytes: usize) -> bool {
+    pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let left = self.most.saturating_sub(self.promised.load(Ordering::Relaxed));
         let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= left);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    pub(crate) fn give_back(&self, bytes: usize) {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -231,25 +231,43 @@ impl<'a> Direction<'a> {
         }
     }
 
-    /// Reads into the buffer, from its start. Where there is none, it is taken with the first bytes.
-    fn poll_read<R: AsyncRead + Unpin>(
+    /// Reads into the buffer, from its start. Where there is none, the bytes are passed on at once, and a buffer is taken
+    /// only for what the writer does not take, or where more bytes are probably waiting.
+    fn poll_read<R, W>(
         &mut self,
         context: &mut Context<'_>,
         reader: &mut R,
-    ) -> Poll<io::Result<usize>> {
+        writer: &mut W,
+        counter: &AtomicU64,
+    ) -> Poll<io::Result<usize>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
         if !self.buffer.is_empty() {
             let mut space = ReadBuf::new(&mut self.buffer);
             ready!(Pin::new(reader).poll_read(context, &mut space))?;
-            return Poll::Ready(Ok(space.filled().len()));
+            let read = space.filled().len();
+            counter.fetch_add(read as u64, Ordering::Relaxed);
+            (self.start, self.end) = (0, read);
+            return Poll::Ready(Ok(read));
         }
         let mut first = [0; FIRST_READ];
         let mut space = ReadBuf::new(&mut first);
         ready!(Pin::new(reader).poll_read(context, &mut space))?;
         let bytes = space.filled();
-        if !bytes.is_empty() {
+        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let mut left = bytes;
+        while !left.is_empty()
+            && let Poll::Ready(written) = Pin::new(&mut *writer).poll_write(context, left)
+        {
+            left = &left[taken(written?)?..];
+        }
+        if !left.is_empty() || bytes.len() == FIRST_READ {
             self.buffer = vec![0; self.first];
             self.budget.take_promised(self.first);
-            self.buffer[..bytes.len()].copy_from_slice(bytes);
+            self.buffer[..left.len()].copy_from_slice(left);
+            (self.start, self.end) = (0, left.len());
         }
         Poll::Ready(Ok(bytes.len()))
     }
@@ -281,11 +299,7 @@ impl<'a> Direction<'a> {
             }
             while self.start < self.end {
                 let left = &self.buffer[self.start..self.end];
-                let written = ready!(Pin::new(&mut *writer).poll_write(context, left))?;
-                if written == 0 {
-                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-                }
-                self.start += written;
+                self.start += taken(ready!(Pin::new(&mut *writer).poll_write(context, left))?)?;
                 active.note();
             }
             if self.end > 0 && self.end == self.buffer.len() && self.end < self.largest {
@@ -296,17 +310,20 @@ impl<'a> Direction<'a> {
                 self.state = State::Ended;
                 continue;
             }
-            let Poll::Ready(read) = self.poll_read(context, reader)? else {
+            let Poll::Ready(read) = self.poll_read(context, reader, writer, counter)? else {
                 // Nothing more can be read for now, so the writer must send what it has buffered.
                 ready!(Pin::new(&mut *writer).poll_flush(context))?;
                 return Poll::Pending;
             };
-            (self.start, self.end) = (0, read);
-            counter.fetch_add(read as u64, Ordering::Relaxed);
             active.note();
             if read == 0 {
                 self.state = State::Ending;
             }
         }
     }
+}
+
+/// The bytes that a writer has taken. One that takes none takes no more.
+fn taken(written: usize) -> io::Result<usize> {
+    if written == 0 { Err(io::ErrorKind::WriteZero.into()) } else { Ok(written) }
 }

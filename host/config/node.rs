@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use culvert_domain::port::PortRange;
@@ -33,6 +34,9 @@ pub struct NodeConfig {
     /// The port of `https_listen` as visitors see it (default: its own).
     #[serde(default)]
     pub https_port: Option<u16>,
+    /// Networks of proxies in front of `http_listen` and `https_listen`: their `X-Forwarded-For`, `-Proto` and `-Port` are believed.
+    #[serde(default)]
+    pub trusted_proxies: Vec<IpNet>,
     #[serde(default)]
     pub http: HttpConfig,
     /// Range of public ports.
@@ -102,6 +106,7 @@ impl Default for NodeConfig {
             https_listen: Listen::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 8443))),
             http_port: None,
             https_port: None,
+            trusted_proxies: Vec::new(),
             http: HttpConfig::default(),
             ports: PortRange { first: 20_000, last: 29_999 },
             visitors: Self::default_visitors(),
@@ -125,9 +130,11 @@ pub struct HttpConfig {
     pub handshakes_per_second: usize,
     /// Milliseconds for a TLS handshake.
     pub handshake_timeout_ms: u64,
-    /// Milliseconds for the head of a request; of HTTP/1.1 also until the next one begins.
+    /// Milliseconds until the first byte of a connection of HTTP/1.1, after its TLS handshake.
+    pub first_byte_timeout_ms: u64,
+    /// Milliseconds from the first byte of a request of HTTP/1.1 until its head is complete.
     pub header_timeout_ms: u64,
-    /// Milliseconds after which a connection of HTTP/2 without a request is closed.
+    /// Milliseconds after which a connection without a request is closed.
     pub keep_alive_ms: u64,
     /// KiB of a request's head.
     pub header_kib: usize,
@@ -153,6 +160,7 @@ impl Default for HttpConfig {
             connections_per_address: 256,
             handshakes_per_second: 50,
             handshake_timeout_ms: 10_000,
+            first_byte_timeout_ms: 10_000,
             header_timeout_ms: 15_000,
             keep_alive_ms: 75_000,
             header_kib: 32,
@@ -169,7 +177,7 @@ impl Default for HttpConfig {
 
 impl HttpConfig {
     /// Each setting with its value and the values that it may have.
-    pub(super) fn bounds(&self) -> [(&'static str, u64, RangeInclusive<u64>); 13] {
+    pub(super) fn bounds(&self) -> [(&'static str, u64, RangeInclusive<u64>); 14] {
         let any = 1..=u64::from(u32::MAX);
         // RFC 9113, section 6.5.2: windows are below 2 GiB.
         let window = 64..=2_097_151;
@@ -177,6 +185,7 @@ impl HttpConfig {
             ("connections_per_address", self.connections_per_address as u64, any.clone()),
             ("handshakes_per_second", self.handshakes_per_second as u64, any.clone()),
             ("handshake_timeout_ms", self.handshake_timeout_ms, any.clone()),
+            ("first_byte_timeout_ms", self.first_byte_timeout_ms, any.clone()),
             ("header_timeout_ms", self.header_timeout_ms, any.clone()),
             ("keep_alive_ms", self.keep_alive_ms, any.clone()),
             ("header_kib", self.header_kib as u64, 8..=1024),
@@ -196,6 +205,7 @@ impl HttpConfig {
             connections_per_address: self.connections_per_address,
             handshakes_per_second: self.handshakes_per_second,
             handshake_timeout: Duration::from_millis(self.handshake_timeout_ms),
+            first_byte_timeout: Duration::from_millis(self.first_byte_timeout_ms),
             header_timeout: Duration::from_millis(self.header_timeout_ms),
             keep_alive: Duration::from_millis(self.keep_alive_ms),
             header_bytes: self.header_kib * 1024,

@@ -11,16 +11,16 @@ use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::{self, MAX_WARM, MIN_WARM};
 use culvert_wire::device_token::{self, DeviceTokenError};
+use culvert_wire::read_ahead::ReadAhead;
 use culvert_wire::socket;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
-use tokio_rustls::server::TlsStream;
 
 use super::bounds::Bound;
-use super::carriers::Carrier;
+use super::carriers::{AgentStream, Carrier};
 use super::{Shared, lock};
 use culvert_wire::unproven::Unproven;
 
@@ -50,11 +50,13 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
                 continue;
             };
             let entry = unproven.enter(address.ip());
+            shared.counts.unproven.enter();
             let (shared, tls) = (shared.clone(), tls.clone());
             tokio::spawn(async move {
                 let admitted = shared.clock.timeout(ATTACH_WITHIN, admit(&shared, tls, stream));
                 let admitted = entry.evicted.run_until_cancelled(admitted).await;
                 drop(entry);
+                shared.counts.unproven.leave();
                 match admitted {
                     Some(Ok(Ok(()))) => {}
                     Some(Ok(Err(error))) => tracing::debug!(%error, "an agent's connection was not taken"),
@@ -69,6 +71,7 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
 /// Performs TLS handshake and attach, and keeps the connection if it proves whose it is.
 async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
     socket::prepare(&stream)?;
+    let stream = ReadAhead::new(stream, shared.bounds.buffers.clone());
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
@@ -108,7 +111,7 @@ async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
 }
 
 /// Takes a connection of version 1, which belongs to one lease. If the lease does not hold, the connection is closed.
-async fn attach_to_lease(shared: &Shared, mut connection: Box<TlsStream<TcpStream>>) -> io::Result<()> {
+async fn attach_to_lease(shared: &Shared, mut connection: AgentStream) -> io::Result<()> {
     let attach: data::Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
     let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));

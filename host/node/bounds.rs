@@ -50,8 +50,10 @@ pub struct Bounds {
     pub visitors_per_address: usize,
     pub unproven: usize,
     pub unproven_per_address: usize,
-    pub buffers: Budget,
+    pub buffers: Arc<Budget>,
     on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
+    /// Connections that were refused since they were last logged.
+    refused: [AtomicUsize; Bound::ALL.len()],
     visitors: usize,
     inside: AtomicUsize,
     descriptors: Descriptors,
@@ -74,8 +76,9 @@ impl Bounds {
             visitors_per_address: limits.visitors_per_address,
             unproven: limits.unproven,
             unproven_per_address: limits.unproven_per_address,
-            buffers: Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024)),
+            buffers: Arc::new(Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024))),
             on_refused,
+            refused: Default::default(),
             inside: AtomicUsize::new(0),
             descriptors: Descriptors::of_this_process(limits.descriptor_reserve),
         })
@@ -84,6 +87,13 @@ impl Bounds {
     /// Counts a connection that a limit refused.
     pub fn refused(&self, bound: Bound) {
         (self.on_refused)(bound);
+        self.refused[bound as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The connections that were refused since the last call, by limit.
+    pub fn take_refused(&self) -> Vec<(Bound, usize)> {
+        let taken = Bound::ALL.map(|bound| (bound, self.refused[bound as usize].swap(0, Ordering::Relaxed)));
+        taken.into_iter().filter(|(_, number)| *number > 0).collect()
     }
 
     /// Takes a place for one more visitor; `None` if the node is full.

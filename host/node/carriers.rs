@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex};
 use culvert_wire::data2::attach::DenialCode;
 use culvert_wire::device_token::AgentProcess;
 
+use super::counts::Counts;
 use super::lock;
-pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
+pub(crate) use pool::{AgentStream, Carrier, Job, NextCarrier, Pool};
 
 pub(crate) struct Carriers<J> {
+    counts: Arc<Counts>,
     processes: Mutex<HashMap<AgentProcess, Process<J>>>,
 }
 
@@ -24,14 +26,15 @@ struct Process<J> {
 }
 
 impl<J: Job> Carriers<J> {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { processes: Mutex::default() })
+    pub(crate) fn new(counts: Arc<Counts>) -> Arc<Self> {
+        Arc::new(Self { counts, processes: Mutex::default() })
     }
 
     /// The pool of a process, for one more session of it.
     pub(crate) fn join(self: &Arc<Self>, process: AgentProcess) -> Seat<J> {
         let mut processes = lock(&self.processes);
-        let entry = processes.entry(process).or_insert_with(|| Process { pool: Pool::new(), sessions: 0 });
+        let new = || Process { pool: Pool::new(self.counts.clone()), sessions: 0 };
+        let entry = processes.entry(process).or_insert_with(new);
         entry.sessions += 1;
         Seat { carriers: self.clone(), process, pool: entry.pool.clone() }
     }

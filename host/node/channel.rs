@@ -58,9 +58,13 @@ impl Node {
             self.report_traffic().await;
         }
         self.resend_batches(Resend::Due).await;
+        for (bound, number) in self.shared.bounds.take_refused() {
+            tracing::warn!(number, bound = bound.name(), "connections were refused in the last second");
+        }
         let (tunnels, visitors) = self.load();
-        let counts = self.shared.counts.all();
-        self.send(ToHost::Load { tunnels, visitors, counts }).await;
+        let counts = &self.shared.counts;
+        let (counts, levels, times) = (counts.all(), counts.levels(), counts.times());
+        self.send(ToHost::Load { tunnels, visitors, counts, levels, times }).await;
     }
 
     async fn receive(&self, frame: ToNode) {
@@ -138,9 +142,9 @@ impl Node {
 
     /// The number of served tunnels, and of their visitors.
     pub fn load(&self) -> (u64, u64) {
-        let tunnels = lock(&self.shared.tunnels);
-        let visitors: usize = tunnels.values().map(|tunnel| tunnel.run().visitors()).sum();
-        (tunnels.len() as u64, visitors as u64)
+        let counts = &self.shared.counts;
+        let visitors = counts.tcp_visitors.get() + counts.http_visitors.get();
+        (lock(&self.shared.tunnels).len() as u64, visitors)
     }
 
     /// Reads the country database again if it has changed, and applies the rules again to all visitors.

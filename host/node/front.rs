@@ -15,10 +15,13 @@ mod exchanges;
 mod headers;
 pub(crate) mod limits;
 mod pages;
+mod phase;
 pub(crate) mod routes;
 pub(crate) mod scheme;
+
 mod timer;
 mod tls;
+mod transport;
 mod upstream;
 mod visitor;
 
@@ -28,6 +31,7 @@ use std::sync::Arc;
 
 use culvert_wire::node::Counted;
 use culvert_wire::socket;
+use ipnet::IpNet;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Shared;
@@ -36,17 +40,20 @@ use super::bounds::Bound;
 use addresses::{Addresses, Entry};
 use basic_auth::BasicAuthCheck;
 use certificates::Held;
-use cut::CutSlot;
 use exchanges::Exchanges;
 use limits::WebLimits;
+use phase::ConnectionPhase;
 use scheme::{PublicPorts, Scheme};
+
 use tls::{Handshaken, TlsFront};
+use transport::Socket;
 use upstream::Upstreams;
-use visitor::{HttpVersion, Peer, Socket, VisitorConnection};
+use visitor::{HttpVersion, Peer, VisitorConnection, is_trusted};
 
 pub(crate) struct Front {
     shared: Arc<Shared>,
     limits: WebLimits,
+    trusted_proxies: Vec<IpNet>,
     upstreams: Arc<Upstreams>,
     basic_auth: BasicAuthCheck,
     tls: TlsFront,
@@ -58,7 +65,12 @@ impl Front {
     /// # Errors
     ///
     /// Where the cryptography of this build is unusable.
-    pub(crate) fn new(shared: Arc<Shared>, limits: WebLimits, ports: PublicPorts) -> Result<Arc<Self>, rustls::Error> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        limits: WebLimits,
+        trusted_proxies: Vec<IpNet>,
+        ports: PublicPorts,
+    ) -> Result<Arc<Self>, rustls::Error> {
         let clock = shared.clock.clone();
         let tls = TlsFront::new(
             clock.clone(),
@@ -72,6 +84,7 @@ impl Front {
             tls,
             addresses: Addresses::new(limits.connections_per_address),
             limits,
+            trusted_proxies,
             ports,
             shared,
         }))
@@ -98,11 +111,14 @@ impl Front {
             }
             match listener.accept().await {
                 Ok((stream, _)) if shared.bounds.is_in_reserve(&stream) => self.turn_away(&stream, Bound::Node),
+                Ok((stream, address)) if is_trusted(address.ip(), &self.trusted_proxies) => {
+                    tokio::spawn(self.clone().serve(scheme, stream, address, None));
+                }
                 Ok((stream, address)) if scheme == Scheme::Https && !self.tls.allows(address.ip()) => {
                     self.turn_away(&stream, Bound::Address);
                 }
                 Ok((stream, address)) => match self.addresses.enter(address.ip()) {
-                    Some(entry) => drop(tokio::spawn(self.clone().serve(scheme, stream, address, entry))),
+                    Some(entry) => drop(tokio::spawn(self.clone().serve(scheme, stream, address, Some(entry)))),
                     None => self.turn_away(&stream, Bound::Address),
                 },
                 Err(error) => {
@@ -118,7 +134,7 @@ impl Front {
         self.shared.bounds.refused(bound);
     }
 
-    async fn serve(self: Arc<Self>, scheme: Scheme, stream: TcpStream, address: SocketAddr, entry: Entry) {
+    async fn serve(self: Arc<Self>, scheme: Scheme, stream: TcpStream, address: SocketAddr, entry: Option<Entry>) {
         let ended = match socket::prepare(&stream).and_then(|()| stream.local_addr()) {
             Ok(local) => {
                 let port = self.ports.of(scheme).unwrap_or(local.port());
@@ -133,10 +149,13 @@ impl Front {
         tracing::debug!(?ended, %address, "a visitor's connection has ended");
     }
 
-    async fn serve_https(self: Arc<Self>, peer: Peer, stream: TcpStream, entry: Entry) -> io::Result<()> {
+    async fn serve_https(self: Arc<Self>, peer: Peer, stream: TcpStream, entry: Option<Entry>) -> io::Result<()> {
         let accepted = self.tls.accept(stream).await;
-        let outcome = if accepted.is_ok() { "succeeded" } else { "failed" };
-        self.shared.counts.count(Counted::Handshakes, outcome);
+        // That of an authority which looks for a challenge is no visitor's.
+        if !matches!(accepted, Ok(None)) {
+            let outcome = if accepted.is_ok() { "succeeded" } else { "failed" };
+            self.shared.counts.count(Counted::Handshakes, outcome);
+        }
         let Some(Handshaken { stream, shown, is_h2 }) = accepted? else { return Ok(()) };
         if !is_h2 {
             return self.serve_http1(peer, Some(shown), stream, entry).await;
@@ -152,11 +171,11 @@ impl Front {
         peer: Peer,
         shown: Option<Arc<Held>>,
         stream: impl Socket,
-        entry: Entry,
+        entry: Option<Entry>,
     ) -> io::Result<()> {
-        let slot = Arc::new(CutSlot::default());
-        let version = HttpVersion::Http1(slot.clone());
+        let phase = ConnectionPhase::new(self.shared.clock.clone(), self.limits);
+        let version = HttpVersion::Http1(phase.clone());
         let visitor = VisitorConnection { peer, shown, version, _entry: entry };
-        connection::http1(self, Arc::new(visitor), &slot, stream).await
+        connection::http1(self, Arc::new(visitor), &phase, stream).await
     }
 }

@@ -9,21 +9,17 @@ use std::task::{Context, Poll, ready};
 use culvert_wire::data::ACCEPTED;
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio_rustls::server::TlsStream;
 
+use super::carriers::AgentStream;
 use super::lock;
 
 /// Idle connections that are kept, at most: twice as many as an agent dials ahead at most.
 const MOST_IDLE: usize = 128;
 
-/// A TLS session takes more than a kilobyte, so it is moved as a pointer.
-pub(crate) type Connection = Box<TlsStream<TcpStream>>;
-
 #[derive(Default)]
 pub(crate) struct LeaseConnections {
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<AgentStream>>,
     added: Notify,
     /// Whether the agent has ever attached a connection of this version.
     is_used: AtomicBool,
@@ -43,7 +39,7 @@ impl LeaseConnections {
 
     /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
     /// dropped.
-    pub(crate) fn add(&self, connection: Connection) {
+    pub(crate) fn add(&self, connection: AgentStream) {
         self.is_used.store(true, Ordering::Relaxed);
         let mut idle = lock(&self.idle);
         idle.retain_mut(|connection| !is_stale(connection));
@@ -60,7 +56,7 @@ impl LeaseConnections {
 
     /// Takes the newest idle connection, or waits for one. The older ones stay idle, so that the agent can
     /// close them if there are too many.
-    pub(crate) async fn wait(&self) -> Connection {
+    pub(crate) async fn wait(&self) -> AgentStream {
         let _waits = Waits::new(&self.waiting);
         loop {
             let added = self.added.notified();
@@ -71,7 +67,7 @@ impl LeaseConnections {
         }
     }
 
-    fn take(&self) -> Option<Connection> {
+    fn take(&self) -> Option<AgentStream> {
         let mut idle = lock(&self.idle);
         while let Some(mut connection) = idle.pop() {
             if !is_stale(&mut connection) {
@@ -99,8 +95,8 @@ impl Drop for Waits<'_> {
 }
 
 /// Whether the agent has ended an idle connection. The agent sends nothing on it, so any event means the end.
-fn is_stale(connection: &mut Connection) -> bool {
-    let socket = connection.get_ref().0;
+fn is_stale(connection: &mut AgentStream) -> bool {
+    let socket = connection.get_ref().0.get_ref();
     let mut byte = [0; 1];
     let mut space = ReadBuf::new(&mut byte);
     std::future::poll_fn(|context| socket.poll_peek(context, &mut space)).now_or_never().is_some()
@@ -108,12 +104,12 @@ fn is_stale(connection: &mut Connection) -> bool {
 
 /// An agent's connection whose first byte says whether the agent reached the local target.
 pub(crate) struct AwaitingAcceptByte {
-    pub connection: Connection,
+    pub connection: AgentStream,
     pub accepted: Arc<AtomicBool>,
 }
 
 impl AwaitingAcceptByte {
-    pub(crate) fn new(connection: Connection) -> Self {
+    pub(crate) fn new(connection: AgentStream) -> Self {
         Self { connection, accepted: Arc::default() }
     }
 }

@@ -32,6 +32,7 @@ use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::NodeAddress;
 use culvert_wire::lease_token::VerifyingKey;
 use culvert_wire::node::ToHost;
+use ipnet::IpNet;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -69,6 +70,8 @@ pub struct Settings {
     pub https: Option<WebListen>,
     pub limits: Limits,
     pub web: WebLimits,
+    /// Networks whose forwarding headers are believed.
+    pub trusted_proxies: Vec<IpNet>,
 }
 
 /// A listener for visitors of http tunnels.
@@ -172,7 +175,7 @@ impl Node {
         };
         let (id, boot_id) = (identity.id, clock.id());
         let tls = identity.tls().map_err(io::Error::other)?;
-        let carriers = Carriers::new();
+        let counts = Arc::<Counts>::default();
         let shared = Arc::new(Shared {
             node_id: id,
             bind: settings.bind,
@@ -181,10 +184,10 @@ impl Node {
             stop,
             countries,
             bounds: Bounds::new(&settings.limits, on_refused),
-            counts: Arc::default(),
+            carriers: Carriers::new(counts.clone()),
+            counts,
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),
-            carriers,
             routes: Routes::default(),
             certificates: Arc::default(),
             complained: Mutex::default(),
@@ -199,7 +202,8 @@ impl Node {
             ports.set(scheme, public_port.unwrap_or(bound));
             web.push((scheme, listener));
         }
-        let front = Front::new(shared.clone(), settings.web, ports).map_err(io::Error::other)?;
+        let front = Front::new(shared.clone(), settings.web, settings.trusted_proxies.clone(), ports)
+            .map_err(io::Error::other)?;
         Ok(Self {
             id,
             boot_id,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use culvert_wire::clock::Clock;
+use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data::{self, ATTACHED, Attach, FENCED, UNKNOWN_KEY, write_frame};
 use culvert_wire::data2::stream::{Finished, VisitStream};
 use culvert_wire::data2::visit::Visit;
@@ -20,20 +20,19 @@ use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
-use super::carriers::{Carrier, NextCarrier, Pool, Seat};
-use super::counts::Counts;
-use super::lease_connections::{AwaitingAcceptByte, Connection, LeaseConnections};
+use super::carriers::{AgentStream, Carrier, NextCarrier, Pool, Seat};
+use super::counts::{Counts, Level};
+use super::lease_connections::{AwaitingAcceptByte, LeaseConnections};
 use super::{Shared, lock};
-pub(crate) use visitor::{ActiveRun, Visitor, Work};
+pub(crate) use visitor::{ActiveRun, Visitor, VisitorKind, Work};
 
 /// A visit over a data connection.
-pub(crate) type VisitCarrier = VisitStream<Box<TlsStream<TcpStream>>>;
+pub(crate) type VisitCarrier = VisitStream<AgentStream>;
 
 /// How long a visitor waits for a data connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
@@ -71,7 +70,7 @@ pub(crate) struct SessionRelay {
 /// A connection to the agent, of either version.
 enum ToAgent {
     Carrier(Carrier),
-    Lease(Connection),
+    Lease(AgentStream),
 }
 
 impl SessionRelay {
@@ -114,11 +113,6 @@ impl SessionRelay {
         self.lease.epoch
     }
 
-    /// The number of connected visitors, including those that wait.
-    pub(crate) fn visitors(&self) -> usize {
-        *self.active.borrow()
-    }
-
     /// Takes over changes of the assignment. New limits apply to new connections only.
     pub(crate) fn follow(&self, assignment: &Assignment) {
         *lock(&self.limits) = limits(assignment);
@@ -143,7 +137,7 @@ impl SessionRelay {
         }
     }
 
-    pub(crate) fn add_lease_connection(&self, connection: Connection) {
+    pub(crate) fn add_lease_connection(&self, connection: AgentStream) {
         self.lease_connections.add(connection);
     }
 
@@ -184,8 +178,8 @@ impl SessionRelay {
         port_id: Option<Uuid>,
         admission: AdmittedVisitor,
     ) {
-        let waits_until = self.clock.moment().plus(VISITOR_WAIT);
-        let visitor = Visitor::new(stream, address, port_id, admission, self.clone(), waits_until);
+        let came = self.clock.moment();
+        let visitor = Visitor::new(stream, address, port_id, admission, self.clone(), came);
         if let Err(error) = socket::prepare(&visitor.socket.stream) {
             return tracing::debug!(%error, %address, tunnel = self.name, "a visitor was cut off");
         }
@@ -239,7 +233,7 @@ impl SessionRelay {
 
     /// Waits on behalf of a visitor; `None` if it takes too long, or the visitor is cut off.
     async fn wait_for<T>(&self, visitor: &Visitor, wanted: impl Future<Output = T>) -> Option<T> {
-        let wanted = self.clock.timeout_at(visitor.waits_until, wanted);
+        let wanted = self.clock.timeout_at(visitor.came.plus(VISITOR_WAIT), wanted);
         let out = &visitor.admission.out;
         match self.ended.run_until_cancelled(out.run_until_cancelled(wanted)).await.flatten() {
             Some(Ok(found)) => Some(found),
@@ -257,8 +251,9 @@ impl SessionRelay {
 
     async fn relay(self: Arc<Self>, mut visitor: Visitor, carrier: Carrier) {
         let local = visitor.socket.stream.local_addr();
+        let since = visitor.came;
         let visit = local.map(|local| self.visit(visitor.port_id, visitor.address, local));
-        let stream = visit.and_then(|visit| VisitStream::offer(carrier, visit));
+        let stream = visit.and_then(|visit| self.begin_visit(carrier, visit, since));
         let mut stream = match stream {
             Ok(stream) => stream,
             Err(error) => return self.log_end(&visitor, Some(error)),
@@ -285,13 +280,25 @@ impl SessionRelay {
         visitor: SocketAddr,
         local: SocketAddr,
     ) -> io::Result<VisitCarrier> {
+        let since = self.clock.moment();
         let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
         let carrier = match carrier.await {
             Some(Ok(carrier)) => carrier?,
             Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
         };
-        VisitStream::offer(carrier, self.visit(port_id, visitor, local))
+        self.begin_visit(carrier, self.visit(port_id, visitor, local), since)
+    }
+
+    /// Begins a visit on a connection, for somebody who has waited since then.
+    fn begin_visit(&self, carrier: Carrier, visit: Visit, since: Moment) -> io::Result<VisitCarrier> {
+        if carrier.is_used() {
+            self.counts.count(Counted::Reuses, "");
+        }
+        let stream = VisitStream::offer(carrier, visit)?;
+        self.counts.busy.enter();
+        self.counts.visit_waits.note(self.clock.moment().since(since));
+        Ok(stream)
     }
 
     async fn borrow(&self) -> io::Result<Carrier> {
@@ -314,11 +321,13 @@ impl SessionRelay {
     /// Takes back a visit that has ended.
     pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
         let outcome = match stream.refusal() {
+            _ if stream.is_malformed() => "protocol",
             Some(_) => "refused",
             None if stream.accepted().load(Ordering::Relaxed) => "accepted",
             None => "lost",
         };
         self.counts.count(Counted::Visits, outcome);
+        self.counts.busy.leave();
         if stream.refusal().is_none() {
             return self.keep(stream);
         }
@@ -339,7 +348,7 @@ impl SessionRelay {
                 }
             }
             Finished::Used(carrier) => drop(tokio::spawn(carrier.close())),
-            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0),
+            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0.get_ref()),
         }
     }
 
@@ -362,7 +371,7 @@ impl SessionRelay {
     }
 
     /// As [`SessionRelay::relay`], with a connection of version 1.
-    async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: Connection) {
+    async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: AgentStream) {
         let visit = data::Visit {
             visitor: visitor.address,
             port_id: visitor.port_id,
@@ -375,7 +384,7 @@ impl SessionRelay {
         let accepted = agent.accepted.clone();
         let served = self.carry(&mut visitor, &mut agent, &accepted).await;
         if !matches!(served, Some(Ok(()))) {
-            socket::reset(agent.connection.get_ref().0);
+            socket::reset(agent.connection.get_ref().0.get_ref());
         }
         self.conclude(visitor, served);
     }
@@ -435,12 +444,21 @@ impl SessionRelay {
         }
     }
 
-    fn enter(&self) {
+    fn enter(&self, kind: VisitorKind) {
+        self.level(kind).enter();
         self.active.send_modify(|active| *active += 1);
     }
 
-    fn leave(&self) {
+    fn leave(&self, kind: VisitorKind) {
+        self.level(kind).leave();
         self.active.send_modify(|active| *active -= 1);
+    }
+
+    fn level(&self, kind: VisitorKind) -> &Level {
+        match kind {
+            VisitorKind::Tcp => &self.counts.tcp_visitors,
+            VisitorKind::Http => &self.counts.http_visitors,
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Counters are incremented where something happens; gauges are read from the host on request.
 
+mod nodes;
+
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -12,7 +14,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use culvert_domain::webhook::Outcome;
-use culvert_wire::node::{Counted, TrafficBatch};
+use culvert_wire::node::Level;
+pub use nodes::NodeMetrics;
 
 /// Buckets for the duration of one request, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -57,98 +60,6 @@ struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Direction {
-    direction: &'static str,
-}
-
-/// Metrics of what nodes report.
-#[derive(Clone, Default)]
-pub struct NodeMetrics {
-    /// Payload bytes of tunnels.
-    bytes: Family<Direction, Counter>,
-    corrections: Counter,
-    answers: Family<StatusClass, Counter>,
-    pages: Family<PageCode, Counter>,
-    handshakes: Family<NodeOutcome, Counter>,
-    basic_auth: Family<NodeOutcome, Counter>,
-    visits: Family<NodeOutcome, Counter>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StatusClass {
-    status_class: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PageCode {
-    code: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NodeOutcome {
-    outcome: String,
-}
-
-impl NodeMetrics {
-    /// Counts traffic that was stored.
-    pub fn count(&self, batch: &TrafficBatch) {
-        for row in &batch.rows {
-            self.add(row.bytes_in, row.bytes_out);
-        }
-    }
-
-    /// Adds what a node has counted since it last said so.
-    pub fn add_counts(&self, what: Counted, label: &str, more: u64) {
-        let (outcome, label) = (NodeOutcome { outcome: label.into() }, label.to_owned());
-        match what {
-            Counted::Answers => self.answers.get_or_create(&StatusClass { status_class: label }).inc_by(more),
-            Counted::Pages => self.pages.get_or_create(&PageCode { code: label }).inc_by(more),
-            Counted::Handshakes => self.handshakes.get_or_create(&outcome).inc_by(more),
-            Counted::BasicAuth => self.basic_auth.get_or_create(&outcome).inc_by(more),
-            Counted::Visits => self.visits.get_or_create(&outcome).inc_by(more),
-            Counted::Other => return,
-        };
-    }
-
-    /// Sets counters to zero at the start.
-    fn begin(&self) {
-        self.add(0, 0);
-        for (what, labels) in [
-            (Counted::Answers, ["2xx", "3xx", "4xx", "5xx"].as_slice()),
-            (Counted::Handshakes, &["succeeded", "failed"]),
-            (Counted::BasicAuth, &["passed", "refused"]),
-            (Counted::Visits, &["accepted", "refused", "lost"]),
-        ] {
-            labels.iter().for_each(|label| self.add_counts(what, label, 0));
-        }
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        registry.register("tunnel_bytes", "Payload, as it was noted", self.bytes.clone());
-        let corrections = self.corrections.clone();
-        registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
-        registry.register("edge_requests", "Answers to visitors of http tunnels", self.answers.clone());
-        registry.register("edge_pages", "The nodes' own answers to them", self.pages.clone());
-        registry.register("edge_handshakes", "TLS handshakes of visitors", self.handshakes.clone());
-        let basic_auth = self.basic_auth.clone();
-        registry.register("edge_basic_auth", "Requests to tunnels that ask for a password", basic_auth);
-        let visits = self.visits.clone();
-        registry.register("node_visits", "Connections to local services that have ended", visits);
-    }
-
-    /// Counts a tunnel whose newest state a node was not sent.
-    pub fn corrected(&self) {
-        self.corrections.inc();
-    }
-
-    fn add(&self, bytes_in: u64, bytes_out: u64) {
-        for (direction, bytes) in [("in", bytes_in), ("out", bytes_out)] {
-            self.bytes.get_or_create(&Direction { direction }).inc_by(bytes);
-        }
-    }
 }
 
 /// Metrics of the certificates of public names.
@@ -292,12 +203,13 @@ impl Metrics {
     }
 
     /// All metrics as text, with the given gauges.
-    pub fn text(&self, gauges: Gauges) -> String {
+    pub fn text(&self, gauges: &Gauges) -> String {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.agents.set(gauge(gauges.agents));
         self.tunnels.set(gauge(gauges.tunnels));
         self.visitors.set(gauge(gauges.visitors));
         self.node_buffers.set(gauge(gauges.buffer_bytes));
+        self.nodes.set_levels(&gauges.nodes);
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = text::encode(&mut text, &self.registry);
@@ -306,10 +218,12 @@ impl Metrics {
 }
 
 /// The current values of the gauges.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Gauges {
     pub agents: usize,
     pub tunnels: usize,
     pub visitors: usize,
     pub buffer_bytes: usize,
+    /// What all nodes measure together.
+    pub nodes: Vec<Level>,
 }

@@ -19,7 +19,7 @@ use culvert_wire::control::{Failure, NodeAddress};
 use culvert_wire::device_token::{self, AgentProcess, DeviceToken};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::lease_token::{self, SigningKey};
-use culvert_wire::node::{Assignment, ToNode, TrafficBatch};
+use culvert_wire::node::{Assignment, Level, Measured, ToNode, TrafficBatch};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -100,6 +100,16 @@ impl Nodes {
     pub fn load(&self) -> (u64, u64) {
         let loads = self.links().into_iter().map(|link| link.load());
         loads.fold((0, 0), |(tunnels, visitors), (more, others)| (tunnels + more, visitors + others))
+    }
+
+    /// What the connected nodes measure, together.
+    pub fn levels(&self) -> Vec<Level> {
+        let mut sums: BTreeMap<(Measured, String), u64> = BTreeMap::new();
+        for Level { what, label, level } in self.links().into_iter().flat_map(|link| link.levels()) {
+            let sum = sums.entry((what, label)).or_default();
+            *sum = sum.saturating_add(level);
+        }
+        sums.into_iter().map(|((what, label), level)| Level { what, label, level }).collect()
     }
 
     /// The token by which an agent proves a lease to its node.

@@ -276,6 +276,10 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_edge_handshakes counter
     # TYPE culvert_edge_basic_auth counter
     # TYPE culvert_node_visits counter
+    # TYPE culvert_node_reuses counter
+    # TYPE culvert_node_unproven gauge
+    # TYPE culvert_node_visit_wait_seconds histogram
+    # TYPE culvert_edge_request_duration_seconds histogram
     # TYPE culvert_acme_orders counter
     # TYPE culvert_certificate_expiry_seconds gauge
     # TYPE culvert_node_refused counter

@@ -295,7 +295,7 @@ async fn successful_attempt_ends_retries(engine: Engine) {
     }
     stage.receiver.next().await;
     assert_eq!(outcome(&stage.attempt(&event, 3).await), "succeeded - 204");
-    let figures = stage.host.app.admin.metrics.text(stage.host.app.admin.gauges());
+    let figures = stage.host.app.admin.metrics.text(&stage.host.app.admin.gauges());
     for figure in [r#"outcome="failed"} 2"#, r#"outcome="succeeded"} 1"#] {
         assert!(figures.contains(&format!("culvert_webhook_attempts_total{{{figure}\n")), "{figures}");
     }

@@ -211,6 +211,7 @@ fn metrics() -> Vec<(String, String)> {
     let registration = Regex::new(r#"\.register(?:_with_unit)?\(\s*"(\w+)",\s*"([^"]+)",\s*(?:Unit::(\w+))?"#).unwrap();
     let sources = [
         ("culvert_", "host/service/metrics.rs"),
+        ("culvert_", "host/service/metrics/nodes.rs"),
         ("culvert_", "host/node/bounds.rs"),
         ("culvert_policy_", "host/policy/serve/metrics.rs"),
     ];

@@ -62,5 +62,7 @@ mod two_hosts;
 mod upgrade;
 mod visitors;
 mod web;
+mod web_proxies;
+mod web_timeouts;
 mod web_tools;
 mod webhooks;

@@ -512,6 +512,7 @@ async fn second_process(host: &TestHost) -> Node {
             unproven: 100,
             unproven_per_address: 100,
         },
+        trusted_proxies: Vec::new(),
     };
     let cx = NodeContext {
         clock: host.clock.clone(),

@@ -566,8 +566,20 @@ async fn answers_and_visits_are_counted(engine: Engine) {
         within(20, stage.host.until_found(async || stage.host.metric(figure).await.filter(|count| *count == 1.0)))
             .await;
     }
-    let answers = r#"culvert_edge_requests_total{status_class="4xx"}"#;
-    assert_eq!(stage.host.metric(answers).await, Some(2.0));
+    for (figure, seen) in [
+        (r#"culvert_edge_requests_total{status_class="4xx"}"#, 2.0),
+        ("culvert_edge_request_duration_seconds_count", 3.0),
+        ("culvert_node_visit_wait_seconds_count", 1.0),
+        (r#"culvert_node_visitors{kind="http"}"#, 0.0),
+        // The connection to the service is kept for the next request.
+        (r#"culvert_node_carriers{transport="tls",state="busy"}"#, 1.0),
+        ("culvert_node_unproven", 0.0),
+    ] {
+        let found = async || stage.host.metric(figure).await.filter(|count| *count == seen);
+        within(20, stage.host.until_found(found)).await;
+    }
+    let warm = r#"culvert_node_carriers{transport="tls",state="warm"}"#;
+    within(20, stage.host.until_found(async || stage.host.metric(warm).await.filter(|count| *count >= 2.0))).await;
 }
 
 /// The end of a lease of which the device has heard is followed by a new one, while its agent is connected.

@@ -21,6 +21,8 @@ pub struct Connection<S> {
     /// Bytes that are to be written, from `written` on.
     queue: Vec<u8>,
     written: usize,
+    /// Visits that were begun.
+    visits: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
@@ -34,11 +36,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             payload_filled: 0,
             queue: Vec::new(),
             written: 0,
+            visits: 0,
         }
     }
 
     pub fn get_ref(&self) -> &S {
         &self.stream
+    }
+
+    /// Whether the connection has served a visit.
+    pub fn is_used(&self) -> bool {
+        self.visits > 0
+    }
+
+    pub(super) fn begin_visit(&mut self) {
+        self.visits += 1;
     }
 
     /// The next frame; `None` if the other side has closed the connection. The bytes of [`Frame::Data`] must be read

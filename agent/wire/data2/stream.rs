@@ -27,6 +27,8 @@ pub struct VisitStream<S> {
     accepted: Arc<AtomicBool>,
     /// Whether the queue is to wait for the next flush: see [`VisitStream::accept`].
     is_held: bool,
+    /// Whether the other side has not kept to the protocol.
+    is_malformed: bool,
 }
 
 enum Receiving {
@@ -68,6 +70,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     ///
     /// If the announcement is too long for a frame.
     pub fn offer(mut connection: Connection<S>, visit: Visit) -> io::Result<Self> {
+        connection.begin_visit();
         connection.push(&Frame::Visit(visit))?;
         Ok(Self::new(connection, Receiving::Offered, false))
     }
@@ -85,12 +88,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
 
     fn new(connection: Connection<S>, receiving: Receiving, is_held: bool) -> Self {
         let accepted = Arc::new(AtomicBool::new(matches!(receiving, Receiving::Frames { .. })));
-        Self { connection, receiving, sending: Sending::Frames, sent: 0, accepted, is_held }
+        Self { connection, receiving, sending: Sending::Frames, sent: 0, accepted, is_held, is_malformed: false }
     }
 
     /// Becomes true when the agent accepts the visit.
     pub fn accepted(&self) -> Arc<AtomicBool> {
         self.accepted.clone()
+    }
+
+    /// Whether the other side has not kept to the protocol.
+    pub fn is_malformed(&self) -> bool {
+        self.is_malformed
     }
 
     /// Why the agent has refused the visit.
@@ -118,6 +126,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
 
     /// Reads frames up to the next bytes or the end of the direction.
     fn poll_frames(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = self.poll_frame(context);
+        if let Poll::Ready(Err(error)) = &polled {
+            self.is_malformed |= error.kind() == io::ErrorKind::InvalidData;
+        }
+        polled
+    }
+
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let frame = ready!(self.connection.poll_next(context))?;
         let is_offered = matches!(self.receiving, Receiving::Offered);
         self.receiving = match frame {

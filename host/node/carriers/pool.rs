@@ -6,15 +6,19 @@ use std::sync::{Arc, Mutex, Weak};
 use culvert_wire::data2::MAX_WARM;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
+use culvert_wire::read_ahead::ReadAhead;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::server::TlsStream;
 
+use crate::counts::Counts;
 use crate::lock;
 
+/// An agent's connection. It takes more than a kilobyte, so it is moved as a pointer.
+pub(crate) type AgentStream = Box<TlsStream<ReadAhead<TcpStream>>>;
+
 /// A data connection of an agent.
-/// The TLS session is in a box: tasks hold several places for it.
-pub(crate) type Carrier = Connection<Box<TlsStream<TcpStream>>>;
+pub(crate) type Carrier = Connection<AgentStream>;
 
 /// Gets the next free connection; an error if the pool ends before.
 pub(crate) type NextCarrier = oneshot::Receiver<Carrier>;
@@ -29,6 +33,7 @@ pub(crate) trait Job: Send + Sized + 'static {
 }
 
 pub(crate) struct Pool<J> {
+    counts: Arc<Counts>,
     state: Mutex<State<J>>,
 }
 
@@ -40,9 +45,9 @@ struct State<J> {
 }
 
 impl<J: Job> Pool<J> {
-    pub(super) fn new() -> Arc<Self> {
+    pub(super) fn new(counts: Arc<Counts>) -> Arc<Self> {
         let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new() };
-        Arc::new(Self { state: Mutex::new(state) })
+        Arc::new(Self { counts, state: Mutex::new(state) })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -63,6 +68,7 @@ impl<J: Job> Pool<J> {
     pub(crate) fn offer(&self, mut job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
         while let Some((_, warm)) = state.warm.pop_last() {
+            self.counts.warm.leave();
             match warm.send(job) {
                 Ok(()) => return Ok(()),
                 Err(returned) => job = returned,
@@ -92,8 +98,15 @@ impl<J: Job> Pool<J> {
         let number = state.next;
         state.next += 1;
         state.warm.insert(number, sender);
+        self.counts.warm.enter();
         drop(state);
         tokio::spawn(keep_warm(Arc::downgrade(self), number, carrier, given));
+    }
+}
+
+impl<J> Drop for Pool<J> {
+    fn drop(&mut self) {
+        self.counts.warm.leave_all(lock(&self.state).warm.len());
     }
 }
 
@@ -110,8 +123,10 @@ async fn keep_warm<J: Job>(pool: Weak<Pool<J>>, number: u64, mut carrier: Carrie
             };
         }
     };
-    if let Some(pool) = pool.upgrade() {
-        lock(&pool.state).warm.remove(&number);
+    if let Some(pool) = pool.upgrade()
+        && lock(&pool.state).warm.remove(&number).is_some()
+    {
+        pool.counts.warm.leave();
     }
     given.close();
     let retires = matches!(frame, Ok(Some(Frame::Retire)));

@@ -24,10 +24,15 @@ impl Activity {
         self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    /// When the last byte has moved.
+    pub(super) fn last(&self) -> Moment {
+        self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)))
+    }
+
     /// Waits until no byte has moved for this time.
     pub(super) async fn silence(self: Arc<Self>, timeout: Duration) {
         loop {
-            let end = self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)) + timeout);
+            let end = self.last().plus(timeout);
             if self.clock.moment() >= end {
                 return;
             }

@@ -13,10 +13,11 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use super::cut::CutSlot;
 use super::exchanges::{EndReason, Exchanges};
+use super::phase::{ConnectionPhase, PhasedStream};
 use super::timer::ClockTimer;
-use super::visitor::{Socket, VisitorConnection};
+use super::transport::Socket;
+use super::visitor::VisitorConnection;
 use super::{Front, exchange};
 
 /// Bytes of a body that are read ahead.
@@ -38,25 +39,23 @@ const RESETS_BY_ERROR: usize = 128;
 pub(super) async fn http1<S: Socket>(
     front: Arc<Front>,
     visitor: Arc<VisitorConnection>,
-    slot: &CutSlot,
+    phase: &Arc<ConnectionPhase>,
     stream: S,
 ) -> io::Result<()> {
-    let (limits, clock) = (front.limits, front.shared.clock.clone());
+    let limits = front.limits;
     let service = service_fn(|request| answered(&front, &visitor, request));
     let mut connection = http1::Builder::new()
-        .timer(ClockTimer(clock))
-        .header_read_timeout(limits.header_timeout)
         .max_headers(limits.header_count)
         .max_header_size(limits.header_bytes)
         .max_buf_size(READ_BUFFER)
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(PhasedStream::new(stream, phase.clone())), service)
         .with_upgrades();
     let ended = poll_fn(|context| match Pin::new(&mut connection).poll(context) {
         Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::other)),
-        Poll::Pending => slot.poll(context).map(Err),
+        Poll::Pending => phase.poll(context).map(Err),
     });
     let ended = front.shared.stop.run_until_cancelled(ended).await;
-    if slot.is_under_way()
+    if phase.is_within_answer()
         && let Some(parts) = connection.into_parts()
     {
         // An answer that was cut short must not look complete.

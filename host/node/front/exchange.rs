@@ -16,9 +16,10 @@ use uuid::Uuid;
 use super::activity::Activity;
 use super::authority::name_of;
 use super::body::{Body, Observer, PassedBody};
-use super::cut::{Armed, CutBody};
+use super::cut::CutBody;
 use super::exchanges::OpenExchange;
 use super::pages::{OwnAnswer, Page};
+use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
 use super::upstream::{Reusable, UpstreamVersion, Upstreams, Visited};
@@ -27,7 +28,7 @@ use super::{Front, headers};
 use crate::admission::{AdmissionRefusal, AdmittedVisitor};
 use crate::bounds::Bound;
 use crate::lock;
-use crate::session::{ActiveRun, SessionRelay};
+use crate::session::{ActiveRun, SessionRelay, VisitorKind};
 
 /// A request that was let in.
 struct Admitted {
@@ -44,39 +45,37 @@ pub(super) async fn serve(
     mut request: Request<Incoming>,
 ) -> Response<Body> {
     let mut open = match &visitor.version {
-        HttpVersion::Http1(_) => None,
+        HttpVersion::Http1(phase) => {
+            phase.begin_exchange();
+            None
+        }
         HttpVersion::Http2(exchanges) => Some(exchanges.begin()),
     };
+    let begun = front.shared.clock.moment();
     let accepted = request.headers().get(ACCEPT).cloned();
-    let answer = match admit(front, visitor, &mut request).await {
-        Ok(admitted) => pass(front, visitor, admitted, request, &mut open).await.map_err(OwnAnswer::from),
+    let peer = visitor.peer.behind(request.headers(), &front.trusted_proxies);
+    let answer = match admit(front, visitor, peer, &mut request).await {
+        Ok(admitted) => pass(front, visitor, peer, admitted, request, &mut open).await.map_err(OwnAnswer::from),
         Err(own) => Err(own),
     };
     let answer = answer.unwrap_or_else(|own| {
         open.iter_mut().for_each(OpenExchange::complete);
-        tracing::debug!(address = %visitor.peer.address, ?own, "a request was answered by the node");
+        if let Some(phase) = visitor.phase() {
+            phase.end_exchange();
+        }
+        tracing::debug!(address = %peer.address, ?own, "a request was answered by the node");
         front.shared.counts.count(Counted::Pages, own.code());
         own.response(accepted.as_ref())
     });
-    front.shared.counts.count(Counted::Answers, class(answer.status()));
+    let took = front.shared.clock.moment().since(begun);
+    front.shared.counts.answered(answer.status().as_u16(), took);
     answer
-}
-
-/// The class of a status (RFC 9110, section 15).
-fn class(status: StatusCode) -> &'static str {
-    match status.as_u16() / 100 {
-        1 => "1xx",
-        2 => "2xx",
-        3 => "3xx",
-        4 => "4xx",
-        5 => "5xx",
-        _ => "other",
-    }
 }
 
 async fn admit(
     front: &Front,
     visitor: &VisitorConnection,
+    peer: Peer,
     request: &mut Request<Incoming>,
 ) -> Result<Admitted, OwnAnswer> {
     if request.method() == Method::CONNECT && !headers::is_websocket_of_h2(request) {
@@ -97,7 +96,7 @@ async fn admit(
         return Err(OwnAnswer::Challenge(answer));
     }
     let found = front.shared.routes.find(&name).ok_or(Page::NO_SUCH_TUNNEL)?;
-    if found.route.https && visitor.peer.scheme == Scheme::Http {
+    if found.route.https && peer.scheme == Scheme::Http {
         // Its owner asked for HTTPS, so nothing is served in the clear.
         return Err(to_https(front, &name, request));
     }
@@ -107,14 +106,14 @@ async fn admit(
     let tunnel =
         lock(&front.shared.tunnels).get(&found.route.tunnel_id).map(|tunnel| (tunnel.run(), tunnel.access.clone()));
     let (run, access) = tunnel.ok_or(Page::TUNNEL_OFFLINE)?;
-    let ip = visitor.peer.address.ip();
+    let ip = peer.address.ip();
     let admission = access.enter_exchange(ip, &run.ended()).map_err(|refusal| refused(front, refusal))?;
     if let Some(expected) = &found.route.basic_auth {
         let checked = front.basic_auth.check(found.route.tunnel_id, expected, ip, request.headers_mut()).await;
         front.shared.counts.count(Counted::BasicAuth, if checked.is_ok() { "passed" } else { "refused" });
         checked?;
     }
-    Ok(Admitted { name, found, run: ActiveRun::new(run), admission })
+    Ok(Admitted { name, found, run: ActiveRun::new(run, VisitorKind::Http), admission })
 }
 
 /// What an authority looks for at a path (RFC 8555, section 8.3). Other tokens are the service's.
@@ -149,11 +148,11 @@ fn refused(front: &Front, refusal: AdmissionRefusal) -> Page {
 async fn pass(
     front: &Front,
     visitor: &Arc<VisitorConnection>,
+    peer: Peer,
     admitted: Admitted,
     mut request: Request<Incoming>,
     open: &mut Option<OpenExchange>,
 ) -> Result<Response<Body>, Page> {
-    let peer = visitor.peer;
     let run = admitted.run.relay().clone();
     let is_upgrade = headers::is_websocket(&request);
     if is_upgrade && headers::has_body(&request) {
@@ -171,7 +170,7 @@ async fn pass(
     };
     let is_websocket_of_h2 = headers::is_websocket_of_h2(&request);
     let named = (name.as_str(), route.host_header.as_deref());
-    let passed = to_service(front, peer, named, &ongoing, request, &activity);
+    let passed = to_service(front, (visitor, peer), named, &ongoing, request, &activity);
     let passed = match &exchanges {
         Some(exchanges) if !passed.body().is_end_stream() => {
             let (exchanges, out, activity) = (exchanges.clone(), out.clone(), activity.clone());
@@ -196,12 +195,12 @@ async fn pass(
         // To its visitor this would look like a WebSocket (RFC 8441, section 5).
         (status, _) if is_websocket_of_h2 && status.is_success() => Err(Page::ANSWER_INVALID),
         _ => {
-            let armed = match &visitor.version {
-                HttpVersion::Http1(slot) => Some(slot.arm(out.clone(), activity.clone(), idle)),
-                HttpVersion::Http2(_) => None,
-            };
+            let phase = visitor.phase().cloned();
+            if let Some(phase) = &phase {
+                phase.begin_answer(out.clone(), activity.clone(), idle);
+            }
             let upstreams = front.upstreams.clone();
-            let answer = Answer { armed, open: open.take(), ongoing, upstreams, port_id, sender };
+            let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, sender };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
                 Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),
@@ -214,7 +213,7 @@ async fn pass(
 /// The request as the service gets it.
 fn to_service(
     front: &Front,
-    peer: Peer,
+    (visitor, peer): (&VisitorConnection, Peer),
     (name, host_header): (&str, Option<&str>),
     ongoing: &Arc<OngoingRequest>,
     mut request: Request<Incoming>,
@@ -232,7 +231,9 @@ fn to_service(
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    let body = PassedBody::new(body, activity.clone(), Upload(ongoing.clone()));
+    let uploading = visitor.phase().filter(|_| !body.is_end_stream()).map(ConnectionPhase::begin_upload);
+    let upload = Upload { ongoing: ongoing.clone(), _uploading: uploading };
+    let body = PassedBody::new(body, activity.clone(), upload);
     Request::from_parts(head, body)
 }
 
@@ -293,18 +294,21 @@ struct OngoingRequest {
 }
 
 /// Counts the bytes of a request's body.
-struct Upload(Arc<OngoingRequest>);
+struct Upload {
+    ongoing: Arc<OngoingRequest>,
+    _uploading: Option<Uploading>,
+}
 
 impl Observer for Upload {
     fn count(&self, bytes: usize) {
-        count(&self.0.run.relay().counters().forth, bytes);
+        count(&self.ongoing.run.relay().counters().forth, bytes);
     }
 }
 
 /// Counts the bytes of an answer's body. At its end, the connection to the service is free for the next request.
 struct Answer {
     /// On a connection of HTTP/1.1.
-    armed: Option<Armed>,
+    phase: Option<Arc<ConnectionPhase>>,
     /// On a connection of HTTP/2.
     open: Option<OpenExchange>,
     ongoing: Arc<OngoingRequest>,
@@ -319,7 +323,7 @@ impl Observer for Answer {
     }
 
     fn complete(&mut self) {
-        self.armed.iter().for_each(Armed::complete);
+        self.phase.iter().for_each(|phase| phase.end_exchange());
         self.open.iter_mut().for_each(OpenExchange::complete);
         // A service that has answered before the whole request had come gets no other one on this connection.
         if let Some(sender) = self.sender.take()

@@ -34,8 +34,12 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 /// Whether a header is one that a proxy in front would set. Visitors must not. Some services read `_` as `-`.
 fn is_of_proxies(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    name.starts_with("x-forwarded-") || name == "forwarded" || name == "x-real-ip"
+    let begins = |with: &str| {
+        let mut name = name.as_str().bytes().map(|byte| if byte == b'_' { b'-' } else { byte });
+        with.bytes().all(|byte| name.next() == Some(byte))
+    };
+    let is = |whole: &str| name.as_str().len() == whole.len() && begins(whole);
+    begins("x-forwarded-") || is("forwarded") || is("x-real-ip")
 }
 
 /// Whether a request wants to speak WebSocket: on its connection (RFC 6455, section 4.1), or on its stream.

@@ -8,6 +8,7 @@ pub struct WebLimits {
     pub connections_per_address: usize,
     pub handshakes_per_second: usize,
     pub handshake_timeout: Duration,
+    pub first_byte_timeout: Duration,
     pub header_timeout: Duration,
     pub keep_alive: Duration,
     pub header_bytes: usize,

@@ -14,6 +14,13 @@ impl Scheme {
             Self::Https => "https",
         }
     }
+
+    pub(super) fn usual_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+        }
+    }
 }
 
 /// The ports at which visitors come, as they see them; `None` where there is no listener.

@@ -1,16 +1,16 @@
 //! A visitor's connection, as its requests see it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::server::TlsStream;
+use culvert_wire::client_network::client_address;
+use hyper::HeaderMap;
+use ipnet::IpNet;
 
 use super::addresses::Entry;
 use super::certificates::Held;
-use super::cut::CutSlot;
 use super::exchanges::Exchanges;
+use super::phase::ConnectionPhase;
 use super::scheme::Scheme;
 
 /// One end of a visitor's connection, and how it is spoken on.
@@ -24,44 +24,63 @@ pub(super) struct Peer {
     pub port: u16,
 }
 
+/// Whether an address is a proxy's, which brings the visitors of many.
+pub(super) fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
+    let address = address.to_canonical();
+    trusted.iter().any(|network| network.contains(&address))
+}
+
+impl Peer {
+    /// Whom a request is from and how it came, where a trusted proxy in front of the node says so.
+    pub(super) fn behind(self, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
+        if !is_trusted(self.address.ip(), trusted) {
+            return self;
+        }
+        let values = |name| headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        let ip = client_address(self.address.ip(), values("x-forwarded-for"), trusted);
+        // The nearest proxy has written the last value.
+        let said = |name| values(name).next_back().and_then(|value| value.rsplit(',').next()).map(str::trim);
+        let scheme = match said("x-forwarded-proto") {
+            Some("https") => Scheme::Https,
+            Some("http") => Scheme::Http,
+            _ => self.scheme,
+        };
+        let usual = if scheme == self.scheme { self.port } else { scheme.usual_port() };
+        let port = said("x-forwarded-port").and_then(|port| port.parse().ok()).unwrap_or(usual);
+        Self { address: SocketAddr::new(ip, 0), scheme, port, ..self }
+    }
+}
+
 /// A visitor's connection. It is counted for its address as long as anything of it is there, a WebSocket too.
 pub(super) struct VisitorConnection {
     pub peer: Peer,
     /// The certificate that the visitor was shown; `None` in the clear.
     pub shown: Option<Arc<Held>>,
     pub version: HttpVersion,
-    pub _entry: Entry,
+    /// `None` for a trusted proxy, which is not counted.
+    pub _entry: Option<Entry>,
 }
 
 /// What an exchange needs of its connection, by the version of HTTP.
 pub(super) enum HttpVersion {
     /// One exchange at a time: to cut it, the connection is cut.
-    Http1(Arc<CutSlot>),
+    Http1(Arc<ConnectionPhase>),
     /// Many exchanges at a time: each is cut alone.
     Http2(Arc<Exchanges>),
 }
 
 impl VisitorConnection {
+    /// The phase of a connection of HTTP/1.1.
+    pub(super) fn phase(&self) -> Option<&Arc<ConnectionPhase>> {
+        match &self.version {
+            HttpVersion::Http1(phase) => Some(phase),
+            HttpVersion::Http2(_) => None,
+        }
+    }
+
     /// Whether requests for a name may come on this connection: what was shown must prove it, whatever name the handshake
     /// was for.
     pub(super) fn proves(&self, name: &str) -> bool {
         self.shown.as_ref().is_none_or(|shown| shown.covers(name))
-    }
-}
-
-/// The connection below HTTP.
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    fn socket(&self) -> &TcpStream;
-}
-
-impl Socket for TcpStream {
-    fn socket(&self) -> &TcpStream {
-        self
-    }
-}
-
-impl Socket for TlsStream<TcpStream> {
-    fn socket(&self) -> &TcpStream {
-        self.get_ref().0
     }
 }

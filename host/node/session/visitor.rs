@@ -21,8 +21,7 @@ pub(crate) struct Visitor {
     /// The extra port that it came to; `None` for the tunnel's own port.
     pub port_id: Option<Uuid>,
     pub admission: AdmittedVisitor,
-    /// How long it waits for a data connection.
-    pub waits_until: Moment,
+    pub came: Moment,
     /// Dropped last: whoever waits for the end of a run's visitors knows that their sockets are closed.
     pub run: ActiveRun,
 }
@@ -40,23 +39,34 @@ impl Drop for VisitorSocket {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VisitorKind {
+    /// A connection.
+    Tcp,
+    /// An exchange.
+    Http,
+}
+
 /// The run that a visitor belongs to, which counts it.
-pub(crate) struct ActiveRun(Arc<SessionRelay>);
+pub(crate) struct ActiveRun {
+    run: Arc<SessionRelay>,
+    kind: VisitorKind,
+}
 
 impl ActiveRun {
-    pub(crate) fn new(run: Arc<SessionRelay>) -> Self {
-        run.enter();
-        Self(run)
+    pub(crate) fn new(run: Arc<SessionRelay>, kind: VisitorKind) -> Self {
+        run.enter(kind);
+        Self { run, kind }
     }
 
     pub(crate) fn relay(&self) -> &Arc<SessionRelay> {
-        &self.0
+        &self.run
     }
 }
 
 impl Drop for ActiveRun {
     fn drop(&mut self) {
-        self.0.leave();
+        self.run.leave(self.kind);
     }
 }
 
@@ -67,10 +77,10 @@ impl Visitor {
         port_id: Option<Uuid>,
         admission: AdmittedVisitor,
         run: Arc<SessionRelay>,
-        waits_until: Moment,
+        came: Moment,
     ) -> Self {
         let socket = VisitorSocket { stream, is_complete: false };
-        Self { socket, address, port_id, admission, waits_until, run: ActiveRun::new(run) }
+        Self { socket, address, port_id, admission, came, run: ActiveRun::new(run, VisitorKind::Tcp) }
     }
 }
 

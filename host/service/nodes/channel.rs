@@ -42,8 +42,8 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
                 });
             }
             frame => {
-                if let ToHost::Load { counts, .. } = &frame {
-                    nodes.counts.take(node_id, link.boot_id(), counts, &nodes.metrics);
+                if let ToHost::Load { counts, times, .. } = &frame {
+                    nodes.counts.take(node_id, link.boot_id(), counts, times, &nodes.metrics);
                 }
                 link.receive(frame);
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 
 use culvert_wire::control::NodeAddress;
-use culvert_wire::node::{Assignment, NodeHello, QUEUE, ToHost, ToNode, TrafficBatch};
+use culvert_wire::node::{Assignment, Level, NodeHello, QUEUE, ToHost, ToNode, TrafficBatch};
 use culvert_wire::tally::Tally;
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
@@ -15,6 +15,9 @@ use culvert_store::assignments::Assigned;
 
 /// Whether a session is served, or why not.
 pub(super) type Outcome = Result<(), String>;
+
+/// Levels of a node that are known, at most.
+const MOST_LEVELS: usize = 100;
 
 pub struct Link {
     hello: NodeHello,
@@ -102,6 +105,7 @@ struct Reported {
     traffic: BTreeMap<u64, TrafficBatch>,
     tunnels: u64,
     visitors: u64,
+    levels: Vec<Level>,
 }
 
 impl Link {
@@ -163,9 +167,10 @@ impl Link {
                 self.applied.send_modify(|applied| *applied = (*applied).max(Some(revision)));
             }
             ToHost::Traffic(batch) => self.take_traffic(batch),
-            ToHost::Load { tunnels, visitors, .. } => {
+            ToHost::Load { tunnels, visitors, mut levels, .. } => {
+                levels.truncate(MOST_LEVELS);
                 let mut reported = lock(&self.reported);
-                (reported.tunnels, reported.visitors) = (tunnels, visitors);
+                (reported.tunnels, reported.visitors, reported.levels) = (tunnels, visitors, levels);
             }
             ToHost::Hello(_) | ToHost::Resync { .. } => {}
         }
@@ -290,6 +295,11 @@ impl Link {
     pub async fn wait_until_applied(&self, revision: u64) {
         // This cannot fail: the sender lives as long as `self`.
         let _ = self.applied.subscribe().wait_for(|applied| *applied >= Some(revision)).await;
+    }
+
+    /// What the node measures.
+    pub fn levels(&self) -> Vec<Level> {
+        lock(&self.reported).levels.clone()
     }
 
     /// The number of served tunnels, and of their visitors.
