@@ -229,6 +229,7 @@ impl Agent {
             ToAgent::Resume { grant } => self.resume(grant, self.clock.moment()).await,
             ToAgent::Renewed { sequence, lease_ids, device_tokens } => {
                 self.leases.renewed(sequence, &lease_ids);
+                self.foreground.renewed(self.clock.now());
                 self.leases.renew_tokens(device_tokens);
                 Ok(())
             }
@@ -300,7 +301,7 @@ impl Agent {
         if self.host.as_ref().is_some_and(|host| host.next_beat <= now) {
             self.renew().await;
             self.leases.probe_again();
-            self.foreground.wake();
+            self.foreground.beat();
         }
         Ok(())
     }

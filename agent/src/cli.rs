@@ -25,6 +25,7 @@ use crate::ipc::{self, Answer, NodeStatus, Request, Status, TunnelStatus};
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
+use screen::{printable, printable_lines};
 
 /// Runs on a device and opens its tunnels.
 #[derive(Parser)]
@@ -152,7 +153,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString> + C
         Ok(Exit::Stopped) => ExitCode::SUCCESS,
         Ok(Exit::Replace(program)) => replace(program),
         Err(problem) => {
-            eprintln!("culvert-agent: {problem}");
+            eprintln!("culvert-agent: {}", printable_lines(&problem.to_string()));
             ExitCode::FAILURE
         }
     }
@@ -180,7 +181,7 @@ enum CliError {
     Server(String),
     #[error("the server could not be reached: {0}")]
     Unreachable(String),
-    #[error("{}", .0.detail)]
+    #[error("{}", printable(&.0.detail))]
     Refused(Failure),
     #[error("{0} Start it with `--yes`, or allow it: `culvert-agent targets allow {1}`.")]
     NotAccepted(String, String),
@@ -190,6 +191,8 @@ enum CliError {
     Ended(Failure),
     #[error("the server could not be told that the tunnel ends; it deletes the tunnel in ten minutes")]
     NotDeleted,
+    #[error("the server could not be told that the tunnel ends; it may run on until the server ends its lease")]
+    NotStopped,
     #[error("--basic-auth: the password is empty")]
     NoPassword,
     #[error("--code: there is no code on standard input")]
@@ -239,9 +242,9 @@ async fn start(state: &StateDir, tunnel: &str, yes: bool) -> Result<Answer, CliE
         if !io::stdin().is_terminal() {
             return Err(CliError::NotAccepted(detail, accept.unwrap_or_default()));
         }
-        eprint!("{detail} Start it? [y/N] ");
+        eprint!("{} Start it? [y/N] ", printable(&detail));
         let answer = read_line()?;
-        if !matches!(answer.to_ascii_lowercase().as_str(), "y" | "yes") {
+        if !matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") {
             return Err(CliError::Declined);
         }
     }
@@ -259,7 +262,7 @@ fn started(tunnel: &TunnelStatus) -> String {
 fn read_line() -> io::Result<String> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
-    Ok(line.trim().into())
+    Ok(line.trim_end_matches(['\r', '\n']).into())
 }
 
 async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliError> {
@@ -358,6 +361,6 @@ async fn ask(state: &StateDir, request: Request) -> Result<Answer, CliError> {
 fn print(output: Output, value: &impl serde::Serialize, text: impl FnOnce() -> String) {
     match serde_json::to_string(value) {
         Ok(line) if output == Output::Json => println!("{line}"),
-        _ => println!("{}", text()),
+        _ => println!("{}", printable_lines(&text())),
     }
 }

@@ -5,6 +5,7 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{UnixListener, UnixStream};
@@ -18,6 +19,8 @@ use culvert_wire::control::{ConsentState, Failure};
 use culvert_wire::failure_code::FailureCode;
 
 const SOCKET: &str = "agent.sock";
+/// Bytes of a request, at most.
+const MOST_REQUEST: u64 = 256 * 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -138,6 +141,9 @@ pub struct WantedTunnel {
     pub creation_id: Option<Uuid>,
     /// The tunnel, where it was created already.
     pub tunnel_id: Option<Uuid>,
+    /// When it was last seen running.
+    #[serde(default)]
+    pub ran_at: Option<DateTime<Utc>>,
 }
 
 /// What the tunnel of a command in the foreground does.
@@ -145,6 +151,9 @@ pub struct WantedTunnel {
 pub struct ForegroundStatus {
     pub state: ForegroundState,
     pub tunnel_id: Option<Uuid>,
+    /// The request by which the tunnel is created.
+    #[serde(default)]
+    pub creation_id: Option<Uuid>,
     /// While it runs.
     pub tunnel: Option<TunnelStatus>,
     /// What is wrong.
@@ -220,7 +229,7 @@ pub fn listen(state: &StateDir, clock: Clock, requests: mpsc::Sender<IpcRequest>
 
 async fn answer(mut stream: UnixStream, id: Uuid, requests: mpsc::Sender<IpcRequest>) -> io::Result<()> {
     let mut line = String::new();
-    BufReader::new(&mut stream).read_line(&mut line).await?;
+    BufReader::new((&mut stream).take(MOST_REQUEST)).read_line(&mut line).await?;
     let request = match serde_json::from_str(&line)? {
         Request::Foreground(wanted) => return attend(stream, id, wanted, requests).await,
         request => request,
@@ -238,7 +247,13 @@ async fn attend(
     wanted: Box<WantedTunnel>,
     requests: mpsc::Sender<IpcRequest>,
 ) -> io::Result<()> {
-    let starting = ForegroundStatus { state: ForegroundState::Starting, tunnel_id: None, tunnel: None, problem: None };
+    let starting = ForegroundStatus {
+        state: ForegroundState::Starting,
+        tunnel_id: wanted.tunnel_id,
+        creation_id: wanted.creation_id,
+        tunnel: None,
+        problem: None,
+    };
     let (updates, mut news) = watch::channel(Update::Status(Box::new(starting)));
     requests.send(IpcRequest::Foreground { id, wanted, updates }).await.map_err(io::Error::other)?;
     let (mut reader, mut writer) = stream.split();

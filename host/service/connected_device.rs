@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::nodes::EndedSessions;
 use crate::operations::reports::{self, BeginDecision};
-use crate::{Service, consent, local_runs, operations, presence, resumption, sessions};
+use crate::{Service, consent, local_runs, operations, presence, resumption, sessions, temporary_tunnels};
 
 pub use accept::{Identified, identify};
 pub use commands::WantedTunnel;
@@ -286,6 +286,14 @@ impl ConnectedDevice {
     /// If the device may not be connected any longer; if a policy or the database fails. The inner result says why the
     /// tunnel does not start.
     pub async fn start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
+        let started = self.try_start(tunnel).await?;
+        if let (Err(_), Ok(tunnel_id)) = (&started, tunnel.parse()) {
+            temporary_tunnels::note_attempt(&self.service.store, self.scope_id, tunnel_id, self.id()).await?;
+        }
+        Ok(started)
+    }
+
+    async fn try_start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
         self.current().await?;
         let found = match local_runs::find(&self.service, self.scope_id, tunnel).await? {
             Ok(found) => found,

@@ -1,9 +1,9 @@
 //! Tunnels that a command at a device makes, and that end with it.
 
 use chrono::TimeDelta;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::tunnel::Tunnel;
-use culvert_store::Write;
+use culvert_store::{Store, Write};
 use uuid::Uuid;
 
 use crate::commit::Change;
@@ -12,6 +12,9 @@ use crate::tunnels::{self, CreateTunnel};
 
 /// How long a temporary tunnel is kept after its last lease: a command that comes back before keeps its address.
 const KEPT_FOR: TimeDelta = TimeDelta::minutes(10);
+
+/// When a tunnel that could not be looked at is looked at again.
+const RETRY_AFTER: TimeDelta = TimeDelta::minutes(1);
 
 /// How long the tunnel of a command is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,10 @@ impl Change for CreateFromDevice {
     type Done = Tunnel;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Tunnel> {
+        let device = write.device(permit.caller().scope.id, self.device_id).await?;
+        if !device.is_some_and(|device| device.may_create) {
+            return Err(Error::new(Code::DeviceNotAllowed, "Commands at this device may not create tunnels."));
+        }
         let tunnel = self.create.apply(write, permit).await?;
         if self.keep == Keep::Temporarily {
             write.insert_temporary_tunnel(tunnel.id, self.device_id, write.now + KEPT_FOR).await?;
@@ -41,12 +48,66 @@ impl Change for CreateFromDevice {
     }
 }
 
+/// A command at a device has ended: its tunnel is deleted, unless it runs on another device by now.
+pub(crate) struct DeleteFromDevice {
+    pub tunnel_id: Uuid,
+    pub device_id: Uuid,
+}
+
+impl Change for DeleteFromDevice {
+    type Done = Uuid;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
+        let tunnel = write.tunnel(permit.caller().scope.id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
+        if tunnel.run.as_ref().is_none_or(|run| run.device_id == self.device_id) {
+            tunnels::delete(write, tunnel).await?;
+        }
+        Ok(self.tunnel_id)
+    }
+}
+
+/// A device could not start its temporary tunnel: the command is still there, so that the tunnel is kept.
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn note_attempt(store: &Store, scope_id: Uuid, tunnel_id: Uuid, device_id: Uuid) -> Result<()> {
+    if !store.is_temporary_tunnel(tunnel_id, device_id).await? {
+        return Ok(());
+    }
+    look_again(store, scope_id, tunnel_id, KEPT_FOR).await
+}
+
+async fn look_again(store: &Store, scope_id: Uuid, tunnel_id: Uuid, after: TimeDelta) -> Result<()> {
+    let again = store.write(Some(scope_id), move |write| {
+        Box::pin(async move {
+            let at = write.now + after;
+            write.check_temporary_tunnel_at(tunnel_id, at).await
+        })
+    });
+    again.await
+}
+
+/// Looks at a temporary tunnel that is due. One with which that fails is looked at again after a minute, so that it does
+/// not stand in front of others.
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn look_at(store: &Store, scope_id: Uuid, tunnel_id: Uuid) -> Result<()> {
+    let expired = store.write(Some(scope_id), move |write| Box::pin(expire(write, scope_id, tunnel_id))).await;
+    if expired.is_err() {
+        look_again(store, scope_id, tunnel_id, RETRY_AFTER).await?;
+    }
+    expired
+}
+
 /// Deletes a temporary tunnel if it has not run for ten minutes.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub(crate) async fn expire(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid) -> Result<()> {
+async fn expire(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid) -> Result<()> {
     let Some(check_at) = write.temporary_tunnel_check(tunnel_id).await? else { return Ok(()) };
     let kept_until = write.last_lease_end(tunnel_id).await?.map_or(check_at, |end| end + KEPT_FOR);
     if kept_until > write.now {

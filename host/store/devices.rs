@@ -64,14 +64,14 @@ impl Store {
         Ok(row.as_ref().map(enrolled).transpose()?)
     }
 
-    /// The owner of a device, as the caller of what commands at the device ask for. `None` if the device may not
-    /// create tunnels, or its owner has left the Team.
+    /// The owner of a device, as the caller of what commands at the device ask for. `None` if the device is gone, or its
+    /// owner has left the Team.
     pub(super) async fn caller_of_device(&self, id: Uuid) -> Result<Option<Caller>> {
         let sql = sql!(
             "SELECT d.owner_id, s.id, s.kind, s.name, s.plan, m.role FROM devices d \
              JOIN scopes s ON s.id = d.scope_id \
              LEFT JOIN team_members m ON m.team_id = d.scope_id AND m.account_id = d.owner_id \
-             WHERE d.id = $1 AND d.may_create = TRUE"
+             WHERE d.id = $1"
         );
         let Some(row) = (&self.db).optional(sql, args![id]).await? else { return Ok(None) };
         let (scope, role) = (scopes::scope(&row)?, row.optional_string_enum::<Role>("role")?);

@@ -78,9 +78,7 @@ impl Write {
                 self.optional(sql, args![scope_id, account_id, id, now]).await?
             }
             Credential::Device(id) => {
-                let sql = select_standing!(
-                    "JOIN devices d ON d.id = $3 AND d.scope_id = s.id AND d.owner_id = $2 AND d.may_create = TRUE"
-                );
+                let sql = select_standing!("JOIN devices d ON d.id = $3 AND d.scope_id = s.id AND d.owner_id = $2");
                 self.optional(sql, args![scope_id, account_id, id]).await?
             }
         };

@@ -188,7 +188,7 @@ pub(super) fn not_valid(credential: Credential) -> Error {
     match credential {
         Credential::Key { .. } => Error::of(Code::InvalidApiKey),
         Credential::Device(_) => {
-            Error::new(Code::DeviceNotAllowed, "This device may not create tunnels, or has been removed.")
+            Error::new(Code::DeviceNotAllowed, "This device has been removed, or its owner has left the Team.")
         }
     }
 }

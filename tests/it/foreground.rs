@@ -6,14 +6,15 @@ use culvert_agent::ipc::{Answer, Attendance, ForegroundState, ForegroundStatus, 
 use culvert_domain::session::EndReason;
 use culvert_service::devices;
 use culvert_test_macros::both_engines;
-use culvert_wire::control::{Failure, ToAgent, ToHost};
+
+use culvert_wire::control::{Capability, Failure, Hello, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
-use crate::support::host::{Engine, Person, TestHost};
+use crate::support::host::{Engine, Person, TestHost, within};
 use crate::support::program::{Place, Program};
 use crate::support::visitor::echo_service;
 use crate::support::web::{Browser, WebService, outcome};
@@ -30,10 +31,14 @@ struct Stage {
 impl Stage {
     /// A device that lets nobody control it from afar.
     async fn set(engine: Engine) -> Self {
+        Self::with(engine, Remote::Disabled).await
+    }
+
+    async fn with(engine: Engine, remote: Remote) -> Self {
         let host = TestHost::start(engine).await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
-        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+        let device = host.device(&ada, ada.account_id, remote).await;
         Self { host, ada, api, device, service: WebService::start().await }
     }
 
@@ -42,7 +47,7 @@ impl Stage {
             "name": "journal", "protocol": "http", "subdomain": "journal", "http_ssl_enabled": false,
             "local_host": "127.0.0.1", "local_port": self.service.port,
         });
-        WantedTunnel { body, keep: false, creation_id: Some(self.host.clock.id()), tunnel_id: None }
+        WantedTunnel { body, keep: false, creation_id: Some(self.host.clock.id()), tunnel_id: None, ran_at: None }
     }
 
     /// Begins a command, and waits until its tunnel runs.
@@ -195,7 +200,8 @@ async fn command_that_comes_back_in_time_keeps_its_address(engine: Engine) {
 #[both_engines]
 async fn command_that_comes_back_too_late_gets_another_tunnel(engine: Engine) {
     let stage = Stage::set(engine).await;
-    let gone = WantedTunnel { tunnel_id: Some(Uuid::from_u128(1)), ..stage.wanted() };
+    let ran_at = Some(stage.host.clock.now() - chrono::TimeDelta::minutes(10));
+    let gone = WantedTunnel { tunnel_id: Some(Uuid::from_u128(1)), ran_at, ..stage.wanted() };
     let (_command, tunnel) = stage.begin(&gone).await;
     assert_ne!(Some(tunnel.tunnel_id), gone.tunnel_id);
     assert_eq!(stage.page().await, "200");
@@ -300,15 +306,51 @@ async fn device_creates_tunnels_only_as_long_as_it_may(engine: Engine) {
     let refused = create(&mut wire, stage.host.clock.id(), body.clone()).await.unwrap_err();
     assert_eq!(refused.code, "creation_not_allowed");
     assert!(refused.detail.contains(&format!("culvert device allow-create {}", device.id)), "{}", refused.detail);
-    // A tunnel of somebody else's making is not the command's to delete.
+    // What it has made may still end. A tunnel of somebody else's making is not the command's to delete.
     let other = stage.api.post("/tunnels", body).await.id();
-    for (tunnel, gone) in [(other, false), (tunnel, false)] {
+    for (tunnel, gone) in [(other, false), (tunnel, true)] {
         delete(&mut wire, &stage, tunnel).await;
         assert_eq!(!stage.exists(tunnel).await, gone);
     }
-    devices::set_may_create(&stage.host.app.store, scope, device.id, true).await.unwrap();
-    delete(&mut wire, &stage, tunnel).await;
+}
+
+/// The host deletes a tunnel only where its command is away, not where it cannot start.
+#[both_engines]
+async fn tunnel_that_cannot_start_is_kept_for_its_command(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (device, mut wire) = stage.host.wired(&stage.ada, stage.ada.account_id).await;
+    let tunnel = create(&mut wire, stage.host.clock.id(), stage.wanted().body).await.unwrap();
+    for _ in 0..2 {
+        wire.hang_up().await;
+        stage.host.pass(Duration::from_mins(9)).await;
+        let too_old = |hello: &mut Hello| hello.capabilities.retain(|word| word != Capability::DATA_CHANNEL_V2);
+        wire = stage.host.connect(&device, too_old).await.unwrap();
+        let request_id = stage.host.clock.id();
+        wire.send(ToHost::Start { request_id, tunnel: tunnel.to_string() }).await;
+        let refused = wire.until(|frame| match frame {
+            ToAgent::Answer { request_id: of, outcome } if of == request_id => Some(outcome),
+            _ => None,
+        });
+        assert!(refused.await.is_err());
+    }
+    assert!(stage.exists(tunnel).await);
+    stage.host.pass(Duration::from_mins(10)).await;
     assert!(!stage.exists(tunnel).await);
+}
+
+/// A command that ends does not end what another device runs by now.
+#[both_engines]
+async fn tunnel_that_runs_elsewhere_is_not_deleted(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (_, mut wire) = stage.host.wired(&stage.ada, stage.ada.account_id).await;
+    let tunnel = create(&mut wire, stage.host.clock.id(), stage.wanted().body).await.unwrap();
+    let other = stage.host.device(&stage.ada, stage.ada.account_id, Remote::Enabled).await;
+    let start = format!("/tunnels/{tunnel}/actions/start");
+    let operation = stage.api.post(&start, json!({"device_id": other.id})).await.id();
+    stage.host.until_operation(&stage.api, operation, "succeeded").await;
+    delete(&mut wire, &stage, tunnel).await;
+    assert!(stage.exists(tunnel).await);
+    assert_eq!(other.tunnels().await, vec![tunnel]);
 }
 
 async fn delete(wire: &mut Wire, stage: &Stage, tunnel_id: Uuid) {
@@ -402,4 +444,96 @@ async fn tunnel_that_is_handed_over_outlives_its_command(engine: Engine) {
     stage.host.until_operation(&stage.api, operation, "succeeded").await;
     stage.host.until_tunnel(&stage.api, tunnel.tunnel_id, "running").await;
     assert_eq!((stage.page().await.as_str(), other.tunnels().await), ("200", vec![tunnel.tunnel_id]));
+}
+
+/// A handoff that fails does not give the tunnel back to a command that has ended.
+#[both_engines]
+async fn failed_handoff_leaves_no_tunnel_without_its_command(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    // Nothing answers there, which only a start by remote control minds.
+    let mut wanted = stage.wanted();
+    wanted.body["local_port"] = 9.into();
+    let (mut command, tunnel) = stage.begin(&wanted).await;
+    let other = stage.host.device(&stage.ada, stage.ada.account_id, Remote::Enabled).await;
+    let start = format!("/tunnels/{}/actions/start", tunnel.tunnel_id);
+    let operation = stage.api.post(&start, json!({"device_id": other.id, "handoff": true})).await.id();
+    assert!(last_word(&mut command).await.is_err());
+    stage.host.until_operation(&stage.api, operation, "failed").await;
+    stage.host.until_tunnel(&stage.api, tunnel.tunnel_id, "error").await;
+    assert!(stage.device.tunnels().await.is_empty());
+}
+
+/// A command serves what was typed. What its tunnel was led to since needs remote control.
+#[both_engines]
+async fn changed_target_is_not_served_by_a_command_without_consent(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (mut command, tunnel) = stage.begin(&stage.wanted()).await;
+    let path = format!("/tunnels/{}", tunnel.tunnel_id);
+    stage.api.patch(&path, json!({"local_port": 22})).await.data();
+    let session = stage.host.app.store.lease_of_tunnel(tunnel.tunnel_id).await.unwrap().unwrap().session_id;
+    let scope = stage.ada.account_id;
+    culvert_service::sessions::end_all(&stage.host.app.store, scope, vec![session], EndReason::Error).await.unwrap();
+    let ended = last_word(&mut command).await.unwrap_err();
+    assert_snapshot!(format!("{}: {}", ended.code, ended.detail), @"target_not_accepted: The tunnel was led to 127.0.0.1:22, which nobody at this device has agreed to.");
+    stage.until_gone(tunnel.tunnel_id).await;
+}
+
+/// What was deleted while its command was away for a moment is not made again.
+#[both_engines]
+async fn deleted_tunnel_is_not_made_again(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let now = stage.host.clock.now();
+    for (keep, ran_at) in [(false, Some(now)), (false, None), (true, Some(now - chrono::TimeDelta::hours(1)))] {
+        let gone = WantedTunnel { tunnel_id: Some(Uuid::from_u128(1)), ran_at, keep, ..stage.wanted() };
+        let mut command = Attendance::begin(&stage.device.state, &gone).await.unwrap().unwrap();
+        assert_eq!(last_word(&mut command).await.unwrap_err().detail, "The tunnel was deleted.");
+    }
+    assert_eq!(stage.api.get("/tunnels").await.data(), &json!([]));
+}
+
+/// A restart by remote control gives the tunnel another lease, which the command follows.
+#[both_engines]
+async fn command_follows_a_restart(engine: Engine) {
+    let stage = Stage::with(engine, Remote::Enabled).await;
+    let (mut command, tunnel) = stage.begin(&stage.wanted()).await;
+    let act = async |action: &str| {
+        let path = format!("/tunnels/{}/actions/{action}", tunnel.tunnel_id);
+        let operation = stage.api.post(&path, json!({})).await.id();
+        stage.host.until_operation(&stage.api, operation, "succeeded").await;
+    };
+    act("restart").await;
+    act("stop").await;
+    assert_eq!(within(20, last_word(&mut command)).await.unwrap_err().detail, "The tunnel was stopped: stopped_api.");
+}
+
+/// Whenever a command with `--keep` is ended, its tunnel does not run on.
+#[both_engines]
+async fn kept_tunnel_does_not_run_without_its_command(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    for moments in 0..20 {
+        let mut wanted = WantedTunnel { keep: true, ..stage.wanted() };
+        wanted.body["subdomain"] = format!("journal-{moments}").into();
+        let mut command = Attendance::begin(&stage.device.state, &wanted).await.unwrap().unwrap();
+        for _ in 0..moments {
+            stage.device.status().await;
+        }
+        command.end().await;
+        assert_eq!(last_word(&mut command).await, Ok(()));
+    }
+    for tunnel in stage.api.get("/tunnels").await.data().as_array().unwrap() {
+        stage.host.until_tunnel(&stage.api, tunnel["id"].as_str().unwrap().parse().unwrap(), "stopped").await;
+    }
+    assert!(stage.device.tunnels().await.is_empty());
+}
+
+/// What a command asks for has a bound, and the device's connection to the host does not suffer from more.
+#[both_engines]
+async fn tunnel_that_is_too_large_is_refused(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let mut wanted = stage.wanted();
+    wanted.body["name"] = "\n".repeat(50_000).into();
+    let mut command = Attendance::begin(&stage.device.state, &wanted).await.unwrap().unwrap();
+    assert_eq!(last_word(&mut command).await.unwrap_err().detail, "A tunnel takes at most 32768 bytes.");
+    let (_command, _) = stage.begin(&stage.wanted()).await;
+    assert_eq!(stage.page().await, "200");
 }

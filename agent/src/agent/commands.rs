@@ -99,6 +99,7 @@ impl Agent {
         if let Some(former) = self.leases.of_tunnel(grant.tunnel_id) {
             self.leases.end(former);
         }
+        self.foreground.follow(grant.tunnel_id, grant.lease_id);
         if self.host.is_none() {
             let failure =
                 Failure::new(FailureCode::DeviceDisconnected, "The connection was lost before the tunnel started.");

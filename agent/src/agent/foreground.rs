@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -14,11 +16,17 @@ use super::runs::StartReply;
 use crate::ipc::{ForegroundState, ForegroundStatus, TunnelStatus, Update, WantedTunnel};
 use culvert_wire::allowed_target;
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Failure, Grant, RevokeReason, ToHost};
+use culvert_wire::control::{Failure, Grant, RevokeReason, Target, ToHost};
 use culvert_wire::failure_code::FailureCode;
 
 /// Commands in the foreground, at most.
 const MOST: usize = 64;
+/// Bytes of the tunnel that a command asks for, at most. A frame holds it as JSON.
+const MOST_BYTES: usize = 32 * 1024;
+/// How often the time between two tries is doubled, at most: up to 32 heartbeats.
+const MOST_DOUBLED: u32 = 5;
+/// When the host deletes a tunnel whose command is away.
+const DELETED_AFTER: TimeDelta = TimeDelta::minutes(10);
 /// How often the numbers of a running tunnel are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -33,6 +41,8 @@ pub(super) struct Foreground {
     /// Leases of tunnels that started although their command has ended.
     strays: Vec<Uuid>,
     next_look: Option<Moment>,
+    /// When the host has last renewed leases.
+    renewed_at: Option<DateTime<Utc>>,
 }
 
 struct Command {
@@ -44,6 +54,11 @@ struct Command {
     /// Whether the tunnel ran. From then on, a failure to start is tried again.
     has_run: bool,
     problem: Option<String>,
+    /// Failures since the tunnel last ran, and the heartbeats that pass before the next try.
+    failures: u32,
+    skips: u32,
+    /// Whether the command has ended while the host was to start its tunnel. It is finished with the answer.
+    has_ended: bool,
 }
 
 /// How far a command's tunnel is.
@@ -71,12 +86,15 @@ struct Deletion {
 }
 
 impl Command {
-    /// The command ends if there is no tunnel, or it never ran. Otherwise the next step is tried again.
+    /// The command ends if there is no tunnel, if it never ran, or if somebody has to do something first. Otherwise the
+    /// next step is tried again, less and less often.
     fn fail(&mut self, failure: Failure) {
         let ran = self.has_run && self.wanted.tunnel_id.is_some();
-        if ran || is_transient(&failure.code) {
+        if is_transient(&failure.code) || ran && !is_lasting(&failure.code) {
             self.problem = Some(failure.detail);
             self.stage = Stage::Waiting;
+            self.skips = (1 << self.failures.min(MOST_DOUBLED)) - 1;
+            self.failures += 1;
         } else {
             self.stage = Stage::Over(failure);
         }
@@ -106,6 +124,17 @@ fn is_transient(code: &FailureCode) -> bool {
     PASSING.contains(&code.as_str())
 }
 
+/// Whether a failure lasts until somebody at the device, or the tunnel's owner, does something.
+fn is_lasting(code: &FailureCode) -> bool {
+    const LASTING: [FailureCode; 4] = [
+        FailureCode::DeviceNotAllowed,
+        FailureCode::FeatureNotAvailable,
+        FailureCode::TargetNotAccepted,
+        FailureCode::UnsupportedAction,
+    ];
+    LASTING.contains(code)
+}
+
 impl Foreground {
     /// When to look at the numbers of running tunnels.
     pub(super) fn next_look(&self) -> Option<Moment> {
@@ -113,28 +142,61 @@ impl Foreground {
     }
 
     /// The result of a start: the lease that the tunnel runs under.
-    pub(super) fn started(&mut self, id: Uuid, started: Result<Uuid, Failure>) {
+    pub(super) fn started(&mut self, id: Uuid, started: Result<Uuid, Failure>, now: DateTime<Utc>) {
         let Some(command) = self.commands.get_mut(&id) else {
             self.strays.extend(started.ok());
             return;
         };
         match started {
             Ok(lease_id) => {
-                (command.has_run, command.problem) = (true, None);
+                (command.has_run, command.problem, command.failures) = (true, None, 0);
                 (command.stage, command.lease_id) = (Stage::Running, Some(lease_id));
+                command.wanted.ran_at = Some(now);
             }
-            // The agent was away for so long that the host has deleted it.
             Err(failure) if failure.code == FailureCode::NotFound => {
-                (command.wanted.tunnel_id, command.wanted.creation_id) = (None, None);
-                command.stage = if command.has_run { Stage::Due } else { Stage::Waiting };
+                let is_expired = |ran_at: DateTime<Utc>| now - ran_at >= DELETED_AFTER;
+                if !command.wanted.keep && command.wanted.ran_at.is_some_and(is_expired) {
+                    // The host has deleted it, for its command was away.
+                    (command.wanted.tunnel_id, command.wanted.creation_id) = (None, None);
+                    command.stage = Stage::Due;
+                } else {
+                    command.stage = Stage::Over(stopped(&RevokeReason::TunnelDeleted));
+                }
             }
             Err(failure) => command.fail(failure),
         }
     }
 
+    /// Whether a grant is for a command's tunnel, and leads to what was typed.
+    pub(super) fn is_typed(&self, id: Uuid, grant: &Grant) -> bool {
+        let Some(wanted) = self.commands.get(&id).map(|command| &command.wanted) else { return false };
+        let leads_there = |(host, port): (String, u16)| {
+            let Target { host: led, port: led_port, extra, .. } = &grant.target;
+            extra.is_empty() && *led_port == port && is_same_host(led, &host)
+        };
+        wanted.tunnel_id == Some(grant.tunnel_id) && wanted.target().is_some_and(leads_there)
+    }
+
+    /// The host starts a tunnel here by remote control: the command that it belongs to goes on with the new lease.
+    pub(super) fn follow(&mut self, tunnel_id: Uuid, lease_id: Uuid) {
+        let own = |command: &&mut Command| command.wanted.tunnel_id == Some(tunnel_id);
+        if let Some(command) = self.commands.values_mut().find(own)
+            && !matches!(command.stage, Stage::Over(_))
+        {
+            (command.stage, command.lease_id) = (Stage::Running, Some(lease_id));
+        }
+    }
+
+    /// The host has renewed leases.
+    pub(super) fn renewed(&mut self, now: DateTime<Utc>) {
+        self.renewed_at = Some(now);
+    }
+
     /// A lease has ended at this device. Where the node has refused it, the host says why.
     pub(super) fn lease_ended(&mut self, lease_id: Uuid, reason: &RevokeReason) {
+        let renewed_at = self.renewed_at;
         let Some(command) = self.of_lease(lease_id) else { return };
+        command.wanted.ran_at = command.wanted.ran_at.max(renewed_at);
         command.stage = match (&command.stage, reason) {
             (Stage::Over(_), _) => return,
             (_, reason) if reason.is_stop() => Stage::Over(stopped(reason)),
@@ -168,11 +230,25 @@ impl Foreground {
         true
     }
 
-    /// Takes the next step of every command that waits for one.
+    /// The host is reached: takes the next step of every command that waits for one.
     pub(super) fn wake(&mut self) {
-        for command in self.commands.values_mut().filter(|command| matches!(command.stage, Stage::Waiting)) {
+        for command in self.waiting() {
             command.stage = Stage::Due;
         }
+    }
+
+    /// A heartbeat: takes the next step of the commands that have waited long enough.
+    pub(super) fn beat(&mut self) {
+        for command in self.waiting() {
+            match command.skips.checked_sub(1) {
+                Some(left) => command.skips = left,
+                None => command.stage = Stage::Due,
+            }
+        }
+    }
+
+    fn waiting(&mut self) -> impl Iterator<Item = &mut Command> {
+        self.commands.values_mut().filter(|command| matches!(command.stage, Stage::Waiting))
     }
 
     /// The connection to the host is lost, and with it the answers.
@@ -194,14 +270,34 @@ impl Agent {
             updates.send_replace(Update::Ended(Err(Failure::new(FailureCode::RateLimited, detail))));
             return;
         }
-        let has_run = wanted.tunnel_id.is_some();
-        let command = Command { wanted, updates, stage: Stage::Due, lease_id: None, has_run, problem: None };
+        if wanted.body.to_string().len() > MOST_BYTES {
+            let failure = Failure::new(FailureCode::Refused, format!("A tunnel takes at most {MOST_BYTES} bytes."));
+            updates.send_replace(Update::Ended(Err(failure)));
+            return;
+        }
+        let command = Command {
+            has_run: wanted.tunnel_id.is_some(),
+            wanted,
+            updates,
+            stage: Stage::Due,
+            lease_id: None,
+            problem: None,
+            failures: 0,
+            skips: 0,
+            has_ended: false,
+        };
         self.foreground.commands.insert(id, command);
     }
 
     /// A command in the foreground has ended, or was killed.
     pub(super) async fn end_foreground(&mut self, id: Uuid) -> io::Result<()> {
-        let Some(command) = self.foreground.commands.remove(&id) else { return Ok(()) };
+        let Some(mut command) = self.foreground.commands.remove(&id) else { return Ok(()) };
+        if matches!(command.stage, Stage::Starting) && command.wanted.keep {
+            // A lease that comes now has to be ended, or the tunnel would run without its command.
+            command.has_ended = true;
+            self.foreground.commands.insert(id, command);
+            return Ok(());
+        }
         if matches!(command.stage, Stage::Creating) {
             self.foreground.abandoned.extend(command.wanted.creation_id.map(|id| (id, command)));
             return Ok(());
@@ -262,7 +358,12 @@ impl Agent {
             self.foreground.next_look = None;
             return Ok(());
         }
-        let steps = self.foreground.commands.iter().filter(|(_, c)| matches!(c.stage, Stage::Due | Stage::Over(_)));
+        let is_due = |command: &Command| match command.stage {
+            Stage::Due | Stage::Over(_) => true,
+            Stage::Waiting | Stage::Running => command.has_ended,
+            Stage::Creating | Stage::Starting => false,
+        };
+        let steps = self.foreground.commands.iter().filter(|(_, command)| is_due(command));
         for id in steps.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.step(id).await?;
         }
@@ -272,6 +373,9 @@ impl Agent {
 
     async fn step(&mut self, id: Uuid) -> io::Result<()> {
         if let Some(command) = self.foreground.commands.remove(&id) {
+            if command.has_ended {
+                return self.finish_foreground(command, Ok(())).await;
+            }
             if let Stage::Over(failure) = command.stage {
                 return self.finish_foreground(Command { stage: Stage::Waiting, ..command }, Err(failure)).await;
             }
@@ -333,7 +437,17 @@ fn status(command: &Command, tunnel: Option<TunnelStatus>, connected: bool) -> U
     let lost = (!connected).then(|| "not connected to the server".to_owned());
     let target = tunnel.as_ref().and_then(|tunnel| tunnel.target_error.clone());
     let problem = lost.or(target).or_else(|| command.problem.clone());
-    Update::Status(Box::new(ForegroundStatus { state, tunnel_id: command.wanted.tunnel_id, tunnel, problem }))
+    let WantedTunnel { tunnel_id, creation_id, .. } = command.wanted;
+    Update::Status(Box::new(ForegroundStatus { state, tunnel_id, creation_id, tunnel, problem }))
+}
+
+/// Whether two spellings name the same host.
+fn is_same_host(one: &str, other: &str) -> bool {
+    let address = |host: &str| host.parse::<IpAddr>().ok();
+    match (address(one), address(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.eq_ignore_ascii_case(other),
+    }
 }
 
 impl WantedTunnel {

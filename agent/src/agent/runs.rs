@@ -122,22 +122,48 @@ impl Agent {
             self.answer_start(reply, Ok(lease_id));
             return Ok(());
         }
-        if !self.leases.holds(lease_id)
-            && let Some(failure) = self.not_accepted(&grant, accept.as_deref())
-        {
-            // The host has opened a lease that is not going to be used.
-            self.stopped.add(lease_id)?;
-            self.tell_stopped(lease_id).await;
-            self.answer_start(reply, Err(failure));
+        if self.leases.holds(lease_id) {
+            self.waiting.starts.insert(lease_id, reply);
             return Ok(());
         }
-        self.waiting.starts.insert(lease_id, reply);
-        if !self.leases.holds(lease_id) && self.host.is_some() {
-            // Somebody at the device chose the target, so it need not answer yet.
-            self.agreed.agree(grant.tunnel_id, &grant.target, Chosen::Here)?;
-            self.leases.begin(grant, Chosen::Here, Probe::Skipped, since)?;
+        match self.choice(&reply, &grant, accept.as_deref()) {
+            Ok(chosen) => {
+                self.waiting.starts.insert(lease_id, reply);
+                if self.host.is_some() {
+                    // Somebody at the device chose the target, so it need not answer yet.
+                    self.agreed.agree(grant.tunnel_id, &grant.target, chosen)?;
+                    self.leases.begin(grant, chosen, Probe::Skipped, since)?;
+                }
+            }
+            Err(failure) => {
+                // The host has opened a lease that is not going to be used.
+                self.stopped.add(lease_id)?;
+                self.tell_stopped(lease_id).await;
+                self.answer_start(reply, Err(failure));
+            }
         }
         Ok(())
+    }
+
+    /// Who has chosen the target of a grant; the refusal, where this device does not agree to it.
+    fn choice(&self, reply: &StartReply, grant: &Grant, accept: Option<&str>) -> Result<Chosen, Failure> {
+        let is_typed = match reply {
+            StartReply::Start(_) => true,
+            StartReply::Foreground(id) => self.foreground.is_typed(*id, grant),
+        };
+        if is_typed {
+            return self.not_accepted(grant, accept).map_or(Ok(Chosen::Here), Err);
+        }
+        // Somebody has led the tunnel elsewhere since the command began: that needs what remote control needs.
+        match self.way_to(grant.tunnel_id, &grant.target) {
+            Way::Agreed(chosen) => Ok(chosen),
+            Way::Allowed => Ok(Chosen::FromAfar),
+            Way::Open | Way::Forbidden(_) | Way::Closed => {
+                let led = allowed_target::spelled(&grant.target.host, grant.target.port);
+                let detail = format!("The tunnel was led to {led}, which nobody at this device has agreed to.");
+                Err(Failure::new(FailureCode::TargetNotAccepted, detail))
+            }
+        }
     }
 
     /// The refusal of a grant with targets that the user has yet to accept: those that are not on this
@@ -296,7 +322,7 @@ impl Agent {
                 // The caller may have gone. Then nobody needs the answer.
                 let _ = reply.send(status.map(Answer::Started));
             }
-            StartReply::Foreground(id) => self.foreground.started(id, started),
+            StartReply::Foreground(id) => self.foreground.started(id, started, self.clock.now()),
         }
     }
 
@@ -320,6 +346,7 @@ impl Agent {
     pub(super) async fn on_start_failed(&mut self, lease_id: Uuid, failure: Failure) -> io::Result<()> {
         let Some(grant) = self.leases.end(lease_id) else { return Ok(()) };
         tracing::warn!(tunnel = %grant.name, reason = %failure.detail, "the tunnel did not start");
+        self.foreground.lease_ended(lease_id, &RevokeReason::Ended);
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(failure.clone())).await?;
         } else if let Some(reply) = self.waiting.starts.remove(&lease_id) {

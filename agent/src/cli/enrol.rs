@@ -16,7 +16,7 @@ fn read_code(code: String) -> Result<String, CliError> {
     if code != "-" {
         return Ok(code);
     }
-    Some(read_line()?).filter(|code| !code.is_empty()).ok_or(CliError::NoCode)
+    Some(read_line()?.trim().to_owned()).filter(|code| !code.is_empty()).ok_or(CliError::NoCode)
 }
 
 pub(super) async fn enrol(

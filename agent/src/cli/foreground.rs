@@ -13,11 +13,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::screen::Screen;
+use super::screen::{Screen, printable};
 use super::{CliError, Output, read_line};
 use crate::agent::{Agent, Exit, Setup};
 use crate::device::Device;
-use crate::ipc::{Answer, Attendance, WantedTunnel};
+use crate::ipc::{Answer, Attendance, ForegroundState, ForegroundStatus, WantedTunnel};
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 
@@ -118,7 +118,7 @@ impl Common {
         let name = self.name.unwrap_or_else(|| format!("{protocol} {service}"));
         let mut body = json!({ "name": name, "protocol": protocol, "local_host": host, "local_port": port });
         set(&mut body, "region", self.region.map(Value::from));
-        WantedTunnel { body, keep: self.keep, creation_id: Some(clock.id()), tunnel_id: None }
+        WantedTunnel { body, keep: self.keep, creation_id: Some(clock.id()), tunnel_id: None, ran_at: None }
     }
 }
 
@@ -217,8 +217,9 @@ impl Foreground {
             let ends = tokio::select! {
                 reply = attendance.next() => match reply {
                     Some(Ok(Answer::Foreground(status))) => {
-                        self.wanted.tunnel_id = status.tunnel_id;
-                        self.screen.show(*status).is_err()
+                        self.note(&status);
+                        // Whoever has closed the output wants no more of it.
+                        self.screen.show(*status).is_err() && give_up.is_none()
                     }
                     Some(Ok(_)) => return Followed::Ended(Ok(())),
                     Some(Err(failure)) => return Followed::Ended(Err(CliError::Ended(failure))),
@@ -238,8 +239,16 @@ impl Foreground {
         }
     }
 
+    /// What another agent needs to know to go on.
+    fn note(&mut self, status: &ForegroundStatus) {
+        (self.wanted.tunnel_id, self.wanted.creation_id) = (status.tunnel_id, status.creation_id);
+        if status.state == ForegroundState::Running {
+            self.wanted.ran_at = Some(self.clock.now());
+        }
+    }
+
     fn not_confirmed(&self) -> Result<(), CliError> {
-        if self.wanted.keep || self.wanted.tunnel_id.is_none() { Ok(()) } else { Err(CliError::NotDeleted) }
+        Err(if self.wanted.keep { CliError::NotStopped } else { CliError::NotDeleted })
     }
 }
 
@@ -299,10 +308,10 @@ impl Signals {
 pub(super) fn refusal(failure: &Failure) -> String {
     let by = |rule: &Option<String>| rule.as_ref().map(|rule| format!(", rule {rule}")).unwrap_or_default();
     let detail = if failure.faults.is_empty() { &failure.detail } else { "The server refuses the tunnel:" };
-    let mut text = format!("{detail} ({}{})", failure.code, by(&failure.rule));
+    let mut text = printable(&format!("{detail} ({}{})", failure.code, by(&failure.rule)));
     for fault in &failure.faults {
         let rule = fault.rule.as_ref().map(|rule| format!(" (rule {rule})")).unwrap_or_default();
-        text += &format!("\n  {} {}{rule}", fault.field, fault.message);
+        text += &format!("\n  {}", printable(&format!("{} {}{rule}", fault.field, fault.message)));
     }
     text
 }

@@ -54,6 +54,7 @@ impl Screen {
         let status = ForegroundStatus {
             state: ForegroundState::Waiting,
             tunnel_id: None,
+            creation_id: None,
             tunnel: None,
             problem: Some(text.into()),
         };
@@ -79,15 +80,27 @@ impl Screen {
 
     /// Prints a text, of which parts come from the server: without control characters, but for those of this program.
     fn print(&mut self, begin: &str, text: &str, end: &str) -> io::Result<()> {
-        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let text = printable(text);
         let mut out = io::stdout().lock();
         write!(out, "{begin}{text}{end}")?;
         out.flush()
     }
 }
 
+/// A text, parts of which come from others, as a terminal may show it: without control characters, and without those that
+/// change the direction of what follows (Unicode Standard Annex 9).
+pub(super) fn printable(text: &str) -> String {
+    let is_shown = |c: char| !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if is_shown(c) { c } else { ' ' }).collect()
+}
+
+/// The same for several lines.
+pub(super) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
 fn json(status: &ForegroundStatus) -> serde_json::Value {
-    let ForegroundStatus { state, tunnel_id, tunnel, problem } = status;
+    let ForegroundStatus { state, tunnel_id, tunnel, problem, .. } = status;
     json!({ "state": state, "tunnel_id": tunnel_id, "tunnel": tunnel, "problem": problem })
 }
 
@@ -146,5 +159,11 @@ mod tests {
     fn bytes_are_shown_in_decimal_units() {
         let shown = [0, 999, 1000, 1_234_567, 5_000_000_000_000].map(bytes);
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "1.2 MB", "5.0 TB"]);
+    }
+
+    #[test]
+    fn what_others_say_cannot_steer_the_terminal() {
+        assert_eq!(printable("a\x1b]52;c;YQ\x07b\nc\u{202e}d"), "a ]52;c;YQ b c d");
+        assert_eq!(printable_lines("one\x1b[2J\ntwo"), "one [2J\ntwo");
     }
 }

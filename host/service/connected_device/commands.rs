@@ -19,8 +19,8 @@ use super::{ConnectedDevice, DeviceError};
 use crate::call::Answered;
 use crate::gate::{PinnedPolicies, RequestContext};
 use crate::idempotency::{IdempotencyKey, StoredResponse};
-use crate::temporary_tunnels::{CreateFromDevice, Keep};
-use crate::tunnels::{CreateTunnel, DeleteTunnel};
+use crate::temporary_tunnels::{CreateFromDevice, DeleteFromDevice, Keep};
+use crate::tunnels::CreateTunnel;
 
 /// A tunnel that a command at the device wants.
 #[derive(Debug)]
@@ -119,7 +119,11 @@ impl ConnectedDevice {
         let admitted =
             service.admit(&policies, &caller, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), body).await?;
         let render = |tunnel_id| response(200, &Created { tunnel_id });
-        service.commit(&policies, admitted, None, |()| DeleteTunnel { tunnel_id }, render).await.map(drop)
+        let device_id = self.id();
+        service
+            .commit(&policies, admitted, None, |()| DeleteFromDevice { tunnel_id, device_id }, render)
+            .await
+            .map(drop)
     }
 
     fn policies(&self, request_id: Uuid, client: IpAddr) -> PinnedPolicies {

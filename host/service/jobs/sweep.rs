@@ -43,10 +43,7 @@ pub async fn sweep(store: &Store) -> Result<()> {
         store.write(Some(scope_id), move |write| Box::pin(presence::publish(write, device_id)))
     })
     .await;
-    let deleted = each(temporary, |(tunnel_id, scope_id)| {
-        store.write(Some(scope_id), move |write| Box::pin(temporary_tunnels::expire(write, scope_id, tunnel_id)))
-    })
-    .await;
+    let deleted = each(temporary, |(tunnel_id, scope_id)| temporary_tunnels::look_at(store, scope_id, tunnel_id)).await;
     [ended, timed_out, published, deleted].into_iter().fold(lost, first_error)
 }
 

@@ -25,6 +25,10 @@ async fn roll_back(write: &mut Write, operation: &mut Operation) -> Result<()> {
     else {
         return Ok(());
     };
+    // The command that the tunnel belonged to has ended with the handoff.
+    if write.temporary_tunnel_check(tunnel_id).await?.is_some() {
+        return Ok(());
+    }
     let Some(tunnel) = write.tunnel(operation.scope_id, tunnel_id).await? else { return Ok(()) };
     // The checks of a start apply here too: the device may have lost its permission to run the tunnel.
     let device = write.device(operation.scope_id, handoff_from_device_id).await?;
