@@ -1,15 +1,18 @@
 //! Request smuggling: what reaches a service has one meaning, whatever a visitor sends. The payloads follow the classes
 //! that the HTTP Garden reports: lengths that contradict each other, spellings of `Transfer-Encoding`, line ends, chunks.
 
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use culvert_test_macros::both_engines;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
 
-use crate::support::device::Remote;
+use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, within};
+use crate::support::web::{Browser, outcome, read_head};
 
 /// How long a visitor waits for what the node says, in seconds.
 const SOON: u64 = 20;
@@ -234,16 +237,8 @@ async fn answers(node: std::net::SocketAddr, bytes: &[u8]) -> usize {
 #[both_engines]
 async fn service_never_reads_two_requests_where_a_visitor_sent_one(engine: Engine) {
     let host = TestHost::start(engine).await;
-    let ada = host.person("ada").await;
-    let api = host.api(&ada.key);
-    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
     let recorder = Recorder::start().await;
-    let tunnel =
-        json!({"protocol": "http", "subdomain": "hello", "local_port": recorder.port, "http_ssl_enabled": false});
-    let tunnel = api.post("/tunnels", tunnel).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
-    let node = host.http_address().await;
+    let (_device, node) = tunnel_to(&host, recorder.port).await;
     for payload in payloads() {
         let before = recorder.requests().len();
         let answered = answers(node, payload.as_bytes()).await;
@@ -254,4 +249,79 @@ async fn service_never_reads_two_requests_where_a_visitor_sent_one(engine: Engin
     }
     assert!(recorder.requests().len() > 20, "most of what is well-formed is passed on");
     assert_eq!((answers(node, b"").await, recorder.requests().pop().unwrap().as_str()), (1, "GET /last HTTP/1.1"));
+}
+
+/// A service that answers each head, and takes a body for the next request.
+async fn service_without_bodies() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                while let Some(head) = read_head(&mut stream).await {
+                    let path = head.split(' ').nth(1).unwrap();
+                    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len());
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+            });
+        }
+    });
+    port
+}
+
+/// A running tunnel `hello` to a port; where the node is.
+async fn tunnel_to(host: &TestHost, port: u16) -> (TestDevice, std::net::SocketAddr) {
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false});
+    let tunnel = api.post("/tunnels", tunnel).await.id();
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    host.until_tunnel(&api, tunnel, "running").await;
+    (device, host.http_address().await)
+}
+
+/// A service that leaves bodies of GET unread answers what is in them. That answer is nobody else's.
+#[both_engines]
+async fn body_that_a_service_leaves_unread_reaches_no_other_visitor(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (_device, node) = tunnel_to(&host, service_without_bodies().await).await;
+    for round in 0..20 {
+        let mut attacker = Browser::open(node).await;
+        let (head, size) = ("GET /first HTTP/1.1\r\nHost: hello.tunnel.localhost", HIDDEN.len());
+        let (_, body) = attacker.send(&format!("{head}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")).await;
+        assert_eq!(body, b"/first");
+        let own = format!("/own/{round}");
+        let (_, body) = Browser::open(node).await.get("hello.tunnel.localhost", &own).await;
+        assert_eq!(String::from_utf8(body).unwrap(), own);
+    }
+}
+
+/// The server of Python's standard library behind a tunnel: it reads no hidden request, and answers each visitor.
+#[both_engines]
+async fn server_of_python_reads_no_hidden_request(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("own"), "own").unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let log = folder.path().join("log");
+    let mut server = Command::new("python3");
+    server.args(["-u", "-m", "http.server", "--protocol", "HTTP/1.1", "--bind", "127.0.0.1", &port.to_string()]);
+    server.current_dir(folder.path()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+    let _server = server.kill_on_drop(true).spawn().unwrap();
+    let host = TestHost::start(engine).await;
+    let (_device, node) = tunnel_to(&host, port).await;
+    let own = async || {
+        let (head, body) = Browser::open(node).await.get("hello.tunnel.localhost", "/own").await;
+        (outcome(&head), body)
+    };
+    within(SOON, async { while own().await.0 != "200" {} }).await;
+    // It writes a line for each request before it answers.
+    let requests = || std::fs::read_to_string(&log).unwrap().matches(" HTTP/1.1\" ").count();
+    for payload in payloads().iter().filter(|payload| payload.starts_with("POST ")) {
+        let before = requests();
+        let answered = answers(node, payload.as_bytes()).await;
+        let came = requests() - before;
+        assert!(came <= answered, "{came} requests for {answered} answers: {payload:?}");
+        assert_eq!(own().await, ("200".to_owned(), b"own".to_vec()), "{payload:?}");
+    }
 }

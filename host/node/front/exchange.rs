@@ -163,6 +163,8 @@ async fn pass(
     let (out, idle) = (admitted.admission.out.clone(), run.silence_limit());
     let (Found { route, port_id }, name) = (admitted.found, admitted.name);
     let version = UpstreamVersion::of(&request, &route);
+    // Some services leave such a body unread, and take it for the next request, which is another visitor's.
+    let may_reuse = !request.method().is_safe() || request.body().is_end_stream();
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
     let exchanges = match &visitor.version {
         HttpVersion::Http1(_) => None,
@@ -200,6 +202,7 @@ async fn pass(
                 phase.begin_answer(out.clone(), activity.clone(), idle);
             }
             let upstreams = front.upstreams.clone();
+            let sender = sender.filter(|_| may_reuse);
             let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, sender };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
