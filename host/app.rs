@@ -33,6 +33,7 @@ use crate::admin::{self, Admin};
 use crate::config::{AcmeDns, Config, ConfigError, Listen, NodeConfig};
 use crate::embedded::{self, Embedded};
 use crate::policies;
+use crate::site;
 use culvert_gateway::{self as gateway, Arrivals, Control};
 use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
@@ -156,7 +157,7 @@ impl Host {
             tokio::spawn(domain_checks::run(app.jobs.clone())),
             tokio::spawn(certificates::run(app.jobs.clone())),
         ];
-        warn_of_shared_site(&app.config);
+        site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }
@@ -290,24 +291,6 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
     let client = Client::new(guard.clone(), clock.clone(), webhooks.extra_root_certificates.as_deref());
     let client = client.map_err(|e| ConfigError::new("webhooks.extra_root_certificates", e))?;
     Ok((guard, DeliveryWorker::new(client)))
-}
-
-/// Warns where a tunnel's page could set cookies for the API's host, or read those that it has set: cookies know no ports,
-/// and go to all names below the one that they are for (RFC 6265, section 5.1.3).
-fn warn_of_shared_site(config: &Config) {
-    let host = config.public_host();
-    for (setting, node) in config.nodes() {
-        let is_below = |domain: &String| {
-            host.strip_suffix(domain.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        if host == node.hostname || node.domain.as_ref().is_some_and(is_below) {
-            tracing::warn!(
-                host,
-                node = setting,
-                "public_url shares its host name with tunnels, and so its cookies; give it another"
-            );
-        }
-    }
 }
 
 /// Opens the worker that has certificates issued.

@@ -11,3 +11,4 @@ pub mod cli;
 pub mod config;
 pub mod embedded;
 pub mod policies;
+mod site;

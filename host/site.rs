@@ -1,0 +1,64 @@
+//! Whether the API and the tunnels are of one site for browsers, which then share cookies.
+
+use std::net::IpAddr;
+
+use crate::config::Config;
+
+/// Warns where a tunnel's page could set cookies for the API's host, or read those that it has set: cookies know no ports,
+/// and go to all names below the one that they are for (RFC 6265, section 5.1.3). A page may also set them for any name
+/// that its own is below, up to the registrable domain (section 5.3, step 5).
+pub(crate) fn warn_if_shared(config: &Config) {
+    let host = config.public_host();
+    let host = host.as_str();
+    for (setting, node) in config.nodes() {
+        let names = [Some(&node.hostname), node.domain.as_ref()];
+        if host == node.hostname || node.domain.as_ref().is_some_and(|domain| is_below(host, domain)) {
+            tracing::warn!(
+                host,
+                node = setting,
+                "public_url shares its host name with tunnels, and so its cookies; give it another"
+            );
+        } else if let Some(site) = names.into_iter().flatten().find_map(|name| common_site(host, name)) {
+            tracing::warn!(
+                host,
+                node = setting,
+                site,
+                "public_url and tunnels are below one registrable domain, for which pages of tunnels can set cookies; \
+                 give tunnels a domain of their own"
+            );
+        }
+    }
+}
+
+/// Whether a name is a domain or below it.
+fn is_below(name: &str, domain: &str) -> bool {
+    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The registrable domain that two names share, by the public suffix list.
+fn common_site<'a>(one: &'a str, other: &str) -> Option<&'a str> {
+    if one.parse::<IpAddr>().is_ok() {
+        return None;
+    }
+    let site = psl::domain_str(one)?;
+    (psl::domain_str(other) == Some(site)).then_some(site)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registrable_domain_is_found_by_the_public_suffix_list() {
+        assert_eq!(common_site("api.example.co.uk", "t.example.co.uk"), Some("example.co.uk"));
+        assert_eq!(common_site("api.example.com", "tunnels.example.com"), Some("example.com"));
+        for (one, other) in [
+            ("one.co.uk", "two.co.uk"),
+            ("one.github.io", "two.github.io"),
+            ("localhost", "tunnel.localhost"),
+            ("127.0.0.1", "10.0.0.1"),
+        ] {
+            assert_eq!(common_site(one, other), None, "{one} {other}");
+        }
+    }
+}
