@@ -11,6 +11,7 @@ use tokio::process::Command;
 use uuid::Uuid;
 
 use crate::support::api::Api;
+use crate::support::ari::RenewalDirectory;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, own_address, within};
 use crate::support::pebble::{HTTP_PORT, HTTPS_PORT, Pebble};
@@ -220,6 +221,30 @@ async fn certificate_is_renewed_while_the_old_one_serves(engine: Engine) {
         stage.until(async || Some(stage.certificate(tunnel).await).filter(|now| now["error"].is_null())).await;
     assert_ne!(renewed["expires_at"], failed["expires_at"]);
     assert!(stage.fetch(&root, "www.example.com").await.is_some());
+}
+
+/// The authority says when to renew, long before two thirds of a certificate's life are over (RFC 9773).
+#[both_engines]
+async fn certificate_is_renewed_when_the_authority_wants_it(engine: Engine) {
+    let node = own_address();
+    let pebble = Pebble::start(node, HTTPS_PORT).await;
+    let at = |time: chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
+    let now = culvert_wire::clock::Clock::system().now();
+    let window = (at(now + chrono::TimeDelta::days(30)), at(now + chrono::TimeDelta::days(31)));
+    let authority = RenewalDirectory::start(&pebble, window).await;
+    let url = authority.url.clone();
+    let stage = Stage::of(engine, node, pebble, |config, _| config.acme.directory = Some(url)).await;
+    let tunnel = stage.running("hello").await;
+    stage.assign(tunnel, "www.example.com").await;
+    let first = stage.until_certificate(tunnel, "issued").await;
+    stage.host.pass(Duration::from_hours(13)).await;
+    stage.until(async || Some(()).filter(|()| *authority.asked.lock().unwrap() >= 2)).await;
+    assert_eq!(stage.certificate(tunnel).await, first, "it is not time yet");
+    let now = stage.host.clock.now();
+    *authority.window.lock().unwrap() = (at(now - chrono::TimeDelta::hours(2)), at(now - chrono::TimeDelta::hours(1)));
+    stage.host.pass(Duration::from_hours(13)).await;
+    stage.until(async || Some(stage.certificate(tunnel).await).filter(|found| *found != first)).await;
+    stage.until_certificate(tunnel, "issued").await;
 }
 
 /// Another authority, then none: what is served stays until there is something else, and is not kept without an authority.

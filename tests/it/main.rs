@@ -63,6 +63,7 @@ mod upgrade;
 mod visitors;
 mod web;
 mod web_proxies;
+mod web_scanners;
 mod web_timeouts;
 mod web_tools;
 mod webhooks;

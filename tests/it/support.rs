@@ -2,6 +2,7 @@
 
 pub mod agent_end;
 pub mod api;
+pub mod ari;
 pub mod cable;
 pub mod countries;
 pub mod database;

@@ -6,13 +6,13 @@ use std::process::Stdio;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
-use crate::support::host::{Engine, TestHost, within};
+use crate::support::host::{Engine, Person, TestHost, within};
 use crate::support::web::WebService;
 
 /// How long a program has for all that it does, in seconds.
@@ -45,9 +45,10 @@ impl Service {
 /// A running http tunnel with the name `hello.tunnel.localhost`.
 struct Stage {
     host: TestHost,
+    ada: Person,
     api: Api,
     tunnel: Uuid,
-    _device: TestDevice,
+    device: TestDevice,
 }
 
 impl Stage {
@@ -60,7 +61,7 @@ impl Stage {
         let tunnel = api.post("/tunnels", tunnel).await.id();
         device.start_tunnel(&tunnel.to_string()).await.unwrap();
         host.until_tunnel(&api, tunnel, "running").await;
-        Self { host, api, tunnel, _device: device }
+        Self { host, ada, api, tunnel, device }
     }
 
     async fn node(&self) -> (String, String) {
@@ -185,4 +186,67 @@ async fn floods_of_http2_are_ended(engine: Engine) {
     made_you_reset: ended by the node
     continuation_flood: ended by the node
     "); }
+}
+
+/// A visitor by HTTP/2 who says when something has begun, and how it ended.
+struct Watcher {
+    lines: Lines<BufReader<ChildStdout>>,
+    program: Child,
+}
+
+impl Watcher {
+    async fn start(stage: &Stage, what: &str) -> Self {
+        let (address, port) = stage.node().await;
+        let mut calls = python("h2_calls.py");
+        calls.args([what, &address, &port, "hello.tunnel.localhost"]).arg(stage.root());
+        let mut program = calls.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        Self { lines: BufReader::new(program.stdout.take().unwrap()).lines(), program }
+    }
+
+    async fn goes_on(&mut self) {
+        self.program.stdin.as_mut().unwrap().write_all(b"\n").await.unwrap();
+    }
+
+    async fn says(&mut self) -> String {
+        within(SOON, self.lines.next_line()).await.unwrap().expect("it has ended")
+    }
+}
+
+/// An answer whose agent was killed does not look complete, and the visitor's connection goes on.
+#[both_engines]
+async fn agent_that_is_killed_resets_its_answers(engine: Engine) {
+    let service = WebService::start().await;
+    let stage = Stage::set(engine, service.port).await;
+    let mut visitor = Watcher::start(&stage, "slow_download").await;
+    assert_eq!(visitor.says().await, "begun");
+    stage.device.kill().await;
+    visitor.goes_on().await;
+    assert_eq!(visitor.says().await, "reset");
+}
+
+/// A WebSocket ends with the run that it belongs to, and the next one is served by the other device.
+#[both_engines]
+async fn handoff_ends_a_websocket(engine: Engine) {
+    let service = Service::start("websocket").await;
+    let stage = Stage::set(engine, service.port).await;
+    let mut visitor = Watcher::start(&stage, "held_websocket").await;
+    assert_eq!(visitor.says().await, "open: 200");
+    let other = stage.host.device(&stage.ada, stage.ada.account_id, Remote::Enabled).await;
+    let start = format!("/tunnels/{}/actions/start", stage.tunnel);
+    let operation = stage.api.post(&start, json!({"device_id": other.id, "handoff": true})).await.id();
+    stage.host.until_operation(&stage.api, operation, "succeeded").await;
+    let ended = visitor.says().await;
+    assert!(ended == "reset" || ended == "ended", "{ended}");
+    assert_eq!(other.tunnels().await, [stage.tunnel]);
+    let mut visitor = Watcher::start(&stage, "websocket").await;
+    assert_eq!(visitor.says().await, r"enabled 1, status 200, b'\x81\x05hello'");
+}
+
+/// A service that answers 200 has not agreed to a WebSocket. By HTTP/2 its visitor would take that for one.
+#[both_engines]
+async fn websocket_that_the_service_does_not_agree_to_is_refused(engine: Engine) {
+    let service = WebService::start().await;
+    let stage = Stage::set(engine, service.port).await;
+    let mut visitor = Watcher::start(&stage, "refused_websocket").await;
+    assert_eq!(visitor.says().await, "502 local_answer_invalid");
 }

@@ -93,16 +93,58 @@ def continuation_flood(visitor):
     return attack(visitor, lambda: struct.pack(">IBI", len(block) << 8 | 9, 0, 1) + block)
 
 
-def websocket(visitor):
-    """Extended CONNECT (RFC 8441), one text frame and its echo."""
+def open_websocket(visitor, path="/"):
+    """Extended CONNECT (RFC 8441); the stream and the answer's headers."""
     for event in visitor.events():
         if isinstance(event, h2.events.RemoteSettingsChanged):
             break
-    enabled = visitor.h2.remote_settings.enable_connect_protocol
     more = [(":protocol", "websocket"), ("sec-websocket-version", "13")]
-    stream = visitor.request("CONNECT", "/", more, end=False)
+    stream = visitor.request("CONNECT", path, more, end=False)
     answer = visitor.until(h2.events.ResponseReceived, stream)
-    status = dict(answer.headers)[b":status"].decode()
+    return stream, {name.decode(): value.decode() for name, value in answer.headers}
+
+
+def end_of(visitor, stream):
+    """How a stream ends, of which all is taken."""
+    for event in visitor.events():
+        if isinstance(event, h2.events.DataReceived):
+            visitor.h2.acknowledge_received_data(event.flow_controlled_length, stream)
+        if isinstance(event, h2.events.StreamReset) and event.stream_id == stream:
+            return "reset"
+        if isinstance(event, h2.events.StreamEnded) and event.stream_id == stream:
+            return "ended"
+    return "the connection ended"
+
+
+def held_websocket(visitor):
+    """A WebSocket that says nothing, until it ends."""
+    stream, headers = open_websocket(visitor)
+    print(f"open: {headers[':status']}", flush=True)
+    return end_of(visitor, stream)
+
+
+def refused_websocket(visitor):
+    """The service answers 200 where it should agree to the WebSocket."""
+    _, headers = open_websocket(visitor, "/echo")
+    return f"{headers[':status']} {headers.get('culvert-error')}"
+
+
+def slow_download(visitor):
+    """Takes a little of an answer, and the rest when it is told to."""
+    stream = visitor.request(path="/big")
+    begin = visitor.until(h2.events.DataReceived, stream)
+    print("begun", flush=True)
+    sys.stdin.readline()
+    visitor.h2.acknowledge_received_data(begin.flow_controlled_length, stream)
+    visitor.flush()
+    return end_of(visitor, stream)
+
+
+def websocket(visitor):
+    """Extended CONNECT (RFC 8441), one text frame and its echo."""
+    stream, headers = open_websocket(visitor)
+    status = headers[":status"]
+    enabled = visitor.h2.remote_settings.enable_connect_protocol
     mask, text = b"\x01\x02\x03\x04", b"hello"
     masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(text))
     visitor.h2.send_data(stream, bytes([0x81, 0x80 | len(text)]) + mask + masked)
@@ -116,4 +158,7 @@ print({
     "made_you_reset": made_you_reset,
     "continuation_flood": continuation_flood,
     "websocket": websocket,
+    "held_websocket": held_websocket,
+    "refused_websocket": refused_websocket,
+    "slow_download": slow_download,
 }[what](Visitor()))

@@ -65,6 +65,10 @@ impl Pebble {
         Self { address, folder, _programs: [dns, pebble] }
     }
 
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub fn directory(&self) -> String {
         format!("https://{}:14000/dir", self.address)
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// A service that answers each request with its own bytes, as far as no path says otherwise:
@@ -92,7 +92,7 @@ async fn stream_back(stream: &mut TcpStream) -> std::io::Result<()> {
 }
 
 /// Reads up to the end of a head; `None` where the connection ends before.
-pub async fn read_head(stream: &mut TcpStream) -> Option<String> {
+pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
