@@ -1,7 +1,8 @@
 //! What an http tunnel costs, beside nginx in front of the same service: requests a second by both versions of HTTP,
 //! what it adds to a request, and a large body.
 //!
-//! Needs nginx, h2load, openssl and curl (Debian: nginx-light, nghttp2-client, openssl, curl) on the PATH.
+//! Needs nginx, h2load, openssl, curl and haproxy (Debian: nginx-light, nghttp2-client, openssl, curl, haproxy) on the
+//! PATH.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "it looks at a process while another one works")]
@@ -10,15 +11,26 @@ use std::fs::File;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use culvert_bench::service::{ADDRESS, Killed, Service, until};
 use culvert_bench::{median, verdict};
+use rustls::client::Resumption;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
 
 /// Where nginx answers with 1 KiB, and where another nginx passes requests on to it, in the clear and by HTTPS.
 const SERVICE: u16 = 5401;
 const PROXY: u16 = 5402;
 const TLS_PROXY: u16 = 5403;
+/// Where haproxy ends TLS before nginx.
+const HANDSHAKES: u16 = 5404;
+/// Visitors that shake hands at a time, and for how long they come.
+const SHAKERS: usize = 8;
+const SHAKING: Duration = Duration::from_secs(3);
 const TUNNELS: u16 = 8081;
 const TLS_TUNNELS: u16 = 8443;
 const ROUNDS: usize = 5;
@@ -27,13 +39,13 @@ const LARGE: u64 = 10 << 30;
 
 #[tokio::main]
 async fn main() {
-    for program in ["nginx", "h2load", "openssl", "curl"] {
+    for program in ["nginx", "h2load", "openssl", "curl", "haproxy"] {
         if Command::new(program).arg("--version").output().is_err() {
-            println!("{program} is not there: apt-get install nginx-light nghttp2-client openssl curl");
+            println!("{program} is not there: apt-get install nginx-light nghttp2-client openssl curl haproxy");
             return;
         }
     }
-    let service = Service::start().await;
+    let service = Service::with(&[("CULVERT_NODE__HTTP__HANDSHAKES_PER_SECOND", "1000000")]).await;
     self_signed(service.folder());
     File::create(service.folder().join("large")).unwrap().set_len(LARGE).unwrap();
     let _peers = [nginx(service.folder(), "service"), nginx(service.folder(), "proxy")];
@@ -43,6 +55,7 @@ async fn main() {
     let name = service.web_tunnel(SERVICE).await;
     http1(&name);
     http2(&name);
+    handshakes(&service, &name).await;
     latency(service.folder(), &name);
     let tcp = service.tunnel(SERVICE).await;
     large_body(&service, tcp, &name);
@@ -78,6 +91,64 @@ fn http2(name: &str) {
     );
     println!("  nginx to nginx {proxy:.0}, culvert {ours:.0}");
     verdict("culvert to nginx to nginx", ours / proxy, ">= 0.5", ours >= 0.5 * proxy);
+}
+
+/// TLS handshakes of visitors that are not known from before.
+async fn handshakes(service: &Service, name: &str) {
+    let folder = service.folder();
+    let _haproxy = haproxy(folder);
+    until(async || TcpStream::connect((ADDRESS, HANDSHAKES)).is_ok()).await;
+    let root = Command::new("find").arg(folder).args(["-name", "root.pem"]).output().unwrap().stdout;
+    let root = String::from_utf8(root).unwrap();
+    let mut roots = RootCertStore::empty();
+    for path in [Path::new(root.trim()), &folder.join("chain.pem")] {
+        roots.add(CertificateDer::from_pem_file(path).unwrap()).unwrap();
+    }
+    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    let connector = TlsConnector::from(Arc::new(config));
+    let mut rates = [const { Vec::new() }; 2];
+    for _ in 0..ROUNDS {
+        for (rates, (port, name)) in rates.iter_mut().zip([(HANDSHAKES, "bench"), (TLS_TUNNELS, name)]) {
+            let end = Instant::now() + SHAKING;
+            let workers = (0..SHAKERS).map(|_| shake_hands(connector.clone(), port, name.to_owned(), end));
+            let workers: Vec<_> = workers.map(tokio::spawn).collect();
+            let mut done = 0;
+            for worker in workers {
+                done += worker.await.unwrap();
+            }
+            rates.push(f64::from(done) / SHAKING.as_secs_f64());
+        }
+    }
+    let [haproxy, ours] = rates.map(median);
+    println!("TLS handshakes a second, {SHAKERS} at a time, the median of {ROUNDS} rounds");
+    println!("  haproxy {haproxy:.0}, culvert {ours:.0}");
+    verdict("culvert to haproxy", ours / haproxy, ">= 0.6", ours >= 0.6 * haproxy);
+}
+
+async fn shake_hands(connector: TlsConnector, port: u16, name: String, end: Instant) -> u32 {
+    let name = ServerName::try_from(name).unwrap();
+    let mut done = 0;
+    while Instant::now() < end {
+        let stream = tokio::net::TcpStream::connect((ADDRESS, port)).await.unwrap();
+        connector.connect(name.clone(), stream).await.unwrap();
+        done += 1;
+    }
+    done
+}
+
+fn haproxy(folder: &Path) -> Killed {
+    let pem = ["chain.pem", "key.pem"].map(|file| std::fs::read_to_string(folder.join(file)).unwrap()).concat();
+    std::fs::write(folder.join("both.pem"), pem).unwrap();
+    let config = format!(
+        "global\n nbthread 2\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n\
+         frontend in\n bind {ADDRESS}:{HANDSHAKES} ssl crt {folder}/both.pem\n default_backend service\n\
+         backend service\n server service {ADDRESS}:{SERVICE}\n",
+        folder = folder.display()
+    );
+    let path = folder.join("haproxy.cfg");
+    std::fs::write(&path, config).unwrap();
+    Killed::spawn(Command::new("haproxy").arg("-f").arg(path))
 }
 
 /// Requests a second, all of which were answered with success.
@@ -164,7 +235,19 @@ fn large_body(service: &Service, tcp: u16, name: &str) {
 fn self_signed(folder: &Path) {
     let mut make = Command::new("openssl");
     make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
-    make.args(["-subj", "/CN=bench", "-keyout", "key.pem", "-out", "chain.pem"]).current_dir(folder);
+    make.args([
+        "-subj",
+        "/CN=bench",
+        "-addext",
+        "subjectAltName=DNS:bench",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+        "-keyout",
+        "key.pem",
+        "-out",
+        "chain.pem",
+    ])
+    .current_dir(folder);
     assert!(make.output().unwrap().status.success());
 }
 

@@ -46,13 +46,19 @@ impl Killed {
 
 impl Service {
     pub async fn start() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// With other settings of the host, given as environment variables.
+    pub async fn with(settings: &[(&str, &str)]) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--release", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
         assert!(build.status().unwrap().success());
         let programs = root.join("target/release").canonicalize().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let host = Killed::spawn(command(&programs, &folder, "culvert").arg("serve"));
+        let mut host = command(&programs, &folder, "culvert");
+        let host = Killed::spawn(host.envs(settings.iter().copied()).arg("serve"));
         let http = Client::builder().no_proxy().build().unwrap();
         let ready = format!("http://{ADDRESS}:9180/readyz");
         until(async || http.get(&ready).send().await.is_ok_and(|answer| answer.status().is_success())).await;
