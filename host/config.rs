@@ -252,6 +252,7 @@ impl Config {
         if !(0.0..=1.0).contains(&self.decisions.sample) {
             return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
         }
+        self.check_listeners()?;
         self.check_nodes()
     }
 
@@ -333,20 +334,38 @@ impl Config {
         Ok(())
     }
 
+    /// Two listeners at one address. Those at port 0 get one each.
+    fn check_listeners(&self) -> Result<(), ConfigError> {
+        let all = self.listeners();
+        for (index, (setting, address)) in all.iter().enumerate() {
+            let is_same = |(_, other): &&(String, SocketAddr)| {
+                address.port() != 0 && address.port() == other.port() && overlap(address.ip(), other.ip())
+            };
+            if let Some((other, _)) = all[..index].iter().find(is_same) {
+                return Err(ConfigError::new(setting, format!("must not be the address of {other}")));
+            }
+        }
+        Ok(())
+    }
+
     /// A listener of this host that has one of a node's public ports.
     fn listener_within(&self, node: &NodeConfig) -> Option<(String, SocketAddr)> {
-        let own = [("listen".to_owned(), self.listen), ("admin_listen".to_owned(), self.admin_listen)];
-        let agents = self.nodes().into_iter().map(|(setting, other)| (format!("{setting}.listen"), other.listen));
-        let meets = |ip: IpAddr| ip == node.bind || ip.is_unspecified() || node.bind.is_unspecified();
-        let web = self.nodes().into_iter().flat_map(|(setting, other)| {
-            let listeners = [("http_listen", other.http_listen), ("https_listen", other.https_listen)];
-            let open = listeners.into_iter().filter_map(|(name, listen)| Some((name, listen.address()?)));
-            open.map(move |(name, address)| (format!("{setting}.{name}"), address))
-        });
-        own.into_iter()
-            .chain(agents)
-            .chain(web)
-            .find(|(_, address)| meets(address.ip()) && node.ports.contains(address.port()))
+        let is_within = |(_, address): &(String, SocketAddr)| {
+            overlap(address.ip(), node.bind) && node.ports.contains(address.port())
+        };
+        self.listeners().into_iter().find(is_within)
+    }
+
+    /// Every listener of this host, with its setting.
+    fn listeners(&self) -> Vec<(String, SocketAddr)> {
+        let mut all = vec![("listen".to_owned(), self.listen), ("admin_listen".to_owned(), self.admin_listen)];
+        for (setting, node) in self.nodes() {
+            all.push((format!("{setting}.listen"), node.listen));
+            let web = [("http_listen", node.http_listen), ("https_listen", node.https_listen)];
+            let open = web.into_iter().filter_map(|(name, listen)| Some((name, listen.address()?)));
+            all.extend(open.map(|(name, address)| (format!("{setting}.{name}"), address)));
+        }
+        all
     }
 
     /// Every node of this host, with the setting that describes it.
@@ -393,6 +412,14 @@ impl Config {
     pub fn secret_key_file(&self) -> PathBuf {
         self.secret_key_file.clone().unwrap_or_else(|| self.data_dir.join("secret.key"))
     }
+}
+
+/// Whether listeners at these addresses take the same connections.
+fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    let (one, other) = (one.to_canonical(), other.to_canonical());
+    // `[::]` takes those by IPv4 as well, `0.0.0.0` none by IPv6.
+    let takes = |one: IpAddr, other: IpAddr| one.is_unspecified() && (one.is_ipv6() || other.is_ipv4());
+    one == other || takes(one, other) || takes(other, one)
 }
 
 fn at_least_one(setting: &str, bound: usize) -> Result<(), ConfigError> {

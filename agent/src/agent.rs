@@ -302,6 +302,7 @@ impl Agent {
             self.renew().await;
             self.leases.probe_again();
             self.foreground.beat();
+            self.repeat_deletions().await;
         }
         Ok(())
     }

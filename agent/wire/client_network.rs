@@ -1,6 +1,6 @@
 //! The client behind an address, for limits that count clients, visitors or agents by address.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 
@@ -22,18 +22,18 @@ pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
 }
 
 /// The client's address: the peer's own, or the one that trusted proxies report. `forwarded` are the
-/// values of the `X-Forwarded-For` headers, in their order.
-pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a str>, trusted: &[IpNet]) -> IpAddr {
+/// values of the `X-Forwarded-For` headers, in their order. What a client has put before may be no text.
+pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a [u8]>, trusted: &[IpNet]) -> IpAddr {
     let peer = peer.to_canonical();
     let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
     if !is_trusted(&peer) {
         return peer;
     }
     // Each proxy appends the address from which it received the request.
-    let hops: Vec<&str> = forwarded.flat_map(|list| list.split(',')).map(str::trim).collect();
+    let hops: Vec<&[u8]> = forwarded.flat_map(|list| list.split(|byte| *byte == b',')).collect();
     let mut client = peer;
     for hop in hops.iter().rev() {
-        let Ok(address) = hop.parse::<IpAddr>() else { break };
+        let Some(address) = address_of_hop(hop) else { break };
         client = address.to_canonical();
         if !is_trusted(&client) {
             break;
@@ -42,9 +42,29 @@ pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a str>
     client
 }
 
+/// An address, with or without a port.
+fn address_of_hop(hop: &[u8]) -> Option<IpAddr> {
+    let hop = std::str::from_utf8(hop).ok()?.trim();
+    hop.parse().ok().or_else(|| hop.parse().ok().map(|address: SocketAddr| address.ip()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn client_is_the_last_address_that_is_no_proxy() {
+        let trusted: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
+        let of = |peer: &str, forwarded: &[&[u8]]| {
+            client_address(peer.parse().unwrap(), forwarded.iter().copied(), &trusted).to_string()
+        };
+        assert_eq!(of("192.0.2.1", &[b"198.51.100.7"]), "192.0.2.1");
+        assert_eq!(of("10.0.0.1", &[b"192.0.2.9, 198.51.100.7", b"10.0.0.2"]), "198.51.100.7");
+        // What the client itself has sent hides nothing.
+        assert_eq!(of("10.0.0.1", &[b"\xff, 198.51.100.7"]), "198.51.100.7");
+        assert_eq!(of("10.0.0.1", &[b"198.51.100.7:4711"]), "198.51.100.7");
+        assert_eq!(of("10.0.0.1", &[b"[2001:db8::1]:80"]), "2001:db8::1");
+    }
 
     #[test]
     fn client_prefix_is_ipv4_address_or_ipv6_64_network() {

@@ -24,7 +24,6 @@ pub mod open_enum;
 pub mod per_second;
 pub mod pipe;
 pub mod private_dir;
-pub mod read_ahead;
 pub mod signature;
 pub mod socket;
 pub mod tally;

@@ -77,13 +77,13 @@ impl Budget {
     }
 
     /// Takes bytes if so many are left, and returns whether it did.
-    pub(crate) fn try_take(&self, bytes: usize) -> bool {
+    fn try_take(&self, bytes: usize) -> bool {
         let left = self.most.saturating_sub(self.promised.load(Ordering::Relaxed));
         let add = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= left);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    pub(crate) fn give_back(&self, bytes: usize) {
+    fn give_back(&self, bytes: usize) {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

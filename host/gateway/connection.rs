@@ -1,6 +1,7 @@
 //! One connection of one device, from its first frame to its last.
 
 mod frames;
+mod requests;
 mod sync;
 
 use std::net::IpAddr;
@@ -26,6 +27,7 @@ use uuid::Uuid;
 
 use super::{Control, Stranger};
 use frames::AgentSocket;
+use requests::{DeviceRequest, DeviceRequests};
 use sync::SentState;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -130,9 +132,8 @@ struct AgentConnection {
     control: Arc<Control>,
     link: AgentSocket,
     handle: ConnectionHandle,
-    device: ConnectedDevice,
-    /// The agent's address.
-    client: IpAddr,
+    device: Arc<ConnectedDevice>,
+    requests: DeviceRequests,
     sent: SentState,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
@@ -148,7 +149,9 @@ impl AgentConnection {
     ) -> Self {
         let handle = control.agents.add(device.connection());
         let tokens_since = control.clock.moment();
-        Self { control, link, handle, device, client, sent: SentState::of(consent), tokens_since }
+        let device = Arc::new(device);
+        let requests = DeviceRequests::open(device.clone(), client);
+        Self { control, link, handle, device, requests, sent: SentState::of(consent), tokens_since }
     }
 
     async fn run(mut self) {
@@ -216,6 +219,10 @@ impl AgentConnection {
                         Err(end) => Err(end),
                     }
                 }
+                answer = self.requests.answered() => match answer {
+                    Ok(answer) => self.link.send(&answer).await,
+                    Err(error) => Err(error.into()),
+                },
                 () = woken.notified() => self.sync_agent().await,
                 () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
             };
@@ -248,8 +255,7 @@ impl AgentConnection {
                 self.on_create(WantedTunnel { request_id, body: tunnel, keep }).await
             }
             ToHost::Delete { request_id, tunnel_id } => {
-                let outcome = self.device.delete_tunnel(request_id, tunnel_id, self.client).await?.map(|()| None);
-                self.link.send(&ToAgent::Answer { request_id, outcome }).await
+                self.queue(DeviceRequest::Delete { request_id, tunnel_id }).await
             }
             ToHost::Stop { request_id, lease_id } => {
                 self.sent.leases.remove(&lease_id);
@@ -326,11 +332,18 @@ impl AgentConnection {
     /// A command at the device creates a tunnel.
     async fn on_create(&mut self, wanted: WantedTunnel) -> Result<(), End> {
         let request_id = wanted.request_id;
-        let outcome = match self.take_start() {
-            Ok(()) => self.device.create_tunnel(wanted, self.client).await?,
-            Err(failure) => Err(failure),
-        };
-        self.link.send(&ToAgent::Created { request_id, outcome }).await
+        match self.take_start() {
+            Ok(()) => self.queue(DeviceRequest::Create(wanted)).await,
+            Err(failure) => self.link.send(&ToAgent::Created { request_id, outcome: Err(failure) }).await,
+        }
+    }
+
+    /// Has a request carried out; its answer comes later.
+    async fn queue(&mut self, request: DeviceRequest) -> Result<(), End> {
+        match self.requests.push(request) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.link.send(&refused).await,
+        }
     }
 
     /// Counts a start or a creation against the device's rate.

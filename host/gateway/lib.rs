@@ -23,7 +23,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, PROTOCOL};
 use culvert_wire::unproven;
 use ipnet::IpNet;
-use salvo::http::StatusError;
+use salvo::http::{HeaderValue, StatusError};
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use tokio_util::sync::CancellationToken;
@@ -61,7 +61,7 @@ impl Handler for Connect {
     async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let control = self.0.clone();
         let Some(peer) = req.remote_addr().ip() else { return };
-        let forwarded = req.headers().get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok());
+        let forwarded = req.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes);
         let client = client_address(peer, forwarded, &control.trusted_proxies);
         let unproven = control.arrivals.unproven(client);
         let peer = req.remote_addr().clone().into_std();

@@ -11,7 +11,6 @@ use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::{self, MAX_WARM, MIN_WARM};
 use culvert_wire::device_token::{self, DeviceTokenError};
-use culvert_wire::read_ahead::ReadAhead;
 use culvert_wire::socket;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
@@ -71,7 +70,6 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
 /// Performs TLS handshake and attach, and keeps the connection if it proves whose it is.
 async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
     socket::prepare(&stream)?;
-    let stream = ReadAhead::new(stream, shared.bounds.buffers.clone());
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;

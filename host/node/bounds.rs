@@ -50,7 +50,7 @@ pub struct Bounds {
     pub visitors_per_address: usize,
     pub unproven: usize,
     pub unproven_per_address: usize,
-    pub buffers: Arc<Budget>,
+    pub buffers: Budget,
     on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
     /// Connections that were refused since they were last logged.
     refused: [AtomicUsize; Bound::ALL.len()],
@@ -76,7 +76,7 @@ impl Bounds {
             visitors_per_address: limits.visitors_per_address,
             unproven: limits.unproven,
             unproven_per_address: limits.unproven_per_address,
-            buffers: Arc::new(Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024))),
+            buffers: Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024)),
             on_refused,
             refused: Default::default(),
             inside: AtomicUsize::new(0),

@@ -160,7 +160,7 @@ impl Front {
         if !is_h2 {
             return self.serve_http1(peer, Some(shown), stream, entry).await;
         }
-        let exchanges = Exchanges::new(self.shared.clock.clone());
+        let exchanges = Exchanges::new(self.shared.clock.clone(), entry.is_none());
         let version = HttpVersion::Http2(exchanges.clone());
         let visitor = VisitorConnection { peer, shown: Some(shown), version, _entry: entry };
         connection::http2(self, Arc::new(visitor), &exchanges, stream).await

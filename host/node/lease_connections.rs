@@ -96,7 +96,7 @@ impl Drop for Waits<'_> {
 
 /// Whether the agent has ended an idle connection. The agent sends nothing on it, so any event means the end.
 fn is_stale(connection: &mut AgentStream) -> bool {
-    let socket = connection.get_ref().0.get_ref();
+    let socket = connection.get_ref().0;
     let mut byte = [0; 1];
     let mut space = ReadBuf::new(&mut byte);
     std::future::poll_fn(|context| socket.poll_peek(context, &mut space)).now_or_never().is_some()

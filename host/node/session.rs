@@ -348,7 +348,7 @@ impl SessionRelay {
                 }
             }
             Finished::Used(carrier) => drop(tokio::spawn(carrier.close())),
-            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0.get_ref()),
+            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0),
         }
     }
 
@@ -384,7 +384,7 @@ impl SessionRelay {
         let accepted = agent.accepted.clone();
         let served = self.carry(&mut visitor, &mut agent, &accepted).await;
         if !matches!(served, Some(Ok(()))) {
-            socket::reset(agent.connection.get_ref().0.get_ref());
+            socket::reset(agent.connection.get_ref().0);
         }
         self.conclude(visitor, served);
     }

@@ -2,12 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert::config::{AcmeDns, Config, Listen};
 use culvert_test_macros::both_engines;
+use futures_util::future::join_all;
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio_rustls::TlsConnector;
 use uuid::Uuid;
 
 use crate::support::api::Api;
@@ -327,7 +332,20 @@ async fn orders_survive_the_host_being_killed(engine: Engine) {
 /// A stranger's handshakes cost no order.
 #[both_engines]
 async fn unknown_names_are_not_ordered(engine: Engine) {
-    let stage = Stage::set(engine).await;
+    let (node, many) =
+        (own_address(), |config: &mut Config, _: &Pebble| config.node.http.handshakes_per_second = 20_000);
+    let stage = Stage::of(engine, node, Pebble::start(node, HTTPS_PORT).await, many).await;
+    let config = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
+    let connector = TlsConnector::from(Arc::new(config.with_no_client_auth()));
+    let strange = async |number: usize| {
+        let name = ServerName::try_from(format!("n{number}.example.com")).unwrap();
+        let stream = TcpStream::connect((node, HTTPS_PORT)).await.unwrap();
+        connector.connect(name, stream).await.is_err()
+    };
+    for hundred in 0..100 {
+        let refused = join_all((0..100).map(|number| strange(hundred * 100 + number))).await;
+        assert!(refused.into_iter().all(|refused| refused));
+    }
     let root = stage.pebble.root().await;
     for number in 0..20 {
         assert_eq!(stage.fetch(&root, &format!("n{number}.example.com")).await, None);

@@ -192,6 +192,59 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_COLOUR=green
       2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
+    let mut said = String::new();
+    for settings in [
+        &[("CULVERT_NODE__DOMAIN", "192.0.2.1")][..],
+        &[("CULVERT_NODE__HTTP_LISTEN", "127.0.0.1:9"), ("CULVERT_NODE__HTTPS_LISTEN", "0.0.0.0:9")],
+        &[("CULVERT_NODE__HTTP_LISTEN", "nowhere")],
+        &[("CULVERT_NODE__HTTPS_PORT", "0")],
+        &[("CULVERT_NODE__HTTP__HEADER_KIB", "1")],
+        &[("CULVERT_NODE__TRUSTED_PROXIES", "[\"everybody\"]")],
+        &[("CULVERT_ACME__DIRECTORY", "http://acme.example.com/")],
+        &[("CULVERT_ACME__DIRECTORY", "https://acme.example.com/"), ("CULVERT_ACME__DNS", "builtin")],
+        &[("CULVERT_ACME__DIRECTORY", "https://acme.example.com/"), ("CULVERT_ACME__DNS", "command")],
+        &[("CULVERT_ACME__DIRECTORY", "https://acme.example.com/"), ("CULVERT_ACME__CONTACT", "[\"ops\"]")],
+        &[("CULVERT_ACME__DIRECTORY", "https://acme.example.com/"), ("CULVERT_ACME__ROOT_CERTIFICATES", "/dev/null")],
+        &[("CULVERT_ACME__DIRECTORY", "https://acme.example.com/"), ("CULVERT_ACME__ROOT_CERTIFICATES", "/nowhere")],
+        &[("CULVERT_ACME__ORDERS_PER_HOUR", "0")],
+    ] {
+        let mut place = Place::new(Engine::Sqlite).await;
+        for (name, value) in settings {
+            place = place.set(name, value);
+        }
+        let given: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let refused = refused(&place, "culvert serve").await;
+        assert_eq!(refused.lines().count(), 1, "{refused}");
+        said += &format!("{}\n  {refused}\n", given.join(" "));
+    }
+    assert_snapshot!(said, @r#"
+    CULVERT_NODE__DOMAIN=192.0.2.1
+      2: culvert: node.domain: must be a domain, not an address
+    CULVERT_NODE__HTTP_LISTEN=127.0.0.1:9 CULVERT_NODE__HTTPS_LISTEN=0.0.0.0:9
+      2: culvert: node.https_listen: must not be the address of node.http_listen
+    CULVERT_NODE__HTTP_LISTEN=nowhere
+      2: culvert: node.http_listen: must be `off` or <address>:<port> (in `CULVERT_` environment variable(s))
+    CULVERT_NODE__HTTPS_PORT=0
+      2: culvert: node.https_port: must be between 1 and 65535
+    CULVERT_NODE__HTTP__HEADER_KIB=1
+      2: culvert: node.http.header_kib: must be between 8 and 1024
+    CULVERT_NODE__TRUSTED_PROXIES=["everybody"]
+      2: culvert: node.trusted_proxies[0]: invalid IP address syntax (in `CULVERT_` environment variable(s))
+    CULVERT_ACME__DIRECTORY=http://acme.example.com/
+      2: culvert: acme.directory: must be an https:// URL
+    CULVERT_ACME__DIRECTORY=https://acme.example.com/ CULVERT_ACME__DNS=builtin
+      2: culvert: acme.dns: `builtin` needs acme.dns_listen
+    CULVERT_ACME__DIRECTORY=https://acme.example.com/ CULVERT_ACME__DNS=command
+      2: culvert: acme.dns: `command` needs acme.dns_command
+    CULVERT_ACME__DIRECTORY=https://acme.example.com/ CULVERT_ACME__CONTACT=["ops"]
+      2: culvert: acme.contact: `ops` must be a mailto: URL
+    CULVERT_ACME__DIRECTORY=https://acme.example.com/ CULVERT_ACME__ROOT_CERTIFICATES=/dev/null
+      2: culvert: acme.root_certificates: /dev/null: there is no certificate in it
+    CULVERT_ACME__DIRECTORY=https://acme.example.com/ CULVERT_ACME__ROOT_CERTIFICATES=/nowhere
+      2: culvert: acme.root_certificates: /nowhere: No such file or directory (os error 2)
+    CULVERT_ACME__ORDERS_PER_HOUR=0
+      2: culvert: acme.orders_per_hour: must be at least 1
+    "#);
     // The file is read as well, and says where it is wrong.
     let place = Place::new(Engine::Sqlite).await;
     std::fs::write(place.folder.path().join("culvert.toml"), "[node]\nprots = \"1-2\"\n").unwrap();

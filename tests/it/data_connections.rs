@@ -1,7 +1,6 @@
 //! Data connections of version 2, by hand: how they are attached, reused, refused, retired and cut.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_test_macros::both_engines;
@@ -15,10 +14,7 @@ use culvert_wire::data2::visit::{RefusalCode, Refused, Visit};
 use culvert_wire::data2::{ALPN, MAX_WARM};
 use culvert_wire::device_token::{self, AgentProcess};
 use culvert_wire::lease_token::SigningKey;
-use culvert_wire::pipe::Budget;
-use culvert_wire::read_ahead::ReadAhead;
 use culvert_wire::tls;
-use futures_util::future::poll_immediate;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -354,24 +350,6 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut VisitStream<S>
     Ok(received)
 }
 
-/// Many bytes are read ahead at once, and nothing is kept for a connection that is quiet again.
-#[tokio::test]
-async fn reader_takes_many_bytes_at_once_and_gives_its_buffer_back() {
-    let (mut writer, reader) = tokio::io::duplex(1024 * 1024);
-    let budget = Arc::new(Budget::new(1024 * 1024));
-    let mut reader = ReadAhead::new(reader, budget.clone());
-    writer.write_all(&[7; 100_000]).await.unwrap();
-    let mut space = [0; 4096];
-    assert_eq!(reader.read(&mut space).await.unwrap(), 4096);
-    assert_eq!(reader.read(&mut space).await.unwrap(), 4096);
-    assert_eq!(budget.taken(), 128 * 1024);
-    for _ in 0..100_000 / 4096 - 1 {
-        assert!(reader.read(&mut space).await.unwrap() > 0);
-    }
-    assert!(poll_immediate(reader.read(&mut space)).await.is_none());
-    assert_eq!(budget.taken(), 0);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -405,44 +383,6 @@ proptest! {
                     _ => panic!("cut"),
                 }
             }
-        });
-    }
-
-    /// Whoever reads ahead gives out what has come, keeps within the budget, and gives everything back.
-    #[test]
-    fn bytes_read_ahead_are_those_that_came(
-        pipe in 1..400_000_usize,
-        sent in prop::collection::vec(size(), 1..5),
-        asked in prop::collection::vec(1..70_000_usize, 1..8),
-        most in prop_oneof![Just(0), Just(1024 * 1024)],
-    ) {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-            let (mut writer, reader) = tokio::io::duplex(pipe);
-            let budget = Arc::new(Budget::new(most));
-            let mut reader = ReadAhead::new(reader, budget.clone());
-            let sent: Vec<Vec<u8>> = sent.into_iter().enumerate().map(|(number, size)| vec![number as u8; size]).collect();
-            let write = async {
-                for bytes in &sent {
-                    writer.write_all(bytes).await.unwrap();
-                    tokio::task::yield_now().await;
-                }
-                drop(writer);
-            };
-            let read = async {
-                let (mut all, mut buffer) = (Vec::new(), vec![0; 70_000]);
-                for size in asked.iter().cycle() {
-                    let read = reader.read(&mut buffer[..*size]).await.unwrap();
-                    assert!(budget.taken() <= most);
-                    if read == 0 {
-                        return all;
-                    }
-                    all.extend_from_slice(&buffer[..read]);
-                }
-                all
-            };
-            let ((), read) = tokio::join!(write, read);
-            assert!(read == sent.concat());
-            assert_eq!(budget.taken(), 0);
         });
     }
 

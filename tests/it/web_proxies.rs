@@ -67,6 +67,9 @@ async fn trusted_proxy_says_who_the_visitor_is(engine: Engine) {
     stage.api.put(&format!("/tunnels/{}/firewall", stage.plain), rule).await;
     assert_eq!(stage.ask("plain", headers).await.0, "403 visitor_not_allowed");
     assert_eq!(stage.ask("plain", "X-Forwarded-For: 203.0.113.7, 192.0.2.1\r\n").await.0, "200");
+    // Nobody hides behind what is no text.
+    let hidden = "X-Forwarded-For: h\u{e9}, 203.0.113.7\r\n";
+    assert_eq!(stage.ask("plain", hidden).await.0, "403 visitor_not_allowed");
 }
 
 /// A proxy that ends TLS says so: nothing is redirected, and the service is told the public scheme and port.

@@ -7,7 +7,7 @@ use culvert_test_macros::both_engines;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::host::{Engine, TestHost, within};
-use crate::support::web::Browser;
+use crate::support::web::{Browser, read_body, read_head};
 
 const FIRST_BYTE: Duration = Duration::from_secs(40);
 const HEAD: Duration = Duration::from_secs(15);
@@ -72,6 +72,22 @@ async fn connection_is_kept_for_the_next_request(engine: Engine) {
     assert!(is_closed(&mut browser).await);
 }
 
+/// Requests that come before the former one is answered are answered one after the other.
+#[both_engines]
+async fn requests_that_come_at_once_are_answered_in_turn(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let mut browser = stage.browser().await;
+    let request = "POST /a HTTP/1.1\r\nHost: nobody.tunnel.localhost\r\nContent-Length: 1\r\n\r\nx";
+    browser.0.write_all(request.repeat(50).as_bytes()).await.unwrap();
+    for _ in 0..50 {
+        let head = within(20, read_head(&mut browser.0)).await.unwrap();
+        assert!(head.starts_with("HTTP/1.1 404"), "{head}");
+        within(20, read_body(&mut browser.0, &head)).await;
+    }
+    stage.0.clock.advance(KEEP_ALIVE);
+    assert!(is_closed(&mut browser).await);
+}
+
 #[both_engines]
 async fn head_that_is_not_completed_ends_the_connection(engine: Engine) {
     let stage = Stage::set(engine).await;
@@ -80,7 +96,7 @@ async fn head_that_is_not_completed_ends_the_connection(engine: Engine) {
     stage.until_awaited(HEAD).await;
     stage.0.clock.advance(HEAD.checked_sub(A_MOMENT).unwrap());
     browser.0.write_all(b"st: nobody.tunnel.localhost\r\n\r\n").await.unwrap();
-    assert!(crate::support::web::read_head(&mut browser.0).await.unwrap().starts_with("HTTP/1.1 404"));
+    assert!(read_head(&mut browser.0).await.unwrap().starts_with("HTTP/1.1 404"));
     let mut slow = stage.browser().await;
     slow.0.write_all(b"GET / HTTP/1.1\r\nHo").await.unwrap();
     stage.until_awaited(HEAD).await;

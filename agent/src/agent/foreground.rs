@@ -224,9 +224,13 @@ impl Foreground {
 
     /// The host has answered a deletion. Returns whether the request was one.
     pub(super) fn deleted(&mut self, request_id: Uuid, outcome: &Result<Option<Grant>, Failure>) -> bool {
+        if matches!(outcome, Err(failure) if is_transient(&failure.code)) {
+            // It is asked for again with the next heartbeat.
+            return self.deletions.contains_key(&request_id);
+        }
         let Some(Deletion { updates, outcome: told, .. }) = self.deletions.remove(&request_id) else { return false };
-        let told = outcome.as_ref().err().map_or(told, |failure| Err(failure.clone()));
-        updates.send_replace(Update::Ended(told));
+        let refused = outcome.as_ref().err().filter(|failure| failure.code != FailureCode::NotFound);
+        updates.send_replace(Update::Ended(refused.map_or(told, |failure| Err(failure.clone()))));
         true
     }
 
@@ -340,7 +344,7 @@ impl Agent {
         Ok(())
     }
 
-    /// The host is connected again: what it may not have heard is told once more.
+    /// Tells the host once more what it may not have heard, or could not do.
     pub(super) async fn repeat_deletions(&mut self) {
         let deletions: Vec<_> =
             self.foreground.deletions.iter().map(|(id, deletion)| (*id, deletion.tunnel_id)).collect();

@@ -27,7 +27,7 @@ pub(super) struct Waiting {
     /// Local starts that wait for the host's answer, by request.
     pub answers: HashMap<Uuid, LocalStart>,
     /// Local starts that wait for their tunnel to run, by lease.
-    pub starts: HashMap<Uuid, StartReply>,
+    pub starts: HashMap<Uuid, Vec<StartReply>>,
     /// Requests that wait until the host has confirmed a consent.
     consents: Vec<(oneshot::Sender<Reply>, Decided)>,
     /// Leases that were stopped at the device and whose stop the host has not confirmed yet, by request.

@@ -123,12 +123,12 @@ impl Agent {
             return Ok(());
         }
         if self.leases.holds(lease_id) {
-            self.waiting.starts.insert(lease_id, reply);
+            self.waiting.starts.entry(lease_id).or_default().push(reply);
             return Ok(());
         }
         match self.choice(&reply, &grant, accept.as_deref()) {
             Ok(chosen) => {
-                self.waiting.starts.insert(lease_id, reply);
+                self.waiting.starts.entry(lease_id).or_default().push(reply);
                 if self.host.is_some() {
                     // Somebody at the device chose the target, so it need not answer yet.
                     self.agreed.agree(grant.tunnel_id, &grant.target, chosen)?;
@@ -310,8 +310,9 @@ impl Agent {
 
     /// Answers the local start that waits for a tunnel to run.
     pub(super) fn answer_started(&mut self, lease_id: Uuid) {
-        let Some(reply) = self.waiting.starts.remove(&lease_id) else { return };
-        self.answer_start(reply, Ok(lease_id));
+        for reply in self.waiting.starts.remove(&lease_id).unwrap_or_default() {
+            self.answer_start(reply, Ok(lease_id));
+        }
     }
 
     /// Tells whoever waits for a start under which lease the tunnel runs.
@@ -349,9 +350,9 @@ impl Agent {
         self.foreground.lease_ended(lease_id, &RevokeReason::Ended);
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(failure.clone())).await?;
-        } else if let Some(reply) = self.waiting.starts.remove(&lease_id) {
+        } else if let Some(replies) = self.waiting.starts.remove(&lease_id) {
             self.tell_stopped(lease_id).await;
-            self.answer_start(reply, Err(failure));
+            replies.into_iter().for_each(|reply| self.answer_start(reply, Err(failure.clone())));
         } else {
             self.say(ToHost::NotResumed { lease_id, detail: failure.detail }).await;
         }
@@ -366,8 +367,8 @@ impl Agent {
         if let Some(operation_id) = self.waiting.operations.remove(&lease_id) {
             self.finish(operation_id, Err(ended.clone())).await?;
         }
-        if let Some(reply) = self.waiting.starts.remove(&lease_id) {
-            self.answer_start(reply, Err(ended));
+        for reply in self.waiting.starts.remove(&lease_id).unwrap_or_default() {
+            self.answer_start(reply, Err(ended.clone()));
         }
         if reason.is_stop() {
             self.agreed.forget(grant.tunnel_id)?;

@@ -21,15 +21,11 @@ use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::device_token::DeviceToken;
-use culvert_wire::pipe::Budget;
-use culvert_wire::read_ahead::ReadAhead;
 use culvert_wire::{socket, tls};
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MOST: Duration = Duration::from_secs(10);
-/// Bytes that are read ahead on all connections to a node together, at most.
-const READ_AHEAD: usize = 64 * 1024 * 1024;
 
 /// The connections to one node. Dropping it closes them.
 pub(crate) struct Pool {
@@ -43,7 +39,6 @@ struct Shared {
     tls: Arc<ClientConfig>,
     token: watch::Sender<DeviceToken>,
     visits: VisitContext,
-    read_ahead: Arc<Budget>,
     /// Ends the back-off of the dialling tasks.
     node_is_back: Notify,
     stop: CancellationToken,
@@ -61,7 +56,6 @@ impl Pool {
             node,
             token: watch::Sender::new(token),
             visits: VisitContext { clock, census, served: ServedTunnels::default() },
-            read_ahead: Arc::new(Budget::new(READ_AHEAD)),
             node_is_back: Notify::new(),
             stop: stop.clone(),
         });
@@ -166,7 +160,6 @@ impl Shared {
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let tcp = ReadAhead::new(tcp, self.read_ahead.clone());
             let stream = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
             let mut carrier = Connection::new(Box::new(stream));
             let (version, sent) = (crate::VERSION.into(), self.visits.clock.moment());

@@ -15,7 +15,6 @@ use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::stream::{Finished, VisitStream};
 use culvert_wire::data2::visit::{RefusalCode, Refused, Visit};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::read_ahead::ReadAhead;
 use culvert_wire::{pipe, socket};
 
 /// How long a connection waits for a visit before it is closed if there are too many.
@@ -24,7 +23,7 @@ const SURPLUS_FOR: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The TLS session is in a box: a task that waits for visits holds several places for it.
-pub(super) type Carrier = Connection<Box<TlsStream<ReadAhead<TcpStream>>>>;
+pub(super) type Carrier = Connection<Box<TlsStream<TcpStream>>>;
 
 /// What visits need of their pool.
 pub(super) struct VisitContext {
@@ -158,7 +157,7 @@ fn refusal(failure: Failure) -> Refused {
 }
 
 fn reset(carrier: &Carrier) {
-    socket::reset(carrier.get_ref().get_ref().0.get_ref());
+    socket::reset(carrier.get_ref().get_ref().0);
 }
 
 /// A connection to the local target. If it is dropped before the transfer is complete, also because the

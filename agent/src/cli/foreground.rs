@@ -145,6 +145,7 @@ pub(super) async fn serve(state: StateDir, wanted: WantedTunnel, output: Output)
         clock: Clock::system(),
         state,
         wanted,
+        is_running: false,
     };
     let ended = command.run().await;
     command.screen.close();
@@ -162,6 +163,8 @@ struct Foreground {
     /// This process as the agent, where no other one runs.
     agent: Option<OwnAgent>,
     clock: Clock,
+    /// Whether the tunnel ran when the agent last said something.
+    is_running: bool,
 }
 
 /// How a connection to the agent ended.
@@ -178,7 +181,12 @@ impl Foreground {
             let Some(attendance) = self.attend(own_from).await? else { return Ok(()) };
             match self.follow(attendance).await {
                 Followed::Ended(outcome) => return outcome,
-                Followed::Lost => self.screen.say("the agent has ended; waiting for it"),
+                Followed::Lost => {
+                    if self.is_running {
+                        self.wanted.ran_at = Some(self.clock.now());
+                    }
+                    self.screen.say("the agent has ended; waiting for it");
+                }
             }
             own_from = self.clock.moment().plus(AGENT_BACK_WITHIN);
         }
@@ -242,7 +250,8 @@ impl Foreground {
     /// What another agent needs to know to go on.
     fn note(&mut self, status: &ForegroundStatus) {
         (self.wanted.tunnel_id, self.wanted.creation_id) = (status.tunnel_id, status.creation_id);
-        if status.state == ForegroundState::Running {
+        self.is_running = status.state == ForegroundState::Running;
+        if self.is_running {
             self.wanted.ran_at = Some(self.clock.now());
         }
     }

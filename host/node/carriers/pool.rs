@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, Weak};
 use culvert_wire::data2::MAX_WARM;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
-use culvert_wire::read_ahead::ReadAhead;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::server::TlsStream;
@@ -15,7 +14,7 @@ use crate::counts::Counts;
 use crate::lock;
 
 /// An agent's connection. It takes more than a kilobyte, so it is moved as a pointer.
-pub(crate) type AgentStream = Box<TlsStream<ReadAhead<TcpStream>>>;
+pub(crate) type AgentStream = Box<TlsStream<TcpStream>>;
 
 /// A data connection of an agent.
 pub(crate) type Carrier = Connection<AgentStream>;

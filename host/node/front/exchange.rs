@@ -19,7 +19,7 @@ use super::body::{Body, Observer, PassedBody};
 use super::cut::CutBody;
 use super::exchanges::OpenExchange;
 use super::pages::{OwnAnswer, Page};
-use super::phase::{ConnectionPhase, Uploading};
+use super::phase::{ConnectionPhase, Upload as UploadLimit, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
 use super::upstream::{Reusable, UpstreamVersion, Upstreams, Visited};
@@ -46,7 +46,7 @@ pub(super) async fn serve(
 ) -> Response<Body> {
     let mut open = match &visitor.version {
         HttpVersion::Http1(phase) => {
-            phase.begin_exchange();
+            phase.begin_exchange().await;
             None
         }
         HttpVersion::Http2(exchanges) => Some(exchanges.begin()),
@@ -163,8 +163,7 @@ async fn pass(
     let (out, idle) = (admitted.admission.out.clone(), run.silence_limit());
     let (Found { route, port_id }, name) = (admitted.found, admitted.name);
     let version = UpstreamVersion::of(&request, &route);
-    // Some services leave such a body unread, and take it for the next request, which is another visitor's.
-    let may_reuse = !request.method().is_safe() || request.body().is_end_stream();
+    let (method, has_body) = (request.method().clone(), !request.body().is_end_stream());
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
     let exchanges = match &visitor.version {
         HttpVersion::Http1(_) => None,
@@ -191,6 +190,7 @@ async fn pass(
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
             open.iter_mut().for_each(OpenExchange::complete);
+            visitor.phase().into_iter().for_each(|phase| phase.begin_upgrade());
             Ok(upgrade(front, visitor.clone(), ongoing, response, on_visitor, open.take()))
         }
         (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Page::ANSWER_INVALID),
@@ -198,11 +198,9 @@ async fn pass(
         (status, _) if is_websocket_of_h2 && status.is_success() => Err(Page::ANSWER_INVALID),
         _ => {
             let phase = visitor.phase().cloned();
-            if let Some(phase) = &phase {
-                phase.begin_answer(out.clone(), activity.clone(), idle);
-            }
+            phase.iter().for_each(|phase| phase.begin_answer(out.clone(), activity.clone(), idle));
             let upstreams = front.upstreams.clone();
-            let sender = sender.filter(|_| may_reuse);
+            let sender = sender.filter(|_| !has_body || is_body_read(&method, response.status()));
             let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, sender };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
@@ -211,6 +209,12 @@ async fn pass(
             })
         }
     }
+}
+
+/// Whether a service has probably read the body of a request that it has answered. Some leave one unread that they do not
+/// expect, and take it for the next request, which is another visitor's.
+fn is_body_read(method: &Method, status: StatusCode) -> bool {
+    matches!(*method, Method::POST | Method::PUT | Method::PATCH) && !status.is_client_error()
 }
 
 /// The request as the service gets it.
@@ -234,7 +238,10 @@ fn to_service(
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    let uploading = visitor.phase().filter(|_| !body.is_end_stream()).map(ConnectionPhase::begin_upload);
+    let uploading = visitor.phase().filter(|_| !body.is_end_stream()).map(|phase| {
+        let idle = run.silence_limit();
+        phase.begin_upload(UploadLimit { activity: activity.clone(), idle })
+    });
     let upload = Upload { ongoing: ongoing.clone(), _uploading: uploading };
     let body = PassedBody::new(body, activity.clone(), upload);
     Request::from_parts(head, body)
@@ -320,13 +327,28 @@ struct Answer {
     sender: Reusable,
 }
 
+impl Answer {
+    fn end_phase(&mut self) {
+        if let Some(phase) = self.phase.take() {
+            phase.end_exchange();
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        // hyper does not ask for the end of a body whose last byte it knows.
+        self.end_phase();
+    }
+}
+
 impl Observer for Answer {
     fn count(&self, bytes: usize) {
         count(&self.ongoing.run.relay().counters().back, bytes);
     }
 
     fn complete(&mut self) {
-        self.phase.iter().for_each(|phase| phase.end_exchange());
+        self.end_phase();
         self.open.iter_mut().for_each(OpenExchange::complete);
         // A service that has answered before the whole request had come gets no other one on this connection.
         if let Some(sender) = self.sender.take()

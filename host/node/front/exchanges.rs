@@ -15,6 +15,7 @@ const CANCELLED: u32 = 100;
 
 pub(super) struct Exchanges {
     clock: Clock,
+    is_proxy: bool,
     counts: Mutex<Counts>,
     changed: Notify,
 }
@@ -40,10 +41,11 @@ pub(super) enum EndReason {
 }
 
 impl Exchanges {
-    pub(super) fn new(clock: Clock) -> Arc<Self> {
+    /// `is_proxy` for the connection of a trusted proxy, which brings the requests of many visitors.
+    pub(super) fn new(clock: Clock, is_proxy: bool) -> Arc<Self> {
         let now = clock.moment();
         let counts = Counts { open: 0, idle_since: now, window: now, begun: 0, cancelled: 0, is_stuck: false };
-        Arc::new(Self { clock, counts: Mutex::new(counts), changed: Notify::new() })
+        Arc::new(Self { clock, is_proxy, counts: Mutex::new(counts), changed: Notify::new() })
     }
 
     pub(super) fn begin(self: &Arc<Self>) -> OpenExchange {
@@ -73,7 +75,8 @@ impl Exchanges {
             let changed = self.changed.notified();
             let end = {
                 let counts = lock(&self.counts);
-                if counts.is_stuck || counts.cancelled > CANCELLED && counts.cancelled > counts.begun / 2 {
+                let cancels = counts.cancelled > CANCELLED && counts.cancelled > counts.begun / 2;
+                if counts.is_stuck || cancels && !self.is_proxy {
                     return EndReason::Abuse;
                 }
                 (counts.open == 0).then(|| counts.idle_since.plus(idle))
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn cancelling_most_of_many_exchanges_ends_the_connection() {
-        let exchanges = Exchanges::new(Clock::manual(chrono::DateTime::UNIX_EPOCH));
+        let exchanges = Exchanges::new(Clock::manual(chrono::DateTime::UNIX_EPOCH), false);
         let ends = || exchanges.end(Duration::from_hours(1)).now_or_never();
         let run = |count: usize, is_complete: bool| {
             for _ in 0..count {
@@ -149,7 +152,7 @@ mod tests {
     #[test]
     fn cancelled_exchanges_are_forgotten_after_a_while() {
         let clock = Clock::manual(chrono::DateTime::UNIX_EPOCH);
-        let exchanges = Exchanges::new(clock.clone());
+        let exchanges = Exchanges::new(clock.clone(), false);
         for _ in 0..5 {
             (0..90).for_each(|_| drop(exchanges.begin()));
             clock.advance(WINDOW);

@@ -1,9 +1,10 @@
 //! What a visitor's connection of HTTP/1.1 waits for, and when it has waited too long.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use culvert_wire::clock::{Clock, Moment};
 use futures_util::FutureExt;
@@ -28,8 +29,11 @@ pub(super) struct ConnectionPhase {
 
 struct State {
     phase: Phase,
-    /// Whether the body of a request is under way, which may go on after the answer.
-    has_upload: bool,
+    /// The body of a request that is under way, which may go on after the answer, with its number.
+    upload: Option<(u64, Upload)>,
+    uploads: u64,
+    /// A request that waits until the answer to the former one is written.
+    waiting: Option<Waker>,
     /// The next look at the phase, at its end or before. A phase that only gets longer needs no new one.
     alarm: Option<(Moment, BoxFuture<'static, ()>)>,
 }
@@ -43,6 +47,15 @@ enum Phase {
     Exchange,
     /// Until the answer has been passed on. If the connection ends now, it must not look complete.
     Answer { out: BoxFuture<'static, ()>, activity: Arc<Activity>, idle: Duration },
+    /// Until the visitor has taken the rest of a complete answer.
+    Flush { since: Moment, idle: Duration },
+}
+
+/// When bytes of a request's body have last moved, and for how long they may rest.
+#[derive(Clone)]
+pub(super) struct Upload {
+    pub activity: Arc<Activity>,
+    pub idle: Duration,
 }
 
 impl ConnectionPhase {
@@ -52,19 +65,37 @@ impl ConnectionPhase {
             clock,
             keep_alive: limits.keep_alive,
             header_timeout: limits.header_timeout,
-            state: Mutex::new(State { phase, has_upload: false, alarm: None }),
+            state: Mutex::new(State { phase, upload: None, uploads: 0, waiting: None, alarm: None }),
         })
     }
 
-    /// The head of a request is complete.
-    pub(super) fn begin_exchange(&self) {
-        lock(&self.state).phase = Phase::Exchange;
+    /// The head of a request is complete. Waits until the former answer is written: answers that nobody takes must not
+    /// pile up.
+    pub(super) async fn begin_exchange(&self) {
+        poll_fn(|context| {
+            let mut state = lock(&self.state);
+            if let Phase::Flush { .. } = state.phase {
+                state.waiting = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            state.phase = Phase::Exchange;
+            Poll::Ready(())
+        })
+        .await;
     }
 
     /// The body of the request is under way until this is dropped.
-    pub(super) fn begin_upload(self: &Arc<Self>) -> Uploading {
-        lock(&self.state).has_upload = true;
-        Uploading(self.clone())
+    pub(super) fn begin_upload(self: &Arc<Self>, upload: Upload) -> Uploading {
+        let mut state = lock(&self.state);
+        state.uploads += 1;
+        let number = state.uploads;
+        state.upload = Some((number, upload));
+        Uploading { phase: self.clone(), number }
+    }
+
+    /// The service has agreed to a WebSocket. That has to be written in time.
+    pub(super) fn begin_upgrade(&self) {
+        lock(&self.state).phase = Phase::Head { until: self.clock.moment().plus(self.header_timeout) };
     }
 
     /// An answer is passed on. It is cut when changed rules deny the visitor, the run ends, or nothing moves any longer.
@@ -72,9 +103,15 @@ impl ConnectionPhase {
         lock(&self.state).phase = Phase::Answer { out: out.cancelled_owned().boxed(), activity, idle };
     }
 
-    /// The answer is complete.
+    /// The answer is complete, but for what the visitor has yet to take.
     pub(super) fn end_exchange(&self) {
-        lock(&self.state).phase = self.idle();
+        let mut state = lock(&self.state);
+        let idle = match state.phase {
+            Phase::Answer { idle, .. } => idle,
+            Phase::Exchange => self.keep_alive,
+            Phase::Idle { .. } | Phase::Head { .. } | Phase::Flush { .. } => return,
+        };
+        state.phase = Phase::Flush { since: self.clock.moment(), idle };
     }
 
     fn idle(&self) -> Phase {
@@ -82,32 +119,38 @@ impl ConnectionPhase {
     }
 
     pub(super) fn is_within_answer(&self) -> bool {
-        matches!(lock(&self.state).phase, Phase::Answer { .. })
+        matches!(lock(&self.state).phase, Phase::Answer { .. } | Phase::Flush { .. })
     }
 
     /// Bytes have come from the visitor.
     fn received(&self) {
         let mut state = lock(&self.state);
-        if let Phase::Idle { .. } = state.phase {
-            state.phase = if state.has_upload {
-                self.idle()
-            } else {
-                Phase::Head { until: self.clock.moment().plus(self.header_timeout) }
-            };
+        if let Phase::Idle { .. } = state.phase
+            && state.upload.is_none()
+        {
+            state.phase = Phase::Head { until: self.clock.moment().plus(self.header_timeout) };
         }
     }
 
-    /// The visitor has taken bytes at this moment: of an answer that is complete, but was not written yet.
+    /// The visitor has taken bytes at this moment.
     fn sent(&self, at: Moment) {
+        if let Phase::Flush { since, .. } = &mut lock(&self.state).phase {
+            *since = at;
+        }
+    }
+
+    /// The visitor has taken everything that was written.
+    fn flushed(&self) {
         let mut state = lock(&self.state);
-        if let Phase::Idle { until } = &mut state.phase {
-            *until = at.plus(self.keep_alive);
+        if let Phase::Flush { since, .. } = state.phase {
+            state.phase = Phase::Idle { until: since.plus(self.keep_alive) };
+            state.waiting.take().into_iter().for_each(Waker::wake);
         }
     }
 
     /// Why the connection has to end.
     pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<io::Error> {
-        let State { phase, alarm, .. } = &mut *lock(&self.state);
+        let State { phase, upload, alarm, .. } = &mut *lock(&self.state);
         if let Phase::Answer { out, .. } = phase
             && out.as_mut().poll(context).is_ready()
         {
@@ -115,9 +158,14 @@ impl ConnectionPhase {
         }
         loop {
             let end = match phase {
-                Phase::Idle { until } | Phase::Head { until } => *until,
+                Phase::Idle { until } => match upload {
+                    Some((_, Upload { activity, idle })) => activity.last().plus(*idle).max(*until),
+                    None => *until,
+                },
+                Phase::Head { until } => *until,
                 Phase::Exchange => return Poll::Pending,
                 Phase::Answer { activity, idle, .. } => activity.last().plus(*idle),
+                Phase::Flush { since, idle } => since.plus(*idle),
             };
             if self.clock.moment() >= end {
                 return Poll::Ready(io::ErrorKind::TimedOut.into());
@@ -137,14 +185,19 @@ impl ConnectionPhase {
 }
 
 /// The body of a request that is under way.
-pub(super) struct Uploading(Arc<ConnectionPhase>);
+pub(super) struct Uploading {
+    phase: Arc<ConnectionPhase>,
+    number: u64,
+}
 
 impl Drop for Uploading {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        state.has_upload = false;
-        if let Phase::Idle { .. } = state.phase {
-            state.phase = self.0.idle();
+        let mut state = lock(&self.phase.state);
+        // The next request may have a body of its own by now.
+        if state.upload.take_if(|(number, _)| *number == self.number).is_some()
+            && let Phase::Idle { .. } = state.phase
+        {
+            state.phase = self.phase.idle();
         }
     }
 }
@@ -206,7 +259,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PhasedStream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.phase.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use culvert_wire::client_network::client_address;
-use hyper::HeaderMap;
+use hyper::header::{HeaderMap, HeaderValue};
 use ipnet::IpNet;
 
 use super::addresses::Entry;
@@ -36,10 +36,10 @@ impl Peer {
         if !is_trusted(self.address.ip(), trusted) {
             return self;
         }
-        let values = |name| headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-        let ip = client_address(self.address.ip(), values("x-forwarded-for"), trusted);
+        let values = |name| headers.get_all(name).iter();
+        let ip = client_address(self.address.ip(), values("x-forwarded-for").map(HeaderValue::as_bytes), trusted);
         // The nearest proxy has written the last value.
-        let said = |name| values(name).next_back().and_then(|value| value.rsplit(',').next()).map(str::trim);
+        let said = |name| values(name).next_back()?.to_str().ok()?.rsplit(',').next().map(str::trim);
         let scheme = match said("x-forwarded-proto") {
             Some("https") => Scheme::Https,
             Some("http") => Scheme::Http,

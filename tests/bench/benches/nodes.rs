@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use culvert::app::Host;
-use culvert::config::Config;
+use culvert::config::{Config, Listen};
 use culvert_bench::{median, verdict};
 use culvert_domain::http_service::LocalScheme;
 use culvert_domain::protocol::Protocol;
@@ -77,6 +77,7 @@ impl Stage {
         let data_dir = folder.path().join("data");
         let mut config = Config { data_dir, listen: any, admin_listen: any, ..Config::default() };
         config.node.listen = any;
+        (config.node.http_listen, config.node.https_listen) = (Listen::Off, Listen::Off);
         let host = Host::start(config, Clock::system(), Ticker::Manual).await.unwrap();
         let node_id = host.app.service.nodes().ids()[0];
         play(&host, node_id).await;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use culvert::app::Host;
-use culvert::config::Config;
+use culvert::config::{Config, Listen};
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 use culvert_policy::load::chain::Trust;
@@ -122,6 +122,7 @@ fn serve(decisions: Decisions) -> ! {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut config = Config { data_dir: folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
         config.node.listen = any;
+        (config.node.http_listen, config.node.https_listen) = (Listen::Off, Listen::Off);
         config.rate_limit.per_minute = u32::MAX;
         config.rate_limit.per_day = u32::MAX;
         let file = folder.path().join("culvert.toml");
