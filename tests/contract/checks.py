@@ -31,6 +31,7 @@ BEYOND_SCHEMAS = re.compile(
     | .*country(_code)?:\ must\ be\ an\ ISO\ 3166-1              # 249 codes, in either case
     | subdomain:\ is\ reserved                                   # the operator's list
     | .*:\ (is|http\ ports\ are)\ for\ http\ tunnels\ only       # the tunnel's protocol
+    | local_scheme:\ must\ be\ `auto`                            # the same
     | http_basic_auth_\w+:\ is\ required\ while                  # what is stored counts as well
     | device_id:\ is\ required\ while                            # whether the tunnel runs
     | .*:\ (says\ the\ same|stands\ in)                          # twice in a list, by some of the fields
