@@ -21,12 +21,17 @@ pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
     }
 }
 
+/// Whether an address is a trusted proxy's, which brings the requests of many clients.
+pub fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
+    let address = address.to_canonical();
+    trusted.iter().any(|network| network.contains(&address))
+}
+
 /// The client's address: the peer's own, or the one that trusted proxies report. `forwarded` are the
 /// values of the `X-Forwarded-For` headers, in their order. What a client has put before may be no text.
 pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a [u8]>, trusted: &[IpNet]) -> IpAddr {
     let peer = peer.to_canonical();
-    let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
-    if !is_trusted(&peer) {
+    if !is_trusted(peer, trusted) {
         return peer;
     }
     // Each proxy appends the address from which it received the request.
@@ -35,7 +40,7 @@ pub fn client_address<'a>(peer: IpAddr, forwarded: impl Iterator<Item = &'a [u8]
     for hop in hops.iter().rev() {
         let Some(address) = address_of_hop(hop) else { break };
         client = address.to_canonical();
-        if !is_trusted(&client) {
+        if !is_trusted(client, trusted) {
             break;
         }
     }

@@ -6,6 +6,7 @@
 //! be the newer one. A change that must not be ignored needs a new [`PROTOCOL`]. Visitors' data uses
 //! separate connections, see [`data2`](crate::data2).
 
+use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -19,6 +20,9 @@ pub const PROTOCOL: &str = "culvert.agent.v1";
 
 /// Most bytes of one frame.
 pub const FRAME_LIMIT: usize = 256 * 1024;
+
+/// How long a host keeps a temporary tunnel whose command is away.
+pub const TEMPORARY_TUNNEL_KEPT: TimeDelta = TimeDelta::minutes(10);
 
 /// The path of the WebSocket on the host.
 pub const CONNECT_PATH: &str = "/agent/connect";

@@ -12,7 +12,7 @@ use salvo::conn::ConnCtrl;
 use salvo::fuse::{ArcConnObserver, ConnObserver, FuseAction, FuseConfig, FuseInfo, FusePolicy};
 
 use culvert_service::metrics::ConnectionRefusals;
-use culvert_wire::client_network::prefix;
+use culvert_wire::client_network::{is_trusted, prefix};
 use culvert_wire::tally::Tally;
 
 /// For a request's head, and between two requests.
@@ -59,12 +59,11 @@ impl Connections {
     }
 
     fn admits(&self, peer: SocketAddr) -> bool {
-        let address = peer.ip().to_canonical();
-        if self.trusted.iter().any(|net| net.contains(&address)) {
+        if is_trusted(peer.ip(), &self.trusted) {
             return true;
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.by_address.of(&prefix(address)) < self.per_address
+        open.by_address.of(&prefix(peer.ip())) < self.per_address
     }
 
     /// Counts a connection, and gives it a number: its peer may use the port again before it is dropped.

@@ -29,6 +29,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use culvert_wire::client_network::is_trusted;
 use culvert_wire::node::Counted;
 use culvert_wire::socket;
 use ipnet::IpNet;
@@ -48,7 +49,7 @@ use scheme::{PublicPorts, Scheme};
 use tls::{Handshaken, TlsFront};
 use transport::Socket;
 use upstream::Upstreams;
-use visitor::{HttpVersion, Peer, VisitorConnection, is_trusted};
+use visitor::{HttpVersion, Peer, VisitorConnection};
 
 pub(crate) struct Front {
     shared: Arc<Shared>,

@@ -4,14 +4,12 @@ use chrono::TimeDelta;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::{Store, Write};
+use culvert_wire::control::TEMPORARY_TUNNEL_KEPT;
 use uuid::Uuid;
 
 use crate::commit::Change;
 use crate::gate::Permit;
 use crate::tunnels::{self, CreateTunnel};
-
-/// How long a temporary tunnel is kept after its last lease: a command that comes back before keeps its address.
-const KEPT_FOR: TimeDelta = TimeDelta::minutes(10);
 
 /// When a tunnel that could not be looked at is looked at again.
 const RETRY_AFTER: TimeDelta = TimeDelta::minutes(1);
@@ -42,7 +40,7 @@ impl Change for CreateFromDevice {
         }
         let tunnel = self.create.apply(write, permit).await?;
         if self.keep == Keep::Temporarily {
-            write.insert_temporary_tunnel(tunnel.id, self.device_id, write.now + KEPT_FOR).await?;
+            write.insert_temporary_tunnel(tunnel.id, self.device_id, write.now + TEMPORARY_TUNNEL_KEPT).await?;
         }
         Ok(tunnel)
     }
@@ -75,7 +73,7 @@ pub(crate) async fn note_attempt(store: &Store, scope_id: Uuid, tunnel_id: Uuid,
     if !store.is_temporary_tunnel(tunnel_id, device_id).await? {
         return Ok(());
     }
-    look_again(store, scope_id, tunnel_id, KEPT_FOR).await
+    look_again(store, scope_id, tunnel_id, TEMPORARY_TUNNEL_KEPT).await
 }
 
 async fn look_again(store: &Store, scope_id: Uuid, tunnel_id: Uuid, after: TimeDelta) -> Result<()> {
@@ -109,7 +107,7 @@ pub(crate) async fn look_at(store: &Store, scope_id: Uuid, tunnel_id: Uuid) -> R
 /// If the database fails.
 async fn expire(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid) -> Result<()> {
     let Some(check_at) = write.temporary_tunnel_check(tunnel_id).await? else { return Ok(()) };
-    let kept_until = write.last_lease_end(tunnel_id).await?.map_or(check_at, |end| end + KEPT_FOR);
+    let kept_until = write.last_lease_end(tunnel_id).await?.map_or(check_at, |end| end + TEMPORARY_TUNNEL_KEPT);
     if kept_until > write.now {
         return write.check_temporary_tunnel_at(tunnel_id, kept_until).await;
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -16,7 +16,7 @@ use super::runs::StartReply;
 use crate::ipc::{ForegroundState, ForegroundStatus, TunnelStatus, Update, WantedTunnel};
 use culvert_wire::allowed_target;
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Failure, Grant, RevokeReason, Target, ToHost};
+use culvert_wire::control::{Failure, Grant, RevokeReason, TEMPORARY_TUNNEL_KEPT, Target, ToHost};
 use culvert_wire::failure_code::FailureCode;
 
 /// Commands in the foreground, at most.
@@ -25,8 +25,6 @@ const MOST: usize = 64;
 const MOST_BYTES: usize = 32 * 1024;
 /// How often the time between two tries is doubled, at most: up to 32 heartbeats.
 const MOST_DOUBLED: u32 = 5;
-/// When the host deletes a tunnel whose command is away.
-const DELETED_AFTER: TimeDelta = TimeDelta::minutes(10);
 /// How often the numbers of a running tunnel are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -154,7 +152,7 @@ impl Foreground {
                 command.wanted.ran_at = Some(now);
             }
             Err(failure) if failure.code == FailureCode::NotFound => {
-                let is_expired = |ran_at: DateTime<Utc>| now - ran_at >= DELETED_AFTER;
+                let is_expired = |ran_at: DateTime<Utc>| now - ran_at >= TEMPORARY_TUNNEL_KEPT;
                 if !command.wanted.keep && command.wanted.ran_at.is_some_and(is_expired) {
                     // The host has deleted it, for its command was away.
                     (command.wanted.tunnel_id, command.wanted.creation_id) = (None, None);

@@ -21,8 +21,7 @@ pub struct Connection<S> {
     /// Bytes that are to be written, from `written` on.
     queue: Vec<u8>,
     written: usize,
-    /// Visits that were begun.
-    visits: u64,
+    is_used: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
@@ -36,7 +35,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             payload_filled: 0,
             queue: Vec::new(),
             written: 0,
-            visits: 0,
+            is_used: false,
         }
     }
 
@@ -46,11 +45,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// Whether the connection has served a visit.
     pub fn is_used(&self) -> bool {
-        self.visits > 0
+        self.is_used
     }
 
     pub(super) fn begin_visit(&mut self) {
-        self.visits += 1;
+        self.is_used = true;
     }
 
     /// The next frame; `None` if the other side has closed the connection. The bytes of [`Frame::Data`] must be read

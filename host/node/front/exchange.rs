@@ -19,7 +19,7 @@ use super::body::{Body, Observer, PassedBody};
 use super::cut::CutBody;
 use super::exchanges::OpenExchange;
 use super::pages::{OwnAnswer, Page};
-use super::phase::{ConnectionPhase, Upload as UploadLimit, Uploading};
+use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
 use super::upstream::{Reusable, UpstreamVersion, Upstreams, Visited};
@@ -238,10 +238,8 @@ fn to_service(
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    let uploading = visitor.phase().filter(|_| !body.is_end_stream()).map(|phase| {
-        let idle = run.silence_limit();
-        phase.begin_upload(UploadLimit { activity: activity.clone(), idle })
-    });
+    let phase = visitor.phase().filter(|_| !body.is_end_stream());
+    let uploading = phase.map(|phase| phase.begin_upload(activity.clone(), run.silence_limit()));
     let upload = Upload { ongoing: ongoing.clone(), _uploading: uploading };
     let body = PassedBody::new(body, activity.clone(), upload);
     Request::from_parts(head, body)

@@ -5,11 +5,11 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -29,9 +29,8 @@ pub(super) struct ConnectionPhase {
 
 struct State {
     phase: Phase,
-    /// The body of a request that is under way, which may go on after the answer, with its number.
-    upload: Option<(u64, Upload)>,
-    uploads: u64,
+    /// The body of a request that is under way, which may go on after the answer, and how long it may rest.
+    upload: Option<(Arc<Activity>, Duration)>,
     /// A request that waits until the answer to the former one is written.
     waiting: Option<Waker>,
     /// The next look at the phase, at its end or before. A phase that only gets longer needs no new one.
@@ -51,13 +50,6 @@ enum Phase {
     Flush { since: Moment, idle: Duration },
 }
 
-/// When bytes of a request's body have last moved, and for how long they may rest.
-#[derive(Clone)]
-pub(super) struct Upload {
-    pub activity: Arc<Activity>,
-    pub idle: Duration,
-}
-
 impl ConnectionPhase {
     pub(super) fn new(clock: Clock, limits: WebLimits) -> Arc<Self> {
         let phase = Phase::Idle { until: clock.moment().plus(limits.first_byte_timeout) };
@@ -65,7 +57,7 @@ impl ConnectionPhase {
             clock,
             keep_alive: limits.keep_alive,
             header_timeout: limits.header_timeout,
-            state: Mutex::new(State { phase, upload: None, uploads: 0, waiting: None, alarm: None }),
+            state: Mutex::new(State { phase, upload: None, waiting: None, alarm: None }),
         })
     }
 
@@ -85,12 +77,9 @@ impl ConnectionPhase {
     }
 
     /// The body of the request is under way until this is dropped.
-    pub(super) fn begin_upload(self: &Arc<Self>, upload: Upload) -> Uploading {
-        let mut state = lock(&self.state);
-        state.uploads += 1;
-        let number = state.uploads;
-        state.upload = Some((number, upload));
-        Uploading { phase: self.clone(), number }
+    pub(super) fn begin_upload(self: &Arc<Self>, activity: Arc<Activity>, idle: Duration) -> Uploading {
+        lock(&self.state).upload = Some((activity.clone(), idle));
+        Uploading { phase: self.clone(), activity }
     }
 
     /// The service has agreed to a WebSocket. That has to be written in time.
@@ -159,7 +148,7 @@ impl ConnectionPhase {
         loop {
             let end = match phase {
                 Phase::Idle { until } => match upload {
-                    Some((_, Upload { activity, idle })) => activity.last().plus(*idle).max(*until),
+                    Some((activity, idle)) => activity.last().plus(*idle).max(*until),
                     None => *until,
                 },
                 Phase::Head { until } => *until,
@@ -187,14 +176,14 @@ impl ConnectionPhase {
 /// The body of a request that is under way.
 pub(super) struct Uploading {
     phase: Arc<ConnectionPhase>,
-    number: u64,
+    activity: Arc<Activity>,
 }
 
 impl Drop for Uploading {
     fn drop(&mut self) {
         let mut state = lock(&self.phase.state);
         // The next request may have a body of its own by now.
-        if state.upload.take_if(|(number, _)| *number == self.number).is_some()
+        if state.upload.take_if(|(activity, _)| Arc::ptr_eq(activity, &self.activity)).is_some()
             && let Phase::Idle { .. } = state.phase
         {
             state.phase = self.phase.idle();
@@ -211,6 +200,13 @@ pub(super) struct PhasedStream<S> {
 impl<S> PhasedStream<S> {
     pub(super) fn new(stream: S, phase: Arc<ConnectionPhase>) -> Self {
         Self { stream, phase }
+    }
+
+    /// Notes a write that began at this moment.
+    fn note(&self, began: Moment, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(1..)) = written {
+            self.phase.sent(began);
+        }
     }
 }
 
@@ -235,9 +231,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PhasedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let began = self.phase.clock.moment();
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.phase.sent(began);
-        }
+        self.note(began, &written);
         written
     }
 
@@ -248,9 +242,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PhasedStream<S> {
     ) -> Poll<io::Result<usize>> {
         let began = self.phase.clock.moment();
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        if let Poll::Ready(Ok(1..)) = written {
-            self.phase.sent(began);
-        }
+        self.note(began, &written);
         written
     }
 

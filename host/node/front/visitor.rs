@@ -1,9 +1,9 @@
 //! A visitor's connection, as its requests see it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use culvert_wire::client_network::client_address;
+use culvert_wire::client_network::{client_address, is_trusted};
 use hyper::header::{HeaderMap, HeaderValue};
 use ipnet::IpNet;
 
@@ -22,12 +22,6 @@ pub(super) struct Peer {
     pub scheme: Scheme,
     /// The port as the visitor sees it.
     pub port: u16,
-}
-
-/// Whether an address is a proxy's, which brings the visitors of many.
-pub(super) fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
-    let address = address.to_canonical();
-    trusted.iter().any(|network| network.contains(&address))
 }
 
 impl Peer {
