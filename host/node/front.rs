@@ -18,7 +18,6 @@ mod pages;
 mod phase;
 pub(crate) mod routes;
 pub(crate) mod scheme;
-
 mod timer;
 mod tls;
 mod transport;
@@ -45,7 +44,6 @@ use exchanges::Exchanges;
 use limits::WebLimits;
 use phase::ConnectionPhase;
 use scheme::{PublicPorts, Scheme};
-
 use tls::{Handshaken, TlsFront};
 use transport::Socket;
 use upstream::Upstreams;

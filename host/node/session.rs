@@ -21,6 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
 use super::admission::AdmittedVisitor;
@@ -57,7 +59,7 @@ pub(crate) struct SessionRelay {
     /// Connections of an agent that speaks version 1 only.
     lease_connections: LeaseConnections,
     /// Visitors that are connected, including those that wait.
-    active: watch::Sender<usize>,
+    active: TaskTracker,
     /// The number of the last visit.
     visits: AtomicU64,
     counters: Counters,
@@ -88,7 +90,7 @@ impl SessionRelay {
             bounds: shared.bounds.clone(),
             counts: shared.counts.clone(),
             lease_connections: LeaseConnections::default(),
-            active: watch::Sender::new(0),
+            active: TaskTracker::new(),
             visits: AtomicU64::new(0),
             counters: Counters::default(),
             taken_in: AtomicU64::new(0),
@@ -151,8 +153,8 @@ impl SessionRelay {
     /// Ends the run, and waits until no more bytes of its visitors can arrive.
     pub(crate) async fn finish(&self) {
         self.end();
-        // This cannot fail: the sender lives as long as `self`.
-        let _ = self.active.subscribe().wait_for(|active| *active == 0).await;
+        self.active.close();
+        self.active.wait().await;
     }
 
     /// Takes the traffic since the last call.
@@ -444,14 +446,14 @@ impl SessionRelay {
         }
     }
 
-    fn enter(&self, kind: VisitorKind) {
+    /// Counts a visitor until [`SessionRelay::leave`] is called. The end of the run waits for its token.
+    fn enter(&self, kind: VisitorKind) -> TaskTrackerToken {
         self.level(kind).enter();
-        self.active.send_modify(|active| *active += 1);
+        self.active.token()
     }
 
     fn leave(&self, kind: VisitorKind) {
         self.level(kind).leave();
-        self.active.send_modify(|active| *active -= 1);
     }
 
     fn level(&self, kind: VisitorKind) -> &Level {

@@ -14,6 +14,7 @@ use tokio::process::Command;
 use uuid::Uuid;
 
 use crate::support::api::Api;
+use crate::support::database::execute;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost};
 use crate::support::web::{Browser, WebService, header, outcome};
@@ -45,6 +46,17 @@ impl Stage {
         self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
         self.host.until_tunnel(&self.api, tunnel, "running").await;
         tunnel
+    }
+
+    /// The serial number and the end of the certificate that the node shows.
+    async fn serial(&self) -> Option<String> {
+        let (_, https) = self.addresses().await;
+        let shown = format!(
+            "openssl s_client -connect {https} -servername hello.tunnel.localhost </dev/null 2>/dev/null \
+             | openssl x509 -noout -serial -enddate"
+        );
+        let output = Command::new("sh").args(["-c", &shown]).output().await.unwrap();
+        String::from_utf8(output.stdout).ok().filter(|said| said.starts_with("serial="))
     }
 
     async fn url(&self, tunnel: Uuid) -> String {
@@ -191,22 +203,21 @@ async fn slow_and_frequent_handshakes_are_ended(engine: Engine) {
 #[both_engines]
 async fn certificate_is_renewed_and_its_root_is_kept(engine: Engine) {
     let stage = Stage::set(engine).await;
-    let serial = async |stage: &Stage| {
-        let (_, https) = stage.addresses().await;
-        let shown = format!(
-            "openssl s_client -connect {https} -servername hello.tunnel.localhost </dev/null 2>/dev/null \
-             | openssl x509 -noout -serial -enddate"
-        );
-        let output = Command::new("sh").args(["-c", &shown]).output().await.unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let first = serial(&stage).await;
-    assert!(first.starts_with("serial="), "{first}");
+    let first = stage.serial().await.unwrap();
     stage.host.pass(Duration::from_hours(19 * 24)).await;
-    assert_eq!(serial(&stage).await, first);
+    assert_eq!(stage.serial().await.as_ref(), Some(&first));
     stage.host.pass(Duration::from_hours(2 * 24)).await;
     // The node hears of it a moment after it is stored.
-    stage.host.until_found(async || (serial(&stage).await != first).then_some(())).await;
+    stage.host.until_found(async || stage.serial().await.filter(|serial| *serial != first)).await;
+}
+
+#[both_engines]
+async fn certificate_whose_key_cannot_be_opened_is_issued_anew(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let first = stage.serial().await.unwrap();
+    execute(&stage.host, "UPDATE certificates SET key = substr(key, 2)").await;
+    let stage = Stage { host: stage.host.restart().await, ..stage };
+    stage.host.until_found(async || stage.serial().await.filter(|serial| *serial != first)).await;
 }
 
 /// Visitors who come while a certificate is replaced are shown the former one or the next, and all are answered.

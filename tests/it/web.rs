@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -414,6 +415,31 @@ async fn visitor_who_takes_nothing_is_cut_off(engine: Engine) {
     assert_eq!(stage.browser().await.outcome("hello.tunnel.localhost", "/").await, "503 tunnel_offline");
 }
 
+/// A service that says nothing for the tunnel's `idle_timeout` is given up, and an answer that it has begun is cut.
+#[both_engines]
+async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let tunnel = stage.create("hello", json!({"idle_timeout": 30})).await;
+    stage.run(tunnel).await;
+    let (mut silent, mut stalled) = (stage.browser().await, stage.browser().await);
+    assert_eq!(silent.outcome("hello.tunnel.localhost", "/echo").await, "200");
+    let request = b"POST /silence HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nExpect: 100-continue\r\n\
+                    Content-Length: 5\r\n\r\n";
+    silent.0.write_all(request).await.unwrap();
+    assert_eq!(outcome(&read_head(&mut silent.0).await.unwrap()), "100");
+    stalled.0.write_all(b"GET /stall HTTP/1.1\r\nHost: hello.tunnel.localhost\r\n\r\n").await.unwrap();
+    assert_eq!(outcome(&read_head(&mut stalled.0).await.unwrap()), "200");
+    let mut half = [0; 5];
+    stalled.0.read_exact(&mut half).await.unwrap();
+    // The agent renews its lease meanwhile.
+    stage.host.clock.advance(Duration::from_secs(29));
+    stage.host.until_renewed(tunnel).await;
+    stage.host.clock.advance(Duration::from_secs(1));
+    assert_eq!(outcome(&within(20, read_head(&mut silent.0)).await.unwrap()), "504 local_target_silent");
+    let cut = within(20, stalled.0.read(&mut half)).await;
+    assert_eq!(cut.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 /// A tunnel that is moved gets the name below the other node's domain.
 #[both_engines]
 async fn moved_tunnel_gets_the_name_of_the_other_domain(engine: Engine) {
@@ -596,7 +622,7 @@ async fn http_tunnel_is_resumed_by_its_connected_device(engine: Engine) {
     let store = &stage.host.app.store;
     sessions::end_all(store, lease.scope_id, vec![lease.session_id], EndReason::Error).await.unwrap();
     stage.host.until_found(async || stage.device.tunnels().await.is_empty().then_some(())).await;
-    stage.host.clock.advance(std::time::Duration::from_secs(10));
+    stage.host.clock.advance(Duration::from_secs(10));
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     assert_eq!(stage.browser().await.outcome("hello.tunnel.localhost", "/").await, "200");
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
@@ -57,7 +58,7 @@ impl Stage {
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
-        let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port});
+        let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port, "idle_timeout": 30});
         let tunnel = api.post("/tunnels", tunnel).await.id();
         device.start_tunnel(&tunnel.to_string()).await.unwrap();
         host.until_tunnel(&api, tunnel, "running").await;
@@ -222,6 +223,20 @@ async fn agent_that_is_killed_resets_its_answers(engine: Engine) {
     stage.device.kill().await;
     visitor.goes_on().await;
     assert_eq!(visitor.says().await, "reset");
+}
+
+/// An answer that stalls is cut, and the visitor's connection goes on.
+#[both_engines]
+async fn stream_that_stalls_is_reset_after_idle_timeout(engine: Engine) {
+    let service = WebService::start().await;
+    let stage = Stage::set(engine, service.port).await;
+    let mut visitor = Watcher::start(&stage, "stalled_download").await;
+    assert_eq!(visitor.says().await, "begun");
+    // The agent renews its lease meanwhile.
+    stage.host.clock.advance(Duration::from_secs(29));
+    stage.host.until_renewed(stage.tunnel).await;
+    stage.host.clock.advance(Duration::from_secs(1));
+    assert_eq!(visitor.says().await, "reset, then 200");
 }
 
 /// A WebSocket ends with the run that it belongs to, and the next one is served by the other device.

@@ -140,6 +140,16 @@ def slow_download(visitor):
     return end_of(visitor, stream)
 
 
+def stalled_download(visitor):
+    """Takes an answer that stalls, until it ends, and asks again on the same connection."""
+    stream = visitor.request(path="/stall")
+    visitor.until(h2.events.DataReceived, stream)
+    print("begun", flush=True)
+    ended = end_of(visitor, stream)
+    again = visitor.until(h2.events.ResponseReceived, visitor.request(path="/echo"))
+    return f"{ended}, then {dict(again.headers)[b':status'].decode()}"
+
+
 def websocket(visitor):
     """Extended CONNECT (RFC 8441), one text frame and its echo."""
     stream, headers = open_websocket(visitor)
@@ -161,4 +171,5 @@ print({
     "held_websocket": held_websocket,
     "refused_websocket": refused_websocket,
     "slow_download": slow_download,
+    "stalled_download": stalled_download,
 }[what](Visitor()))

@@ -29,14 +29,15 @@ impl Activity {
         self.start.plus(Duration::from_millis(self.last.load(Ordering::Relaxed)))
     }
 
+    /// Whether no byte has moved for this time.
+    pub(super) fn is_silent(&self, timeout: Duration) -> bool {
+        self.clock.moment() >= self.last().plus(timeout)
+    }
+
     /// Waits until no byte has moved for this time.
     pub(super) async fn silence(self: Arc<Self>, timeout: Duration) {
-        loop {
-            let end = self.last().plus(timeout);
-            if self.clock.moment() >= end {
-                return;
-            }
-            self.clock.until(end).await;
+        while !self.is_silent(timeout) {
+            self.clock.until(self.last().plus(timeout)).await;
         }
     }
 }

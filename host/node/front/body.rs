@@ -17,6 +17,9 @@ pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(super) trait Observer: Send + 'static {
     fn count(&self, bytes: usize);
 
+    /// Moves the bytes of the connection that the body comes on, if that has no task of its own.
+    fn drive(&mut self, _: &mut Context<'_>) {}
+
     /// The body has been passed on completely.
     fn complete(&mut self) {}
 }
@@ -26,11 +29,13 @@ pub(super) struct PassedBody<O> {
     body: Incoming,
     activity: Arc<Activity>,
     observer: O,
+    /// How the body has failed. Whoever writes it passes on first what came before.
+    failed: Option<hyper::Error>,
 }
 
 impl<O: Observer> PassedBody<O> {
     pub(super) fn new(body: Incoming, activity: Arc<Activity>, observer: O) -> Self {
-        let mut passed = Self { body, activity, observer };
+        let mut passed = Self { body, activity, observer, failed: None };
         if passed.body.is_end_stream() {
             passed.observer.complete();
         }
@@ -47,9 +52,17 @@ impl<O: Observer + Unpin> hyper::body::Body for PassedBody<O> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = &mut *self;
+        if let Some(error) = this.failed.take() {
+            return Poll::Ready(Some(Err(io::Error::other(error))));
+        }
+        this.observer.drive(context);
         let frame = match ready!(Pin::new(&mut this.body).poll_frame(context)) {
             Some(Ok(frame)) => frame,
-            Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            Some(Err(error)) => {
+                this.failed = Some(error);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             None => {
                 this.observer.complete();
                 return Poll::Ready(None);

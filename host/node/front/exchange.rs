@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Context;
 
 use culvert_wire::node::Counted;
 use culvert_wire::pipe;
@@ -11,6 +12,7 @@ use hyper::header::{ACCEPT, HeaderValue, TRANSFER_ENCODING};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::activity::Activity;
@@ -22,7 +24,7 @@ use super::pages::{OwnAnswer, Page};
 use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
-use super::upstream::{Reusable, UpstreamVersion, Upstreams, Visited};
+use super::upstream::{Upstream, UpstreamVersion, Upstreams, Visited};
 use super::visitor::{HttpVersion, Peer, VisitorConnection};
 use super::{Front, headers};
 use crate::admission::{AdmissionRefusal, AdmittedVisitor};
@@ -180,16 +182,11 @@ async fn pass(
         _ => passed.map(Body::new),
     };
     let visited = Visited { run: &run, port_id, visitor: peer.address, local: peer.local };
-    let sent = tokio::select! {
-        biased;
-        sent = front.upstreams.send(visited, version, passed) => sent,
-        () = out.cancelled() => Err(if run.ended().is_cancelled() { Page::TUNNEL_OFFLINE } else { Page::VISITOR_NOT_ALLOWED }),
-        () = activity.clone().silence(idle) => Err(Page::TARGET_SILENT),
-    };
-    let (response, sender) = sent?;
+    let (response, mut upstream) = send(front, visited, version, passed, &out, &activity).await?;
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
             open.iter_mut().for_each(OpenExchange::complete);
+            upstream.iter_mut().for_each(Upstream::detach);
             visitor.phase().into_iter().for_each(|phase| phase.begin_upgrade());
             Ok(upgrade(front, visitor.clone(), ongoing, response, on_visitor, open.take()))
         }
@@ -200,14 +197,40 @@ async fn pass(
             let phase = visitor.phase().cloned();
             phase.iter().for_each(|phase| phase.begin_answer(out.clone(), activity.clone(), idle));
             let upstreams = front.upstreams.clone();
-            let sender = sender.filter(|_| !has_body || is_body_read(&method, response.status()));
-            let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, sender };
+            let is_reusable = !has_body || is_body_read(&method, response.status());
+            if !is_reusable || ongoing.is_uploading() {
+                // The request goes on while the visitor takes nothing.
+                upstream.iter_mut().for_each(Upstream::detach);
+            }
+            let upstream = upstream.filter(|_| is_reusable);
+            let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, upstream };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
                 Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),
                 None => response.map(Body::new),
             })
         }
+    }
+}
+
+/// Sends a request, and waits for its answer while the visitor is let in and something moves.
+async fn send(
+    front: &Front,
+    visited: Visited<'_>,
+    version: UpstreamVersion,
+    request: Request<Body>,
+    out: &CancellationToken,
+    activity: &Arc<Activity>,
+) -> Result<(Response<Incoming>, Option<Upstream>), Page> {
+    let (run, idle) = (visited.run, visited.run.silence_limit());
+    tokio::select! {
+        biased;
+        sent = front.upstreams.send(visited, version, request) => sent.map_err(|page| {
+            // The agent gives up a silent service as well.
+            if page == Page::CONNECTION_LOST && activity.is_silent(idle) { Page::TARGET_SILENT } else { page }
+        }),
+        () = out.cancelled() => Err(if run.ended().is_cancelled() { Page::TUNNEL_OFFLINE } else { Page::VISITOR_NOT_ALLOWED }),
+        () = activity.clone().silence(idle) => Err(Page::TARGET_SILENT),
     }
 }
 
@@ -301,6 +324,13 @@ struct OngoingRequest {
     admission: AdmittedVisitor,
 }
 
+impl OngoingRequest {
+    /// Whether the request's body is under way, asked by its answer.
+    fn is_uploading(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
+    }
+}
+
 /// Counts the bytes of a request's body.
 struct Upload {
     ongoing: Arc<OngoingRequest>,
@@ -322,7 +352,7 @@ struct Answer {
     ongoing: Arc<OngoingRequest>,
     upstreams: Arc<Upstreams>,
     port_id: Option<Uuid>,
-    sender: Reusable,
+    upstream: Option<Upstream>,
 }
 
 impl Answer {
@@ -345,14 +375,18 @@ impl Observer for Answer {
         count(&self.ongoing.run.relay().counters().back, bytes);
     }
 
+    fn drive(&mut self, context: &mut Context<'_>) {
+        self.upstream.iter_mut().for_each(|upstream| upstream.poll(context));
+    }
+
     fn complete(&mut self) {
         self.end_phase();
         self.open.iter_mut().for_each(OpenExchange::complete);
         // A service that has answered before the whole request had come gets no other one on this connection.
-        if let Some(sender) = self.sender.take()
-            && Arc::strong_count(&self.ongoing) == 1
+        if let Some(upstream) = self.upstream.take()
+            && !self.ongoing.is_uploading()
         {
-            self.upstreams.give_back(self.ongoing.run.relay(), self.port_id, sender);
+            self.upstreams.give_back(self.ongoing.run.relay(), self.port_id, upstream);
         }
     }
 }

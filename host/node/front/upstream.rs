@@ -1,19 +1,20 @@
 //! Connections to local services: each is a visit, and is kept for the next request of the same port.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::visit::RefusalCode;
 use culvert_wire::node::Route;
 use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -48,7 +49,7 @@ pub(crate) struct Upstreams {
 
 #[derive(Default)]
 struct Idle {
-    by_port: HashMap<Key, Vec<(Moment, http1::SendRequest<Body>)>>,
+    by_port: HashMap<Key, Vec<(Moment, Upstream)>>,
     count: usize,
     /// Connections of HTTP/2, each for many requests at a time, with the moment of its last one.
     shared: HashMap<Key, (Moment, http2::SendRequest<Body>)>,
@@ -72,8 +73,56 @@ impl UpstreamVersion {
     }
 }
 
-/// The connection that an answer came on, if it can take the next request.
-pub(super) type Reusable = Option<http1::SendRequest<Body>>;
+/// A connection of HTTP/1.1 to a service. Whoever waits for its bytes moves them, which saves two changes of tasks with
+/// each request.
+pub(super) struct Upstream {
+    sender: http1::SendRequest<Body>,
+    /// `None` if the connection has a task of its own, or has ended.
+    driver: Option<Driver>,
+}
+
+/// Moves the bytes of a connection until it or the run ends.
+type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Upstream {
+    /// Moves the bytes that can be moved now.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && driver.as_mut().poll(context).is_ready()
+        {
+            self.driver = None;
+        }
+    }
+
+    async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        poll_fn(|context| {
+            self.poll(context);
+            answer.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Whether it can take a request now.
+    fn is_ready(&mut self) -> bool {
+        self.poll(&mut Context::from_waker(Waker::noop()));
+        self.sender.is_ready()
+    }
+
+    /// Waits until it can take a request; false if it has ended.
+    async fn ready(&mut self) -> bool {
+        let ready = poll_fn(|context| {
+            self.poll(context);
+            self.sender.poll_ready(context)
+        });
+        ready.await.is_ok()
+    }
+
+    /// Gives the connection a task of its own, where nobody will wait for its bytes.
+    pub(super) fn detach(&mut self) {
+        self.driver.take().map(tokio::spawn);
+    }
+}
 
 /// Whom a visit is for.
 #[derive(Clone, Copy)]
@@ -95,7 +144,7 @@ impl Upstreams {
         Self { clock, limits, idle: Mutex::default() }
     }
 
-    /// Sends a request. Returns the answer, with the connection for the next request.
+    /// Sends a request. Returns the answer, with the connection that it comes on if that is one of HTTP/1.1.
     ///
     /// # Errors
     ///
@@ -105,14 +154,14 @@ impl Upstreams {
         visited: Visited<'_>,
         version: UpstreamVersion,
         request: Request<Body>,
-    ) -> Result<(Response<Incoming>, Reusable), Page> {
+    ) -> Result<(Response<Incoming>, Option<Upstream>), Page> {
         if version == UpstreamVersion::Http2
             && let Some(mut shared) = self.shared(visited).await?
         {
             let answer = shared.send_request(headers::as_http2(request)).await;
             return answer.map(|response| (response, None)).map_err(|error| page(&error, None));
         }
-        self.send_http1(visited, request).await.map(|(response, sender)| (response, Some(sender)))
+        self.send_http1(visited, request).await.map(|(response, upstream)| (response, Some(upstream)))
     }
 
     /// A connection of HTTP/2 to a service; `None` if the service does not speak it.
@@ -138,7 +187,7 @@ impl Upstreams {
             .handshake(TokioIo::new(lent))
             .await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
-        drive(visited.run, connection);
+        tokio::spawn(driver(visited.run, connection));
         // The server begins as well, without waiting for a request (RFC 9113, section 3.4).
         let begun = self.clock.timeout(ACCEPT_WITHIN, spoken.wait_for(|spoken| *spoken != Spoken::Nothing)).await;
         if let Some(refusal) = outcome.refusal.get() {
@@ -168,13 +217,13 @@ impl Upstreams {
         &self,
         visited: Visited<'_>,
         mut request: Request<Body>,
-    ) -> Result<(Response<Incoming>, http1::SendRequest<Body>), Page> {
+    ) -> Result<(Response<Incoming>, Upstream), Page> {
         if let Some(mut used) = self.take(visited.key()) {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
             let may_repeat = request.method().is_safe() && request.body().is_end_stream();
             let repeated = may_repeat.then(|| head_of(&request));
-            match used.try_send_request(request).await {
+            match used.send(request).await {
                 Ok(response) => return Ok((response, used)),
                 Err(mut failed) => {
                     let repeated = repeated.filter(|_| failed.error().is_incomplete_message());
@@ -186,12 +235,11 @@ impl Upstreams {
             }
         }
         let (mut fresh, outcome) = self.connect(visited).await?;
-        let answer = fresh.send_request(request);
         tokio::select! {
             biased;
-            answer = answer => match answer {
+            answer = fresh.send(request) => match answer {
                 Ok(response) => Ok((response, fresh)),
-                Err(error) => Err(page(&error, outcome.refusal.get())),
+                Err(failed) => Err(page(failed.error(), outcome.refusal.get())),
             },
             () = self.unaccepted(&outcome) => Err(Page::DEVICE_TIMEOUT),
         }
@@ -205,48 +253,48 @@ impl Upstreams {
         }
     }
 
-    async fn connect(&self, visited: Visited<'_>) -> Result<(http1::SendRequest<Body>, Arc<Outcome>), Page> {
+    async fn connect(&self, visited: Visited<'_>) -> Result<(Upstream, Arc<Outcome>), Page> {
         let (lent, outcome) = lend(visited).await?;
         let handshake = http1::Builder::new().max_buf_size(READ_BUFFER).handshake(TokioIo::new(lent)).await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
-        drive(visited.run, connection.with_upgrades());
-        Ok((sender, outcome))
+        let driver: Driver = Box::pin(driver(visited.run, connection.with_upgrades()));
+        Ok((Upstream { sender, driver: Some(driver) }, outcome))
     }
 
-    fn take(&self, key: Key) -> Option<http1::SendRequest<Body>> {
-        let mut idle = lock(&self.idle);
+    fn take(&self, key: Key) -> Option<Upstream> {
         loop {
-            let (_, sender) = idle.by_port.get_mut(&key)?.pop()?;
-            idle.count -= 1;
-            if sender.is_ready() {
-                return Some(sender);
+            let mut upstream = self.pop(key)?;
+            if upstream.is_ready() {
+                return Some(upstream);
             }
         }
     }
 
+    fn pop(&self, key: Key) -> Option<Upstream> {
+        let mut idle = lock(&self.idle);
+        let (_, upstream) = idle.by_port.get_mut(&key)?.pop()?;
+        idle.count -= 1;
+        Some(upstream)
+    }
+
     /// Keeps a connection for the next request, as soon as its last one has ended.
-    pub(super) fn give_back(
-        self: &Arc<Self>,
-        run: &SessionRelay,
-        port_id: Option<Uuid>,
-        mut sender: http1::SendRequest<Body>,
-    ) {
+    pub(super) fn give_back(self: &Arc<Self>, run: &SessionRelay, port_id: Option<Uuid>, mut upstream: Upstream) {
         let key = (run.session_id(), port_id);
-        if sender.is_ready() {
-            return self.keep(key, sender);
+        if upstream.is_ready() {
+            return self.keep(key, upstream);
         }
         let upstreams = self.clone();
         tokio::spawn(async move {
-            if sender.ready().await.is_ok() {
-                upstreams.keep(key, sender);
+            if upstream.ready().await {
+                upstreams.keep(key, upstream);
             }
         });
     }
 
-    fn keep(&self, key: Key, sender: http1::SendRequest<Body>) {
+    fn keep(&self, key: Key, upstream: Upstream) {
         let mut idle = lock(&self.idle);
         if idle.count < self.limits.upstream_connections {
-            idle.by_port.entry(key).or_default().push((self.clock.moment(), sender));
+            idle.by_port.entry(key).or_default().push((self.clock.moment(), upstream));
             idle.count += 1;
         }
     }
@@ -255,10 +303,10 @@ impl Upstreams {
     pub(crate) fn sweep(&self) {
         let now = self.clock.moment();
         let mut idle = lock(&self.idle);
-        for senders in idle.by_port.values_mut() {
-            senders.retain(|(since, sender)| now.since(*since) < self.limits.upstream_idle && !sender.is_closed());
+        for kept in idle.by_port.values_mut() {
+            kept.retain_mut(|(since, upstream)| now.since(*since) < self.limits.upstream_idle && upstream.is_ready());
         }
-        idle.by_port.retain(|_, senders| !senders.is_empty());
+        idle.by_port.retain(|_, kept| !kept.is_empty());
         idle.shared.retain(|_, (used, sender)| now.since(*used) < self.limits.upstream_idle && !sender.is_closed());
         idle.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);
         idle.count = idle.by_port.values().map(Vec::len).sum();
@@ -278,13 +326,16 @@ async fn lend(visited: Visited<'_>) -> Result<(Lent, Arc<Outcome>), Page> {
 }
 
 /// Moves the bytes of a connection until it or the run ends.
-fn drive(run: &SessionRelay, connection: impl Future<Output = hyper::Result<()>> + Send + 'static) {
+fn driver(
+    run: &SessionRelay,
+    connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
+) -> impl Future<Output = ()> + Send + 'static {
     let ended = run.ended();
-    tokio::spawn(async move {
+    async move {
         if let Some(Err(error)) = ended.run_until_cancelled(connection).await {
             tracing::debug!(%error, "a connection to a service has ended");
         }
-    });
+    }
 }
 
 /// A request with the same head and without a body.

@@ -7,6 +7,7 @@ use culvert_wire::clock::Moment;
 use culvert_wire::socket;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
 use super::SessionRelay;
@@ -51,12 +52,13 @@ pub(crate) enum VisitorKind {
 pub(crate) struct ActiveRun {
     run: Arc<SessionRelay>,
     kind: VisitorKind,
+    _counted: TaskTrackerToken,
 }
 
 impl ActiveRun {
     pub(crate) fn new(run: Arc<SessionRelay>, kind: VisitorKind) -> Self {
-        run.enter(kind);
-        Self { run, kind }
+        let counted = run.enter(kind);
+        Self { run, kind, _counted: counted }
     }
 
     pub(crate) fn relay(&self) -> &Arc<SessionRelay> {

@@ -1,8 +1,8 @@
 //! What an http tunnel costs, beside nginx in front of the same service: requests a second by both versions of HTTP,
 //! what it adds to a request, and a large body.
 //!
-//! Needs nginx, h2load, openssl, curl and haproxy (Debian: nginx-light, nghttp2-client, openssl, curl, haproxy) on the
-//! PATH.
+//! Needs nginx, h2load, openssl, curl and haproxy (Debian: nginx-light, nghttp2-client, openssl, curl, haproxy) and
+//! rathole 0.5 (`cargo install rathole --version 0.5.0`) on the PATH.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "it looks at a process while another one works")]
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use culvert_bench::service::{ADDRESS, Killed, Service, until};
-use culvert_bench::{median, verdict};
+use culvert_bench::{median, rathole, verdict};
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -26,6 +26,8 @@ use tokio_rustls::TlsConnector;
 const SERVICE: u16 = 5401;
 const PROXY: u16 = 5402;
 const TLS_PROXY: u16 = 5403;
+/// Where rathole passes connections on to it.
+const RATHOLE: u16 = 5405;
 /// Where haproxy ends TLS before nginx.
 const HANDSHAKES: u16 = 5404;
 /// Visitors that shake hands at a time, and for how long they come.
@@ -39,9 +41,11 @@ const LARGE: u64 = 10 << 30;
 
 #[tokio::main]
 async fn main() {
-    for program in ["nginx", "h2load", "openssl", "curl", "haproxy"] {
+    for program in ["nginx", "h2load", "openssl", "curl", "haproxy", "rathole"] {
         if Command::new(program).arg("--version").output().is_err() {
-            println!("{program} is not there: apt-get install nginx-light nghttp2-client openssl curl haproxy");
+            println!(
+                "{program} is not there: apt-get install nginx-light nghttp2-client openssl curl haproxy; cargo install rathole --version 0.5.0"
+            );
             return;
         }
     }
@@ -49,7 +53,8 @@ async fn main() {
     self_signed(service.folder());
     File::create(service.folder().join("large")).unwrap().set_len(LARGE).unwrap();
     let _peers = [nginx(service.folder(), "service"), nginx(service.folder(), "proxy")];
-    for port in [SERVICE, PROXY, TLS_PROXY] {
+    let _rathole = rathole::plain(service.folder(), &[("service", RATHOLE, SERVICE)]);
+    for port in [SERVICE, PROXY, TLS_PROXY, RATHOLE] {
         until(async || TcpStream::connect((ADDRESS, port)).is_ok()).await;
     }
     let name = service.web_tunnel(SERVICE).await;
@@ -63,18 +68,19 @@ async fn main() {
 
 fn http1(name: &str) {
     let run = |port| requests(&["--h1", "-c64", "-n60000"], &format!("http://{name}:{port}/"), port);
-    let mut rates = [const { Vec::new() }; 3];
+    let mut rates = [const { Vec::new() }; 4];
     for _ in 0..ROUNDS {
-        for (rates, port) in rates.iter_mut().zip([SERVICE, PROXY, TUNNELS]) {
+        for (rates, port) in rates.iter_mut().zip([SERVICE, PROXY, RATHOLE, TUNNELS]) {
             rates.push(run(port));
         }
     }
-    let [direct, proxy, ours] = rates.map(median);
+    let [direct, proxy, rathole, ours] = rates.map(median);
     println!(
         "HTTP/1.1 requests a second for 1 KiB, 64 kept connections, the median of {ROUNDS} rounds of 60,000 requests"
     );
-    println!("  direct {direct:.0}, nginx to nginx {proxy:.0}, culvert {ours:.0}");
+    println!("  direct {direct:.0}, nginx to nginx {proxy:.0}, rathole plain {rathole:.0}, culvert {ours:.0}");
     verdict("culvert to nginx to nginx", ours / proxy, ">= 0.5", ours >= 0.5 * proxy);
+    verdict("culvert to rathole plain", ours / rathole, ">= 0.6", ours >= 0.6 * rathole);
 }
 
 fn http2(name: &str) {

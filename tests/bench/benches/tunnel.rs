@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use culvert_bench::service::{ADDRESS, Killed, Service, until};
-use culvert_bench::{median, verdict};
+use culvert_bench::{median, rathole, verdict};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -44,7 +44,10 @@ async fn main() {
     }
     let service = Service::start().await;
     let _iperf = Killed::spawn(Command::new("iperf3").args(["-s", "-B", ADDRESS, "-p", &BULK.to_string()]));
-    let _peers = [noise(service.folder()), plain(service.folder())];
+    let _peers = [
+        rathole::noise(service.folder(), &[("bulk", BULK_NOISE, BULK)]),
+        rathole::plain(service.folder(), &[("bulk", BULK_PLAIN, BULK), ("echo", ECHO_PLAIN, ECHO)]),
+    ];
     let _haproxy = haproxy(service.folder());
     let echo = TcpListener::bind((ADDRESS, ECHO)).await.unwrap();
     tokio::spawn(answer(echo));
@@ -152,48 +155,6 @@ async fn one_visit(port: u16) -> std::io::Result<()> {
         return Err(std::io::ErrorKind::InvalidData.into());
     }
     Ok(())
-}
-
-/// A rathole server and client, as its documentation says, with Noise.
-fn noise(folder: &Path) -> [Killed; 2] {
-    let keys = String::from_utf8(Command::new("rathole").arg("--genkey").output().unwrap().stdout).unwrap();
-    let keys: Vec<&str> = keys.lines().filter(|line| line.ends_with('=')).collect();
-    let [private, public] = keys[..] else { panic!("{keys:?}") };
-    let transport = |key: &str| format!("type = \"noise\"\n[SIDE.transport.noise]\n{key}\n");
-    let (server, client) = (format!("local_private_key = \"{private}\""), format!("remote_public_key = \"{public}\""));
-    rathole(folder, "noise", 5351, [transport(&server), transport(&client)], &[("bulk", BULK_NOISE, BULK)])
-}
-
-fn plain(folder: &Path) -> [Killed; 2] {
-    let transport = || "type = \"tcp\"\n".to_owned();
-    let services = [("bulk", BULK_PLAIN, BULK), ("echo", ECHO_PLAIN, ECHO)];
-    rathole(folder, "plain", 5352, [transport(), transport()], &services)
-}
-
-/// A rathole server and client. Each service has a name, its public port and its local one.
-fn rathole(
-    folder: &Path,
-    name: &str,
-    control: u16,
-    transports: [String; 2],
-    services: &[(&str, u16, u16)],
-) -> [Killed; 2] {
-    let [server, client] = transports;
-    let mut server = format!(
-        "[server]\nbind_addr = \"{ADDRESS}:{control}\"\ndefault_token = \"bench\"\n[server.transport]\n{server}"
-    );
-    let mut client = format!(
-        "[client]\nremote_addr = \"{ADDRESS}:{control}\"\ndefault_token = \"bench\"\n[client.transport]\n{client}"
-    );
-    for (name, public, local) in services {
-        server += &format!("[server.services.{name}]\nbind_addr = \"{ADDRESS}:{public}\"\n");
-        client += &format!("[client.services.{name}]\nlocal_addr = \"{ADDRESS}:{local}\"\n");
-    }
-    [("server", server), ("client", client)].map(|(side, config)| {
-        let path = folder.join(format!("{name}-{side}.toml"));
-        std::fs::write(&path, config.replace("SIDE", side)).unwrap();
-        Killed::spawn(Command::new("rathole").arg(format!("--{side}")).arg(path))
-    })
 }
 
 /// haproxy in two hops, with TLS between them, for the bulk; in one hop for the visitors.

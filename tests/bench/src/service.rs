@@ -1,4 +1,4 @@
-//! The real programs, as a newcomer starts them, built for release.
+//! The real programs, as a newcomer starts them, built as operators install them.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -53,9 +53,9 @@ impl Service {
     pub async fn with(settings: &[(&str, &str)]) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--release", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
+        build.args(["build", "--profile", "dist", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
         assert!(build.status().unwrap().success());
-        let programs = root.join("target/release").canonicalize().unwrap();
+        let programs = root.join("target/dist").canonicalize().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut host = command(&programs, &folder, "culvert");
         let host = Killed::spawn(host.envs(settings.iter().copied()).arg("serve"));
@@ -90,22 +90,31 @@ impl Service {
     /// Starts a tunnel to a port at [`ADDRESS`]; its public port.
     pub async fn tunnel(&self, port: u16) -> u16 {
         let tunnel = self.post("tunnels", json!({"local_host": ADDRESS, "local_port": port})).await;
-        let id = tunnel["id"].as_str().unwrap();
-        self.post(&format!("tunnels/{id}/actions/start"), json!({"device_id": self.device_id})).await;
-        until(async || self.get(&format!("tunnels/{id}")).await["status"] == "running").await;
+        self.start_tunnel(&tunnel).await;
         u16::try_from(tunnel["remote_port"].as_u64().unwrap()).unwrap()
     }
 
     /// Starts an http tunnel to a port at [`ADDRESS`], reached at port 8081 by its name.
     pub async fn web_tunnel(&self, port: u16) -> String {
-        let body = json!({
-            "protocol": "http", "http_ssl_enabled": false, "local_host": ADDRESS, "local_port": port,
-        });
-        let tunnel = self.post("tunnels", body).await;
+        self.web_tunnel_of(json!({"local_port": port})).await
+    }
+
+    /// As [`Service::web_tunnel`], with these fields.
+    pub async fn web_tunnel_of(&self, mut fields: Value) -> String {
+        for (name, value) in
+            [("protocol", json!("http")), ("http_ssl_enabled", json!(false)), ("local_host", json!(ADDRESS))]
+        {
+            fields[name] = value;
+        }
+        let tunnel = self.post("tunnels", fields).await;
+        self.start_tunnel(&tunnel).await;
+        tunnel["public_address"]["hostname"].as_str().unwrap().into()
+    }
+
+    async fn start_tunnel(&self, tunnel: &Value) {
         let id = tunnel["id"].as_str().unwrap();
         self.post(&format!("tunnels/{id}/actions/start"), json!({"device_id": self.device_id})).await;
         until(async || self.get(&format!("tunnels/{id}")).await["status"] == "running").await;
-        tunnel["public_address"]["hostname"].as_str().unwrap().into()
     }
 
     pub fn host(&self) -> &Killed {

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// | `/garbage` | bytes that are not HTTP |
 /// | `/silence` | nothing |
 /// | `/big` | 64 MiB |
+/// | `/stall` | a head, half of the body, and nothing more |
 /// | `/half` | a head, half of the body, and a closed connection |
 /// | `/stream` | chunks of one byte, as the request's body brings them |
 pub struct WebService {
@@ -50,6 +51,10 @@ async fn serve(mut stream: TcpStream) {
         let answered = match path.as_str() {
             "/garbage" => return drop(stream.write_all(b"SSH-2.0-nothing of the Web\r\n\r\n").await),
             "/silence" => std::future::pending().await,
+            "/stall" => {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf!").await;
+                std::future::pending().await
+            }
             "/half" => return drop(stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf!").await),
             "/big" => {
                 let size = 64 * 1024 * 1024;
