@@ -12,6 +12,7 @@ mod connection;
 mod cut;
 mod exchange;
 mod exchanges;
+mod hasher;
 mod headers;
 pub(crate) mod limits;
 mod pages;
@@ -63,23 +64,24 @@ pub(crate) struct Front {
 impl Front {
     /// # Errors
     ///
-    /// Where the cryptography of this build is unusable.
+    /// Where the cryptography of this build is unusable, or the operating system gives no thread.
     pub(crate) fn new(
         shared: Arc<Shared>,
         limits: WebLimits,
         trusted_proxies: Vec<IpNet>,
         ports: PublicPorts,
-    ) -> Result<Arc<Self>, rustls::Error> {
+    ) -> io::Result<Arc<Self>> {
         let clock = shared.clock.clone();
         let tls = TlsFront::new(
             clock.clone(),
             shared.certificates.clone(),
             limits.handshakes_per_second,
             limits.handshake_timeout,
-        )?;
+        )
+        .map_err(io::Error::other)?;
         Ok(Arc::new(Self {
             upstreams: Arc::new(Upstreams::new(clock.clone(), limits)),
-            basic_auth: BasicAuthCheck::new(clock),
+            basic_auth: BasicAuthCheck::new(clock)?,
             tls,
             addresses: Addresses::new(limits.connections_per_address),
             limits,

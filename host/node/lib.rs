@@ -202,8 +202,7 @@ impl Node {
             ports.set(scheme, public_port.unwrap_or(bound));
             web.push((scheme, listener));
         }
-        let front = Front::new(shared.clone(), settings.web, settings.trusted_proxies.clone(), ports)
-            .map_err(io::Error::other)?;
+        let front = Front::new(shared.clone(), settings.web, settings.trusted_proxies.clone(), ports)?;
         Ok(Self {
             id,
             boot_id,

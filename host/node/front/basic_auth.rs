@@ -4,11 +4,11 @@
 //! limited for each address.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use argon2::{Argon2, PasswordHash, PasswordVerifier};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert_wire::client_network::prefix;
@@ -17,9 +17,9 @@ use culvert_wire::node::BasicAuth;
 use hmac::{Hmac, KeyInit, Mac};
 use hyper::header::{AUTHORIZATION, HeaderMap};
 use sha2::Sha256;
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use super::hasher::{Busy, Hasher};
 use super::pages::Page;
 use crate::lock;
 
@@ -32,8 +32,6 @@ const GUESSES: u32 = 10;
 const GUESSES_WITHIN: Duration = Duration::from_mins(1);
 /// Addresses whose wrong headers are counted, at most.
 const MOST_GUESSERS: usize = 100_000;
-/// Requests that wait for a hash, at most.
-const MOST_WAITING: usize = 16;
 
 pub(crate) struct BasicAuthCheck {
     clock: Clock,
@@ -41,9 +39,7 @@ pub(crate) struct BasicAuthCheck {
     key: [u8; 32],
     known: Mutex<HashMap<[u8; 32], Moment>>,
     guesses: Mutex<HashMap<(Uuid, IpAddr), Guesses>>,
-    /// A hash takes 19 MiB and a processor.
-    hashers: Arc<Semaphore>,
-    places: Arc<Semaphore>,
+    hasher: Hasher,
 }
 
 struct Guesses {
@@ -52,17 +48,17 @@ struct Guesses {
 }
 
 impl BasicAuthCheck {
-    pub(crate) fn new(clock: Clock) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let at_once = if cores > 2 { 2 } else { 1 };
-        Self {
+    /// # Errors
+    ///
+    /// Where the operating system gives no thread for hashes.
+    pub(crate) fn new(clock: Clock) -> io::Result<Self> {
+        Ok(Self {
             key: clock.random(),
             clock,
             known: Mutex::default(),
             guesses: Mutex::default(),
-            hashers: Arc::new(Semaphore::new(at_once)),
-            places: Arc::new(Semaphore::new(MOST_WAITING + at_once)),
-        }
+            hasher: Hasher::start()?,
+        })
     }
 
     /// Checks the header of a request, and takes it off if it is right: it is not the service's.
@@ -92,7 +88,8 @@ impl BasicAuthCheck {
             let is_right = match given {
                 // A wrong user takes as long as a wrong password.
                 Some((user, password)) => {
-                    self.verify(password, expected.password_hash.clone()).await? && user == expected.user.as_bytes()
+                    let checked = self.hasher.check(password, expected.password_hash.clone()).await;
+                    checked.map_err(|Busy| Page::NODE_BUSY)? && user == expected.user.as_bytes()
                 }
                 None => false,
             };
@@ -114,18 +111,6 @@ impl BasicAuthCheck {
             mac.update(part);
         }
         mac.finalize().into_bytes().into()
-    }
-
-    async fn verify(&self, password: Vec<u8>, hash: String) -> Result<bool, Page> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Page::NODE_BUSY)?;
-        let one = self.hashers.clone().acquire_owned().await.map_err(|_| Page::NODE_BUSY)?;
-        let verified = tokio::task::spawn_blocking(move || {
-            // A visitor who goes away does not end the hash, so the hash holds its place itself.
-            let _held = (place, one);
-            let hash = PasswordHash::new(&hash);
-            hash.is_ok_and(|hash| Argon2::default().verify_password(&password, &hash).is_ok())
-        });
-        Ok(verified.await.unwrap_or(false))
     }
 
     fn remember(&self, digest: [u8; 32], now: Moment) {
@@ -179,7 +164,7 @@ fn credentials(header: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 
 #[cfg(test)]
 mod tests {
-    use argon2::PasswordHasher;
+    use argon2::{Argon2, PasswordHasher};
     use chrono::DateTime;
     use hyper::header::HeaderValue;
 
@@ -193,7 +178,7 @@ mod tests {
     #[tokio::test]
     async fn wrong_guesses_are_limited_for_a_minute_and_for_their_address() {
         let clock = Clock::manual(DateTime::UNIX_EPOCH);
-        let check = BasicAuthCheck::new(clock.clone());
+        let check = BasicAuthCheck::new(clock.clone()).unwrap();
         let hash = Argon2::default().hash_password_with_salt(b"right", &[7; 16]).unwrap().to_string();
         let expected = BasicAuth { user: "ada".into(), password_hash: hash };
         let (tunnel, here, there) = (Uuid::from_u128(1), [10, 0, 0, 1].into(), [10, 0, 0, 2].into());
