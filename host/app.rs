@@ -333,6 +333,7 @@ async fn open_nodes(
         let node = Node::open(identity, &settings(config), cx.clone()).await;
         let node = node.map_err(|e| match e {
             OpenError::Agents(e) => ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)),
+            OpenError::Udp(address, e) => ConfigError::new(&format!("{setting}.udp_listen"), format!("{address}: {e}")),
             OpenError::Web { scheme, address, error } => {
                 ConfigError::new(&format!("{setting}.{}_listen", scheme.as_str()), format!("{address}: {error}"))
             }
@@ -349,6 +350,7 @@ fn settings(config: &NodeConfig) -> culvert_node::Settings {
     culvert_node::Settings {
         hostname: config.hostname.clone(),
         listen: config.listen,
+        udp: config.udp_address(),
         bind: config.bind,
         http: web_listen(config.http_listen, config.http_port),
         https: web_listen(config.https_listen, config.https_port),

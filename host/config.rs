@@ -336,7 +336,13 @@ impl Config {
 
     /// Two listeners at one address. Those at port 0 get one each.
     fn check_listeners(&self) -> Result<(), ConfigError> {
-        let all = self.listeners();
+        let udp = self.nodes().into_iter().filter_map(|(setting, node)| Some((setting, node.udp_address()?)));
+        let udp: Vec<_> = udp.map(|(setting, address)| (format!("{setting}.udp_listen"), address)).collect();
+        Self::check_distinct(&self.listeners())?;
+        Self::check_distinct(&udp)
+    }
+
+    fn check_distinct(all: &[(String, SocketAddr)]) -> Result<(), ConfigError> {
         for (index, (setting, address)) in all.iter().enumerate() {
             let is_same = |(_, other): &&(String, SocketAddr)| {
                 address.port() != 0 && address.port() == other.port() && overlap(address.ip(), other.ip())

@@ -2,6 +2,7 @@
 
 mod census;
 mod pool;
+mod quic;
 mod served;
 mod visit;
 
@@ -15,6 +16,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
 use culvert_wire::device_token::DeviceToken;
 use pool::Pool;
+pub(crate) use quic::QuicState;
 pub(crate) use served::Served;
 
 #[derive(Clone)]
@@ -58,9 +60,12 @@ impl Carriers {
     }
 
     /// The nodes that the device has connections to, and how many.
-    pub(crate) fn nodes(&self) -> Vec<(NodeAddress, Connections)> {
+    pub(crate) fn nodes(&self) -> Vec<(NodeAddress, Connections, QuicState)> {
         let pools = lock(&self.pools);
-        let live = pools.iter().filter_map(|(node, pool)| Some((node.clone(), pool.upgrade()?.connections())));
+        let live = pools.iter().filter_map(|(node, pool)| {
+            let pool = pool.upgrade()?;
+            Some((node.clone(), pool.connections(), pool.quic()))
+        });
         live.collect()
     }
 

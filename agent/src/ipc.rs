@@ -100,11 +100,11 @@ pub struct Status {
 pub struct NodeStatus {
     /// `host:port`
     pub address: String,
-    /// What carries visitors: `TLS`.
+    /// What carries visitors: `TLS`, `TLS + QUIC`, or why there is no QUIC.
     pub transport: String,
     /// Connections that wait for a visitor.
     pub warm: usize,
-    /// Connections that serve one.
+    /// Connections and streams that serve one.
     pub busy: usize,
     /// How long the node took to answer when the newest connection attached.
     pub round_trip_ms: Option<f64>,

@@ -247,6 +247,9 @@ pub struct Welcome {
 pub struct NodeAddress {
     pub host: String,
     pub port: u16,
+    /// The UDP port for QUIC, where the node has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp_port: Option<u16>,
     /// SHA-256 of the DER-encoded certificate.
     pub fingerprint: Base64Bytes,
 }

@@ -9,11 +9,14 @@
 //! without frames, and ends it with a close_notify alert of TLS (RFC 8446, section 6.1). Such a
 //! connection is not used again. Anything else that ends a visit is a reset: what was cut short must not
 //! look complete.
+//!
+//! A stream of QUIC ([`crate::quic`]) serves one visit, and carries its bytes without frames.
 
 pub mod attach;
 pub mod connection;
 pub mod frame;
 pub mod stream;
+pub mod transport;
 pub mod visit;
 
 /// The protocol's name in the TLS handshake (ALPN, RFC 7301).

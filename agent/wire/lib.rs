@@ -24,6 +24,7 @@ pub mod open_enum;
 pub mod per_second;
 pub mod pipe;
 pub mod private_dir;
+pub mod quic;
 pub mod signature;
 pub mod socket;
 pub mod tally;

@@ -256,7 +256,9 @@ pub enum Counted {
     /// Connections to local services: `accepted`, `refused`, `lost` before either was known, or `protocol` where the
     /// agent did not keep to it.
     Visits,
-    /// Those of them on a data connection that had served another one.
+    /// The same on streams of QUIC.
+    QuicVisits,
+    /// Those of [`Counted::Visits`] on a data connection that had served another one.
     Reuses,
     /// What a newer node counts.
     #[serde(other)]
@@ -277,8 +279,10 @@ pub struct Count {
 pub enum Measured {
     /// Visitors: connections of `tcp` tunnels, exchanges of `http` tunnels.
     Visitors,
-    /// Data connections of agents that are `warm` or `busy`.
+    /// Data connections of agents over TLS that are `warm` or `busy`.
     Carriers,
+    /// Connections of agents over QUIC that are `open`, and their streams that are `busy`.
+    QuicCarriers,
     /// Connections of agents that have not attached yet.
     Unproven,
     /// What a newer node measures.

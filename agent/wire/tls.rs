@@ -11,8 +11,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use sha2::{Digest, Sha256};
 
-use crate::{data, data2};
-
 /// SHA-256 of a DER-encoded certificate.
 pub fn fingerprint(certificate: &[u8]) -> [u8; 32] {
     Sha256::digest(certificate).into()
@@ -45,17 +43,21 @@ pub fn client(fingerprint: Vec<u8>, alpn: &[u8]) -> Result<Arc<ClientConfig>, Er
     Ok(Arc::new(config))
 }
 
-/// The node's configuration. Agents resume their sessions with tickets (RFC 8446, section 2.2).
+/// The node's configuration, for protocols with these names. Agents resume their sessions with tickets (RFC 8446, section 2.2).
 ///
 /// # Errors
 ///
 /// Where the certificate and the key do not match.
-pub fn server(certificate: CertificateDer<'static>, key: PrivateKeyDer<'static>) -> Result<Arc<ServerConfig>, Error> {
+pub fn server(
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, Error> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key)?;
-    config.alpn_protocols = vec![data2::ALPN.into(), data::ALPN.into()];
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     config.ticketer = aws_lc_rs::Ticketer::new()?;
     Ok(Arc::new(config))
 }

@@ -17,6 +17,9 @@ pub struct NodeConfig {
     pub hostname: String,
     /// Address of the agents' data connections (TLS, with a pinned certificate).
     pub listen: SocketAddr,
+    /// Address of the agents' connections of QUIC (UDP), or `off` (default: that of `listen`).
+    #[serde(default)]
+    pub udp_listen: Option<Listen>,
     /// Address that public ports are bound to.
     pub bind: IpAddr,
     /// Domain under which http tunnels get names; visitors have to reach this node by all names below it. Without one, the node takes no http tunnels.
@@ -66,6 +69,11 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
+    /// Where agents come by QUIC.
+    pub fn udp_address(&self) -> Option<SocketAddr> {
+        self.udp_listen.unwrap_or(Listen::At(self.listen)).address()
+    }
+
     fn default_visitors() -> usize {
         20_000
     }
@@ -100,6 +108,7 @@ impl Default for NodeConfig {
         Self {
             hostname: "127.0.0.1".into(),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7835)),
+            udp_listen: None,
             bind: Ipv4Addr::LOCALHOST.into(),
             domain: Some("tunnel.localhost".into()),
             http_listen: Listen::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 8081))),

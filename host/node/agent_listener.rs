@@ -9,8 +9,9 @@ use culvert_wire::data::{self, ATTACHED, FENCED, read_frame};
 use culvert_wire::data2::attach::{Attached, DenialCode, Denied};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::{self, MAX_WARM, MIN_WARM};
-use culvert_wire::device_token::{self, DeviceTokenError};
+use culvert_wire::device_token::{self, AgentProcess, DeviceTokenError};
 use culvert_wire::socket;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
@@ -18,24 +19,23 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
 
-use super::bounds::Bound;
-use super::carriers::{AgentStream, Carrier};
+use super::carriers::Carrier;
+use super::lease_connections::LeaseStream;
 use super::{Shared, lock};
-use culvert_wire::unproven::Unproven;
 
 /// How long a connection may take to send its ClientHello. An agent sends it at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(3);
 /// How long a connection may take to attach, counted from its acceptance.
-const ATTACH_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 /// When an agent whose connection was denied may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The answer to a connection that is taken.
+pub(super) const ATTACHED_HERE: Frame = Frame::Attached(Attached { ahead: MIN_WARM, most: MAX_WARM });
 /// How long to wait after a failed accept, for example when no file descriptor is free.
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
-    let bounds = shared.bounds.clone();
-    let (most, per_address) = (bounds.unproven, bounds.unproven_per_address);
-    let unproven = Unproven::new(most, per_address, move || bounds.refused(Bound::Unproven));
+    let unproven = shared.bounds.unproven();
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {
         let stop = shared.stop.clone();
@@ -73,43 +73,49 @@ async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
     let hello = shared.clock.timeout(HELLO_WITHIN, hello).await;
     let hello = hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not begin in time"))??;
-    let connection = Box::new(hello.into_stream(tls).await?);
+    let connection = hello.into_stream(tls).await?;
     if connection.get_ref().1.alpn_protocol() == Some(data2::ALPN) {
-        attach(shared, Connection::new(connection)).await
+        attach(shared, Connection::new(Transport::Tls(Box::new(connection.into())))).await
     } else {
-        attach_to_lease(shared, connection).await
+        attach_to_lease(shared, Box::new(connection)).await
     }
 }
 
 /// Takes a connection of a device. One that is denied is told why, and closed.
 async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
+    match proven(shared, &mut connection).await?.and_then(|process| shared.carriers.admit(process)) {
+        Ok(pool) => {
+            connection.send(&ATTACHED_HERE).await?;
+            pool.park(connection);
+            Ok(())
+        }
+        Err(code) => deny(connection, code).await,
+    }
+}
+
+/// Whose connection it is, as its first frame proves.
+pub(super) async fn proven(shared: &Shared, connection: &mut Carrier) -> io::Result<Result<AgentProcess, DenialCode>> {
     let Some(Frame::Attach(attach)) = connection.next().await? else {
         return Err(malformed("the first frame is no attach"));
     };
     let keys = lock(&shared.keys).clone();
     let process = device_token::verify(&keys, shared.node_id, &attach.token.0, shared.clock.now());
-    let admitted = match process {
-        Ok(process) => shared.carriers.admit(process),
-        Err(DeviceTokenError::Invalid) => Err(DenialCode::Invalid),
-        Err(DeviceTokenError::Expired) => Err(DenialCode::Expired),
-    };
-    match admitted {
-        Ok(pool) => {
-            connection.send(&Frame::Attached(Attached { ahead: MIN_WARM, most: MAX_WARM })).await?;
-            pool.park(connection);
-            Ok(())
-        }
-        Err(code) => {
-            tracing::debug!(%code, version = attach.version, "an agent's connection was denied");
-            let retry_after_ms = RETRY_AFTER.as_millis() as u64;
-            connection.send(&Frame::Denied(Denied { code, retry_after_ms })).await?;
-            connection.close().await
-        }
-    }
+    Ok(process.map_err(|error| match error {
+        DeviceTokenError::Invalid => DenialCode::Invalid,
+        DeviceTokenError::Expired => DenialCode::Expired,
+    }))
+}
+
+/// Tells an agent why its connection is not taken, and closes it.
+pub(super) async fn deny(mut connection: Carrier, code: DenialCode) -> io::Result<()> {
+    tracing::debug!(%code, "an agent's connection was denied");
+    let retry_after_ms = RETRY_AFTER.as_millis() as u64;
+    connection.send(&Frame::Denied(Denied { code, retry_after_ms })).await?;
+    connection.close().await
 }
 
 /// Takes a connection of version 1, which belongs to one lease. If the lease does not hold, the connection is closed.
-async fn attach_to_lease(shared: &Shared, mut connection: AgentStream) -> io::Result<()> {
+async fn attach_to_lease(shared: &Shared, mut connection: LeaseStream) -> io::Result<()> {
     let attach: data::Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
     let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use culvert_wire::pipe::Budget;
 use culvert_wire::socket::descriptor_limit;
+use culvert_wire::unproven::Unproven;
 
 /// The limit that refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +49,8 @@ pub struct Limits {
 pub struct Bounds {
     pub visitors_per_tunnel: usize,
     pub visitors_per_address: usize,
-    pub unproven: usize,
-    pub unproven_per_address: usize,
+    unproven: usize,
+    unproven_per_address: usize,
     pub buffers: Budget,
     on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
     /// Connections that were refused since they were last logged.
@@ -82,6 +83,12 @@ impl Bounds {
             inside: AtomicUsize::new(0),
             descriptors: Descriptors::of_this_process(limits.descriptor_reserve),
         })
+    }
+
+    /// The limits of a listener for agents.
+    pub(crate) fn unproven(self: &Arc<Self>) -> Arc<Unproven> {
+        let bounds = self.clone();
+        Unproven::new(self.unproven, self.unproven_per_address, move || bounds.refused(Bound::Unproven))
     }
 
     /// Counts a connection that a limit refused.

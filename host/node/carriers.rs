@@ -12,7 +12,7 @@ use culvert_wire::device_token::AgentProcess;
 
 use super::counts::Counts;
 use super::lock;
-pub(crate) use pool::{AgentStream, Carrier, Job, NextCarrier, Pool};
+pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
 
 pub(crate) struct Carriers<J> {
     counts: Arc<Counts>,
@@ -45,9 +45,17 @@ impl<J: Job> Carriers<J> {
     ///
     /// If the node serves no session of the process, or the pool is full.
     pub(crate) fn admit(&self, process: AgentProcess) -> Result<Arc<Pool<J>>, DenialCode> {
-        let processes = lock(&self.processes);
-        let entry = processes.get(&process).ok_or(DenialCode::Fenced)?;
-        if entry.pool.is_full() { Err(DenialCode::Full) } else { Ok(entry.pool.clone()) }
+        let pool = self.find(process)?;
+        if pool.is_full() { Err(DenialCode::Full) } else { Ok(pool) }
+    }
+
+    /// The pool of a process.
+    ///
+    /// # Errors
+    ///
+    /// If the node serves no session of the process.
+    pub(crate) fn find(&self, process: AgentProcess) -> Result<Arc<Pool<J>>, DenialCode> {
+        lock(&self.processes).get(&process).map(|entry| entry.pool.clone()).ok_or(DenialCode::Fenced)
     }
 
     /// A session has ended. With the last one, the pool closes its warm connections, and the agent learns by its next

@@ -22,6 +22,8 @@ pub(crate) struct Counts {
     pub http_visitors: Level,
     pub warm: Level,
     pub busy: Level,
+    pub quic: Level,
+    pub streams: Level,
     pub unproven: Level,
 }
 
@@ -55,6 +57,8 @@ impl Counts {
             (Measured::Visitors, "http", &self.http_visitors),
             (Measured::Carriers, "warm", &self.warm),
             (Measured::Carriers, "busy", &self.busy),
+            (Measured::QuicCarriers, "open", &self.quic),
+            (Measured::QuicCarriers, "busy", &self.streams),
             (Measured::Unproven, "", &self.unproven),
         ];
         levels.map(|(what, label, level)| node::Level { what, label: label.into(), level: level.get() }).into()

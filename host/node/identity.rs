@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use culvert_wire::clock::Clock;
-use culvert_wire::tls;
+use culvert_wire::{data, data2, quic, tls};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -60,8 +60,17 @@ impl Identity {
     /// # Errors
     ///
     /// If the key is unusable, or does not match the certificate.
-    pub fn tls(self) -> Result<Arc<ServerConfig>, rustls::Error> {
-        tls::server(self.certificate, self.key)
+    pub fn tls(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
+        tls::server(self.certificate.clone(), self.key.clone_key(), &[data2::ALPN, data::ALPN])
+    }
+
+    /// The same for connections of QUIC.
+    ///
+    /// # Errors
+    ///
+    /// If the key is unusable, or does not match the certificate.
+    pub fn quic(&self, most_unproven: usize) -> Result<quinn::ServerConfig, rustls::Error> {
+        quic::server(self.certificate.clone(), self.key.clone_key(), most_unproven)
     }
 }
 

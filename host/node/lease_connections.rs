@@ -9,17 +9,21 @@ use std::task::{Context, Poll, ready};
 use culvert_wire::data::ACCEPTED;
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio_rustls::server::TlsStream;
 
-use super::carriers::AgentStream;
 use super::lock;
+
+/// An agent's connection. It takes more than a kilobyte, so it is moved as a pointer.
+pub(crate) type LeaseStream = Box<TlsStream<TcpStream>>;
 
 /// Idle connections that are kept, at most: twice as many as an agent dials ahead at most.
 const MOST_IDLE: usize = 128;
 
 #[derive(Default)]
 pub(crate) struct LeaseConnections {
-    idle: Mutex<Vec<AgentStream>>,
+    idle: Mutex<Vec<LeaseStream>>,
     added: Notify,
     /// Whether the agent has ever attached a connection of this version.
     is_used: AtomicBool,
@@ -39,7 +43,7 @@ impl LeaseConnections {
 
     /// Keeps an idle connection until a visitor comes. Stale connections and the oldest surplus ones are
     /// dropped.
-    pub(crate) fn add(&self, connection: AgentStream) {
+    pub(crate) fn add(&self, connection: LeaseStream) {
         self.is_used.store(true, Ordering::Relaxed);
         let mut idle = lock(&self.idle);
         idle.retain_mut(|connection| !is_stale(connection));
@@ -56,7 +60,7 @@ impl LeaseConnections {
 
     /// Takes the newest idle connection, or waits for one. The older ones stay idle, so that the agent can
     /// close them if there are too many.
-    pub(crate) async fn wait(&self) -> AgentStream {
+    pub(crate) async fn wait(&self) -> LeaseStream {
         let _waits = Waits::new(&self.waiting);
         loop {
             let added = self.added.notified();
@@ -67,7 +71,7 @@ impl LeaseConnections {
         }
     }
 
-    fn take(&self) -> Option<AgentStream> {
+    fn take(&self) -> Option<LeaseStream> {
         let mut idle = lock(&self.idle);
         while let Some(mut connection) = idle.pop() {
             if !is_stale(&mut connection) {
@@ -95,7 +99,7 @@ impl Drop for Waits<'_> {
 }
 
 /// Whether the agent has ended an idle connection. The agent sends nothing on it, so any event means the end.
-fn is_stale(connection: &mut AgentStream) -> bool {
+fn is_stale(connection: &mut LeaseStream) -> bool {
     let socket = connection.get_ref().0;
     let mut byte = [0; 1];
     let mut space = ReadBuf::new(&mut byte);
@@ -104,12 +108,12 @@ fn is_stale(connection: &mut AgentStream) -> bool {
 
 /// An agent's connection whose first byte says whether the agent reached the local target.
 pub(crate) struct AwaitingAcceptByte {
-    pub connection: AgentStream,
+    pub connection: LeaseStream,
     pub accepted: Arc<AtomicBool>,
 }
 
 impl AwaitingAcceptByte {
-    pub(crate) fn new(connection: AgentStream) -> Self {
+    pub(crate) fn new(connection: LeaseStream) -> Self {
         Self { connection, accepted: Arc::default() }
     }
 }

@@ -19,11 +19,12 @@ mod identity;
 mod journal;
 mod lease_connections;
 mod public_listener;
+mod quic_listener;
 mod session;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::NodeAddress;
 use culvert_wire::lease_token::VerifyingKey;
 use culvert_wire::node::ToHost;
+use culvert_wire::quic;
 use ipnet::IpNet;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
@@ -62,6 +64,8 @@ pub struct Settings {
     pub hostname: String,
     /// The address of the agents' data connections.
     pub listen: SocketAddr,
+    /// The address of their connections of QUIC.
+    pub udp: Option<SocketAddr>,
     /// The address that public ports are bound to.
     pub bind: IpAddr,
     /// Where visitors of http tunnels come in the clear.
@@ -99,6 +103,8 @@ pub enum OpenError {
     /// The listener for agents, or its key, is unusable.
     #[error(transparent)]
     Agents(#[from] io::Error),
+    #[error("{0}: {1}")]
+    Udp(SocketAddr, io::Error),
     #[error("{address}: {error}")]
     Web { scheme: Scheme, address: SocketAddr, error: io::Error },
 }
@@ -122,6 +128,7 @@ pub struct Node {
 struct Listeners {
     agents: TcpListener,
     tls: Arc<ServerConfig>,
+    quic: Option<(UdpSocket, quinn::ServerConfig)>,
     web: Vec<(Scheme, TcpListener)>,
 }
 
@@ -168,13 +175,17 @@ impl Node {
     pub async fn open(identity: Identity, settings: &Settings, cx: NodeContext) -> Result<Self, OpenError> {
         let NodeContext { clock, on_refused, countries, tasks, stop } = cx;
         let listener = TcpListener::bind(settings.listen).await?;
+        let udp = settings.udp.map(bind_udp).transpose()?;
         let address = NodeAddress {
             host: settings.hostname.clone(),
             port: listener.local_addr()?.port(),
+            udp_port: udp.as_ref().map(|(_, port)| *port),
             fingerprint: Base64Bytes(identity.fingerprint().into()),
         };
         let (id, boot_id) = (identity.id, clock.id());
         let tls = identity.tls().map_err(io::Error::other)?;
+        let quic = identity.quic(settings.limits.unproven).map_err(io::Error::other)?;
+        let quic = udp.map(|(socket, _)| (socket, quic));
         let counts = Arc::<Counts>::default();
         let shared = Arc::new(Shared {
             node_id: id,
@@ -209,7 +220,7 @@ impl Node {
             address,
             front,
             shared,
-            listeners: Mutex::new(Some(Listeners { agents: listener, tls, web })),
+            listeners: Mutex::new(Some(Listeners { agents: listener, tls, quic, web })),
             host: Mutex::default(),
             assignments: tokio::sync::Mutex::default(),
             journal: Mutex::new(Journal::new(boot_id)),
@@ -232,11 +243,22 @@ impl Node {
 
     /// Starts to accept agents and visitors of http tunnels, once.
     fn start_accepting(&self) {
-        if let Some(Listeners { agents, tls, web }) = lock(&self.listeners).take() {
+        if let Some(Listeners { agents, tls, quic, web }) = lock(&self.listeners).take() {
             agent_listener::open(self.shared.clone(), agents, tls);
+            if let Some((socket, config)) = quic
+                && let Err(error) = quic_listener::open(self.shared.clone(), socket, config)
+            {
+                tracing::warn!(%error, "agents cannot use QUIC");
+            }
             web.into_iter().for_each(|(scheme, listener)| self.front.listen(scheme, listener));
         }
     }
+}
+
+fn bind_udp(address: SocketAddr) -> Result<(UdpSocket, u16), OpenError> {
+    let bound = quic::bind(address).and_then(|socket| Ok((socket.local_addr()?.port(), socket)));
+    let (port, socket) = bound.map_err(|error| OpenError::Udp(address, error))?;
+    Ok((socket, port))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

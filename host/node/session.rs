@@ -11,6 +11,7 @@ use std::time::Duration;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data::{self, ATTACHED, Attach, FENCED, UNKNOWN_KEY, write_frame};
 use culvert_wire::data2::stream::{Finished, VisitStream};
+use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::visit::Visit;
 use culvert_wire::device_token::AgentProcess;
 use culvert_wire::lease_token::{self, Lease, TokenError};
@@ -27,14 +28,14 @@ use uuid::Uuid;
 
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
-use super::carriers::{AgentStream, Carrier, NextCarrier, Pool, Seat};
+use super::carriers::{Carrier, NextCarrier, Pool, Seat};
 use super::counts::{Counts, Level};
-use super::lease_connections::{AwaitingAcceptByte, LeaseConnections};
+use super::lease_connections::{AwaitingAcceptByte, LeaseConnections, LeaseStream};
 use super::{Shared, lock};
 pub(crate) use visitor::{ActiveRun, Visitor, VisitorKind, Work};
 
 /// A visit over a data connection.
-pub(crate) type VisitCarrier = VisitStream<AgentStream>;
+pub(crate) type VisitCarrier = VisitStream<Transport>;
 
 /// How long a visitor waits for a data connection.
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
@@ -72,7 +73,7 @@ pub(crate) struct SessionRelay {
 /// A connection to the agent, of either version.
 enum ToAgent {
     Carrier(Carrier),
-    Lease(AgentStream),
+    Lease(LeaseStream),
 }
 
 impl SessionRelay {
@@ -139,7 +140,7 @@ impl SessionRelay {
         }
     }
 
-    pub(crate) fn add_lease_connection(&self, connection: AgentStream) {
+    pub(crate) fn add_lease_connection(&self, connection: LeaseStream) {
         self.lease_connections.add(connection);
     }
 
@@ -298,9 +299,13 @@ impl SessionRelay {
             self.counts.count(Counted::Reuses, "");
         }
         let stream = VisitStream::offer(carrier, visit)?;
-        self.counts.busy.enter();
+        self.busy(&stream).enter();
         self.counts.visit_waits.note(self.clock.moment().since(since));
         Ok(stream)
+    }
+
+    fn busy(&self, stream: &VisitCarrier) -> &Level {
+        if stream.is_single() { &self.counts.streams } else { &self.counts.busy }
     }
 
     async fn borrow(&self) -> io::Result<Carrier> {
@@ -328,8 +333,9 @@ impl SessionRelay {
             None if stream.accepted().load(Ordering::Relaxed) => "accepted",
             None => "lost",
         };
-        self.counts.count(Counted::Visits, outcome);
-        self.counts.busy.leave();
+        let counted = if stream.is_single() { Counted::QuicVisits } else { Counted::Visits };
+        self.counts.count(counted, outcome);
+        self.busy(&stream).leave();
         if stream.refusal().is_none() {
             return self.keep(stream);
         }
@@ -350,7 +356,7 @@ impl SessionRelay {
                 }
             }
             Finished::Used(carrier) => drop(tokio::spawn(carrier.close())),
-            Finished::Cut(carrier) => socket::reset(carrier.get_ref().get_ref().0),
+            Finished::Cut(mut carrier) => carrier.get_mut().reset(),
         }
     }
 
@@ -373,7 +379,7 @@ impl SessionRelay {
     }
 
     /// As [`SessionRelay::relay`], with a connection of version 1.
-    async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: AgentStream) {
+    async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: LeaseStream) {
         let visit = data::Visit {
             visitor: visitor.address,
             port_id: visitor.port_id,

@@ -32,6 +32,7 @@ const FRAMEWORKS: &[&str] = &[
     "oci-client",
     "prometheus-client",
     "pulldown-cmark",
+    "quinn",
     "rcgen",
     "reqwest",
     "rustls",
@@ -48,7 +49,7 @@ const FRAMEWORKS: &[&str] = &[
 ];
 
 const RULES: &[Rule] = &[
-    Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "rustls", "tokio"] },
+    Rule { name: "culvert-wire", crates: &[], frameworks: &["aws-lc-rs", "quinn", "rustls", "tokio", "tokio-rustls"] },
     Rule { name: "culvert-domain", crates: &["culvert-wire"], frameworks: &[] },
     Rule { name: "culvert-api-types", crates: &["culvert-domain"], frameworks: &[] },
     Rule {
@@ -65,6 +66,7 @@ const RULES: &[Rule] = &[
             "hyper",
             "hyper-util",
             "maxminddb",
+            "quinn",
             "rcgen",
             "rustls",
             "tokio",
@@ -122,7 +124,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "culvert-agent",
         crates: &["culvert-wire"],
-        frameworks: &["aws-lc-rs", "reqwest", "rustls", "tokio", "tokio-rustls", "tokio-tungstenite"],
+        frameworks: &["aws-lc-rs", "quinn", "reqwest", "rustls", "tokio", "tokio-rustls", "tokio-tungstenite"],
     },
     Rule {
         name: "culvert",

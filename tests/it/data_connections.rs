@@ -32,16 +32,16 @@ use crate::support::wire::Wire;
 type Carrier = Connection<TlsStream<TcpStream>>;
 
 /// A running tunnel whose agent is the test.
-struct Stage {
-    host: TestHost,
-    api: Api,
-    tunnel: Uuid,
-    wire: Wire,
-    grant: Grant,
+pub struct Stage {
+    pub host: TestHost,
+    pub api: Api,
+    pub tunnel: Uuid,
+    pub wire: Wire,
+    pub grant: Grant,
 }
 
 impl Stage {
-    async fn set(engine: Engine) -> Self {
+    pub async fn set(engine: Engine) -> Self {
         let host = TestHost::start(engine).await;
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
@@ -63,7 +63,7 @@ impl Stage {
         attach(&self.grant, Base64Bytes(token)).await.err().unwrap()
     }
 
-    async fn visitor(&self) -> Visitor {
+    pub async fn visitor(&self) -> Visitor {
         Visitor(TcpStream::connect(self.host.public(&self.api, self.tunnel).await).await.unwrap())
     }
 }

@@ -46,6 +46,7 @@ mod plan;
 mod policy;
 mod ports;
 mod properties;
+mod quic;
 mod registry;
 mod reload;
 mod rules;

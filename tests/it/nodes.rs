@@ -122,6 +122,7 @@ async fn silent_node_fails_start_with_node_unavailable(engine: Engine) {
         address: culvert_wire::control::NodeAddress {
             host: "127.0.0.1".into(),
             port: 1,
+            udp_port: None,
             fingerprint: Base64Bytes(vec![0; 32]),
         },
         has_countries: false,
@@ -499,6 +500,7 @@ async fn second_process(host: &TestHost) -> Node {
     let settings = Settings {
         hostname: config.node.hostname.clone(),
         listen: std::net::SocketAddr::new(own_address(), 0),
+        udp: None,
         bind: config.node.bind,
         http: None,
         https: None,

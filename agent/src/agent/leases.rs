@@ -8,7 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::approved_targets::Chosen;
-use crate::carrier::Connections;
+use crate::carrier::{Connections, QuicState};
 use crate::ipc::{NodeStatus, TunnelStatus};
 use crate::tunnel::{Probe, Running, TunnelContext};
 use culvert_wire::clock::Moment;
@@ -208,11 +208,12 @@ impl Leases {
 
     /// The nodes of the tunnels, and the connections to them.
     pub(super) fn nodes(&self) -> Vec<NodeStatus> {
-        let status = |(node, connections): (NodeAddress, Connections)| NodeStatus {
+        let now = self.cx.clock.moment();
+        let status = |(node, connections, quic): (NodeAddress, Connections, QuicState)| NodeStatus {
             address: format!("{}:{}", node.host, node.port),
-            transport: "TLS".into(),
+            transport: transport(quic, now),
             warm: connections.warm,
-            busy: connections.busy,
+            busy: connections.busy + connections.streams,
             round_trip_ms: connections.round_trip.map(|time| time.as_secs_f64() * 1000.0),
         };
         let mut nodes: Vec<_> = self.cx.carriers.nodes().into_iter().map(status).collect();
@@ -227,6 +228,18 @@ impl Leases {
 
     pub(super) fn probe_again(&self) {
         self.held.values().for_each(|held| held.running.probe_again());
+    }
+}
+
+/// What carries visitors, in words.
+fn transport(quic: QuicState, now: Moment) -> String {
+    match quic {
+        QuicState::Connected => "TLS + QUIC".into(),
+        QuicState::Off | QuicState::Connecting => "TLS".into(),
+        QuicState::Blocked { until } => {
+            let minutes = until.since(now).as_secs().div_ceil(60);
+            format!("TLS only: UDP blocked, next try in {minutes} min")
+        }
     }
 }
 
@@ -254,7 +267,12 @@ mod tests {
             token: Base64Bytes(Vec::new()),
             device_token: None,
             public_address: "node:20000".into(),
-            node: NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) },
+            node: NodeAddress {
+                host: "127.0.0.1".into(),
+                port: 1,
+                udp_port: None,
+                fingerprint: Base64Bytes(vec![0; 32]),
+            },
             target,
         }
     }

@@ -36,6 +36,8 @@ struct Counts {
     attached: usize,
     /// Connections that serve a visit.
     busy: usize,
+    /// Visits that streams of QUIC serve. They count for the peaks: the next visitors are to find warm connections.
+    streams: usize,
     /// The most that were busy at once, in the current period of [`RECENT`] and in the one before.
     peaks: [usize; 2],
     /// When the current period has begun.
@@ -55,19 +57,26 @@ pub(crate) struct Connections {
     pub warm: usize,
     /// Serving a visit.
     pub busy: usize,
+    /// Visits on streams of QUIC.
+    pub streams: usize,
     pub round_trip: Option<Duration>,
 }
 
 impl Counts {
+    fn visits(&self) -> usize {
+        self.busy + self.streams
+    }
+
     /// How many connections should be warm: a few more than what was busy at once lately needs.
     fn wanted(&mut self, now: Moment) -> usize {
         let periods = now.since(self.period).as_secs() / RECENT.as_secs();
         if periods > 0 {
-            self.peaks = [self.busy, if periods == 1 { self.peaks[0] } else { self.busy }];
+            let visits = self.visits();
+            self.peaks = [visits, if periods == 1 { self.peaks[0] } else { visits }];
             self.period = now;
         }
         let peak = self.peaks[0].max(self.peaks[1]);
-        (self.asked.ahead + peak.saturating_sub(self.busy)).max(self.waiting).min(self.asked.most)
+        (self.asked.ahead + peak.saturating_sub(self.visits())).max(self.waiting).min(self.asked.most)
     }
 }
 
@@ -75,8 +84,17 @@ impl Census {
     pub(super) fn new(clock: Clock) -> Self {
         let asked = Attached { ahead: MIN_WARM, most: MAX_WARM };
         let period = clock.moment();
-        let counts =
-            Counts { warm: 0, attached: 0, busy: 0, peaks: [0; 2], period, waiting: 0, asked, round_trip: None };
+        let counts = Counts {
+            warm: 0,
+            attached: 0,
+            busy: 0,
+            streams: 0,
+            peaks: [0; 2],
+            period,
+            waiting: 0,
+            asked,
+            round_trip: None,
+        };
         Self { clock, counts: Mutex::new(counts), changed: Notify::new(), reached: watch::Sender::new(None) }
     }
 
@@ -100,8 +118,8 @@ impl Census {
 
     pub(super) fn connections(&self) -> Connections {
         let counts = self.counts();
-        let Counts { attached, busy, round_trip, .. } = *counts;
-        Connections { warm: attached.saturating_sub(busy), busy, round_trip }
+        let Counts { attached, busy, streams, round_trip, .. } = *counts;
+        Connections { warm: attached.saturating_sub(busy), busy, streams, round_trip }
     }
 
     /// The node has taken a connection, after this time.
@@ -144,9 +162,24 @@ impl Census {
         let mut counts = self.counts();
         counts.warm -= 1;
         counts.busy += 1;
-        counts.peaks[0] = counts.peaks[0].max(counts.busy);
+        counts.peaks[0] = counts.peaks[0].max(counts.visits());
         counts.waiting = counts.waiting.max(waiting);
         drop(counts);
+        self.changed.notify_one();
+    }
+
+    /// A stream begins a visit.
+    pub(super) fn begin_stream(&self) {
+        let mut counts = self.counts();
+        counts.streams += 1;
+        counts.peaks[0] = counts.peaks[0].max(counts.visits());
+        drop(counts);
+        self.changed.notify_one();
+    }
+
+    /// The visit of a stream has ended.
+    pub(super) fn end_stream(&self) {
+        self.counts().streams -= 1;
         self.changed.notify_one();
     }
 

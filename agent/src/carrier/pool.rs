@@ -12,6 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::census::{Census, Connections, Reached};
+use super::quic::{Quic, QuicState};
 use super::served::{Served, ServedTunnels};
 use super::visit::{self, Carrier, VisitContext};
 use culvert_wire::clock::Clock;
@@ -20,6 +21,7 @@ use culvert_wire::data2;
 use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::transport::Transport;
 use culvert_wire::device_token::DeviceToken;
 use culvert_wire::{socket, tls};
 
@@ -38,7 +40,8 @@ struct Shared {
     /// The TLS configuration that accepts only the node's certificate. It is kept, so that sessions resume.
     tls: Arc<ClientConfig>,
     token: watch::Sender<DeviceToken>,
-    visits: VisitContext,
+    visits: Arc<VisitContext>,
+    quic: Quic,
     /// Ends the back-off of the dialling tasks.
     node_is_back: Notify,
     stop: CancellationToken,
@@ -53,13 +56,15 @@ impl Pool {
         let census = Census::new(clock.clone());
         let shared = Arc::new(Shared {
             tls: tls::client(node.fingerprint.0.clone(), data2::ALPN)?,
+            quic: Quic::new(node.clone(), clock.clone())?,
             node,
             token: watch::Sender::new(token),
-            visits: VisitContext { clock, census, served: ServedTunnels::default() },
+            visits: Arc::new(VisitContext { clock, census, served: ServedTunnels::default() }),
             node_is_back: Notify::new(),
             stop: stop.clone(),
         });
         spawn(&shared, shared.clone().keep_warm());
+        spawn(&shared, shared.clone().keep_quic());
         Ok(Self { shared, _stop: stop.drop_guard() })
     }
 
@@ -75,6 +80,10 @@ impl Pool {
 
     pub(super) fn connections(&self) -> Connections {
         self.shared.visits.census.connections()
+    }
+
+    pub(super) fn quic(&self) -> QuicState {
+        self.shared.quic.state()
     }
 
     pub(super) fn dial_now(&self) {
@@ -106,6 +115,11 @@ impl Shared {
             }
             self.visits.census.changed().await;
         }
+    }
+
+    async fn keep_quic(self: Arc<Self>) {
+        let node_is_back = || self.node_is_back.notified();
+        self.quic.keep(&self.visits, || self.token.borrow().token.clone(), node_is_back).await;
     }
 
     /// Dials until a connection is attached, with a growing back-off while the node does not answer.
@@ -161,7 +175,7 @@ impl Shared {
             socket::prepare(&tcp)?;
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let stream = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
-            let mut carrier = Connection::new(Box::new(stream));
+            let mut carrier = Connection::new(Transport::Tls(Box::new(stream.into())));
             let (version, sent) = (crate::VERSION.into(), self.visits.clock.moment());
             carrier.send(&Frame::Attach(Attach { token: token.token, version })).await?;
             match carrier.next().await? {

@@ -4,7 +4,6 @@ use std::io;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
 
 use super::census::Census;
 use super::served::{Served, ServedTunnels};
@@ -13,6 +12,7 @@ use culvert_wire::control::Failure;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::stream::{Finished, VisitStream};
+use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::visit::{RefusalCode, Refused, Visit};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::{pipe, socket};
@@ -22,8 +22,8 @@ const SURPLUS_FOR: Duration = Duration::from_secs(10);
 /// How long the node may take to end its direction of a refused visit, or to answer the wish to close.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// The TLS session is in a box: a task that waits for visits holds several places for it.
-pub(super) type Carrier = Connection<Box<TlsStream<TcpStream>>>;
+/// A data connection to a node.
+pub(super) type Carrier = Connection<Transport>;
 
 /// What visits need of their pool.
 pub(super) struct VisitContext {
@@ -51,6 +51,19 @@ pub(super) async fn wait(cx: &VisitContext, mut carrier: Carrier) {
             None => return,
         }
     }
+}
+
+/// Serves the visit of a stream that the node has opened for it.
+pub(super) async fn serve_single(cx: &VisitContext, mut carrier: Carrier) {
+    let Ok(Ok(Some(Frame::Visit(visit)))) = cx.clock.timeout(ANSWER_WITHIN, carrier.next()).await else {
+        return carrier.get_mut().reset();
+    };
+    cx.census.begin_stream();
+    if let Some(carrier) = serve(cx, carrier, visit).await {
+        // It has failed only where the connection has ended.
+        let _ = carrier.close().await;
+    }
+    cx.census.end_stream();
 }
 
 enum Next {
@@ -129,7 +142,7 @@ async fn carry(
     match stream.finish() {
         Finished::Warm(carrier) => return Some(carrier),
         Finished::Used(carrier) => drop(carrier.close().await),
-        Finished::Cut(carrier) => reset(&carrier),
+        Finished::Cut(mut carrier) => carrier.get_mut().reset(),
     }
     None
 }
@@ -143,7 +156,7 @@ async fn refuse(cx: &VisitContext, mut carrier: Carrier, refused: Refused) -> Op
     if let Ok(Ok(())) = cx.clock.timeout(ANSWER_WITHIN, refused).await {
         Some(carrier)
     } else {
-        reset(&carrier);
+        carrier.get_mut().reset();
         None
     }
 }
@@ -154,10 +167,6 @@ fn refusal(failure: Failure) -> Refused {
         _ => RefusalCode::TargetRefused,
     };
     Refused { code, detail: failure.detail }
-}
-
-fn reset(carrier: &Carrier) {
-    socket::reset(carrier.get_ref().get_ref().0);
 }
 
 /// A connection to the local target. If it is dropped before the transfer is complete, also because the

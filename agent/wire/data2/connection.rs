@@ -22,6 +22,8 @@ pub struct Connection<S> {
     queue: Vec<u8>,
     written: usize,
     is_used: bool,
+    /// Whether it serves one visit only, whose bytes have no frames.
+    is_single: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
@@ -36,11 +38,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             queue: Vec::new(),
             written: 0,
             is_used: false,
+            is_single: false,
         }
+    }
+
+    /// A connection for one visit, whose bytes have no frames.
+    pub fn single(stream: S) -> Self {
+        Self { is_single: true, ..Self::new(stream) }
+    }
+
+    pub(super) fn is_single(&self) -> bool {
+        self.is_single
     }
 
     pub fn get_ref(&self) -> &S {
         &self.stream
+    }
+
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.stream
     }
 
     /// Whether the connection has served a visit.
@@ -189,6 +205,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     ///
     /// If it does not end its direction by [`Frame::End`].
     pub async fn discard(&mut self) -> io::Result<()> {
+        if self.is_single {
+            tokio::io::copy(&mut self.stream, &mut tokio::io::sink()).await?;
+            return Ok(());
+        }
         loop {
             match self.next().await? {
                 Some(Frame::Data { length }) => self.discard_data(length).await?,

@@ -44,6 +44,13 @@ enum Receiving {
     Refused(Refused),
 }
 
+impl Receiving {
+    /// What follows an acceptance.
+    fn bytes(is_single: bool) -> Self {
+        if is_single { Self::Rest } else { Self::Frames { left: 0 } }
+    }
+}
+
 #[derive(PartialEq)]
 enum Sending {
     Frames,
@@ -83,12 +90,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     /// Never: an acceptance fits a frame.
     pub fn accept(mut connection: Connection<S>) -> io::Result<Self> {
         connection.push(&Frame::Accepted(Accepted {}))?;
-        Ok(Self::new(connection, Receiving::Frames { left: 0 }, true))
+        let receiving = Receiving::bytes(connection.is_single());
+        Ok(Self::new(connection, receiving, true))
     }
 
     fn new(connection: Connection<S>, receiving: Receiving, is_held: bool) -> Self {
-        let accepted = Arc::new(AtomicBool::new(matches!(receiving, Receiving::Frames { .. })));
-        Self { connection, receiving, sending: Sending::Frames, sent: 0, accepted, is_held, is_malformed: false }
+        let accepted = Arc::new(AtomicBool::new(!matches!(receiving, Receiving::Offered)));
+        let sending = if connection.is_single() { Sending::Rest } else { Sending::Frames };
+        Self { connection, receiving, sending, sent: 0, accepted, is_held, is_malformed: false }
+    }
+
+    /// Whether this is the only visit of its connection.
+    pub fn is_single(&self) -> bool {
+        self.connection.is_single()
     }
 
     /// Becomes true when the agent accepts the visit.
@@ -139,7 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
         self.receiving = match frame {
             Some(Frame::Accepted(_)) if is_offered => {
                 self.accepted.store(true, Ordering::Relaxed);
-                Receiving::Frames { left: 0 }
+                Receiving::bytes(self.connection.is_single())
             }
             Some(Frame::Refused(refused)) if is_offered => Receiving::Refused(refused),
             // The agent wanted to close the connection when the visit was under way.

@@ -6,18 +6,15 @@ use std::sync::{Arc, Mutex, Weak};
 use culvert_wire::data2::MAX_WARM;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
-use tokio::net::TcpStream;
+use culvert_wire::data2::transport::Transport;
+use culvert_wire::quic::{self, QuicStream};
 use tokio::sync::oneshot;
-use tokio_rustls::server::TlsStream;
 
 use crate::counts::Counts;
 use crate::lock;
 
-/// An agent's connection. It takes more than a kilobyte, so it is moved as a pointer.
-pub(crate) type AgentStream = Box<TlsStream<TcpStream>>;
-
 /// A data connection of an agent.
-pub(crate) type Carrier = Connection<AgentStream>;
+pub(crate) type Carrier = Connection<Transport>;
 
 /// Gets the next free connection; an error if the pool ends before.
 pub(crate) type NextCarrier = oneshot::Receiver<Carrier>;
@@ -41,11 +38,13 @@ struct State<J> {
     warm: BTreeMap<u64, oneshot::Sender<J>>,
     next: u64,
     waiting: VecDeque<oneshot::Sender<Carrier>>,
+    /// Opens a stream at once where no connection is warm.
+    quic: Option<quinn::Connection>,
 }
 
 impl<J: Job> Pool<J> {
     pub(super) fn new(counts: Arc<Counts>) -> Arc<Self> {
-        let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new() };
+        let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
         Arc::new(Self { counts, state: Mutex::new(state) })
     }
 
@@ -59,12 +58,12 @@ impl<J: Job> Pool<J> {
     }
 
     /// Gives a job to the connection that was used last. The others stay idle, so that the agent can close them if
-    /// there are too many.
+    /// there are too many. Where none is warm, the job gets a stream of QUIC.
     ///
     /// # Errors
     ///
-    /// The job, and the next connection, if none is warm.
-    pub(crate) fn offer(&self, mut job: J) -> Result<(), (J, NextCarrier)> {
+    /// The job, and the next connection, if there is neither.
+    pub(crate) fn offer(self: &Arc<Self>, mut job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
         while let Some((_, warm)) = state.warm.pop_last() {
             self.counts.warm.leave();
@@ -73,10 +72,31 @@ impl<J: Job> Pool<J> {
                 Err(returned) => job = returned,
             }
         }
+        if let Some(quic) = state.quic.clone() {
+            drop(state);
+            tokio::spawn(open_stream(Arc::downgrade(self), quic, job));
+            return Ok(());
+        }
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push_back(sender);
         Err((job, next))
+    }
+
+    /// Uses a connection of QUIC from now on, instead of a former one.
+    pub(crate) fn use_quic(&self, connection: quinn::Connection) {
+        match lock(&self.state).quic.replace(connection) {
+            Some(former) => former.close(quic::REGULAR, b"there is a newer connection"),
+            None => self.counts.quic.enter(),
+        }
+    }
+
+    /// Forgets a connection of QUIC that has ended.
+    pub(crate) fn lose_quic(&self, connection: &quinn::Connection) {
+        let lost = lock(&self.state).quic.take_if(|known| known.stable_id() == connection.stable_id());
+        if lost.is_some() {
+            self.counts.quic.leave();
+        }
     }
 
     /// Keeps a connection for the next visit, or gives it to whoever waits for one.
@@ -105,7 +125,25 @@ impl<J: Job> Pool<J> {
 
 impl<J> Drop for Pool<J> {
     fn drop(&mut self) {
-        self.counts.warm.leave_all(lock(&self.state).warm.len());
+        let state = lock(&self.state);
+        self.counts.warm.leave_all(state.warm.len());
+        if let Some(connection) = &state.quic {
+            self.counts.quic.leave();
+            connection.close(quic::REGULAR, b"the device runs no tunnel here");
+        }
+    }
+}
+
+async fn open_stream<J: Job>(pool: Weak<Pool<J>>, connection: quinn::Connection, job: J) {
+    match connection.open_bi().await {
+        Ok(stream) => job.run(Connection::single(Transport::Quic(QuicStream::new(stream)))).await,
+        Err(error) => {
+            tracing::debug!(%error, "a connection of QUIC has ended");
+            if let Some(pool) = pool.upgrade() {
+                pool.lose_quic(&connection);
+            }
+            job.retry();
+        }
     }
 }
 

@@ -70,6 +70,7 @@ struct Carrier {
 
 /// What carries visitors to agents.
 const TLS: &str = "tls";
+const QUIC: &str = "quic";
 
 impl NodeMetrics {
     /// Counts traffic that was stored.
@@ -88,6 +89,7 @@ impl NodeMetrics {
             Counted::Handshakes => self.handshakes.get_or_create(&outcome).inc_by(more),
             Counted::BasicAuth => self.basic_auth.get_or_create(&outcome).inc_by(more),
             Counted::Visits => self.visits.get_or_create(&Visit { carrier: TLS, outcome: label }).inc_by(more),
+            Counted::QuicVisits => self.visits.get_or_create(&Visit { carrier: QUIC, outcome: label }).inc_by(more),
             Counted::Reuses => self.reuses.inc_by(more),
             Counted::Other => return,
         };
@@ -113,6 +115,9 @@ impl NodeMetrics {
             match what {
                 Measured::Visitors => self.visitors.get_or_create(&VisitorKind { kind: label }).set(level),
                 Measured::Carriers => self.carriers.get_or_create(&Carrier { transport: TLS, state: label }).set(level),
+                Measured::QuicCarriers => {
+                    self.carriers.get_or_create(&Carrier { transport: QUIC, state: label }).set(level)
+                }
                 Measured::Unproven => self.unproven.set(level),
                 Measured::Other => continue,
             };
@@ -127,6 +132,7 @@ impl NodeMetrics {
             (Counted::Handshakes, &["succeeded", "failed"]),
             (Counted::BasicAuth, &["passed", "refused"]),
             (Counted::Visits, &["accepted", "refused", "lost", "protocol"]),
+            (Counted::QuicVisits, &["accepted", "refused", "lost", "protocol"]),
         ] {
             labels.iter().for_each(|label| self.add_counts(what, label, 0));
         }

@@ -156,7 +156,8 @@ fn new_tunnel(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: 
 async fn play(host: &Host, node_id: Uuid) {
     let (host_end, NodeEnd { sender, mut receiver }) = in_process();
     tokio::spawn(serve_node(host.app.service.clone(), host_end));
-    let address = NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) };
+    let address =
+        NodeAddress { host: "127.0.0.1".into(), port: 1, udp_port: None, fingerprint: Base64Bytes(vec![0; 32]) };
     let hello = NodeHello { node_id, boot_id: Uuid::from_u128(1), revision: 0, address, has_countries: false };
     sender.send(ToHost::Hello(hello)).await.unwrap();
     let (first, mut begun) = tokio::sync::watch::channel(false);

@@ -53,7 +53,8 @@ impl TestHost {
     pub async fn played_process(&self, id: Uuid, boot_id: Uuid, ended: Ended) -> PlayedNode {
         let (host_end, NodeEnd { sender, receiver }) = in_process();
         tokio::spawn(serve_node(self.app.service.clone(), host_end));
-        let address = NodeAddress { host: "127.0.0.1".into(), port: 1, fingerprint: Base64Bytes(vec![0; 32]) };
+        let address =
+            NodeAddress { host: "127.0.0.1".into(), port: 1, udp_port: None, fingerprint: Base64Bytes(vec![0; 32]) };
         let hello = NodeHello { node_id: id, boot_id, revision: 0, address, has_countries: false };
         sender.send(ToHost::Hello(hello)).await.unwrap();
         let (sent, held) = watch::channel(Held::default());

@@ -1,0 +1,171 @@
+//! The connection of QUIC to a node, beside those of TLS: a visitor who finds no warm connection gets a stream of it.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::control::NodeAddress;
+use culvert_wire::data2::attach::{Attach, Denied};
+use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::transport::Transport;
+use culvert_wire::quic::{self, QuicStream};
+use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime};
+use tokio::net::lookup_host;
+
+use super::visit::{self, VisitContext};
+
+/// How long handshake and attach may take. Where UDP is blocked, nothing answers.
+const ATTACH_WITHIN: Duration = Duration::from_secs(3);
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_MOST: Duration = Duration::from_secs(10);
+/// How long a node is not asked again where QUIC does not work.
+const PAUSE: Duration = Duration::from_mins(5);
+/// Two connections that end within this time count as QUIC not working.
+const UNSTABLE_WITHIN: Duration = Duration::from_mins(1);
+
+/// Whether a node is reached by QUIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuicState {
+    /// The node does not offer it, or it is switched off.
+    Off,
+    Connecting,
+    Connected,
+    /// It does not work on the way to the node. It is tried again then.
+    Blocked {
+        until: Moment,
+    },
+}
+
+/// One node's connection.
+pub(super) struct Quic {
+    clock: Clock,
+    node: NodeAddress,
+    config: ClientConfig,
+    state: Mutex<QuicState>,
+}
+
+/// Why there is no connection.
+enum Failed {
+    Denied(Denied),
+    Unreached(io::Error),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Unreached(error)
+    }
+}
+
+impl Quic {
+    /// # Errors
+    ///
+    /// If TLS 1.3 is not available.
+    pub(super) fn new(node: NodeAddress, clock: Clock) -> Result<Self, rustls::Error> {
+        let config = quic::client(node.fingerprint.0.clone())?;
+        Ok(Self { clock, node, config, state: Mutex::new(QuicState::Off) })
+    }
+
+    pub(super) fn state(&self) -> QuicState {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, state: QuicState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Keeps a connection for as long as this is polled. `token` is the device's token now.
+    pub(super) async fn keep<B: Future<Output = ()>>(
+        &self,
+        visits: &Arc<VisitContext>,
+        token: impl Fn() -> Base64Bytes,
+        node_is_back: impl Fn() -> B,
+    ) {
+        let Some(port) = self.node.udp_port else { return };
+        let (mut retry, mut lost) = (RETRY_FIRST, None::<Moment>);
+        loop {
+            self.enter(QuicState::Connecting);
+            let attached = self.clock.timeout(ATTACH_WITHIN, self.attach(port, token())).await;
+            let wait = match attached {
+                Ok(Ok((connection, first))) => {
+                    self.enter(QuicState::Connected);
+                    tracing::info!(node = %self.node.host, "the node is reached by QUIC");
+                    serve(visits, connection).await;
+                    drop(first);
+                    retry = RETRY_FIRST;
+                    let now = self.clock.moment();
+                    let is_unstable = lost.replace(now).is_some_and(|lost| now.since(lost) < UNSTABLE_WITHIN);
+                    if is_unstable { PAUSE } else { RETRY_FIRST }
+                }
+                Ok(Err(Failed::Denied(denied))) => {
+                    tracing::debug!(code = %denied.code, node = %self.node.host, "the node has denied a connection of QUIC");
+                    retry = (retry * 2).min(RETRY_MOST);
+                    retry.max(Duration::from_millis(denied.retry_after_ms).min(RETRY_MOST))
+                }
+                Ok(Err(Failed::Unreached(error))) => {
+                    tracing::debug!(%error, node = %self.node.host, "the node is not reached by QUIC");
+                    PAUSE
+                }
+                Err(_) => PAUSE,
+            };
+            if wait == PAUSE {
+                tracing::info!(node = %self.node.host, "QUIC does not work, UDP is probably blocked; visitors come over TLS alone");
+                self.enter(QuicState::Blocked { until: self.clock.moment().plus(PAUSE) });
+            }
+            tokio::select! {
+                () = self.clock.sleep(wait + self.clock.jitter(wait)) => {}
+                () = node_is_back() => {}
+            }
+        }
+    }
+
+    async fn attach(&self, port: u16, token: Base64Bytes) -> Result<(quinn::Connection, visit::Carrier), Failed> {
+        let found = lookup_host((self.node.host.as_str(), port)).await?.next();
+        let address = found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let local: SocketAddr =
+            if address.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
+        let socket = quic::bind(local)?;
+        let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
+        let connecting = endpoint.connect_with(self.config.clone(), address, &self.node.host);
+        let connection = connecting.map_err(io::Error::other)?.await.map_err(io::Error::from)?;
+        let first = QuicStream::new(connection.open_bi().await.map_err(io::Error::from)?);
+        let mut first = Connection::new(Transport::Quic(first));
+        first.send(&Frame::Attach(Attach { token, version: crate::VERSION.into() })).await?;
+        match first.next().await? {
+            Some(Frame::Attached(_)) => Ok((connection, first)),
+            Some(Frame::Denied(denied)) => {
+                connection.close(quic::REGULAR, b"denied");
+                Err(Failed::Denied(denied))
+            }
+            Some(frame) => Err(malformed(format!("the node answered {frame:?}")).into()),
+            None => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
+    }
+}
+
+/// Serves a visit on each stream that the node opens, until the connection ends.
+async fn serve(visits: &Arc<VisitContext>, connection: quinn::Connection) {
+    let connection = Closing(connection);
+    loop {
+        match connection.0.accept_bi().await {
+            Ok(stream) => {
+                let visits = visits.clone();
+                let carrier = Connection::single(Transport::Quic(QuicStream::new(stream)));
+                tokio::spawn(async move { visit::serve_single(&visits, carrier).await });
+            }
+            Err(error) => return tracing::debug!(%error, "a connection of QUIC has ended"),
+        }
+    }
+}
+
+/// Closes the connection when it is dropped: no stream outlives the tunnels that are served here.
+struct Closing(quinn::Connection);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close(quic::REGULAR, b"the agent serves no tunnel here");
+    }
+}

@@ -1,0 +1,176 @@
+//! QUIC between agent and node: a stream for each visitor who finds no warm connection.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use culvert_agent::ipc::{Answer, Request};
+use culvert_test_macros::both_engines;
+use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::control::Done;
+use culvert_wire::data2::attach::{Attach, DenialCode};
+use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::frame::Frame;
+use culvert_wire::data2::stream::VisitStream;
+use culvert_wire::data2::transport::Transport;
+use culvert_wire::data2::visit::{RefusalCode, Refused};
+use culvert_wire::quic::{self, QuicStream};
+use futures_util::future::join_all;
+use quinn::Endpoint;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::data_connections::Stage;
+use crate::support::device::Remote;
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::visitor::{Visitor, echo_service};
+
+/// The test's connection as the agent, with the stream on which it attached.
+struct Attached {
+    connection: quinn::Connection,
+    first: Connection<Transport>,
+}
+
+impl Attached {
+    async fn to(stage: &Stage, token: Vec<u8>) -> Result<Self, DenialCode> {
+        let node = &stage.grant.node;
+        let address = SocketAddr::new(node.host.parse().unwrap(), node.udp_port.unwrap());
+        let endpoint = Endpoint::client((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+        let config = quic::client(node.fingerprint.0.clone()).unwrap();
+        let connecting = endpoint.connect_with(config, address, "node").unwrap();
+        let connection = within(20, connecting).await.unwrap();
+        let mut first = Connection::new(Transport::Quic(QuicStream::new(connection.open_bi().await.unwrap())));
+        let attach = Attach { token: Base64Bytes(token), version: "test".into() };
+        first.send(&Frame::Attach(attach)).await.unwrap();
+        match within(20, first.next()).await.unwrap() {
+            Some(Frame::Attached(_)) => Ok(Self { connection, first }),
+            Some(Frame::Denied(denied)) => Err(denied.code),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn next(&self) -> Connection<Transport> {
+        let stream = within(20, self.connection.accept_bi()).await.unwrap();
+        let mut carrier = Connection::single(Transport::Quic(QuicStream::new(stream)));
+        match within(20, carrier.next()).await.unwrap() {
+            Some(Frame::Visit(_)) => carrier,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn token(stage: &Stage) -> Vec<u8> {
+    stage.grant.device_token.clone().unwrap().token.0
+}
+
+async fn attach(stage: &Stage) -> Attached {
+    Attached::to(stage, token(stage)).await.unwrap()
+}
+
+/// Each direction ends alone, and nothing is lost.
+#[both_engines]
+async fn stream_carries_one_visit_to_its_end(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let agent = attach(&stage).await;
+    for size in [0, 1, 3 * 1024 * 1024] {
+        let mut visitor = stage.visitor().await.0;
+        let sent = vec![7; size];
+        let served = async {
+            let mut stream = VisitStream::accept(agent.next().await).unwrap();
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).await.unwrap();
+            stream.write_all(&bytes).await.unwrap();
+            stream.shutdown().await.unwrap();
+        };
+        let visited = async {
+            let (mut reader, mut writer) = visitor.split();
+            writer.write_all(&sent).await.unwrap();
+            writer.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            reader.read_to_end(&mut answer).await.unwrap();
+            answer
+        };
+        let ((), answer) = within(20, async { tokio::join!(served, visited) }).await;
+        assert_eq!(answer.len(), size);
+    }
+}
+
+#[both_engines]
+async fn stream_that_is_cut_resets_its_visitor_alone(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let agent = attach(&stage).await;
+    let mut visitors = [stage.visitor().await, stage.visitor().await];
+    let mut streams = Vec::new();
+    for _ in &visitors {
+        let mut stream = VisitStream::accept(agent.next().await).unwrap();
+        stream.write_all(b"x").await.unwrap();
+        streams.push(stream);
+    }
+    for visitor in &mut visitors {
+        within(20, visitor.0.read_u8()).await.unwrap();
+    }
+    drop(streams.remove(0));
+    let cut = async {
+        let [one, other] = &mut visitors;
+        tokio::select! {
+            ended = one.0.read_u8() => (ended, other),
+            ended = other.0.read_u8() => (ended, one),
+        }
+    };
+    let (ended, goes_on) = within(20, cut).await;
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    streams[0].write_all(b"y").await.unwrap();
+    assert_eq!(within(20, goes_on.0.read_u8()).await.unwrap(), b'y');
+}
+
+#[both_engines]
+async fn refused_visit_resets_its_visitor(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let agent = attach(&stage).await;
+    let visitor = stage.visitor().await;
+    let mut carrier = agent.next().await;
+    let refused = Refused { code: RefusalCode::TargetRefused, detail: "nobody listens".into() };
+    carrier.send(&Frame::Refused(refused)).await.unwrap();
+    assert!(visitor.was_reset().await);
+    within(20, carrier.discard()).await.unwrap();
+}
+
+#[both_engines]
+async fn node_denies_tokens_that_do_not_hold_by_quic(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    let mut changed = token(&stage);
+    changed[100] ^= 1;
+    assert_eq!(Attached::to(&stage, changed).await.err(), Some(DenialCode::Invalid));
+    let agent = attach(&stage).await;
+    let newer = attach(&stage).await;
+    within(20, agent.connection.closed()).await;
+    drop(agent.first);
+    let stop = stage.api.post(&format!("/tunnels/{}/actions/stop", stage.tunnel), json!({})).await.id();
+    within(20, stage.wire.obey(Done::Stop)).await;
+    assert_eq!(stage.host.until_ended(&stage.api, stop).await["status"], "succeeded");
+    within(20, newer.connection.closed()).await;
+    assert_eq!(Attached::to(&stage, token(&stage)).await.err(), Some(DenialCode::Fenced));
+}
+
+/// A hundred is what quinn allows by itself.
+#[both_engines]
+async fn visitors_who_come_at_once_are_served_by_streams(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.id();
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    host.until_tunnel(&api, tunnel, "running").await;
+    let transport = async || match device.ask(Request::Status).await {
+        Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
+        other => panic!("{other:?}"),
+    };
+    host.until_found(async || transport().await.filter(|transport| transport == "TLS + QUIC")).await;
+    let address = host.public(&api, tunnel).await;
+    let sources = ["127.0.1.1", "127.0.1.2"];
+    let visitors = (0..160).map(|number| Visitor::from(sources[number % 2], address));
+    let visitors = within(60, join_all(visitors)).await;
+    assert!(visitors.iter().all(Option::is_some));
+    drop(visitors);
+    let streams = async || host.metric("culvert_node_visits_total{carrier=\"quic\",outcome=\"accepted\"}").await;
+    host.until_found(async || streams().await.filter(|streams| *streams > 0.0)).await;
+}
