@@ -14,9 +14,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ClientConfig, RecvStream, SendStream, ServerConfig, TransportConfig, VarInt};
+use quinn::{ClientConfig, EndpointConfig, RecvStream, SendStream, ServerConfig, TransportConfig, VarInt};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -24,6 +26,9 @@ use crate::tls;
 
 /// The protocol's name in the handshake (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-quic/1";
+
+/// Separates the key of resets from other uses of the node's key.
+const RESET_KEY: &[u8] = b"culvert quic reset v1\0";
 
 /// The code of a connection or a stream that ended regularly, and of one that was cut short.
 pub const REGULAR: VarInt = VarInt::from_u32(0);
@@ -81,6 +86,13 @@ pub fn server(
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(transport(ATTACHES)).max_incoming(most_unproven);
     Ok(config)
+}
+
+/// What a node's endpoint is made with. The key of stateless resets (RFC 9000, section 10.3) follows from the node's own:
+/// agents of a node that was killed learn of it from the next process.
+pub fn endpoint(key: &PrivateKeyDer<'_>) -> EndpointConfig {
+    let seed = Sha256::new().chain_update(RESET_KEY).chain_update(key.secret_der()).finalize();
+    EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed)))
 }
 
 fn unsuited(error: impl std::fmt::Display) -> rustls::Error {

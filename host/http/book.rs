@@ -76,6 +76,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0023-http-tunnels.md"
     "docs/develop/decisions/0024-certificates.md"
     "docs/develop/decisions/0025-commands-at-a-device.md"
+    "docs/develop/decisions/0026-quic.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

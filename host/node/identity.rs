@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use culvert_wire::clock::Clock;
 use culvert_wire::{data, data2, quic, tls};
+use quinn::EndpointConfig;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -69,8 +70,9 @@ impl Identity {
     /// # Errors
     ///
     /// If the key is unusable, or does not match the certificate.
-    pub fn quic(&self, most_unproven: usize) -> Result<quinn::ServerConfig, rustls::Error> {
-        quic::server(self.certificate.clone(), self.key.clone_key(), most_unproven)
+    pub fn quic(&self, most_unproven: usize) -> Result<(EndpointConfig, quinn::ServerConfig), rustls::Error> {
+        let server = quic::server(self.certificate.clone(), self.key.clone_key(), most_unproven)?;
+        Ok((quic::endpoint(&self.key), server))
     }
 }
 

@@ -35,6 +35,7 @@ use culvert_wire::lease_token::VerifyingKey;
 use culvert_wire::node::ToHost;
 use culvert_wire::quic;
 use ipnet::IpNet;
+use quinn::EndpointConfig;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -128,7 +129,7 @@ pub struct Node {
 struct Listeners {
     agents: TcpListener,
     tls: Arc<ServerConfig>,
-    quic: Option<(UdpSocket, quinn::ServerConfig)>,
+    quic: Option<(UdpSocket, EndpointConfig, quinn::ServerConfig)>,
     web: Vec<(Scheme, TcpListener)>,
 }
 
@@ -184,8 +185,8 @@ impl Node {
         };
         let (id, boot_id) = (identity.id, clock.id());
         let tls = identity.tls().map_err(io::Error::other)?;
-        let quic = identity.quic(settings.limits.unproven).map_err(io::Error::other)?;
-        let quic = udp.map(|(socket, _)| (socket, quic));
+        let (endpoint, server) = identity.quic(settings.limits.unproven).map_err(io::Error::other)?;
+        let quic = udp.map(|(socket, _)| (socket, endpoint, server));
         let counts = Arc::<Counts>::default();
         let shared = Arc::new(Shared {
             node_id: id,
@@ -245,8 +246,8 @@ impl Node {
     fn start_accepting(&self) {
         if let Some(Listeners { agents, tls, quic, web }) = lock(&self.listeners).take() {
             agent_listener::open(self.shared.clone(), agents, tls);
-            if let Some((socket, config)) = quic
-                && let Err(error) = quic_listener::open(self.shared.clone(), socket, config)
+            if let Some((socket, endpoint, server)) = quic
+                && let Err(error) = quic_listener::open(self.shared.clone(), socket, endpoint, server)
             {
                 tracing::warn!(%error, "agents cannot use QUIC");
             }

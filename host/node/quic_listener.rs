@@ -24,8 +24,13 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 /// # Errors
 ///
 /// Where the operating system refuses an option of the socket.
-pub(crate) fn open(shared: Arc<Shared>, socket: UdpSocket, config: ServerConfig) -> io::Result<()> {
-    let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
+pub(crate) fn open(
+    shared: Arc<Shared>,
+    socket: UdpSocket,
+    endpoint: EndpointConfig,
+    server: ServerConfig,
+) -> io::Result<()> {
+    let endpoint = Endpoint::new(endpoint, Some(server), socket, Arc::new(TokioRuntime))?;
     let unproven = shared.bounds.unproven();
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {

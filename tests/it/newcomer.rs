@@ -93,10 +93,12 @@ async fn enrolled_device_serves_tunnel_across_host_and_agent_restarts(engine: En
     let started = api.post(&format!("{path}/actions/start"), json!({"device_id": device["device_id"]})).await.id();
     let session = ended(&api, started).await["result"]["session_id"].clone();
     assert_eq!(exchange(public, b"hello").await.unwrap(), b"hello");
+    agent.until("the node is reached by QUIC").await;
     let status = place.json("culvert-agent status").await;
     assert_eq!(status["agent"]["tunnels"][0]["tunnel_id"], json!(tunnel.id()));
     let node = &status["agent"]["nodes"][0];
-    assert_eq!((&node["transport"], &node["address"]), (&json!("TLS"), &json!(format!("{}:7835", place.address))));
+    let address = json!(format!("{}:7835", place.address));
+    assert_eq!((&node["transport"], &node["address"]), (&json!("TLS + QUIC"), &address));
     assert!(node["warm"].as_u64().unwrap() >= 1 && node["round_trip_ms"].as_f64().unwrap() > 0.0, "{node}");
 
     // A host that is killed comes back, and the tunnel has not noticed.
@@ -104,6 +106,8 @@ async fn enrolled_device_serves_tunnel_across_host_and_agent_restarts(engine: En
     let mut host = place.serve().await;
     host.until("connected").await;
     agent.until("connected").await;
+    // The new process resets what the former one left open, as soon as the agent speaks on it.
+    agent.until("the node is reached by QUIC").await;
     assert_eq!(exchange(public, b"hello").await.unwrap(), b"hello");
     let sessions = api.get(&format!("{path}/sessions")).await;
     assert_eq!((sessions.data().as_array().unwrap().len(), &sessions.data()[0]["id"]), (1, &session));

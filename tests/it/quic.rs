@@ -1,6 +1,7 @@
 //! QUIC between agent and node: a stream for each visitor who finds no warm connection.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use culvert_agent::ipc::{Answer, Request};
 use culvert_test_macros::both_engines;
@@ -16,11 +17,14 @@ use culvert_wire::quic::{self, QuicStream};
 use futures_util::future::join_all;
 use quinn::Endpoint;
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use uuid::Uuid;
 
 use crate::data_connections::Stage;
-use crate::support::device::Remote;
-use crate::support::host::{Engine, TestHost, within};
+use crate::support::api::Api;
+use crate::support::device::{Remote, TestDevice};
+use crate::support::host::{Engine, TestHost, own_address, within};
 use crate::support::visitor::{Visitor, echo_service};
 
 /// The test's connection as the agent, with the stream on which it attached.
@@ -54,6 +58,38 @@ impl Attached {
             Some(Frame::Visit(_)) => carrier,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// A tunnel to an echo service that a real agent runs.
+struct Running {
+    host: TestHost,
+    api: Api,
+    device: TestDevice,
+    tunnel: Uuid,
+}
+
+impl Running {
+    async fn on(host: TestHost) -> Self {
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+        let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.id();
+        device.start_tunnel(&tunnel.to_string()).await.unwrap();
+        host.until_tunnel(&api, tunnel, "running").await;
+        Self { host, api, device, tunnel }
+    }
+
+    /// What the agent says that visitors come over.
+    async fn transport(&self) -> Option<String> {
+        match self.device.ask(Request::Status).await {
+            Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn address(&self) -> SocketAddr {
+        self.host.public(&self.api, self.tunnel).await
     }
 }
 
@@ -150,27 +186,48 @@ async fn node_denies_tokens_that_do_not_hold_by_quic(engine: Engine) {
     assert_eq!(Attached::to(&stage, token(&stage)).await.err(), Some(DenialCode::Fenced));
 }
 
+/// Datagrams that nobody answers: no visitor waits for them, and the agent says what it has found.
+#[both_engines]
+async fn agent_goes_on_with_tls_where_udp_is_blocked(engine: Engine) {
+    let far = own_address();
+    let relay = TcpListener::bind((far, 0)).await.unwrap();
+    let port = relay.local_addr().unwrap().port();
+    let swallowed = UdpSocket::bind((far, port)).await.unwrap();
+    let host = TestHost::with(engine, |config| {
+        config.node.listen.set_port(port);
+        config.node.hostname = far.to_string();
+    })
+    .await;
+    let (node, bind) = (host.config().node.listen, host.config().node.bind);
+    tokio::spawn(async move {
+        while let Ok((mut agent, _)) = relay.accept().await {
+            tokio::spawn(async move {
+                let mut node = TcpStream::connect(node).await.unwrap();
+                copy_bidirectional(&mut agent, &mut node).await
+            });
+        }
+    });
+    let stage = Running::on(host).await;
+    within(20, swallowed.recv(&mut [0; 2048])).await.unwrap();
+    assert_eq!(stage.transport().await.unwrap(), "TLS");
+    stage.host.clock.advance(Duration::from_secs(3));
+    let blocked = "TLS only: UDP blocked, next try in 5 min";
+    stage.host.until_found(async || stage.transport().await.filter(|transport| transport == blocked)).await;
+    let public = SocketAddr::new(bind, stage.address().await.port());
+    assert!(Visitor::from("127.0.1.1", public).await.is_some());
+}
+
 /// A hundred is what quinn allows by itself.
 #[both_engines]
 async fn visitors_who_come_at_once_are_served_by_streams(engine: Engine) {
-    let host = TestHost::start(engine).await;
-    let ada = host.person("ada").await;
-    let api = host.api(&ada.key);
-    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
-    let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
-    let transport = async || match device.ask(Request::Status).await {
-        Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
-        other => panic!("{other:?}"),
-    };
-    host.until_found(async || transport().await.filter(|transport| transport == "TLS + QUIC")).await;
-    let address = host.public(&api, tunnel).await;
+    let stage = Running::on(TestHost::start(engine).await).await;
+    stage.host.until_found(async || stage.transport().await.filter(|transport| transport == "TLS + QUIC")).await;
+    let address = stage.address().await;
     let sources = ["127.0.1.1", "127.0.1.2"];
     let visitors = (0..160).map(|number| Visitor::from(sources[number % 2], address));
     let visitors = within(60, join_all(visitors)).await;
     assert!(visitors.iter().all(Option::is_some));
     drop(visitors);
-    let streams = async || host.metric("culvert_node_visits_total{carrier=\"quic\",outcome=\"accepted\"}").await;
-    host.until_found(async || streams().await.filter(|streams| *streams > 0.0)).await;
+    let streams = async || stage.host.metric("culvert_node_visits_total{carrier=\"quic\",outcome=\"accepted\"}").await;
+    stage.host.until_found(async || streams().await.filter(|streams| *streams > 0.0)).await;
 }
