@@ -34,12 +34,15 @@ const RESET_KEY: &[u8] = b"culvert quic reset v1\0";
 pub const REGULAR: VarInt = VarInt::from_u32(0);
 pub const CUT: VarInt = VarInt::from_u32(1);
 
-/// Streams that a node may have open at a time at one agent. quinn's default of 100 would let visitors wait.
-const VISITS: VarInt = VarInt::from_u32(65_535);
+/// Streams that a node may have open at a time at one agent. The agent holds some 70 bytes of memory for each from the
+/// start.
+const VISITS: VarInt = VarInt::from_u32(4096);
 /// Streams that an agent may open: the one on which it attaches.
 const ATTACHES: VarInt = VarInt::from_u32(1);
-const STREAM_WINDOW: VarInt = VarInt::from_u32(8 << 20);
-const CONNECTION_WINDOW: u32 = 64 << 20;
+/// Bytes that the other side may send ahead: on one stream, and on all of a connection. They are kept in memory, while a
+/// reader is slow.
+const STREAM_WINDOW: VarInt = VarInt::from_u32(1 << 20);
+const CONNECTION_WINDOW: u32 = 16 << 20;
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Milliseconds without a packet after which a connection is lost.
 const IDLE_TIMEOUT: VarInt = VarInt::from_u32(30_000);

@@ -8,6 +8,7 @@ use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::quic::{self, QuicStream};
+use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::counts::Counts;
@@ -63,7 +64,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     ///
     /// The job, and the next connection, if there is neither.
-    pub(crate) fn offer(self: &Arc<Self>, mut job: J) -> Result<(), (J, NextCarrier)> {
+    pub(crate) fn offer(&self, mut job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
         while let Some((_, warm)) = state.warm.pop_last() {
             self.counts.warm.leave();
@@ -72,10 +73,14 @@ impl<J: Job> Pool<J> {
                 Err(returned) => job = returned,
             }
         }
-        if let Some(quic) = state.quic.clone() {
-            drop(state);
-            tokio::spawn(open_stream(Arc::downgrade(self), quic, job));
-            return Ok(());
+        // Where as many streams are open as may be, there is none at once.
+        match state.quic.as_ref().and_then(|connection| connection.open_bi().now_or_never()) {
+            Some(Ok(stream)) => {
+                tokio::spawn(job.run(Connection::single(Transport::Quic(QuicStream::new(stream)))));
+                return Ok(());
+            }
+            Some(Err(error)) => tracing::debug!(%error, "a connection of QUIC has ended"),
+            None => {}
         }
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
@@ -130,19 +135,6 @@ impl<J> Drop for Pool<J> {
         if let Some(connection) = &state.quic {
             self.counts.quic.leave();
             connection.close(quic::REGULAR, b"the device runs no tunnel here");
-        }
-    }
-}
-
-async fn open_stream<J: Job>(pool: Weak<Pool<J>>, connection: quinn::Connection, job: J) {
-    match connection.open_bi().await {
-        Ok(stream) => job.run(Connection::single(Transport::Quic(QuicStream::new(stream)))).await,
-        Err(error) => {
-            tracing::debug!(%error, "a connection of QUIC has ended");
-            if let Some(pool) = pool.upgrade() {
-                pool.lose_quic(&connection);
-            }
-            job.retry();
         }
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,22 +82,26 @@ async fn relay_udp() {
     let mut datagram = vec![0; 65_536];
     loop {
         let Ok((length, agent)) = near.recv_from(&mut datagram).await else { continue };
-        if !agents.contains_key(&agent) {
-            let far = Arc::new(UdpSocket::bind((FAR, 0)).await.unwrap());
-            far.connect((ADDRESS, NODE)).await.unwrap();
-            agents.insert(agent, far.clone());
-            let near = near.clone();
-            tokio::spawn(async move {
-                let mut datagram = vec![0; 65_536];
-                loop {
-                    let Ok(length) = far.recv(&mut datagram).await else { continue };
-                    let (near, piece) = (near.clone(), datagram[..length].to_vec());
-                    later(async move { near.send_to(&piece, agent).await });
-                }
-            });
-        }
-        let (far, piece) = (agents[&agent].clone(), datagram[..length].to_vec());
+        let far = match agents.entry(agent) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => {
+                let far = Arc::new(UdpSocket::bind((FAR, 0)).await.unwrap());
+                far.connect((ADDRESS, NODE)).await.unwrap();
+                tokio::spawn(back(far.clone(), near.clone(), agent));
+                new.insert(far).clone()
+            }
+        };
+        let piece = datagram[..length].to_vec();
         later(async move { far.send(&piece).await });
+    }
+}
+
+async fn back(far: Arc<UdpSocket>, near: Arc<UdpSocket>, agent: SocketAddr) {
+    let mut datagram = vec![0; 65_536];
+    loop {
+        let Ok(length) = far.recv(&mut datagram).await else { continue };
+        let (near, piece) = (near.clone(), datagram[..length].to_vec());
+        later(async move { near.send_to(&piece, agent).await });
     }
 }
 
