@@ -88,6 +88,7 @@ impl Pool {
 
     pub(super) fn dial_now(&self) {
         self.shared.node_is_back.notify_waiters();
+        self.shared.quic.retry_now();
     }
 
     pub(super) fn served(&self) -> &ServedTunnels {
@@ -118,8 +119,7 @@ impl Shared {
     }
 
     async fn keep_quic(self: Arc<Self>) {
-        let node_is_back = || self.node_is_back.notified();
-        self.quic.keep(&self.visits, || self.token.borrow().token.clone(), node_is_back).await;
+        self.quic.keep(&self.visits, || self.token.borrow().token.clone()).await;
     }
 
     /// Dials until a connection is attached, with a growing back-off while the node does not answer.

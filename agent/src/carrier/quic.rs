@@ -15,6 +15,7 @@ use culvert_wire::data2::transport::Transport;
 use culvert_wire::quic::{self, QuicStream};
 use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime};
 use tokio::net::lookup_host;
+use tokio::sync::Notify;
 
 use super::visit::{self, VisitContext};
 
@@ -46,6 +47,8 @@ pub(super) struct Quic {
     node: NodeAddress,
     config: ClientConfig,
     state: Mutex<QuicState>,
+    /// Ends the wait before the next try, also one that begins later.
+    retry_now: Notify,
 }
 
 /// Why there is no connection.
@@ -66,11 +69,16 @@ impl Quic {
     /// If TLS 1.3 is not available.
     pub(super) fn new(node: NodeAddress, clock: Clock) -> Result<Self, rustls::Error> {
         let config = quic::client(node.fingerprint.0.clone())?;
-        Ok(Self { clock, node, config, state: Mutex::new(QuicState::Off) })
+        Ok(Self { clock, node, config, state: Mutex::new(QuicState::Off), retry_now: Notify::new() })
     }
 
     pub(super) fn state(&self) -> QuicState {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tries again at once: the host is reachable again, so the node should be, too.
+    pub(super) fn retry_now(&self) {
+        self.retry_now.notify_one();
     }
 
     fn enter(&self, state: QuicState) {
@@ -78,12 +86,7 @@ impl Quic {
     }
 
     /// Keeps a connection for as long as this is polled. `token` is the device's token now.
-    pub(super) async fn keep<B: Future<Output = ()>>(
-        &self,
-        visits: &Arc<VisitContext>,
-        token: impl Fn() -> Base64Bytes,
-        node_is_back: impl Fn() -> B,
-    ) {
+    pub(super) async fn keep(&self, visits: &Arc<VisitContext>, token: impl Fn() -> Base64Bytes) {
         let Some(port) = self.node.udp_port else { return };
         let (mut retry, mut lost) = (RETRY_FIRST, None::<Moment>);
         loop {
@@ -111,13 +114,14 @@ impl Quic {
                 }
                 Err(_) => PAUSE,
             };
-            if wait == PAUSE {
+            let wait = wait.saturating_sub(self.clock.jitter(wait / 10));
+            if wait > RETRY_MOST {
                 tracing::info!(node = %self.node.host, "QUIC does not work, UDP is probably blocked; visitors come over TLS alone");
-                self.enter(QuicState::Blocked { until: self.clock.moment().plus(PAUSE) });
+                self.enter(QuicState::Blocked { until: self.clock.moment().plus(wait) });
             }
             tokio::select! {
-                () = self.clock.sleep(wait + self.clock.jitter(wait)) => {}
-                () = node_is_back() => {}
+                () = self.clock.sleep(wait) => {}
+                () = self.retry_now.notified() => {}
             }
         }
     }
