@@ -232,10 +232,7 @@ async fn stream_that_stalls_is_reset_after_idle_timeout(engine: Engine) {
     let stage = Stage::set(engine, service.port).await;
     let mut visitor = Watcher::start(&stage, "stalled_download").await;
     assert_eq!(visitor.says().await, "begun");
-    // The agent renews its lease meanwhile.
-    stage.host.clock.advance(Duration::from_secs(29));
-    stage.host.until_renewed(stage.tunnel).await;
-    stage.host.clock.advance(Duration::from_secs(1));
+    stage.host.advance_with_leases(stage.tunnel, 30).await;
     assert_eq!(visitor.says().await, "reset, then 200");
 }
 
