@@ -1,6 +1,8 @@
 //! The device's data connections (carriers), by the node that they lead to. All tunnels on a node share them.
 
 mod census;
+mod flows;
+mod lanes;
 mod pool;
 mod quic;
 mod served;
@@ -83,9 +85,22 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Waits until the node takes the device's connections, or says why it does not.
-    pub(crate) fn reached(&self) -> impl Future<Output = Reached> + Send + use<> {
-        self.pool.reached()
+    /// Waits until the node takes the device's connections, or says why it does not; with `datagrams`, also until something
+    /// carries them.
+    pub(crate) fn reached(&self, datagrams: bool) -> impl Future<Output = Reached> + Send + use<> {
+        let (reached, carried) = (self.pool.reached(), self.pool.carries_datagrams());
+        async move {
+            let reached = reached.await;
+            if datagrams && reached == Reached::Yes {
+                carried.await;
+            }
+            reached
+        }
+    }
+
+    /// The tunnel has another target.
+    pub(crate) fn retargeted(&self) {
+        self.pool.served().retargeted();
     }
 }
 

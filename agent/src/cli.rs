@@ -79,7 +79,11 @@ enum Commands {
     /// Make an http tunnel to a service of this device, for as long as this command runs
     Http(foreground::Http),
     /// Make a tcp tunnel to a service of this device, for as long as this command runs
-    Tcp(foreground::Tcp),
+    Tcp(foreground::Port),
+    /// Make a udp tunnel to a service of this device, for as long as this command runs
+    Udp(foreground::Port),
+    /// Make a tunnel for tcp and udp on one public port, for as long as this command runs
+    Both(foreground::Port),
     /// Start a tunnel on this device
     Start {
         /// The tunnel's id or name
@@ -215,7 +219,9 @@ async fn execute(cli: Cli) -> Result<Exit, CliError> {
         Commands::RemoteControl(decision) => remote_control::remote_control(&state, decision, output).await?,
         Commands::Targets(change) => remote_control::change_targets(&state, change, output).await?,
         Commands::Http(http) => foreground::serve(state, http.wanted(&Clock::system())?, output).await?,
-        Commands::Tcp(tcp) => foreground::serve(state, tcp.wanted(&Clock::system()), output).await?,
+        Commands::Tcp(port) => foreground::serve(state, port.wanted("tcp", &Clock::system()), output).await?,
+        Commands::Udp(port) => foreground::serve(state, port.wanted("udp", &Clock::system()), output).await?,
+        Commands::Both(port) => foreground::serve(state, port.wanted("both", &Clock::system()), output).await?,
         Commands::Start { tunnel, yes } => {
             if let Answer::Started(tunnel) = start(&state, &tunnel, yes).await? {
                 print(output, &tunnel, || started(&tunnel));

@@ -128,6 +128,9 @@ pub struct TunnelStatus {
     /// To visitors, since the tunnel started here.
     #[serde(default)]
     pub bytes_out: u64,
+    /// Datagrams that the agent has dropped, since the tunnel started here.
+    #[serde(default)]
+    pub dropped_datagrams: u64,
 }
 
 /// A tunnel that a command in the foreground wants.

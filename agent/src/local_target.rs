@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 use uuid::Uuid;
 
 use crate::approved_targets::Chosen;
@@ -101,24 +101,43 @@ impl LocalTarget {
 
     /// Connects to the target of an extra port, or (`None`) of the tunnel's own port.
     pub(crate) async fn dial(&self, port_id: Option<Uuid>) -> Result<TcpStream, Failure> {
-        let Led { mut target, chosen } = lock(&self.led).clone();
+        let Led { target, chosen } = self.led_to(port_id)?;
+        target::dial(&target, &self.bounds(chosen), &self.clock).await
+    }
+
+    /// Opens a socket for the datagrams of a visitor of an extra port, or (`None`) of the tunnel's own port.
+    pub(crate) async fn connect_datagrams(&self, port_id: Option<Uuid>) -> Result<UdpSocket, Failure> {
+        let Led { target, chosen } = self.led_to(port_id)?;
+        target::connect_datagrams(&target, &self.bounds(chosen), &self.clock).await
+    }
+
+    fn led_to(&self, port_id: Option<Uuid>) -> Result<Led, Failure> {
+        let mut led = lock(&self.led).clone();
         if let Some(port_id) = port_id {
-            let extra = target.extra.iter().find(|extra| extra.port_id == port_id);
+            let extra = led.target.extra.iter().find(|extra| extra.port_id == port_id);
             let unknown =
                 || Failure::new(FailureCode::AgentRejected, "Nobody at this device agreed to the extra port.");
-            target.port = extra.ok_or_else(unknown)?.port;
+            led.target.port = extra.ok_or_else(unknown)?.port;
         }
-        target::dial(&target, &self.bounds(chosen), &self.clock).await
+        Ok(led)
+    }
+
+    /// How long a visitor of a UDP port may be silent.
+    pub(crate) fn flow_idle_timeout(&self) -> Duration {
+        Duration::from_secs(lock(&self.led).target.flow_idle_timeout.into())
     }
 
     fn bounds(&self, chosen: Chosen) -> Bounds<'_> {
         Bounds { chosen, link_local: self.link_local, targets: &self.targets }
     }
 
-    /// Connects to the target of the tunnel's own port, and reports whether it answers.
+    /// Connects to the target of the tunnel's own port, and reports whether it answers. A service of datagrams alone is not
+    /// asked: it would take the question for a visitor's.
     pub(crate) async fn probe(&self) {
-        let answer = self.dial(None).await;
-        self.note(answer.err()).await;
+        if self.target().takes_connections {
+            let answer = self.dial(None).await;
+            self.note(answer.err()).await;
+        }
     }
 
     /// Takes note of whether the target answers, and reports a change.

@@ -1,10 +1,10 @@
 //! The local target of a tunnel: which addresses are allowed, and connecting to them.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::{TcpStream, UdpSocket, lookup_host};
 
 use crate::approved_targets::Chosen;
 use crate::targets::Targets;
@@ -73,6 +73,30 @@ pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result
         Ok(connected) => connected,
         Err(_) => Err(unreachable(target, "no answer within 10 seconds")),
     }
+}
+
+/// Opens a socket for datagrams to a target. Whether anybody listens there shows with the first datagram.
+///
+/// # Errors
+///
+/// As [`dial`].
+pub async fn connect_datagrams(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<UdpSocket, Failure> {
+    let resolved = clock.timeout(DIAL_WITHIN, resolve(target)).await;
+    let addresses = resolved.map_err(|_| unreachable(target, "the name was not found within 10 seconds"))?;
+    let addresses = addresses.map_err(|error| unreachable(target, error))?;
+    let address = bounds.sift(&target.host, addresses)?.into_iter().next();
+    let address = address.ok_or_else(|| unreachable(target, "the name has no address"))?;
+    open_datagrams(address).await.map_err(|error| unreachable(target, error))
+}
+
+async fn open_datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
+    let local: SocketAddr =
+        if address.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
+    let socket = UdpSocket::bind(local).await?;
+    socket.connect(address).await?;
+    // From here on, it can be written without waiting.
+    socket.writable().await?;
+    Ok(socket)
 }
 
 /// Looks up a target without dialling it. If the lookup fails, the target is checked when it is dialled.

@@ -89,7 +89,10 @@ mod tests {
             host: host.into(),
             port,
             idle_timeout: 60,
+            flow_idle_timeout: 60,
             buffer_size: 1024,
+            takes_connections: true,
+            takes_datagrams: false,
             extra: Vec::new(),
         };
         let agreed =

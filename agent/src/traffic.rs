@@ -9,6 +9,8 @@ pub(crate) struct Traffic {
     /// Bytes from visitors, and to visitors.
     pub bytes: Counters,
     visitors: AtomicU64,
+    /// Datagrams that were dropped here.
+    dropped: AtomicU64,
 }
 
 /// An open visit. Dropping it ends it.
@@ -18,6 +20,17 @@ impl Traffic {
     pub(crate) fn enter(&self) -> OpenVisit<'_> {
         self.visitors.fetch_add(1, Ordering::Relaxed);
         OpenVisit(self)
+    }
+
+    /// Counts a datagram that was not passed on.
+    pub(crate) fn drop_datagram(&self, cause: &str) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        tracing::trace!(cause, "a datagram was dropped");
+    }
+
+    /// Datagrams that were not passed on.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
     }
 
     /// The open visits.

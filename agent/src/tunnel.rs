@@ -45,7 +45,7 @@ pub(crate) struct Running {
     pub grant: Grant,
     target: Arc<LocalTarget>,
     traffic: Arc<Traffic>,
-    _seat: Option<Seat>,
+    seat: Option<Seat>,
     _stop: DropGuard,
 }
 
@@ -70,7 +70,7 @@ impl Running {
             fenced: fenced.clone(),
         };
         let seat = grant.device_token.clone().map(|token| carriers.join(&grant.node, token, served)).transpose()?;
-        let reached = seat.as_ref().map(Seat::reached);
+        let reached = seat.as_ref().map(|seat| seat.reached(target.target().takes_datagrams));
         let (probed, stopped) = (target.clone(), stop.clone());
         let run = async move {
             let started = match reached {
@@ -85,7 +85,7 @@ impl Running {
             reporter.send(Report::Fenced).await;
         };
         tokio::spawn(async move { stopped.run_until_cancelled(run).await });
-        Ok(Self { grant, target, traffic, _seat: seat, _stop: stop.drop_guard() })
+        Ok(Self { grant, target, traffic, seat, _stop: stop.drop_guard() })
     }
 
     /// What it carries.
@@ -101,6 +101,7 @@ impl Running {
     /// Sets another target for new connections.
     pub(crate) fn retarget(&self, target: Target, chosen: Chosen) {
         self.target.retarget(target, chosen);
+        self.seat.iter().for_each(Seat::retargeted);
     }
 
     /// Records why a new target was refused. This lasts until the tunnel gets another target.
@@ -144,7 +145,7 @@ async fn start(
     fenced: &CancellationToken,
     clock: &Clock,
 ) -> Result<(), Failure> {
-    if probe == Probe::Required {
+    if probe == Probe::Required && target.target().takes_connections {
         target.dial(None).await?;
     }
     let reached = clock.timeout(READY_WITHIN, fenced.run_until_cancelled(reached)).await;

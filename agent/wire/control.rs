@@ -43,8 +43,17 @@ impl Capability {
     /// Serves visits over connections of the device (`culvert-data/2`).
     pub const DATA_CHANNEL_V2: &str = "data_channel_v2";
 
-    pub const ALL: [&str; 5] =
-        [Self::REMOTE_CONTROL, Self::RUNTIME_LEASE, Self::COMMAND_DEDUP, Self::RESTART_AGENT, Self::DATA_CHANNEL_V2];
+    /// Serves the datagrams of UDP ports.
+    pub const DATAGRAMS: &str = "datagrams_v1";
+
+    pub const ALL: [&str; 6] = [
+        Self::REMOTE_CONTROL,
+        Self::RUNTIME_LEASE,
+        Self::COMMAND_DEDUP,
+        Self::RESTART_AGENT,
+        Self::DATA_CHANNEL_V2,
+        Self::DATAGRAMS,
+    ];
 }
 
 /// Frames from the host to the agent.
@@ -299,11 +308,31 @@ pub struct Target {
     pub port: u16,
     /// In seconds.
     pub idle_timeout: u32,
+    /// How long a visitor of a UDP port may be silent, in seconds.
+    #[serde(default = "default_flow_idle_timeout")]
+    pub flow_idle_timeout: u32,
     /// In bytes.
     pub buffer_size: u32,
+    /// Whether the tunnel's own port takes connections.
+    #[serde(default = "yes")]
+    pub takes_connections: bool,
+    /// Whether one of the tunnel's ports takes datagrams.
+    #[serde(default)]
+    pub takes_datagrams: bool,
     /// The targets of the tunnel's extra ports, on the same host.
     #[serde(default)]
     pub extra: Vec<ExtraTarget>,
+}
+
+/// How long a visitor of a UDP port may be silent by default, in seconds.
+pub const DEFAULT_FLOW_IDLE_TIMEOUT: u32 = 300;
+
+fn default_flow_idle_timeout() -> u32 {
+    DEFAULT_FLOW_IDLE_TIMEOUT
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The target of one extra port of a tunnel.

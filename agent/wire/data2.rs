@@ -10,11 +10,17 @@
 //! connection is not used again. Anything else that ends a visit is a reset: what was cut short must not
 //! look complete.
 //!
+//! A connection with the lane `datagrams` serves no visits: it carries the datagrams of visitors ([`datagram`]) where there
+//! is no QUIC.
+//!
 //! A stream of QUIC ([`crate::quic`]) serves one visit, and carries its bytes without frames.
 
 pub mod attach;
 pub mod connection;
+pub mod datagram;
 pub mod frame;
+pub mod lane;
+pub mod parts;
 pub mod stream;
 pub mod transport;
 pub mod visit;
@@ -26,3 +32,7 @@ pub const ALPN: &[u8] = b"culvert-data/2";
 pub const MIN_WARM: usize = 2;
 /// Warm connections of one device, at most.
 pub const MAX_WARM: usize = 256;
+/// TLS connections of one device that carry datagrams, at most: twice what an agent keeps, for those that it has lost.
+pub const MAX_LANES: usize = 2 * LANES;
+/// TLS connections for datagrams that an agent keeps where there is no QUIC.
+pub const LANES: usize = 2;

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
-use crate::control::NodeAddress;
+use crate::control::{DEFAULT_FLOW_IDLE_TIMEOUT, NodeAddress};
 use crate::lease_token::VerifyingKey;
 
 /// Most frames that wait in one direction.
@@ -39,11 +39,18 @@ pub struct Assignment {
     /// Whether the agent has reported that it serves the tunnel. Visitors wait until then.
     pub ready: bool,
     pub idle_timeout_seconds: u32,
+    /// How long a visitor of a UDP port may be silent.
+    #[serde(default = "default_flow_idle_timeout")]
+    pub flow_idle_timeout_seconds: u32,
     pub buffer_size_bytes: u32,
     /// Changes with every replacement of the access rules.
     pub access_version: i64,
     pub firewall: Vec<FirewallRule>,
     pub countries: Vec<CountryRule>,
+}
+
+fn default_flow_idle_timeout() -> u32 {
+    DEFAULT_FLOW_IDLE_TIMEOUT
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,7 +61,7 @@ pub struct AssignedPort {
     pub port_id: Option<Uuid>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     Tcp,
@@ -258,6 +265,10 @@ pub enum Counted {
     Visits,
     /// The same on streams of QUIC.
     QuicVisits,
+    /// Datagrams of visitors that were passed on: `in` to the device, `out` to the visitor.
+    Datagrams,
+    /// Datagrams that were dropped, by cause.
+    DroppedDatagrams,
     /// Those of [`Counted::Visits`] on a data connection that had served another one.
     Reuses,
     /// What a newer node counts.

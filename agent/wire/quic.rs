@@ -5,6 +5,9 @@
 //! accepted. The bytes follow without frames. The end of a direction is the stream's (FIN); a reset means that the visit
 //! was cut short.
 //!
+//! The datagrams of visitors come as datagrams (RFC 9221), and those too long for two on a stream of one direction each
+//! ([`crate::data2::lane`]).
+//!
 //! Timers of the transport are quinn's own. They do not follow [`crate::clock`].
 
 use std::io;
@@ -17,47 +20,57 @@ use std::time::Duration;
 use aws_lc_rs::hmac;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, EndpointConfig, RecvStream, SendStream, ServerConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
-use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::tls;
+use crate::{socket, tls};
 
 /// The protocol's name in the handshake (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-quic/1";
 
 /// Separates the key of resets from other uses of the node's key.
 const RESET_KEY: &[u8] = b"culvert quic reset v1\0";
+/// The same for the key of connection ids, by which an endpoint knows its own.
+const ID_KEY: &[u8] = b"culvert quic ids v1\0";
 
 /// The code of a connection or a stream that ended regularly, and of one that was cut short.
 pub const REGULAR: VarInt = VarInt::from_u32(0);
 pub const CUT: VarInt = VarInt::from_u32(1);
 
-/// Streams that a node may have open at a time at one agent. The agent holds some 70 bytes of memory for each from the
-/// start.
-const VISITS: VarInt = VarInt::from_u32(4096);
+/// Streams that a node may have open at a time at one agent.
+const VISITS: u32 = 64;
 /// Streams that an agent may open: the one on which it attaches.
 const ATTACHES: VarInt = VarInt::from_u32(1);
 /// Bytes that the other side may send ahead: on one stream, and on all of a connection. They are kept in memory, while a
 /// reader is slow.
-const STREAM_WINDOW: VarInt = VarInt::from_u32(1 << 20);
-const CONNECTION_WINDOW: u32 = 16 << 20;
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Milliseconds without a packet after which a connection is lost.
-const IDLE_TIMEOUT: VarInt = VarInt::from_u32(30_000);
+const STREAM_WINDOW: u32 = 256 << 10;
+pub const CONNECTION_WINDOW: VarInt = VarInt::from_u32(16 << 20);
+/// Bytes that an agent may send ahead before it has attached.
+const UNPROVEN_WINDOW: VarInt = VarInt::from_u32(16 << 10);
+// Streams that nobody reads must not use up what the others need.
+const _: () = assert!(VISITS as u64 * STREAM_WINDOW as u64 <= CONNECTION_WINDOW.into_inner());
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// Milliseconds without a packet after which a connection is lost. Until then, visitors are given to it.
+const IDLE_TIMEOUT: VarInt = VarInt::from_u32(10_000);
+/// Streams with one long datagram each that the other side may have open at a time.
+const DATAGRAM_STREAMS: VarInt = VarInt::from_u32(64);
+/// Bytes of datagrams that may wait in a connection, in each direction.
+pub const DATAGRAM_BUFFER: usize = 4 << 20;
 /// Bytes of a socket's buffers, in either direction.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-fn transport(streams: VarInt) -> Arc<TransportConfig> {
+fn transport(streams: VarInt, window: VarInt) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .max_concurrent_bidi_streams(streams)
-        .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .stream_receive_window(STREAM_WINDOW)
-        .receive_window(VarInt::from_u32(CONNECTION_WINDOW))
-        .send_window(CONNECTION_WINDOW.into())
-        .datagram_receive_buffer_size(None)
+        .max_concurrent_uni_streams(DATAGRAM_STREAMS)
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .receive_window(window)
+        .send_window(CONNECTION_WINDOW.into_inner())
+        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
+        .datagram_send_buffer_size(DATAGRAM_BUFFER)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(Some(IDLE_TIMEOUT.into()));
     Arc::new(transport)
@@ -71,11 +84,11 @@ fn transport(streams: VarInt) -> Arc<TransportConfig> {
 pub fn client(fingerprint: Vec<u8>) -> Result<ClientConfig, rustls::Error> {
     let crypto = QuicClientConfig::try_from(tls::client(fingerprint, ALPN)?).map_err(unsuited)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(VISITS));
+    config.transport_config(transport(VarInt::from_u32(VISITS), CONNECTION_WINDOW));
     Ok(config)
 }
 
-/// The node's configuration.
+/// The node's configuration. A connection that has attached gets [`CONNECTION_WINDOW`].
 ///
 /// # Errors
 ///
@@ -87,15 +100,19 @@ pub fn server(
 ) -> Result<ServerConfig, rustls::Error> {
     let crypto = QuicServerConfig::try_from(tls::server(certificate, key, &[ALPN])?).map_err(unsuited)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(transport(ATTACHES)).max_incoming(most_unproven);
+    config.transport_config(transport(ATTACHES, UNPROVEN_WINDOW)).max_incoming(most_unproven);
     Ok(config)
 }
 
 /// What a node's endpoint is made with. The key of stateless resets (RFC 9000, section 10.3) follows from the node's own:
 /// agents of a node that was killed learn of it from the next process.
 pub fn endpoint(key: &PrivateKeyDer<'_>) -> EndpointConfig {
-    let seed = Sha256::new().chain_update(RESET_KEY).chain_update(key.secret_der()).finalize();
-    EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed)))
+    let derived = |label: &[u8]| Sha256::new().chain_update(label).chain_update(key.secret_der()).finalize();
+    let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &derived(RESET_KEY))));
+    // An endpoint resets only what bears an id of its own making.
+    let ids = derived(ID_KEY).first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(ids)));
+    config
 }
 
 fn unsuited(error: impl std::fmt::Display) -> rustls::Error {
@@ -108,11 +125,7 @@ fn unsuited(error: impl std::fmt::Display) -> rustls::Error {
 ///
 /// Where the address cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address)?;
-    let options = SockRef::from(&socket);
-    options.set_recv_buffer_size(SOCKET_BUFFER)?;
-    options.set_send_buffer_size(SOCKET_BUFFER)?;
-    let least = options.recv_buffer_size()?.min(options.send_buffer_size()?);
+    let (socket, least) = socket::bind_udp(address, SOCKET_BUFFER)?;
     if least < SOCKET_BUFFER {
         let wanted = SOCKET_BUFFER;
         tracing::info!(

@@ -1,6 +1,7 @@
-//! Options of the TCP sockets that carry visitors.
+//! Options of the sockets that carry visitors.
 
 use std::io;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -11,6 +12,8 @@ use tokio::net::TcpStream;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
+/// Bytes that wait in a socket that carries datagrams (`TCP_NOTSENT_LOWAT`).
+const UNSENT: u32 = 32 * 1024;
 
 /// Raises the limit of open files to the highest that the system allows. Every visitor needs two
 /// sockets, and many systems start with a limit of 1,024.
@@ -42,4 +45,27 @@ pub fn prepare(stream: &TcpStream) -> io::Result<()> {
 pub fn reset(stream: &TcpStream) {
     // Best effort: if it fails, the peer sees a normal end instead.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+/// Keeps little in the socket of what is not sent yet, so that what waits can still be dropped.
+///
+/// # Errors
+///
+/// Where the operating system refuses the option.
+pub fn keep_little_unsent(stream: &TcpStream) -> io::Result<()> {
+    SockRef::from(stream).set_tcp_notsent_lowat(UNSENT)
+}
+
+/// Binds a UDP socket with buffers of so many bytes, or as many as the system allows. Returns how many these are.
+///
+/// # Errors
+///
+/// Where the address cannot be bound.
+pub fn bind_udp(address: SocketAddr, buffers: usize) -> io::Result<(UdpSocket, usize)> {
+    let socket = UdpSocket::bind(address)?;
+    let options = SockRef::from(&socket);
+    options.set_recv_buffer_size(buffers)?;
+    options.set_send_buffer_size(buffers)?;
+    let least = options.recv_buffer_size()?.min(options.send_buffer_size()?);
+    Ok((socket, least))
 }

@@ -53,6 +53,18 @@ pub struct NodeConfig {
     /// Visitors of one tunnel from one address (IPv6: a /64) at the same time.
     #[serde(default = "NodeConfig::default_visitors_per_address")]
     pub visitors_per_address: usize,
+    /// Visitors of UDP ports at the same time, of all tunnels. The oldest that sent a single datagram goes for a new one.
+    #[serde(default = "NodeConfig::default_flows")]
+    pub flows: usize,
+    /// Of these, visitors of one tunnel.
+    #[serde(default = "NodeConfig::default_flows_per_tunnel")]
+    pub flows_per_tunnel: usize,
+    /// Of these, ports of one address (IPv6: of a /64).
+    #[serde(default = "NodeConfig::default_flows_per_address")]
+    pub flows_per_address: usize,
+    /// New visitors of one tunnel's UDP ports in a second.
+    #[serde(default = "NodeConfig::default_new_flows_per_second")]
+    pub new_flows_per_second: usize,
     /// MiB of all buffers together. A connection that cannot have more goes on with what it has.
     #[serde(default = "NodeConfig::default_buffer_mib")]
     pub buffer_mib: usize,
@@ -84,6 +96,22 @@ impl NodeConfig {
 
     fn default_visitors_per_address() -> usize {
         100
+    }
+
+    fn default_flows() -> usize {
+        100_000
+    }
+
+    fn default_flows_per_tunnel() -> usize {
+        4096
+    }
+
+    fn default_flows_per_address() -> usize {
+        256
+    }
+
+    fn default_new_flows_per_second() -> usize {
+        200
     }
 
     fn default_buffer_mib() -> usize {
@@ -121,6 +149,10 @@ impl Default for NodeConfig {
             visitors: Self::default_visitors(),
             visitors_per_tunnel: Self::default_visitors_per_tunnel(),
             visitors_per_address: Self::default_visitors_per_address(),
+            flows: Self::default_flows(),
+            flows_per_tunnel: Self::default_flows_per_tunnel(),
+            flows_per_address: Self::default_flows_per_address(),
+            new_flows_per_second: Self::default_new_flows_per_second(),
             buffer_mib: Self::default_buffer_mib(),
             descriptor_reserve: Self::default_descriptor_reserve(),
             unproven: Self::default_unproven(),

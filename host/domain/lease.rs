@@ -3,6 +3,8 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::protocol::Protocol;
+
 /// An open session, with everything that a node and an agent need to serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
@@ -18,6 +20,7 @@ pub struct Lease {
     pub public_address: String,
     pub local_host: String,
     pub local_port: u16,
+    pub protocol: Protocol,
     pub idle_timeout: Option<u32>,
     pub buffer_size: u32,
     pub ready: bool,
@@ -32,4 +35,5 @@ pub struct LeasePort {
     pub id: Uuid,
     pub local_port: u16,
     pub remote_port: u16,
+    pub protocol: Protocol,
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{Protocol, Transport};
+use super::protocol::Protocol;
 
 /// A port number, 1 to 65535.
 pub fn valid(port: i64) -> Option<u16> {
@@ -39,26 +39,12 @@ pub struct ExtraPort {
     pub label: Option<String>,
 }
 
-impl ExtraPort {
-    /// Whether devices serve it: by TCP, or by HTTP under a name of its own.
-    pub fn is_served(&self) -> bool {
-        self.protocol == Protocol::Http || self.protocol.transports().contains(&Transport::Tcp)
-    }
-}
-
 /// An extra port as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewExtraPort {
     pub local_port: u16,
     pub protocol: Protocol,
     pub label: Option<String>,
-}
-
-impl NewExtraPort {
-    /// Whether devices serve it: by TCP, or by HTTP under a name of its own.
-    pub fn is_served(&self) -> bool {
-        self.protocol == Protocol::Http || self.protocol.transports().contains(&Transport::Tcp)
-    }
 }
 
 /// Ports from the first to the last, both included: `20000-29999`.

@@ -35,7 +35,7 @@ string_enum! {
 pub struct Target {
     pub host: String,
     pub port: u16,
-    /// Extra ports that carry TCP, by their ids.
+    /// Extra ports, by their ids.
     pub extra: Vec<(Uuid, u16)>,
 }
 

@@ -29,11 +29,6 @@ string_enum! {
     }
 }
 
-/// Why no tunnel of a protocol can be started yet.
-pub fn not_carried(protocol: &str) -> String {
-    format!("This version's nodes carry tcp and http; {protocol} tunnels cannot be started yet.")
-}
-
 /// Seconds without a byte after which a connection is closed, where its tunnel says nothing.
 pub const DEFAULT_IDLE_TIMEOUT: u32 = 3600;
 

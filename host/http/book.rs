@@ -77,6 +77,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0024-certificates.md"
     "docs/develop/decisions/0025-commands-at-a-device.md"
     "docs/develop/decisions/0026-quic.md"
+    "docs/develop/decisions/0027-udp.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
-use super::bounds::{Bound, Bounds, Place};
+use super::bounds::{Bound, Bounds, Place, PlaceKind};
 use super::countries::Countries;
 use super::lock;
 use culvert_domain::access::AccessRules;
@@ -25,10 +25,17 @@ pub(crate) struct Admission {
 struct AdmissionState {
     version: i64,
     rules: AccessRules,
-    inside: HashMap<u64, (IpAddr, CancellationToken)>,
-    /// The number of admitted visitors from each client network.
-    by_address: Tally<IpAddr>,
+    visitors: Admitted,
+    flows: Admitted,
     next: u64,
+}
+
+/// Those that are admitted.
+#[derive(Default)]
+struct Admitted {
+    by_number: HashMap<u64, (IpAddr, CancellationToken)>,
+    /// How many are from each client network.
+    by_address: Tally<IpAddr>,
 }
 
 /// Why a visitor was refused.
@@ -43,6 +50,7 @@ pub(crate) enum AdmissionRefusal {
 pub(crate) struct AdmittedVisitor {
     access: Arc<Admission>,
     number: u64,
+    kind: PlaceKind,
     _place: Place,
     /// Cancelled when changed rules deny the visitor, or when the visitor's port is closed.
     pub out: CancellationToken,
@@ -67,25 +75,32 @@ impl Admission {
         visitor: IpAddr,
         port: &CancellationToken,
     ) -> Result<AdmittedVisitor, AdmissionRefusal> {
-        self.admit(visitor, port, self.bounds.visitors_per_address)
+        self.admit(visitor, port.child_token(), PlaceKind::Visitor, self.bounds.visitors_per_address)
+    }
+
+    /// As [`Admission::enter`], for a visitor of a UDP port.
+    pub(crate) fn enter_flow(self: &Arc<Self>, visitor: IpAddr) -> Result<AdmittedVisitor, AdmissionRefusal> {
+        self.admit(visitor, CancellationToken::new(), PlaceKind::Flow, self.bounds.flows_per_address)
     }
 
     fn admit(
         self: &Arc<Self>,
         visitor: IpAddr,
-        port: &CancellationToken,
+        out: CancellationToken,
+        kind: PlaceKind,
         per_address: usize,
     ) -> Result<AdmittedVisitor, AdmissionRefusal> {
         let mut door = lock(&self.door);
         if !door.rules.admit(visitor, |address| self.countries.of(address)) {
             return Err(AdmissionRefusal::Rules);
         }
-        let place = self.place(&door, visitor, per_address).map_err(AdmissionRefusal::Bound)?;
-        let (number, out) = (door.next, port.child_token());
+        let place = self.place(door.inside(kind), visitor, kind, per_address).map_err(AdmissionRefusal::Bound)?;
+        let number = door.next;
         door.next += 1;
-        door.inside.insert(number, (visitor, out.clone()));
-        door.by_address.add(prefix(visitor), 1);
-        Ok(AdmittedVisitor { access: self.clone(), number, _place: place, out })
+        let inside = door.inside(kind);
+        inside.by_number.insert(number, (visitor, out.clone()));
+        inside.by_address.add(prefix(visitor), 1);
+        Ok(AdmittedVisitor { access: self.clone(), number, kind, _place: place, out })
     }
 
     /// As [`Admission::enter`], for one exchange of HTTP. Many of one address may be under way: its connections are
@@ -95,17 +110,21 @@ impl Admission {
         visitor: IpAddr,
         run: &CancellationToken,
     ) -> Result<AdmittedVisitor, AdmissionRefusal> {
-        self.admit(visitor, run, usize::MAX)
+        self.admit(visitor, run.child_token(), PlaceKind::Visitor, usize::MAX)
     }
 
-    fn place(&self, door: &AdmissionState, visitor: IpAddr, per_address: usize) -> Result<Place, Bound> {
-        if door.by_address.of(&prefix(visitor)) >= per_address {
+    fn place(&self, inside: &Admitted, visitor: IpAddr, kind: PlaceKind, per_address: usize) -> Result<Place, Bound> {
+        if inside.by_address.of(&prefix(visitor)) >= per_address {
             return Err(Bound::Address);
         }
-        if door.inside.len() >= self.bounds.visitors_per_tunnel {
+        let per_tunnel = match kind {
+            PlaceKind::Visitor => self.bounds.visitors_per_tunnel,
+            PlaceKind::Flow => self.bounds.flows_per_tunnel,
+        };
+        if inside.by_number.len() >= per_tunnel {
             return Err(Bound::Tunnel);
         }
-        self.bounds.take_place().ok_or(Bound::Node)
+        self.bounds.take_place(kind).ok_or(Bound::Node)
     }
 
     /// Replaces the rules, and evicts the visitors that the new rules deny.
@@ -121,7 +140,7 @@ impl Admission {
     }
 
     fn evict_denied(&self, door: &AdmissionState) {
-        for (visitor, out) in door.inside.values() {
+        for (visitor, out) in door.visitors.by_number.values().chain(door.flows.by_number.values()) {
             if !door.rules.admit(*visitor, |address| self.countries.of(address)) {
                 out.cancel();
             }
@@ -131,13 +150,22 @@ impl Admission {
 
 impl Drop for AdmittedVisitor {
     fn drop(&mut self) {
-        lock(&self.access.door).leave(self.number);
+        lock(&self.access.door).inside(self.kind).leave(self.number);
     }
 }
 
 impl AdmissionState {
+    fn inside(&mut self, kind: PlaceKind) -> &mut Admitted {
+        match kind {
+            PlaceKind::Visitor => &mut self.visitors,
+            PlaceKind::Flow => &mut self.flows,
+        }
+    }
+}
+
+impl Admitted {
     fn leave(&mut self, number: u64) {
-        if let Some((visitor, _)) = self.inside.remove(&number) {
+        if let Some((visitor, _)) = self.by_number.remove(&number) {
             self.by_address.end_one(&prefix(visitor));
         }
     }

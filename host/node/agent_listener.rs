@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::data::{self, ATTACHED, FENCED, read_frame};
-use culvert_wire::data2::attach::{Attached, DenialCode, Denied};
+use culvert_wire::data2::attach::{Attached, DenialCode, Denied, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::lane::TlsLane;
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::{self, MAX_WARM, MIN_WARM};
 use culvert_wire::device_token::{self, AgentProcess, DeviceTokenError};
@@ -35,7 +36,7 @@ pub(super) const ATTACHED_HERE: Frame = Frame::Attached(Attached { ahead: MIN_WA
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerConfig>) {
-    let unproven = shared.bounds.unproven();
+    let unproven = shared.bounds.unproven_entries();
     let tasks = shared.tasks.clone();
     tasks.spawn(async move {
         let stop = shared.stop.clone();
@@ -83,7 +84,14 @@ async fn admit(shared: &Shared, tls: Arc<ServerConfig>, stream: TcpStream) -> io
 
 /// Takes a connection of a device. One that is denied is told why, and closed.
 async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
-    match proven(shared, &mut connection).await?.and_then(|process| shared.carriers.admit(process)) {
+    let (process, lane) = match proven(shared, &mut connection).await? {
+        Ok(proven) => proven,
+        Err(code) => return deny(connection, code).await,
+    };
+    if lane == LaneKind::Datagrams {
+        return attach_lane(shared, connection, process).await;
+    }
+    match shared.carriers.admit(process) {
         Ok(pool) => {
             connection.send(&ATTACHED_HERE).await?;
             pool.park(connection);
@@ -93,14 +101,40 @@ async fn attach(shared: &Shared, mut connection: Carrier) -> io::Result<()> {
     }
 }
 
-/// Whose connection it is, as its first frame proves.
-pub(super) async fn proven(shared: &Shared, connection: &mut Carrier) -> io::Result<Result<AgentProcess, DenialCode>> {
+/// Takes a connection for datagrams.
+async fn attach_lane(shared: &Shared, mut connection: Carrier, process: AgentProcess) -> io::Result<()> {
+    let lane = TlsLane::new(shared.clock.clone());
+    let added = shared.carriers.find(process).and_then(|pool| pool.add_lane(&lane).map(|()| pool));
+    let pool = match added {
+        Ok(pool) => pool,
+        Err(code) => return deny(connection, code).await,
+    };
+    let receiver = pool.receiver();
+    let pool = Arc::downgrade(&pool);
+    connection.get_ref().keep_little_unsent()?;
+    connection.send(&ATTACHED_HERE).await?;
+    let stop = shared.stop.clone();
+    tokio::spawn(async move {
+        let ended = stop.run_until_cancelled(lane.run(&mut connection, &receiver)).await;
+        tracing::debug!(?ended, "a connection for datagrams has ended");
+        if let Some(pool) = pool.upgrade() {
+            pool.remove_lane(&lane);
+        }
+    });
+    Ok(())
+}
+
+/// Whose connection it is, and what for, as its first frame proves.
+pub(super) async fn proven(
+    shared: &Shared,
+    connection: &mut Carrier,
+) -> io::Result<Result<(AgentProcess, LaneKind), DenialCode>> {
     let Some(Frame::Attach(attach)) = connection.next().await? else {
         return Err(malformed("the first frame is no attach"));
     };
     let keys = lock(&shared.keys).clone();
     let process = device_token::verify(&keys, shared.node_id, &attach.token.0, shared.clock.now());
-    Ok(process.map_err(|error| match error {
+    Ok(process.map(|process| (process, attach.lane)).map_err(|error| match error {
         DeviceTokenError::Invalid => DenialCode::Invalid,
         DeviceTokenError::Expired => DenialCode::Expired,
     }))

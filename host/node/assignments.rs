@@ -6,7 +6,6 @@ use std::io;
 use culvert_domain::access::{AccessRules, Country, CountryAction, CountryRule, Range, RuleType};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::not_carried;
 use culvert_wire::node::{Assignment, FailureCode, Route, TlsIdentity, ToHost, UnopenedPort};
 use uuid::Uuid;
 
@@ -229,8 +228,8 @@ impl Node {
 
     /// Serves a tunnel's own port under its rules.
     async fn serve_tunnel(&self, assignment: &Assignment) -> Result<Served, Failure> {
-        if ![Protocol::Tcp, Protocol::Http].iter().any(|carried| assignment.protocol == carried.as_str()) {
-            let detail = not_carried(&assignment.protocol);
+        if Protocol::parse(&assignment.protocol).is_none() {
+            let detail = format!("The node does not know tunnels of the protocol `{}`.", assignment.protocol);
             return Err(Failure { code: FailureCode::UnsupportedProtocol, detail });
         }
         match self.with(assignment.tunnel_id, |tunnel| tunnel.switch_to(assignment, &self.shared)) {
@@ -248,9 +247,10 @@ impl Node {
     }
 
     fn update_rules(&self, assignment: &Assignment) -> Result<(), Failure> {
-        let access = self.with(assignment.tunnel_id, |tunnel| tunnel.access.clone());
-        if let Some(access) = access.filter(|access| access.version() != assignment.access_version) {
+        let found = self.with(assignment.tunnel_id, |tunnel| (tunnel.access.clone(), tunnel.flows.clone()));
+        if let Some((access, flows)) = found.filter(|(access, _)| access.version() != assignment.access_version) {
             access.replace(assignment.access_version, rules(assignment)?);
+            flows.reevaluate();
         }
         Ok(())
     }
@@ -260,24 +260,23 @@ impl Node {
         let rules = rules(assignment)?;
         let (countries, bounds) = (self.shared.countries.clone(), self.shared.bounds.clone());
         let access = Admission::new(countries, bounds, assignment.access_version, rules);
+        let own: Vec<_> = PortSpec::of(assignment).into_iter().filter(|port| port.id.is_none()).collect();
         // An http tunnel has a name instead.
-        let own = PortSpec::of(assignment).into_iter().find(|port| port.id.is_none());
-        if own.is_none() && assignment.protocol != Protocol::Http.as_str() {
+        if own.is_empty() && assignment.protocol != Protocol::Http.as_str() {
             return Err(Failure { code: FailureCode::Other, detail: "The tunnel has no port.".into() });
         }
-        let listener = match own {
-            Some(own) => {
-                let listener = public_listener::open(own, &self.shared).await;
-                Some((own, listener.map_err(|error| Failure::of_port(own.port, &error))?))
-            }
-            None => None,
-        };
+        let mut bound = Vec::new();
+        for port in own {
+            let opened = public_listener::open(port, &self.shared).await;
+            bound.push((port, opened.map_err(|error| Failure::of_port(port.port, &error))?));
+        }
         let mut tunnel = Tunnel::new(assignment, access, &self.shared);
-        if let Some((own, listener)) = listener {
-            tunnel.listen(own, listener, self.shared.clone());
+        let port = bound.first().map(|(port, _)| port.port);
+        for (port, bound) in bound {
+            tunnel.listen(port, bound, self.shared.clone());
         }
         lock(&self.shared.tunnels).insert(assignment.tunnel_id, tunnel);
-        tracing::info!(tunnel = assignment.name, port = own.map(|own| own.port), epoch = assignment.epoch, "serving");
+        tracing::info!(tunnel = assignment.name, port, epoch = assignment.epoch, "serving");
         Ok(())
     }
 

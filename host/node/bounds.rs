@@ -40,6 +40,11 @@ pub struct Limits {
     pub visitors: usize,
     pub visitors_per_tunnel: usize,
     pub visitors_per_address: usize,
+    pub flows: usize,
+    pub flows_per_tunnel: usize,
+    pub flows_per_address: usize,
+    /// A second, of one tunnel.
+    pub new_flows_per_second: usize,
     pub buffer_mib: usize,
     pub descriptor_reserve: f64,
     pub unproven: usize,
@@ -49,23 +54,37 @@ pub struct Limits {
 pub struct Bounds {
     pub visitors_per_tunnel: usize,
     pub visitors_per_address: usize,
-    unproven: usize,
-    unproven_per_address: usize,
+    pub flows_per_tunnel: usize,
+    pub flows_per_address: usize,
+    pub new_flows_per_second: usize,
+    pub unproven: usize,
+    pub unproven_per_address: usize,
     pub buffers: Budget,
     on_refused: Arc<dyn Fn(Bound) + Send + Sync>,
     /// Connections that were refused since they were last logged.
     refused: [AtomicUsize; Bound::ALL.len()],
     visitors: usize,
-    inside: AtomicUsize,
+    flows: usize,
+    /// How many visitors there are, and how many flows.
+    inside: [AtomicUsize; 2],
     descriptors: Descriptors,
 }
 
+/// What a place is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceKind {
+    /// A connection or an exchange.
+    Visitor,
+    /// A visitor of a UDP port.
+    Flow,
+}
+
 /// A visitor's place on a node. Dropping it frees the place.
-pub struct Place(Arc<Bounds>);
+pub struct Place(Arc<Bounds>, PlaceKind);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Relaxed);
+        self.0.inside[self.1 as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -75,18 +94,22 @@ impl Bounds {
             visitors: limits.visitors,
             visitors_per_tunnel: limits.visitors_per_tunnel,
             visitors_per_address: limits.visitors_per_address,
+            flows: limits.flows,
+            flows_per_tunnel: limits.flows_per_tunnel,
+            flows_per_address: limits.flows_per_address,
+            new_flows_per_second: limits.new_flows_per_second,
             unproven: limits.unproven,
             unproven_per_address: limits.unproven_per_address,
             buffers: Budget::new(limits.buffer_mib.saturating_mul(1024 * 1024)),
             on_refused,
             refused: Default::default(),
-            inside: AtomicUsize::new(0),
+            inside: Default::default(),
             descriptors: Descriptors::of_this_process(limits.descriptor_reserve),
         })
     }
 
     /// The limits of a listener for agents.
-    pub(crate) fn unproven(self: &Arc<Self>) -> Arc<Unproven> {
+    pub(crate) fn unproven_entries(self: &Arc<Self>) -> Arc<Unproven> {
         let bounds = self.clone();
         Unproven::new(self.unproven, self.unproven_per_address, move || bounds.refused(Bound::Unproven))
     }
@@ -103,11 +126,15 @@ impl Bounds {
         taken.into_iter().filter(|(_, number)| *number > 0).collect()
     }
 
-    /// Takes a place for one more visitor; `None` if the node is full.
-    pub fn take_place(self: &Arc<Self>) -> Option<Place> {
-        let more = |inside: usize| (inside < self.visitors).then_some(inside + 1);
-        let taken = self.inside.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.is_ok().then(|| Place(self.clone()))
+    /// Takes a place for one more; `None` if the node is full.
+    pub fn take_place(self: &Arc<Self>, kind: PlaceKind) -> Option<Place> {
+        let most = match kind {
+            PlaceKind::Visitor => self.visitors,
+            PlaceKind::Flow => self.flows,
+        };
+        let more = |inside: usize| (inside < most).then_some(inside + 1);
+        let taken = self.inside[kind as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok().then(|| Place(self.clone(), kind))
     }
 
     /// Whether the socket of a visitor that was just accepted took a descriptor of the reserve.

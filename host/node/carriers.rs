@@ -2,6 +2,7 @@
 //!
 //! A process has a pool of them as long as the node serves a session of it.
 
+mod flows;
 mod pool;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use culvert_wire::device_token::AgentProcess;
 
 use super::counts::Counts;
 use super::lock;
+pub(crate) use flows::FlowEnd;
 pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
 
 pub(crate) struct Carriers<J> {

@@ -153,7 +153,7 @@ impl Node {
         let generation = tokio::task::spawn_blocking(move || countries.refresh()).await;
         let Ok(generation) = generation else { return };
         if self.assignments.lock().await.evaluated(generation) {
-            lock(&self.shared.tunnels).values().for_each(|tunnel| tunnel.access.reevaluate());
+            lock(&self.shared.tunnels).values().for_each(Tunnel::reevaluate);
         }
     }
 }

@@ -20,6 +20,10 @@ pub(crate) struct Counts {
     pub exchanges: Times,
     pub tcp_visitors: Level,
     pub http_visitors: Level,
+    pub flows: Level,
+    /// Datagrams that were passed on.
+    pub datagrams_in: Level,
+    pub datagrams_out: Level,
     pub warm: Level,
     pub busy: Level,
     pub quic: Level,
@@ -48,13 +52,19 @@ impl Counts {
         let labelled = lock(&self.labelled);
         let labelled =
             labelled.iter().map(|((what, label), count)| Count { what: *what, label: (*label).into(), count: *count });
-        labelled.chain(answers.filter(|count| count.count > 0)).collect()
+        let datagrams = [("in", &self.datagrams_in), ("out", &self.datagrams_out)].map(|(label, count)| Count {
+            what: Counted::Datagrams,
+            label: label.into(),
+            count: count.get(),
+        });
+        labelled.chain(answers.chain(datagrams).filter(|count| count.count > 0)).collect()
     }
 
     pub(crate) fn levels(&self) -> Vec<node::Level> {
         let levels = [
             (Measured::Visitors, "tcp", &self.tcp_visitors),
             (Measured::Visitors, "http", &self.http_visitors),
+            (Measured::Visitors, "udp", &self.flows),
             (Measured::Carriers, "warm", &self.warm),
             (Measured::Carriers, "busy", &self.busy),
             (Measured::QuicCarriers, "open", &self.quic),
@@ -69,7 +79,7 @@ impl Counts {
     }
 }
 
-/// How many of something there are.
+/// How many of something there are, or were.
 #[derive(Default)]
 pub(crate) struct Level(AtomicU64);
 

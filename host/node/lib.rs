@@ -21,6 +21,7 @@ mod lease_connections;
 mod public_listener;
 mod quic_listener;
 mod session;
+mod udp;
 
 use std::collections::HashMap;
 use std::io;
@@ -57,6 +58,7 @@ pub use identity::{Identity, IdentityError};
 use journal::Journal;
 use public_listener::Tunnel;
 use session::Work;
+use udp::UnprovenAnswers;
 
 /// Where a node listens, and what it allows.
 #[derive(Clone, Debug)]
@@ -147,6 +149,7 @@ struct Shared {
     keys: Mutex<Arc<[VerifyingKey]>>,
     tunnels: Mutex<HashMap<Uuid, Tunnel>>,
     carriers: Arc<Carriers<Work>>,
+    unproven_answers: Arc<UnprovenAnswers>,
     routes: Routes,
     certificates: Arc<Certificates>,
     /// When a failure to accept visitors was last logged.
@@ -197,6 +200,7 @@ impl Node {
             countries,
             bounds: Bounds::new(&settings.limits, on_refused),
             carriers: Carriers::new(counts.clone()),
+            unproven_answers: Arc::new(UnprovenAnswers::new()),
             counts,
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),

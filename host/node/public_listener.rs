@@ -16,13 +16,14 @@ use super::admission::{Admission, AdmissionRefusal};
 use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
 use super::session::SessionRelay;
+use super::udp::{Flows, UdpPort};
 use super::{Shared, lock};
 
 pub(crate) struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
     pub access: Arc<Admission>,
-    /// The open ports, by public port number.
-    ports: HashMap<u16, Port>,
+    pub flows: Arc<Flows>,
+    ports: HashMap<(u16, Transport), Port>,
 }
 
 /// An open port.
@@ -46,21 +47,29 @@ pub(crate) enum EpochChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortSpec {
     pub port: u16,
+    pub transport: Transport,
     pub id: Option<Uuid>,
 }
 
 impl PortSpec {
-    /// The TCP ports of an assignment.
+    /// The ports of an assignment.
     pub(crate) fn of(assignment: &Assignment) -> Vec<Self> {
-        let tcp = assignment.ports.iter().filter(|port| port.transport == Transport::Tcp);
-        tcp.map(|port| Self { port: port.port, id: port.port_id }).collect()
+        let ports = assignment.ports.iter();
+        ports.map(|port| Self { port: port.port, transport: port.transport, id: port.port_id }).collect()
     }
+}
+
+/// A port that is bound.
+pub(crate) enum BoundPort {
+    Tcp(TcpListener),
+    Udp(UdpPort),
 }
 
 impl Tunnel {
     pub(crate) fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
         let run = SessionRelay::new(assignment.clone(), shared);
-        Self { run: Arc::new(Mutex::new(run)), access, ports: HashMap::new() }
+        let flows = Flows::new(access.clone(), shared);
+        Self { run: Arc::new(Mutex::new(run)), access, flows, ports: HashMap::new() }
     }
 
     pub(crate) fn run(&self) -> Arc<SessionRelay> {
@@ -80,45 +89,59 @@ impl Tunnel {
             Ordering::Greater => {
                 let former = std::mem::replace(&mut *run, SessionRelay::new(assignment.clone(), shared));
                 former.end();
+                self.flows.end_run();
                 EpochChange::Serving { former: Some(former) }
             }
         }
     }
 
+    /// Applies the rules again, after the country database has changed.
+    pub(crate) fn reevaluate(&self) {
+        self.access.reevaluate();
+        self.flows.reevaluate();
+    }
+
     /// The wanted ports that are not open yet.
     pub(crate) fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
-        let open = |wanted: &&PortSpec| self.ports.get(&wanted.port).is_some_and(|port| port.id == wanted.id);
+        let open = |wanted: &&PortSpec| {
+            self.ports.get(&(wanted.port, wanted.transport)).is_some_and(|port| port.id == wanted.id)
+        };
         wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
     }
 
     /// Starts to accept visitors on a port.
-    pub(crate) fn listen(&mut self, wanted: PortSpec, listener: TcpListener, shared: Arc<Shared>) {
+    pub(crate) fn listen(&mut self, wanted: PortSpec, bound: BoundPort, shared: Arc<Shared>) {
         let stop = CancellationToken::new();
-        let door = PublicListener {
-            port_id: wanted.id,
-            run: self.run.clone(),
-            access: self.access.clone(),
-            stop: stop.clone(),
+        let (run, tasks) = (self.run.clone(), shared.tasks.clone());
+        let listening = match bound {
+            BoundPort::Tcp(listener) => {
+                let door = PublicListener { port_id: wanted.id, run, access: self.access.clone(), stop: stop.clone() };
+                tasks.spawn(async move {
+                    door.stop.run_until_cancelled(door.listen(listener, &shared)).await;
+                })
+            }
+            BoundPort::Udp(port) => {
+                let (flows, stop) = (self.flows.clone(), stop.clone());
+                tasks.spawn(async move { port.listen(run, flows, stop, &shared).await })
+            }
         };
-        let tasks = shared.tasks.clone();
-        let listening = tasks.spawn(async move {
-            door.stop.run_until_cancelled(door.listen(listener, &shared)).await;
-        });
-        self.ports.insert(wanted.port, Port { id: wanted.id, listening, stop });
+        self.ports.insert((wanted.port, wanted.transport), Port { id: wanted.id, listening, stop });
     }
 
     /// Removes the ports that are no longer wanted. [`ClosingPorts::close`] closes them.
     pub(crate) fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
-        let still = |number: u16, port: &Port| wanted.contains(&PortSpec { port: number, id: port.id });
-        let over: Vec<u16> =
-            self.ports.iter().filter(|(number, port)| !still(**number, port)).map(|(number, _)| *number).collect();
-        ClosingPorts(over.into_iter().filter_map(|number| self.ports.remove(&number)).collect())
+        let still = |(port, transport): (u16, Transport), open: &Port| {
+            wanted.contains(&PortSpec { port, transport, id: open.id })
+        };
+        let over: Vec<_> = self.ports.iter().filter(|(key, port)| !still(**key, port)).map(|(key, _)| *key).collect();
+        ClosingPorts(over.into_iter().filter_map(|key| self.ports.remove(&key)).collect())
     }
 
     /// Ends the run and closes the ports. When this returns, other tunnels can bind them.
     pub(crate) async fn close(mut self) -> Arc<SessionRelay> {
         let run = self.run();
         run.end();
+        self.flows.close();
         self.ports_to_close(&[]).close().await;
         run
     }
@@ -141,11 +164,15 @@ impl ClosingPorts {
 }
 
 /// Binds a public port.
-pub(crate) async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<TcpListener> {
-    TcpListener::bind(SocketAddr::new(shared.bind, wanted.port)).await
+pub(crate) async fn open(wanted: PortSpec, shared: &Shared) -> io::Result<BoundPort> {
+    let address = SocketAddr::new(shared.bind, wanted.port);
+    match wanted.transport {
+        Transport::Tcp => TcpListener::bind(address).await.map(BoundPort::Tcp),
+        Transport::Udp => UdpPort::bind(address, wanted.id).map(BoundPort::Udp),
+    }
 }
 
-/// The listener for the visitors of one port.
+/// The listener for the visitors of one TCP port.
 struct PublicListener {
     /// `None` for the tunnel's own port.
     port_id: Option<Uuid>,

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::lane;
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::quic::{self, QuicStream};
-use quinn::{Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
+use quinn::{ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
 
 use super::Shared;
 use super::agent_listener::{ATTACH_WITHIN, ATTACHED_HERE, deny, proven};
 
 /// From so many connections that have not attached on, an address has to prove itself before its handshake (Retry, RFC
-/// 9000, section 8.1.2).
-const RETRY_FROM: u64 = 64;
+/// 9000, section 8.1.2); from fewer where one address may have fewer.
+const RETRY_FROM: usize = 64;
 /// How long the connections may take to end when the node stops.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -31,12 +32,18 @@ pub(crate) fn open(
     server: ServerConfig,
 ) -> io::Result<()> {
     let endpoint = Endpoint::new(endpoint, Some(server), socket, Arc::new(TokioRuntime))?;
-    let unproven = shared.bounds.unproven();
-    let tasks = shared.tasks.clone();
+    let unproven = shared.bounds.unproven_entries();
+    let (tasks, bounds) = (shared.tasks.clone(), shared.bounds.clone());
+    let retry_from = RETRY_FROM.min(bounds.unproven_per_address / 2) as u64;
     tasks.spawn(async move {
         let stop = shared.stop.clone();
         while let Some(Some(incoming)) = stop.run_until_cancelled(endpoint.accept()).await {
-            if shared.counts.unproven.get() >= RETRY_FROM && incoming.may_retry() {
+            // Those that were closed stay for a moment.
+            if endpoint.open_connections() as u64 > shared.counts.quic.get() + 2 * bounds.unproven as u64 {
+                incoming.ignore();
+                continue;
+            }
+            if shared.counts.unproven.get() >= retry_from && incoming.may_retry() {
                 // This cannot fail: it was asked.
                 let _ = incoming.retry();
                 continue;
@@ -66,13 +73,22 @@ async fn admit(shared: &Shared, incoming: Incoming) -> io::Result<()> {
     let connection = incoming.await?;
     let first = QuicStream::new(connection.accept_bi().await?);
     let mut first = Connection::new(Transport::Quic(first));
-    match proven(shared, &mut first).await?.and_then(|process| shared.carriers.find(process)) {
+    // What comes before the attach is for nobody.
+    let proven = tokio::select! {
+        proven = proven(shared, &mut first) => proven?,
+        error = discard_datagrams(&connection) => return Err(error.into()),
+    };
+    match proven.and_then(|(process, _)| shared.carriers.find(process)) {
         Ok(pool) => {
-            first.send(&ATTACHED_HERE).await?;
+            connection.set_receive_window(quic::CONNECTION_WINDOW);
             pool.use_quic(connection.clone());
-            let pool = Arc::downgrade(&pool);
+            let (receiver, pool) = (pool.receiver(), Arc::downgrade(&pool));
+            let clock = shared.clock.clone();
             tokio::spawn(async move {
-                let ended = connection.closed().await;
+                if let Err(error) = first.send(&ATTACHED_HERE).await {
+                    tracing::debug!(%error, "an agent was not told that its connection is taken");
+                }
+                let ended = lane::receive(&connection, &clock, receiver).await;
                 tracing::debug!(%ended, "a connection of QUIC has ended");
                 if let Some(pool) = pool.upgrade() {
                     pool.lose_quic(&connection);
@@ -86,6 +102,14 @@ async fn admit(shared: &Shared, incoming: Incoming) -> io::Result<()> {
             // The agent closes the connection when it has read why.
             connection.closed().await;
             Ok(())
+        }
+    }
+}
+
+async fn discard_datagrams(connection: &quinn::Connection) -> ConnectionError {
+    loop {
+        if let Err(error) = connection.read_datagram().await {
+            return error;
         }
     }
 }

@@ -112,6 +112,10 @@ impl SessionRelay {
         self.lease.session_id
     }
 
+    pub(crate) fn tunnel_id(&self) -> Uuid {
+        self.lease.tunnel_id
+    }
+
     pub(crate) fn epoch(&self) -> i64 {
         self.lease.epoch
     }
@@ -202,7 +206,8 @@ impl SessionRelay {
         }
     }
 
-    fn pool(&self) -> Option<Arc<Pool<Work>>> {
+    /// The connections of the agent's process; `None` if the run has ended.
+    pub(crate) fn pool(&self) -> Option<Arc<Pool<Work>>> {
         lock(&self.seat).as_ref().map(|seat| seat.pool().clone())
     }
 
@@ -374,6 +379,15 @@ impl SessionRelay {
         self.ended.clone()
     }
 
+    /// How long a visitor of a UDP port may be silent.
+    pub(crate) fn flow_silence_limit(&self) -> Duration {
+        Duration::from_secs(lock(&self.assignment).flow_idle_timeout_seconds.into())
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -466,6 +480,7 @@ impl SessionRelay {
         match kind {
             VisitorKind::Tcp => &self.counts.tcp_visitors,
             VisitorKind::Http => &self.counts.http_visitors,
+            VisitorKind::Udp => &self.counts.flows,
         }
     }
 }

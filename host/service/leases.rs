@@ -1,19 +1,24 @@
 //! Grants of leases: what an agent needs to serve one.
 
 use culvert_domain::lease::Lease;
+use culvert_domain::protocol::{Protocol, Transport};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_wire::base64_bytes::Base64Bytes;
-use culvert_wire::control::{ExtraTarget, Failure, Grant, NodeAddress, Target};
+use culvert_wire::control::{DEFAULT_FLOW_IDLE_TIMEOUT, ExtraTarget, Failure, Grant, NodeAddress, Target};
 
 use crate::Service;
 
 /// The local target of a lease's tunnel.
 pub fn target(lease: &Lease) -> Target {
+    let mut protocols = lease.ports.iter().map(|port| port.protocol).chain([lease.protocol]);
     Target {
         host: lease.local_host.clone(),
         port: lease.local_port,
         idle_timeout: lease.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+        flow_idle_timeout: lease.idle_timeout.unwrap_or(DEFAULT_FLOW_IDLE_TIMEOUT),
         buffer_size: lease.buffer_size,
+        takes_connections: lease.protocol != Protocol::Udp,
+        takes_datagrams: protocols.any(|protocol| protocol.transports().contains(&Transport::Udp)),
         extra: lease.ports.iter().map(|port| ExtraTarget { port_id: port.id, port: port.local_port }).collect(),
     }
 }

@@ -93,9 +93,7 @@ async fn open(
     let refuse = |code: FailureCode, detail: String| Ok(Err(Failure::new(code, detail)));
     if let Err(refusal) = check_startable(tunnel, device, bandwidth) {
         return match refusal {
-            StartRefusal::UnsupportedProtocol(_) | StartRefusal::AgentTooOld => {
-                refuse(FailureCode::UnsupportedAction, refusal.detail())
-            }
+            StartRefusal::AgentTooOld => refuse(FailureCode::UnsupportedAction, refusal.detail()),
             StartRefusal::NodeWithoutHttp => refuse(FailureCode::NodeUnavailable, refusal.detail()),
             StartRefusal::BandwidthUsedUp => refuse(FailureCode::TunnelSuspended, refusal.detail()),
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {

@@ -80,7 +80,7 @@ pub(crate) fn port_conflict(local_port: u16) -> Error {
 
 /// Checks that the device's owner allows the new local target, which a running tunnel serves at once.
 async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -> Result<()> {
-    let Some(run) = tunnel.run.as_ref().filter(|_| port.is_served()) else { return Ok(()) };
+    let Some(run) = tunnel.run.as_ref() else { return Ok(()) };
     match write.device(tunnel.scope_id, run.device_id).await? {
         Some(device) => device.may_be_led_to(&tunnel.spec.local_host, [port.local_port]),
         None => Ok(()),
@@ -92,7 +92,7 @@ async fn check_target(write: &mut Write, tunnel: &Tunnel, port: &NewExtraPort) -
 async fn open_at_once(write: &mut Write, tunnel: &Tunnel, port: &ExtraPort) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
-    if device.is_some_and(|device| device.remote_control) && port.is_served() {
+    if device.is_some_and(|device| device.remote_control) {
         write.approve_port(run.session_id, port.id, port.local_port).await?;
         write.notify(Hint::Device(run.device_id));
         write.touch_assignment(tunnel.id).await?;

@@ -2,8 +2,7 @@
 
 use culvert_domain::device::Device;
 use culvert_domain::protocol::Protocol;
-use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::{Tunnel, not_carried};
+use culvert_domain::tunnel::Tunnel;
 use culvert_wire::control::Capability;
 
 /// Whether the scope's plan leaves bandwidth for this month, as far as the caller knows.
@@ -23,10 +22,8 @@ pub(crate) enum StartRefusal {
     DeviceNotAllowed,
     /// The tunnel's node has no domain, or not the listener that the tunnel needs.
     NodeWithoutHttp,
-    /// The device's agent is older than http tunnels.
+    /// The device's agent is older than tunnels of this protocol.
     AgentTooOld,
-    /// No node carries the protocol yet.
-    UnsupportedProtocol(Protocol),
 }
 
 impl StartRefusal {
@@ -34,8 +31,7 @@ impl StartRefusal {
     pub(crate) fn detail(self) -> String {
         match self {
             Self::NodeWithoutHttp => "The tunnel's node does not serve http tunnels of this kind: it has no domain, or not the listener for it.".into(),
-            Self::AgentTooOld => "The device's agent cannot serve http tunnels; upgrade it.".into(),
-            Self::UnsupportedProtocol(protocol) => not_carried(protocol.as_str()),
+            Self::AgentTooOld => "The device's agent cannot serve tunnels of this protocol; upgrade it.".into(),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
             Self::OwnerInactive => "The device's owner is no longer a member of its Team.".into(),
             Self::DeviceNotAllowed => "The device is no longer allowed for this tunnel.".into(),
@@ -55,11 +51,9 @@ pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandw
             if !tunnel.node.takes_http(tunnel.spec.https) {
                 return Err(StartRefusal::NodeWithoutHttp);
             }
-            if !device.capabilities.iter().any(|capability| capability == Capability::DATA_CHANNEL_V2) {
-                return Err(StartRefusal::AgentTooOld);
-            }
+            needed(device, Capability::DATA_CHANNEL_V2)?;
         }
-        protocol => return Err(StartRefusal::UnsupportedProtocol(protocol)),
+        Protocol::Udp | Protocol::Both => needed(device, Capability::DATAGRAMS)?,
     }
     if tunnel.suspended || bandwidth == Bandwidth::UsedUp {
         return Err(StartRefusal::BandwidthUsedUp);
@@ -71,4 +65,8 @@ pub(crate) fn check_startable(tunnel: &Tunnel, device: &Device, bandwidth: Bandw
         return Err(StartRefusal::DeviceNotAllowed);
     }
     Ok(())
+}
+
+fn needed(device: &Device, capability: &str) -> Result<(), StartRefusal> {
+    if device.capabilities.iter().any(|known| known == capability) { Ok(()) } else { Err(StartRefusal::AgentTooOld) }
 }

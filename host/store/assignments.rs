@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
-use culvert_domain::protocol::Protocol;
+use culvert_domain::protocol::{self, Protocol};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_domain::usage::Traffic;
+use culvert_wire::control::DEFAULT_FLOW_IDLE_TIMEOUT;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
 use uuid::Uuid;
 
@@ -104,7 +105,7 @@ impl Store {
             ""
         );
         let ports = of_tunnels!(
-            "SELECT s.tunnel_id, e.id, e.remote_port FROM sessions s JOIN session_ports p ON p.session_id = s.id \
+            "SELECT s.tunnel_id, e.id, e.remote_port, e.protocol FROM sessions s JOIN session_ports p ON p.session_id = s.id \
              JOIN extra_ports e ON e.id = p.port_id AND e.protocol <> 'http'",
             "ORDER BY e.created_at, e.id"
         );
@@ -125,12 +126,7 @@ impl Store {
             .map(|assigned| (assigned.assignment.tunnel_id, assigned))
             .collect();
         add(&mut found, &(&self.db).all(ports, args).await?, |assignment, row| {
-            let port_id = Some(row.id("id")?);
-            assignment.ports.push(AssignedPort {
-                port: row.number("remote_port")?,
-                transport: Transport::Tcp,
-                port_id,
-            });
+            assignment.ports.extend(assigned_ports(row, row.string_enum("protocol")?, Some(row.id("id")?))?);
             Ok(())
         })?;
         add(&mut found, &(&self.db).all(firewall, args).await?, |assignment, row| {
@@ -172,23 +168,35 @@ fn add(
 
 fn assigned(row: &Row) -> DbResult<Assigned> {
     let protocol: Protocol = row.string_enum("protocol")?;
-    // The data plane carries TCP and HTTP so far; a node refuses any other protocol.
-    let transport = if protocol == Protocol::Udp { Transport::Udp } else { Transport::Tcp };
-    let own = AssignedPort { port: row.number("remote_port")?, transport, port_id: None };
     // An http tunnel has names instead (`routes`).
-    let ports = if protocol == Protocol::Http { Vec::new() } else { vec![own] };
+    let ports = if protocol == Protocol::Http { Vec::new() } else { assigned_ports(row, protocol, None)? };
     let assignment = row!(row => Assignment {
         tunnel_id: id, epoch: int, device_id: id, boot_id: id, scope_id: id, name: text, ready: flag;
         session_id: row.id("id")?,
         protocol: protocol.to_string(),
         ports,
         idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+        flow_idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_FLOW_IDLE_TIMEOUT),
         buffer_size_bytes: row.number("buffer_size")?,
         access_version: row.int("rules_version")?,
         firewall: Vec::new(),
         countries: Vec::new(),
     });
     Ok(Assigned { assignment, plan: row.text("plan")? })
+}
+
+/// A public port, once for each transport.
+fn assigned_ports(row: &Row, protocol: Protocol, port_id: Option<Uuid>) -> DbResult<Vec<AssignedPort>> {
+    let port = row.number("remote_port")?;
+    let assigned = |transport: &protocol::Transport| AssignedPort {
+        port,
+        transport: match transport {
+            protocol::Transport::Tcp => Transport::Tcp,
+            protocol::Transport::Udp => Transport::Udp,
+        },
+        port_id,
+    };
+    Ok(protocol.transports().iter().map(assigned).collect())
 }
 
 impl Write {

@@ -60,7 +60,7 @@ macro_rules! select_lease {
 macro_rules! select_ports {
     ($rest:literal) => {
         sql!(concat!(
-            "SELECT p.session_id, p.local_port, e.id, e.remote_port FROM session_ports p \
+            "SELECT p.session_id, p.local_port, e.id, e.remote_port, e.protocol FROM session_ports p \
              JOIN sessions s ON s.id = p.session_id JOIN extra_ports e ON e.id = p.port_id \
              WHERE s.ended_at IS NULL ",
             $rest,
@@ -210,7 +210,7 @@ impl Write {
     /// The target that the tunnel's current settings define.
     pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
-        let extra = ports.iter().filter(|port| port.is_served()).map(|port| (port.id, port.local_port)).collect();
+        let extra = ports.iter().map(|port| (port.id, port.local_port)).collect();
         Ok(Target { host: tunnel.spec.local_host.clone(), port: tunnel.spec.local_port, extra })
     }
 
@@ -333,7 +333,7 @@ fn add_ports(leases: &mut [Lease], rows: &[Row]) -> DbResult<()> {
     let mut ports: HashMap<Uuid, Vec<LeasePort>> = HashMap::new();
     for row in rows {
         ports.entry(row.id("session_id")?).or_default().push(row!(row => LeasePort {
-            id: id, local_port: number, remote_port: number,
+            id: id, local_port: number, remote_port: number, protocol: string_enum,
         }));
     }
     for lease in leases {
@@ -360,7 +360,7 @@ fn session(row: &Row) -> DbResult<Session> {
 fn lease(row: &Row) -> DbResult<Lease> {
     Ok(row!(row => Lease {
         tunnel_id: id, scope_id: id, device_id: id, node_id: id, epoch: int, boot_id: id, name: text,
-        local_host: text, local_port: number,
+        local_host: text, local_port: number, protocol: string_enum,
         idle_timeout: optional_number, buffer_size: number, ready: flag, lease_until: time;
         session_id: row.id("id")?,
         public_address: public_address(row)?,

@@ -120,7 +120,7 @@ impl Store {
     pub async fn has_pending_resumes(&self, scope_id: Uuid, device_id: Uuid) -> Result<bool> {
         let sql = sql!(
             "SELECT t.id FROM tunnels t JOIN scopes c ON c.id = t.scope_id \
-             WHERE t.scope_id = $1 AND t.desired_device_id = $2 AND t.protocol IN ('tcp', 'http') \
+             WHERE t.scope_id = $1 AND t.desired_device_id = $2 \
                AND (c.suspended_until IS NULL OR c.suspended_until <= $3) \
                AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL) \
                AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.tunnel_id = t.id \

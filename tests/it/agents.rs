@@ -56,7 +56,8 @@ async fn enrolment_code_is_single_use_and_expires_in_ten_minutes(engine: Engine)
             "runtime_lease_v1",
             "command_dedup_v1",
             "restart_agent_v1",
-            "data_channel_v2"
+            "data_channel_v2",
+            "datagrams_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": null,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use culvert_test_macros::both_engines;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{Done, Grant, ToAgent};
-use culvert_wire::data2::attach::{Attach, DenialCode};
+use culvert_wire::data2::attach::{Attach, DenialCode, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{DATA_LIMIT, Frame, HEADER};
 use culvert_wire::data2::stream::{Finished, REST_AFTER, VisitStream};
@@ -70,7 +70,7 @@ impl Stage {
 
 async fn attach(grant: &Grant, token: Base64Bytes) -> Result<Carrier, DenialCode> {
     let mut carrier = Connection::new(raw(grant).await);
-    carrier.send(&Frame::Attach(Attach { token, version: "test".into() })).await.unwrap();
+    carrier.send(&Frame::Attach(Attach { token, version: "test".into(), lane: LaneKind::Visits })).await.unwrap();
     match carrier.next().await.unwrap() {
         Some(Frame::Attached(_)) => Ok(carrier),
         Some(Frame::Denied(denied)) => {

@@ -277,6 +277,8 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_edge_basic_auth counter
     # TYPE culvert_node_visits counter
     # TYPE culvert_node_reuses counter
+    # TYPE culvert_udp_datagrams counter
+    # TYPE culvert_udp_drops counter
     # TYPE culvert_node_unproven gauge
     # TYPE culvert_node_visit_wait_seconds histogram
     # TYPE culvert_edge_request_duration_seconds histogram

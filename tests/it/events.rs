@@ -729,7 +729,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "runtime_lease_v1",
             "command_dedup_v1",
             "restart_agent_v1",
-            "data_channel_v2"
+            "data_channel_v2",
+            "datagrams_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",
@@ -770,7 +771,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "runtime_lease_v1",
             "command_dedup_v1",
             "restart_agent_v1",
-            "data_channel_v2"
+            "data_channel_v2",
+            "datagrams_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",

@@ -10,6 +10,7 @@ use culvert_test_macros::both_engines;
 use culvert_wire::control::{Capability, Failure, Hello, ToAgent, ToHost};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
+use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::support::api::Api;
@@ -424,6 +425,20 @@ async fn command_line_opens_a_page_and_ends_it(engine: Engine) {
     assert_eq!(self::address(&mut second).await, address);
     assert_eq!(second.interrupt().await, Some(0));
     assert_eq!(api.get("/tunnels").await.data(), &json!([]));
+
+    // A service of datagrams.
+    let service = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let port = service.local_addr().unwrap().port();
+    let mut command = place.start(&format!("culvert-agent udp {port} --json"));
+    let address = self::address(&mut command).await;
+    let visitor = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    visitor.send_to(b"hello", address.as_str().unwrap()).await.unwrap();
+    let mut space = [0; 16];
+    let (length, from) = within(20, service.recv_from(&mut space)).await.unwrap();
+    service.send_to(&space[..length], from).await.unwrap();
+    let answered = within(20, visitor.recv(&mut space)).await.unwrap();
+    assert_eq!(&space[..answered], b"hello");
+    assert_eq!(command.interrupt().await, Some(0));
 }
 
 /// The address in the next line that says that the tunnel runs.

@@ -457,8 +457,15 @@ async fn action_without_agent_capability_returns_upgrade_required(engine: Engine
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
-    // The last one is needed for http tunnels only.
-    let of_actions = Capability::ALL.into_iter().filter(|capability| *capability != Capability::DATA_CHANNEL_V2);
+    for protocol in ["udp", "both"] {
+        let tunnel = api.post("/tunnels", json!({"local_port": 80, "protocol": protocol})).await.id();
+        let has: Vec<_> = Capability::ALL.into_iter().filter(|has| *has != Capability::DATAGRAMS).collect();
+        let (device, _wire) = host.wired_with(&ada, ada.account_id, &has).await;
+        let start = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await;
+        assert_eq!(start.outcome(), "409 upgrade_required", "{protocol}");
+    }
+    let of_protocols = [Capability::DATA_CHANNEL_V2, Capability::DATAGRAMS];
+    let of_actions = Capability::ALL.into_iter().filter(|capability| !of_protocols.contains(capability));
     for missing in of_actions {
         let has: Vec<_> = Capability::ALL.into_iter().filter(|has| *has != missing).collect();
         let (device, _wire) = host.wired_with(&ada, ada.account_id, &has).await;
@@ -554,27 +561,6 @@ async fn start_of_running_tunnel_reports_already_running(engine: Engine) {
     let (other, _wire) = stage.host.wired(&stage.ada, stage.ada.account_id).await;
     let elsewhere = stage.api.post(&path, json!({"device_id": other.id})).await;
     assert_eq!(elsewhere.outcome(), "409 tunnel_already_running");
-}
-
-/// This version's nodes carry tcp: other tunnels are stored, and their starts say so.
-#[both_engines]
-async fn start_of_non_tcp_tunnel_fails_as_unsupported(engine: Engine) {
-    let host = TestHost::start(engine).await;
-    let ada = host.person("ada").await;
-    let api = host.api(&ada.key);
-    let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
-    for protocol in ["udp", "both"] {
-        let tunnel = api.post("/tunnels", json!({"local_port": 80, "protocol": protocol})).await.id();
-        let asked = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await;
-        assert_eq!(asked.status, 202);
-        let ended = host.until_ended(&api, asked.id()).await;
-        assert_eq!(outcome(&ended), "failed unsupported_action");
-        assert_eq!(
-            ended["error"]["detail"],
-            format!("This version's nodes carry tcp and http; {protocol} tunnels cannot be started yet.")
-        );
-        assert_eq!(api.get(&format!("/tunnels/{tunnel}")).await.data()["status"], "error");
-    }
 }
 
 /// covers: POST /tunnels/{tunnel_id}/actions/restart

@@ -125,6 +125,7 @@ proptest! {
             ready: true,
             ports: ports.into_iter().map(port).collect(),
             idle_timeout_seconds: idle,
+            flow_idle_timeout_seconds: idle,
             buffer_size_bytes: buffer,
             access_version: 0,
             firewall: Vec::new(),

@@ -6,8 +6,9 @@ use std::time::Duration;
 use culvert_agent::ipc::{Answer, Request};
 use culvert_test_macros::both_engines;
 use culvert_wire::base64_bytes::Base64Bytes;
+use culvert_wire::clock::Clock;
 use culvert_wire::control::Done;
-use culvert_wire::data2::attach::{Attach, DenialCode};
+use culvert_wire::data2::attach::{Attach, DenialCode, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
 use culvert_wire::data2::stream::VisitStream;
@@ -16,7 +17,9 @@ use culvert_wire::data2::visit::{RefusalCode, Refused};
 use culvert_wire::quic::{self, QuicStream};
 use futures_util::future::join_all;
 use quinn::Endpoint;
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use uuid::Uuid;
@@ -42,7 +45,7 @@ impl Attached {
         let connecting = endpoint.connect_with(config, address, "node").unwrap();
         let connection = within(20, connecting).await.unwrap();
         let mut first = Connection::new(Transport::Quic(QuicStream::new(connection.open_bi().await.unwrap())));
-        let attach = Attach { token: Base64Bytes(token), version: "test".into() };
+        let attach = Attach { token: Base64Bytes(token), version: "test".into(), lane: LaneKind::Visits };
         first.send(&Frame::Attach(attach)).await.unwrap();
         match within(20, first.next()).await.unwrap() {
             Some(Frame::Attached(_)) => Ok(Self { connection, first }),
@@ -230,4 +233,67 @@ async fn visitors_who_come_at_once_are_served_by_streams(engine: Engine) {
     drop(visitors);
     let streams = async || stage.host.metric("culvert_node_visits_total{carrier=\"quic\",outcome=\"accepted\"}").await;
     stage.host.until_found(async || streams().await.filter(|streams| *streams > 0.0)).await;
+}
+
+/// A node that was killed resets the connections of its former process, which the new one does not know (RFC 9000, section
+/// 10.3). Agents would wait for an answer otherwise.
+#[test]
+fn connections_of_a_killed_node_are_reset() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(["node".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let fingerprint = Sha256::digest(certificate.der()).to_vec();
+    let key = || PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let serve = |socket: std::net::UdpSocket| {
+        let process = tokio::runtime::Runtime::new().unwrap();
+        let server = quic::server(certificate.der().clone(), key(), 16).unwrap();
+        let endpoint = process.block_on(async {
+            let runtime = std::sync::Arc::new(quinn::TokioRuntime);
+            Endpoint::new(quic::endpoint(&key()), Some(server), socket, runtime).unwrap()
+        });
+        process.spawn(async move {
+            while let Some(incoming) = endpoint.accept().await {
+                let connection = incoming.await.unwrap();
+                connection.closed().await;
+            }
+        });
+        process
+    };
+    let socket = std::net::UdpSocket::bind(SocketAddr::new(own_address(), 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    let former = serve(socket);
+    let agent = tokio::runtime::Runtime::new().unwrap();
+    let connection = agent.block_on(async {
+        let endpoint = Endpoint::client((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+        let connecting = endpoint.connect_with(quic::client(fingerprint).unwrap(), address, "node").unwrap();
+        within(20, connecting).await.unwrap()
+    });
+    former.shutdown_timeout(Duration::from_secs(20));
+    let _latter = serve(std::net::UdpSocket::bind(address).unwrap());
+    let ended = agent.block_on(within(20, connection.closed()));
+    assert!(matches!(ended, quinn::ConnectionError::Reset), "{ended}");
+}
+
+/// Visitors who read nothing hold up none of the others.
+#[both_engines]
+async fn visitors_that_read_nothing_hold_up_nobody(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let running = Running::on(host).await;
+    running.host.until_found(async || running.transport().await.filter(|transport| transport == "TLS + QUIC")).await;
+    let address = running.host.public(&running.api, running.tunnel).await;
+    // What they send comes back, and they read none of it. Each goes on until nothing more is taken.
+    let stalled = join_all((0..40).map(|_| async {
+        let mut visitor = TcpStream::connect(address).await.unwrap();
+        let piece = vec![7; 64 * 1024];
+        while let Ok(written) = Clock::system().timeout(Duration::from_millis(500), visitor.write_all(&piece)).await {
+            written.unwrap();
+        }
+        visitor
+    }));
+    let stalled = within(60, stalled).await;
+    let others = join_all((0..30).map(|_| async {
+        let mut visitor = Visitor(TcpStream::connect(address).await.unwrap());
+        assert_eq!(within(10, visitor.echo(b"hello")).await.unwrap(), b"hello");
+    }));
+    others.await;
+    drop(stalled);
 }

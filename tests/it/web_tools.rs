@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};

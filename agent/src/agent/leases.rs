@@ -118,6 +118,7 @@ impl Leases {
             visitors: traffic.visitors(),
             bytes_in: traffic.bytes.forth.load(Ordering::Relaxed),
             bytes_out: traffic.bytes.back.load(Ordering::Relaxed),
+            dropped_datagrams: traffic.dropped(),
         })
     }
 
@@ -257,8 +258,16 @@ mod tests {
     use culvert_wire::clock::Clock;
 
     fn grant() -> Grant {
-        let target =
-            Target { host: "127.0.0.1".into(), port: 1, idle_timeout: 60, buffer_size: 1024, extra: Vec::new() };
+        let target = Target {
+            host: "127.0.0.1".into(),
+            port: 1,
+            idle_timeout: 60,
+            flow_idle_timeout: 60,
+            buffer_size: 1024,
+            takes_connections: true,
+            takes_datagrams: false,
+            extra: Vec::new(),
+        };
         Grant {
             lease_id: Uuid::from_u128(1),
             tunnel_id: Uuid::from_u128(2),

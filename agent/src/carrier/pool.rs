@@ -12,22 +12,23 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::census::{Census, Connections, Reached};
+use super::flows::Flows;
 use super::quic::{Quic, QuicState};
 use super::served::{Served, ServedTunnels};
 use super::visit::{self, Carrier, VisitContext};
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
-use culvert_wire::data2;
-use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied};
+use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::transport::Transport;
+use culvert_wire::data2::{self, LANES};
 use culvert_wire::device_token::DeviceToken;
 use culvert_wire::{socket, tls};
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
-const RETRY_FIRST: Duration = Duration::from_millis(250);
-const RETRY_MOST: Duration = Duration::from_secs(10);
+pub(super) const RETRY_FIRST: Duration = Duration::from_millis(250);
+pub(super) const RETRY_MOST: Duration = Duration::from_secs(10);
 
 /// The connections to one node. Dropping it closes them.
 pub(crate) struct Pool {
@@ -35,15 +36,16 @@ pub(crate) struct Pool {
     _stop: DropGuard,
 }
 
-struct Shared {
+pub(super) struct Shared {
     node: NodeAddress,
     /// The TLS configuration that accepts only the node's certificate. It is kept, so that sessions resume.
     tls: Arc<ClientConfig>,
-    token: watch::Sender<DeviceToken>,
-    visits: Arc<VisitContext>,
-    quic: Quic,
+    pub(super) token: watch::Sender<DeviceToken>,
+    pub(super) visits: Arc<VisitContext>,
+    pub(super) flows: Arc<Flows>,
+    pub(super) quic: Quic,
     /// Ends the back-off of the dialling tasks.
-    node_is_back: Notify,
+    pub(super) node_is_back: Notify,
     stop: CancellationToken,
 }
 
@@ -54,17 +56,20 @@ impl Pool {
     pub(super) fn start(node: NodeAddress, token: DeviceToken, clock: Clock) -> Result<Self, rustls::Error> {
         let stop = CancellationToken::new();
         let census = Census::new(clock.clone());
+        let visits = Arc::new(VisitContext { clock: clock.clone(), census, served: ServedTunnels::new() });
         let shared = Arc::new(Shared {
             tls: tls::client(node.fingerprint.0.clone(), data2::ALPN)?,
-            quic: Quic::new(node.clone(), clock.clone())?,
+            quic: Quic::new(node.clone(), clock)?,
             node,
             token: watch::Sender::new(token),
-            visits: Arc::new(VisitContext { clock, census, served: ServedTunnels::default() }),
+            flows: Flows::new(visits.clone()),
+            visits,
             node_is_back: Notify::new(),
             stop: stop.clone(),
         });
         spawn(&shared, shared.clone().keep_warm());
         spawn(&shared, shared.clone().keep_quic());
+        (0..LANES).for_each(|_| spawn(&shared, shared.clone().keep_lane()));
         Ok(Self { shared, _stop: stop.drop_guard() })
     }
 
@@ -95,6 +100,11 @@ impl Pool {
         &self.shared.visits.served
     }
 
+    /// Waits until something carries datagrams to the node.
+    pub(super) fn carries_datagrams(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.shared.flows.carried()
+    }
+
     /// Waits until it is known whether the node takes the device's connections.
     pub(super) fn reached(&self) -> impl Future<Output = Reached> + Send + use<> {
         self.shared.visits.census.reached()
@@ -119,7 +129,7 @@ impl Shared {
     }
 
     async fn keep_quic(self: Arc<Self>) {
-        self.quic.keep(&self.visits, || self.token.borrow().token.clone()).await;
+        self.quic.keep(&self.visits, &self.flows, || self.token.borrow().token.clone()).await;
     }
 
     /// Dials until a connection is attached, with a growing back-off while the node does not answer.
@@ -129,7 +139,7 @@ impl Shared {
             let token = tokens.borrow_and_update().clone();
             // A tunnel that is added later is not concerned by the answer.
             let served = self.visits.served.all();
-            let wait = match Box::pin(self.attach(token)).await {
+            let wait = match Box::pin(self.attach(token, LaneKind::Visits)).await {
                 Ok(Ok((carrier, asked, round_trip))) => {
                     self.visits.census.attach(asked, round_trip);
                     visit::wait(&self.visits, carrier).await;
@@ -168,7 +178,12 @@ impl Shared {
         }
     }
 
-    async fn attach(&self, token: DeviceToken) -> io::Result<Result<(Carrier, Attached, Duration), Denied>> {
+    /// Makes a connection of its kind.
+    pub(super) async fn attach(
+        &self,
+        token: DeviceToken,
+        lane: LaneKind,
+    ) -> io::Result<Result<(Carrier, Attached, Duration), Denied>> {
         let attach = async {
             let NodeAddress { host, port, .. } = &self.node;
             let tcp = TcpStream::connect((host.as_str(), *port)).await?;
@@ -177,7 +192,7 @@ impl Shared {
             let stream = TlsConnector::from(self.tls.clone()).connect(name, tcp).await?;
             let mut carrier = Connection::new(Transport::Tls(Box::new(stream.into())));
             let (version, sent) = (crate::VERSION.into(), self.visits.clock.moment());
-            carrier.send(&Frame::Attach(Attach { token: token.token, version })).await?;
+            carrier.send(&Frame::Attach(Attach { token: token.token, version, lane })).await?;
             match carrier.next().await? {
                 Some(Frame::Attached(attached)) => Ok(Ok((carrier, attached, self.visits.clock.moment().since(sent)))),
                 Some(Frame::Denied(denied)) => Ok(Err(denied)),

@@ -2,25 +2,31 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::NodeAddress;
-use culvert_wire::data2::attach::{Attach, Denied};
+use culvert_wire::data2::attach::{Attach, Denied, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
+use culvert_wire::data2::lane::{self, Lane};
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::quic::{self, QuicStream};
-use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use tokio::net::lookup_host;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
+use super::flows::Flows;
 use super::visit::{self, VisitContext};
 
 /// How long handshake and attach may take. Where UDP is blocked, nothing answers.
 const ATTACH_WITHIN: Duration = Duration::from_secs(3);
+/// How long after one address of a node the next one is tried.
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MOST: Duration = Duration::from_secs(10);
 /// How long a node is not asked again where QUIC does not work.
@@ -46,7 +52,7 @@ pub(super) struct Quic {
     clock: Clock,
     node: NodeAddress,
     config: ClientConfig,
-    state: Mutex<QuicState>,
+    state: watch::Sender<QuicState>,
     /// Ends the wait before the next try, also one that begins later.
     retry_now: Notify,
 }
@@ -69,11 +75,16 @@ impl Quic {
     /// If TLS 1.3 is not available.
     pub(super) fn new(node: NodeAddress, clock: Clock) -> Result<Self, rustls::Error> {
         let config = quic::client(node.fingerprint.0.clone())?;
-        Ok(Self { clock, node, config, state: Mutex::new(QuicState::Off), retry_now: Notify::new() })
+        Ok(Self { clock, node, config, state: watch::Sender::new(QuicState::Off), retry_now: Notify::new() })
     }
 
     pub(super) fn state(&self) -> QuicState {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.borrow()
+    }
+
+    /// Follows the state.
+    pub(super) fn states(&self) -> watch::Receiver<QuicState> {
+        self.state.subscribe()
     }
 
     /// Tries again at once: the host is reachable again, so the node should be, too.
@@ -82,11 +93,11 @@ impl Quic {
     }
 
     fn enter(&self, state: QuicState) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.state.send_replace(state);
     }
 
     /// Keeps a connection for as long as this is polled. `token` is the device's token now.
-    pub(super) async fn keep(&self, visits: &Arc<VisitContext>, token: impl Fn() -> Base64Bytes) {
+    pub(super) async fn keep(&self, visits: &Arc<VisitContext>, flows: &Arc<Flows>, token: impl Fn() -> Base64Bytes) {
         let Some(port) = self.node.udp_port else { return };
         let (mut retry, mut lost) = (RETRY_FIRST, None::<Moment>);
         loop {
@@ -94,14 +105,13 @@ impl Quic {
             let attached = self.clock.timeout(ATTACH_WITHIN, self.attach(port, token())).await;
             let wait = match attached {
                 Ok(Ok((connection, first))) => {
+                    let lane = flows.use_quic(Lane::quic(connection.clone()));
                     self.enter(QuicState::Connected);
                     tracing::info!(node = %self.node.host, "the node is reached by QUIC");
-                    serve(visits, connection).await;
-                    drop(first);
+                    serve(visits, flows, connection.clone()).await;
+                    drop((first, lane));
                     retry = RETRY_FIRST;
-                    let now = self.clock.moment();
-                    let is_unstable = lost.replace(now).is_some_and(|lost| now.since(lost) < UNSTABLE_WITHIN);
-                    if is_unstable { PAUSE } else { RETRY_FIRST }
+                    if is_regular(&connection) { RETRY_FIRST } else { self.wait_after_loss(&mut lost) }
                 }
                 Ok(Err(Failed::Denied(denied))) => {
                     tracing::debug!(code = %denied.code, node = %self.node.host, "the node has denied a connection of QUIC");
@@ -126,18 +136,47 @@ impl Quic {
         }
     }
 
-    async fn attach(&self, port: u16, token: Base64Bytes) -> Result<(quinn::Connection, visit::Carrier), Failed> {
-        let found = lookup_host((self.node.host.as_str(), port)).await?.next();
-        let address = found.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    /// How long to wait after a connection was lost: longer if the one before was lost a short time ago.
+    fn wait_after_loss(&self, lost: &mut Option<Moment>) -> Duration {
+        let now = self.clock.moment();
+        let is_unstable = lost.replace(now).is_some_and(|lost| now.since(lost) < UNSTABLE_WITHIN);
+        if is_unstable { PAUSE } else { RETRY_FIRST }
+    }
+
+    /// Tries all addresses of the node, one after another at short intervals, as Happy Eyeballs does (RFC 8305).
+    async fn connect(&self, port: u16) -> io::Result<quinn::Connection> {
+        let addresses = lookup_host((self.node.host.as_str(), port)).await?;
+        let mut tries: FuturesUnordered<_> = addresses
+            .zip(0..)
+            .map(async |(address, number)| {
+                self.clock.sleep(NEXT_ADDRESS_AFTER * number).await;
+                self.connect_to(address).await
+            })
+            .collect();
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        while let Some(tried) = tries.next().await {
+            match tried {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn connect_to(&self, address: SocketAddr) -> io::Result<quinn::Connection> {
         let local: SocketAddr =
             if address.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
         let socket = quic::bind(local)?;
         let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
         let connecting = endpoint.connect_with(self.config.clone(), address, &self.node.host);
-        let connection = connecting.map_err(io::Error::other)?.await.map_err(io::Error::from)?;
+        Ok(connecting.map_err(io::Error::other)?.await?)
+    }
+
+    async fn attach(&self, port: u16, token: Base64Bytes) -> Result<(quinn::Connection, visit::Carrier), Failed> {
+        let connection = self.connect(port).await?;
         let first = QuicStream::new(connection.open_bi().await.map_err(io::Error::from)?);
         let mut first = Connection::new(Transport::Quic(first));
-        first.send(&Frame::Attach(Attach { token, version: crate::VERSION.into() })).await?;
+        first.send(&Frame::Attach(Attach { token, version: crate::VERSION.into(), lane: LaneKind::Visits })).await?;
         match first.next().await? {
             Some(Frame::Attached(_)) => Ok((connection, first)),
             Some(Frame::Denied(denied)) => {
@@ -150,11 +189,24 @@ impl Quic {
     }
 }
 
+/// Whether the node has closed a connection because it stops, or has a newer one.
+fn is_regular(connection: &quinn::Connection) -> bool {
+    matches!(connection.close_reason(), Some(ConnectionError::ApplicationClosed(close)) if close.error_code == quic::REGULAR)
+}
+
 /// Serves a visit on each stream that the node opens, until the connection ends.
-async fn serve(visits: &Arc<VisitContext>, connection: quinn::Connection) {
+async fn serve(visits: &Arc<VisitContext>, flows: &Arc<Flows>, connection: quinn::Connection) {
     let connection = Closing(connection);
+    let datagrams = lane::receive(&connection.0, &visits.clock, flows.receiver());
+    tokio::select! {
+        error = datagrams => tracing::debug!(%error, "a connection of QUIC has ended"),
+        () = serve_visits(visits, &connection.0) => {}
+    }
+}
+
+async fn serve_visits(visits: &Arc<VisitContext>, connection: &quinn::Connection) {
     loop {
-        match connection.0.accept_bi().await {
+        match connection.accept_bi().await {
             Ok(stream) => {
                 let visits = visits.clone();
                 let carrier = Connection::single(Transport::Quic(QuicStream::new(stream)));

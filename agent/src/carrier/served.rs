@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -23,19 +24,41 @@ pub(crate) struct Served {
     pub fenced: CancellationToken,
 }
 
-#[derive(Default)]
-pub(super) struct ServedTunnels(Mutex<HashMap<Uuid, Served>>);
+pub(super) struct ServedTunnels {
+    tunnels: Mutex<HashMap<Uuid, Served>>,
+    /// Whether one of them takes datagrams.
+    datagrams: watch::Sender<bool>,
+}
 
 impl ServedTunnels {
+    pub(super) fn new() -> Self {
+        Self { tunnels: Mutex::default(), datagrams: watch::Sender::new(false) }
+    }
+
     pub(super) fn add(&self, served: Served) {
         self.table().insert(served.tunnel_id, served);
+        self.retargeted();
     }
 
     pub(super) fn remove(&self, tunnel_id: Uuid, epoch: i64) {
-        let mut table = self.table();
-        if table.get(&tunnel_id).is_some_and(|served| served.epoch == epoch) {
-            table.remove(&tunnel_id);
+        {
+            let mut table = self.table();
+            if table.get(&tunnel_id).is_some_and(|served| served.epoch == epoch) {
+                table.remove(&tunnel_id);
+            }
         }
+        self.retargeted();
+    }
+
+    /// A tunnel has another target.
+    pub(super) fn retargeted(&self) {
+        let datagrams = self.table().values().any(|served| served.target.target().takes_datagrams);
+        self.datagrams.send_if_modified(|known| std::mem::replace(known, datagrams) != datagrams);
+    }
+
+    /// Whether one of the tunnels takes datagrams.
+    pub(super) fn datagrams(&self) -> watch::Receiver<bool> {
+        self.datagrams.subscribe()
     }
 
     /// A tunnel that is served under this epoch.
@@ -48,6 +71,6 @@ impl ServedTunnels {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Uuid, Served>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tunnels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

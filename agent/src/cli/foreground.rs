@@ -1,4 +1,4 @@
-//! `http` and `tcp`: a tunnel for as long as the command runs.
+//! `http`, `tcp`, `udp` and `both`: a tunnel for as long as the command runs.
 
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
@@ -65,8 +65,9 @@ pub(super) struct Http {
     no_https: bool,
 }
 
+/// A tunnel with a public port.
 #[derive(Args)]
-pub(super) struct Tcp {
+pub(super) struct Port {
     #[command(flatten)]
     common: Common,
 }
@@ -105,9 +106,9 @@ impl Http {
     }
 }
 
-impl Tcp {
-    pub(super) fn wanted(self, clock: &Clock) -> WantedTunnel {
-        self.common.wanted("tcp", clock)
+impl Port {
+    pub(super) fn wanted(self, protocol: &str, clock: &Clock) -> WantedTunnel {
+        self.common.wanted(protocol, clock)
     }
 }
 

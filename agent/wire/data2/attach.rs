@@ -12,6 +12,26 @@ pub struct Attach {
     pub token: Base64Bytes,
     /// The agent's version, for logs.
     pub version: String,
+    #[serde(default, skip_serializing_if = "LaneKind::is_visits")]
+    pub lane: LaneKind,
+}
+
+/// What a connection carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaneKind {
+    /// Visits, one after another.
+    #[default]
+    Visits,
+    /// The datagrams of visitors.
+    Datagrams,
+}
+
+impl LaneKind {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape is serde's")]
+    fn is_visits(&self) -> bool {
+        *self == Self::Visits
+    }
 }
 
 /// The node takes the connection.

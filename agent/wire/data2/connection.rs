@@ -92,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             let payload = std::mem::take(&mut self.payload);
             (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
-            if let Some(frame) = header.frame(&payload)? {
+            if let Some(frame) = header.frame(payload)? {
                 return Poll::Ready(Ok(Some(frame)));
             }
         }

@@ -2,10 +2,12 @@
 
 use std::io;
 
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::attach::{Attach, Attached, Denied};
+use super::datagram::{MOST_OVERHEAD, MOST_PAYLOAD};
 use super::visit::{Accepted, Refused, Visit};
 
 /// Bytes before each payload.
@@ -29,6 +31,7 @@ const RETIRED: u8 = 0x15;
 const VISIT: u8 = 0x20;
 const ACCEPTED: u8 = 0x21;
 const REFUSED: u8 = 0x22;
+const DATAGRAM: u8 = 0x40;
 
 /// A frame. Of [`Frame::Data`], only the length is here: its bytes are read and written apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +54,8 @@ pub enum Frame {
     Visit(Visit),
     Accepted(Accepted),
     Refused(Refused),
+    /// A visitor's datagram ([`super::datagram`]).
+    Datagram(Bytes),
 }
 
 /// What a header announces.
@@ -69,6 +74,7 @@ impl Header {
         let length = high << 16 | middle << 8 | low;
         let longest = match kind {
             DATA => DATA_LIMIT,
+            DATAGRAM => MOST_OVERHEAD + MOST_PAYLOAD,
             END | REST | RETIRE | RETIRED => 0,
             ATTACH | ATTACHED | DENIED | VISIT | ACCEPTED | REFUSED | RESERVED.. => CONTROL_LIMIT,
             _ => return Err(malformed(format!("no frame has the type {kind:#04x}"))),
@@ -89,7 +95,11 @@ impl Header {
     /// # Errors
     ///
     /// If the payload is not of this type.
-    pub fn frame(self, payload: &[u8]) -> io::Result<Option<Frame>> {
+    pub fn frame(self, payload: Vec<u8>) -> io::Result<Option<Frame>> {
+        if self.kind == DATAGRAM {
+            return Ok(Some(Frame::Datagram(payload.into())));
+        }
+        let payload = payload.as_slice();
         Ok(Some(match self.kind {
             DATA => Frame::Data { length: self.length },
             END => Frame::End,
@@ -126,6 +136,10 @@ impl Frame {
             Self::Visit(visit) => control(out, VISIT, visit)?,
             Self::Accepted(accepted) => control(out, ACCEPTED, accepted)?,
             Self::Refused(refused) => control(out, REFUSED, refused)?,
+            Self::Datagram(bytes) => {
+                header(out, DATAGRAM, bytes.len());
+                out.extend_from_slice(bytes);
+            }
         }
         Ok(())
     }

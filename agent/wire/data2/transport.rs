@@ -27,6 +27,20 @@ impl Transport {
     }
 }
 
+impl Transport {
+    /// Keeps little of what is not sent yet where it can no longer be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Where the operating system refuses the option.
+    pub fn keep_little_unsent(&self) -> io::Result<()> {
+        match self {
+            Self::Tls(stream) => socket::keep_little_unsent(stream.get_ref().0),
+            Self::Quic(_) => Ok(()),
+        }
+    }
+}
+
 impl AsyncRead for Transport {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut *self {

@@ -3,14 +3,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
-use culvert_wire::data2::MAX_WARM;
+use culvert_wire::data2::attach::DenialCode;
 use culvert_wire::data2::connection::Connection;
+use culvert_wire::data2::datagram::{CloseReason, Datagram};
 use culvert_wire::data2::frame::Frame;
+use culvert_wire::data2::lane::{Dropped, Lane, Receiver, TlsLane};
 use culvert_wire::data2::transport::Transport;
+use culvert_wire::data2::{MAX_LANES, MAX_WARM};
+use culvert_wire::node::Counted;
 use culvert_wire::quic::{self, QuicStream};
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
+use super::flows::FlowNumbers;
 use crate::counts::Counts;
 use crate::lock;
 
@@ -32,6 +37,15 @@ pub(crate) trait Job: Send + Sized + 'static {
 pub(crate) struct Pool<J> {
     counts: Arc<Counts>,
     state: Mutex<State<J>>,
+    lanes: Mutex<Lanes>,
+    flows: FlowNumbers,
+}
+
+/// What carries datagrams.
+#[derive(Default)]
+struct Lanes {
+    quic: Option<Lane>,
+    tls: Vec<Arc<TlsLane>>,
 }
 
 struct State<J> {
@@ -46,7 +60,7 @@ struct State<J> {
 impl<J: Job> Pool<J> {
     pub(super) fn new(counts: Arc<Counts>) -> Arc<Self> {
         let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
-        Arc::new(Self { counts, state: Mutex::new(state) })
+        Arc::new(Self { counts, state: Mutex::new(state), lanes: Mutex::default(), flows: FlowNumbers::default() })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -88,8 +102,47 @@ impl<J: Job> Pool<J> {
         Err((job, next))
     }
 
+    pub(crate) fn flows(&self) -> &FlowNumbers {
+        &self.flows
+    }
+
+    /// Sends a flow's datagram by QUIC, or else on a TLS connection.
+    ///
+    /// # Errors
+    ///
+    /// Why it was dropped.
+    pub(crate) fn send(&self, flow: u64, datagram: Datagram) -> Result<(), Dropped> {
+        let lane = lock(&self.lanes).find(flow).ok_or(Dropped::NoConnection)?;
+        lane.send(datagram)
+    }
+
+    /// What takes the datagrams of the agent.
+    pub(crate) fn receiver(self: &Arc<Self>) -> FlowReceiver<J> {
+        FlowReceiver(Arc::downgrade(self))
+    }
+
+    /// Uses a TLS connection for datagrams.
+    ///
+    /// # Errors
+    ///
+    /// If there are enough.
+    pub(crate) fn add_lane(&self, lane: &Arc<TlsLane>) -> Result<(), DenialCode> {
+        let mut lanes = lock(&self.lanes);
+        if lanes.tls.len() >= MAX_LANES {
+            return Err(DenialCode::Full);
+        }
+        lanes.tls.push(lane.clone());
+        Ok(())
+    }
+
+    /// Forgets a TLS connection that has ended.
+    pub(crate) fn remove_lane(&self, lane: &Arc<TlsLane>) {
+        lock(&self.lanes).tls.retain(|known| !Arc::ptr_eq(known, lane));
+    }
+
     /// Uses a connection of QUIC from now on, instead of a former one.
     pub(crate) fn use_quic(&self, connection: quinn::Connection) {
+        lock(&self.lanes).quic = Some(Lane::quic(connection.clone()));
         match lock(&self.state).quic.replace(connection) {
             Some(former) => former.close(quic::REGULAR, b"there is a newer connection"),
             None => self.counts.quic.enter(),
@@ -100,6 +153,7 @@ impl<J: Job> Pool<J> {
     pub(crate) fn lose_quic(&self, connection: &quinn::Connection) {
         let lost = lock(&self.state).quic.take_if(|known| known.stable_id() == connection.stable_id());
         if lost.is_some() {
+            lock(&self.lanes).quic = None;
             self.counts.quic.leave();
         }
     }
@@ -128,8 +182,50 @@ impl<J: Job> Pool<J> {
     }
 }
 
+impl Lanes {
+    fn find(&self, flow: u64) -> Option<Lane> {
+        if let Some(quic) = &self.quic {
+            return Some(quic.clone());
+        }
+        let count = self.tls.len() as u64;
+        let at = flow.checked_rem(count)?;
+        self.tls.get(at as usize).cloned().map(Lane::Tls)
+    }
+}
+
+/// Takes the datagrams of an agent's process.
+pub(crate) struct FlowReceiver<J>(Weak<Pool<J>>);
+
+impl<J> Clone for FlowReceiver<J> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<J: Job> Receiver for FlowReceiver<J> {
+    fn take(&self, datagram: Datagram) {
+        let Some(pool) = self.0.upgrade() else { return };
+        if let Some(flow) = pool.flows.find(datagram.flow()) {
+            return flow.take(datagram);
+        }
+        pool.counts.count(Counted::DroppedDatagrams, "unknown_flow");
+        if matches!(datagram, Datagram::Data { .. } | Datagram::Part { .. }) {
+            // The agent has not heard that it has ended.
+            let flow = datagram.flow();
+            let _ = pool.send(flow, Datagram::Close { flow, reason: CloseReason::Idle });
+        }
+    }
+
+    fn dropped(&self, why: Dropped) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.counts.count(Counted::DroppedDatagrams, why.cause());
+        }
+    }
+}
+
 impl<J> Drop for Pool<J> {
     fn drop(&mut self) {
+        lock(&self.lanes).tls.iter().for_each(|lane| lane.close());
         let state = lock(&self.state);
         self.counts.warm.leave_all(state.warm.len());
         if let Some(connection) = &state.quic {

@@ -46,6 +46,8 @@ pub(crate) enum VisitorKind {
     Tcp,
     /// An exchange.
     Http,
+    /// The datagrams of one address.
+    Udp,
 }
 
 /// The run that a visitor belongs to, which counts it.

@@ -29,6 +29,8 @@ pub struct NodeMetrics {
     basic_auth: Family<NodeOutcome, Counter>,
     visits: Family<Visit, Counter>,
     reuses: Counter,
+    datagrams: Family<Direction, Counter>,
+    dropped_datagrams: Family<Cause, Counter>,
     visitors: Family<VisitorKind, Gauge>,
     carriers: Family<Carrier, Gauge>,
     unproven: Gauge,
@@ -58,6 +60,11 @@ struct Visit {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    cause: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VisitorKind {
     kind: String,
 }
@@ -68,6 +75,20 @@ struct Carrier {
     state: String,
 }
 
+/// Why nodes drop datagrams.
+const DROP_CAUSES: &[&str] = &[
+    "bounds",
+    "malformed",
+    "no_connection",
+    "part",
+    "queue",
+    "rules",
+    "socket",
+    "streams",
+    "too_long",
+    "unknown_flow",
+    "unproven",
+];
 /// What carries visitors to agents.
 const TLS: &str = "tls";
 const QUIC: &str = "quic";
@@ -91,6 +112,11 @@ impl NodeMetrics {
             Counted::Visits => self.visits.get_or_create(&Visit { carrier: TLS, outcome: label }).inc_by(more),
             Counted::QuicVisits => self.visits.get_or_create(&Visit { carrier: QUIC, outcome: label }).inc_by(more),
             Counted::Reuses => self.reuses.inc_by(more),
+            Counted::Datagrams => {
+                let direction = if label == "in" { "in" } else { "out" };
+                self.datagrams.get_or_create(&Direction { direction }).inc_by(more)
+            }
+            Counted::DroppedDatagrams => self.dropped_datagrams.get_or_create(&Cause { cause: label }).inc_by(more),
             Counted::Other => return,
         };
     }
@@ -133,6 +159,8 @@ impl NodeMetrics {
             (Counted::BasicAuth, &["passed", "refused"]),
             (Counted::Visits, &["accepted", "refused", "lost", "protocol"]),
             (Counted::QuicVisits, &["accepted", "refused", "lost", "protocol"]),
+            (Counted::Datagrams, &["in", "out"]),
+            (Counted::DroppedDatagrams, DROP_CAUSES),
         ] {
             labels.iter().for_each(|label| self.add_counts(what, label, 0));
         }
@@ -150,6 +178,9 @@ impl NodeMetrics {
         let visits = self.visits.clone();
         registry.register("node_visits", "Connections to local services that have ended", visits);
         registry.register("node_reuses", "Those on a data connection that had served another one", self.reuses.clone());
+        registry.register("udp_datagrams", "Datagrams of visitors that were passed on", self.datagrams.clone());
+        let dropped = self.dropped_datagrams.clone();
+        registry.register("udp_drops", "Datagrams of visitors that nodes have dropped", dropped);
         registry.register("node_visitors", "Visitors of the nodes that are being served", self.visitors.clone());
         registry.register("node_carriers", "Data connections of agents", self.carriers.clone());
         registry.register("node_unproven", "Connections of agents that have not attached yet", self.unproven.clone());

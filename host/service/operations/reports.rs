@@ -113,7 +113,7 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
 fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<(), OperationError> {
     if let Err(refusal) = check_startable(tunnel, device, Bandwidth::Left) {
         let code = match refusal {
-            StartRefusal::UnsupportedProtocol(_) | StartRefusal::AgentTooOld => FailureCode::UnsupportedAction,
+            StartRefusal::AgentTooOld => FailureCode::UnsupportedAction,
             StartRefusal::NodeWithoutHttp => FailureCode::NodeUnavailable,
             StartRefusal::BandwidthUsedUp => FailureCode::TunnelStartFailed,
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => FailureCode::DeviceNotAllowed,

@@ -37,8 +37,6 @@ impl Change for Start {
         }
         match check_startable(&tunnel, &device, Bandwidth::Left) {
             Err(StartRefusal::BandwidthUsedUp) => return Err(Error::of(Code::TunnelSuspended)),
-            // The operation fails with this reason when the agent is ready.
-            Err(StartRefusal::UnsupportedProtocol(_)) if tunnel.allows(device.id) => {}
             Err(refusal @ StartRefusal::NodeWithoutHttp) => {
                 return Err(Error::new(Code::NodeUnavailable, refusal.detail()));
             }

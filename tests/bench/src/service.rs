@@ -89,7 +89,17 @@ impl Service {
 
     /// Starts a tunnel to a port at [`ADDRESS`]; its public port.
     pub async fn tunnel(&self, port: u16) -> u16 {
-        let tunnel = self.post("tunnels", json!({"local_host": ADDRESS, "local_port": port})).await;
+        self.tunnel_of("tcp", port).await
+    }
+
+    /// As [`Service::tunnel`], for datagrams.
+    pub async fn udp_tunnel(&self, port: u16) -> u16 {
+        self.tunnel_of("udp", port).await
+    }
+
+    async fn tunnel_of(&self, protocol: &str, port: u16) -> u16 {
+        let tunnel = json!({"protocol": protocol, "local_host": ADDRESS, "local_port": port});
+        let tunnel = self.post("tunnels", tunnel).await;
         self.start_tunnel(&tunnel).await;
         u16::try_from(tunnel["remote_port"].as_u64().unwrap()).unwrap()
     }

@@ -92,7 +92,16 @@ pub fn grant(tunnel_id: Uuid, port: u16) -> Grant {
         device_token: Some(DeviceToken { node_id: Uuid::from_u128(78), token: Base64Bytes(vec![0; 128]) }),
         public_address: "node:20000".into(),
         node: NodeAddress { host: "127.0.0.1".into(), port: 1, udp_port: None, fingerprint: Base64Bytes(vec![0; 32]) },
-        target: Target { host: "127.0.0.1".into(), port, idle_timeout: 3600, buffer_size: 65_536, extra: Vec::new() },
+        target: Target {
+            host: "127.0.0.1".into(),
+            port,
+            idle_timeout: 3600,
+            flow_idle_timeout: 300,
+            buffer_size: 65_536,
+            takes_connections: true,
+            takes_datagrams: false,
+            extra: Vec::new(),
+        },
     }
 }
 

@@ -1,0 +1,151 @@
+//! What a UDP tunnel carries on loopback, by QUIC and by TLS, beside rathole with Noise, and what it adds to a round trip.
+//!
+//! Needs rathole 0.5 (`cargo install rathole --version 0.5.0`) on the PATH.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
+#![allow(clippy::disallowed_methods, reason = "this is what measures time")]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use culvert_bench::service::{ADDRESS, Service};
+use culvert_bench::{median, rathole, verdict};
+use futures_util::future::join_all;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+/// Where a service sends each datagram back, and the public port of rathole that leads to it.
+const ECHO: u16 = 5511;
+const ECHO_NOISE: u16 = 5512;
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_secs(3);
+/// Visitors at a time, and the datagrams of each that are under way.
+const VISITORS: usize = 16;
+const UNDER_WAY: usize = 16;
+/// A datagram that is not answered by then is lost.
+const LOST_AFTER: Duration = Duration::from_millis(500);
+
+#[tokio::main]
+async fn main() {
+    if Command::new("rathole").arg("--version").output().is_err() {
+        println!("rathole is not there: cargo install rathole --version 0.5.0");
+        return;
+    }
+    let settings = [("CULVERT_NODE__FLOWS_PER_ADDRESS", "100000"), ("CULVERT_NODE__NEW_FLOWS_PER_SECOND", "100000")];
+    tokio::spawn(echo());
+    {
+        let service = Service::with(&settings).await;
+        let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
+        let ours = service.udp_tunnel(ECHO).await;
+        for length in [64, 1200] {
+            rates(length, &[("culvert", ours), ("rathole with Noise", ECHO_NOISE)]).await;
+        }
+        round_trips(ours).await;
+    }
+    let service = Service::with(&[&settings[..], &[("CULVERT_NODE__UDP_LISTEN", "off")]].concat()).await;
+    let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
+    let ours = service.udp_tunnel(ECHO).await;
+    rates(1200, &[("culvert over TLS", ours), ("rathole with Noise", ECHO_NOISE)]).await;
+}
+
+async fn echo() {
+    let socket = UdpSocket::bind((ADDRESS, ECHO)).await.unwrap();
+    let mut space = vec![0; 65_536];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut space).await else { continue };
+        let _ = socket.send_to(&space[..length], from).await;
+    }
+}
+
+async fn rates(length: usize, [(name, ours), (peer_name, peer)]: &[(&str, u16); 2]) {
+    let (mut our_rates, mut peer_rates) = (Vec::new(), Vec::new());
+    let (mut our_loss, mut peer_loss) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (port, rates, losses) in [(*ours, &mut our_rates, &mut our_loss), (*peer, &mut peer_rates, &mut peer_loss)]
+        {
+            let (rate, loss) = exchange(port, length).await;
+            rates.push(rate);
+            losses.push(loss);
+        }
+    }
+    let (rate, peer_rate) = (median(our_rates), median(peer_rates));
+    let (loss, peer_loss) = (median(our_loss) * 100.0, median(peer_loss) * 100.0);
+    println!(
+        "datagrams of {length} bytes there and back, a second, {VISITORS} visitors with {UNDER_WAY} under way each"
+    );
+    println!("  {name} {rate:.0} ({loss:.2} % lost), {peer_name} {peer_rate:.0} ({peer_loss:.2} % lost)");
+    verdict(&format!("{name} to {peer_name}"), rate / peer_rate, ">= 2", rate >= 2.0 * peer_rate);
+    verdict("percent lost", loss, "<= 0.5", loss <= 0.5);
+}
+
+/// Round trips a second of all visitors, and the share of datagrams that were lost.
+async fn exchange(port: u16, length: usize) -> (f64, f64) {
+    let visitors = (0..VISITORS).map(|_| tokio::spawn(visit(port, length)));
+    let counts = join_all(visitors).await.into_iter().map(Result::unwrap);
+    let (answered, lost) = counts.fold((0, 0), |(answered, lost), (more, gone)| (answered + more, lost + gone));
+    (f64::from(answered) / ROUND.as_secs_f64(), f64::from(lost) / f64::from(answered + lost))
+}
+
+async fn visit(port: u16, length: usize) -> (u32, u32) {
+    let socket = Arc::new(UdpSocket::bind((ADDRESS, 0)).await.unwrap());
+    socket.connect((ADDRESS, port)).await.unwrap();
+    let (payload, mut space) = (vec![7; length], vec![0; 65_536]);
+    // The visitor proves that it is there.
+    for _ in 0..4 {
+        socket.send(&payload).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    while socket.try_recv(&mut space).is_ok() {}
+    let (start, mut answered, mut lost) = (Instant::now(), 0, 0);
+    for _ in 0..UNDER_WAY {
+        socket.send(&payload).await.unwrap();
+    }
+    while start.elapsed() < ROUND {
+        match timeout(LOST_AFTER, socket.recv(&mut space)).await {
+            Ok(received) => {
+                received.unwrap();
+                answered += 1;
+                socket.send(&payload).await.unwrap();
+            }
+            Err(_) => {
+                lost += UNDER_WAY as u32;
+                for _ in 0..UNDER_WAY {
+                    socket.send(&payload).await.unwrap();
+                }
+            }
+        }
+    }
+    // What is still under way is counted neither way, but for what never comes.
+    let mut late = 0;
+    while late < UNDER_WAY as u32 && timeout(LOST_AFTER, socket.recv(&mut space)).await.is_ok() {
+        late += 1;
+    }
+    (answered, lost + (UNDER_WAY as u32 - late))
+}
+
+/// What the tunnel adds to a round trip where nothing else happens.
+async fn round_trips(ours: u16) {
+    let (bare, tunnelled) = (times(ECHO).await, times(ours).await);
+    let at = |times: &[f64], share: f64| times[(times.len() as f64 * share) as usize];
+    let (p50, p99) = (at(&tunnelled, 0.5) - at(&bare, 0.5), at(&tunnelled, 0.99) - at(&bare, 0.99));
+    println!("a round trip of 64 bytes takes longer by {p50:.3} ms (p50) and {p99:.3} ms (p99)");
+    verdict("ms added at p99", p99, "<= 1", p99 <= 1.0);
+}
+
+/// Sorted, in milliseconds.
+async fn times(port: u16) -> Vec<f64> {
+    let socket = UdpSocket::bind((ADDRESS, 0)).await.unwrap();
+    socket.connect((ADDRESS, port)).await.unwrap();
+    let mut times = Vec::new();
+    for _ in 0..3000 {
+        let begun = Instant::now();
+        socket.send(&[7; 64]).await.unwrap();
+        if timeout(LOST_AFTER, socket.recv(&mut [0; 64])).await.is_ok() {
+            times.push(begun.elapsed().as_secs_f64() * 1000.0);
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+    times.sort_by(f64::total_cmp);
+    times
+}
