@@ -12,7 +12,7 @@ use bytes::Bytes;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::Failure;
 use culvert_wire::data2::datagram::{CloseReason, Datagram, MOST_PAYLOAD, Open};
-use culvert_wire::data2::lane::{Dropped, Lane, Receiver, TlsLane};
+use culvert_wire::data2::lane::{Dropped, Lane, Lanes, Receiver, TlsLane};
 use culvert_wire::data2::parts::Parts;
 use culvert_wire::failure_code::FailureCode;
 use tokio::io::Interest;
@@ -38,12 +38,6 @@ pub(super) struct Flows {
     visits: Arc<VisitContext>,
     table: Mutex<HashMap<u64, Arc<Flow>>>,
     lanes: watch::Sender<Lanes>,
-}
-
-#[derive(Default)]
-struct Lanes {
-    quic: Option<Lane>,
-    tls: Vec<Arc<TlsLane>>,
 }
 
 struct Flow {
@@ -97,7 +91,7 @@ impl Flows {
         let mut lanes = self.lanes.subscribe();
         async move {
             // It fails only where the connections to the node have ended, and then nobody waits.
-            let _ = lanes.wait_for(|lanes| lanes.quic.is_some() || !lanes.tls.is_empty()).await;
+            let _ = lanes.wait_for(|lanes| !lanes.is_empty()).await;
         }
     }
 
@@ -305,16 +299,6 @@ impl Flow {
     }
 }
 
-impl Lanes {
-    fn find(&self, flow: u64) -> Option<Lane> {
-        if let Some(quic) = &self.quic {
-            return Some(quic.clone());
-        }
-        let at = flow.checked_rem(self.tls.len() as u64)?;
-        self.tls.get(at as usize).cloned().map(Lane::Tls)
-    }
-}
-
 /// A lane that is used until this is dropped.
 pub(super) struct UsedLane {
     flows: Arc<Flows>,
@@ -325,7 +309,7 @@ pub(super) struct UsedLane {
 impl Drop for UsedLane {
     fn drop(&mut self) {
         self.flows.lanes.send_modify(|lanes| match &self.tls {
-            Some(lane) => lanes.tls.retain(|known| !Arc::ptr_eq(known, lane)),
+            Some(lane) => lanes.remove_tls(lane),
             None => lanes.quic = None,
         });
     }

@@ -95,6 +95,33 @@ impl Lane {
     }
 }
 
+/// The lanes between a node and an agent.
+#[derive(Default)]
+pub struct Lanes {
+    pub quic: Option<Lane>,
+    pub tls: Vec<Arc<TlsLane>>,
+}
+
+impl Lanes {
+    /// The lane of a flow: QUIC, or else one of the TLS connections, the same for all of the flow's datagrams.
+    pub fn find(&self, flow: u64) -> Option<Lane> {
+        if let Some(quic) = &self.quic {
+            return Some(quic.clone());
+        }
+        let at = flow.checked_rem(self.tls.len() as u64)?;
+        self.tls.get(at as usize).cloned().map(Lane::Tls)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.quic.is_none() && self.tls.is_empty()
+    }
+
+    /// Forgets a TLS connection.
+    pub fn remove_tls(&mut self, lane: &Arc<TlsLane>) {
+        self.tls.retain(|known| !Arc::ptr_eq(known, lane));
+    }
+}
+
 pub struct QuicLane {
     connection: quinn::Connection,
     /// Bytes that may wait.

@@ -25,9 +25,7 @@ impl Transport {
             Self::Quic(stream) => stream.reset(),
         }
     }
-}
 
-impl Transport {
     /// Keeps little of what is not sent yet where it can no longer be dropped.
     ///
     /// # Errors

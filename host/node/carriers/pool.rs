@@ -7,7 +7,7 @@ use culvert_wire::data2::attach::DenialCode;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::datagram::{CloseReason, Datagram};
 use culvert_wire::data2::frame::Frame;
-use culvert_wire::data2::lane::{Dropped, Lane, Receiver, TlsLane};
+use culvert_wire::data2::lane::{Dropped, Lane, Lanes, Receiver, TlsLane};
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::{MAX_LANES, MAX_WARM};
 use culvert_wire::node::Counted;
@@ -39,13 +39,6 @@ pub(crate) struct Pool<J> {
     state: Mutex<State<J>>,
     lanes: Mutex<Lanes>,
     flows: FlowNumbers,
-}
-
-/// What carries datagrams.
-#[derive(Default)]
-struct Lanes {
-    quic: Option<Lane>,
-    tls: Vec<Arc<TlsLane>>,
 }
 
 struct State<J> {
@@ -137,7 +130,7 @@ impl<J: Job> Pool<J> {
 
     /// Forgets a TLS connection that has ended.
     pub(crate) fn remove_lane(&self, lane: &Arc<TlsLane>) {
-        lock(&self.lanes).tls.retain(|known| !Arc::ptr_eq(known, lane));
+        lock(&self.lanes).remove_tls(lane);
     }
 
     /// Uses a connection of QUIC from now on, instead of a former one.
@@ -179,17 +172,6 @@ impl<J: Job> Pool<J> {
         self.counts.warm.enter();
         drop(state);
         tokio::spawn(keep_warm(Arc::downgrade(self), number, carrier, given));
-    }
-}
-
-impl Lanes {
-    fn find(&self, flow: u64) -> Option<Lane> {
-        if let Some(quic) = &self.quic {
-            return Some(quic.clone());
-        }
-        let count = self.tls.len() as u64;
-        let at = flow.checked_rem(count)?;
-        self.tls.get(at as usize).cloned().map(Lane::Tls)
     }
 }
 
