@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::approved_targets::ApprovedTargets;
-use crate::carrier::Carriers;
+use crate::carrier::{Carriers, TransportChoice};
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::host_connection::{self, HostEvent};
@@ -50,6 +50,7 @@ pub struct Setup {
     pub device: Device,
     pub clock: Clock,
     pub link_local: LinkLocal,
+    pub transport: TransportChoice,
     /// Whether remote control may replace the process by a new one.
     pub replaceable: bool,
 }
@@ -107,7 +108,7 @@ impl Agent {
     ///
     /// If another agent uses the state folder, or the folder cannot be used.
     pub async fn run(setup: Setup, stop: CancellationToken) -> io::Result<Exit> {
-        let Setup { state, device, clock, link_local, replaceable } = setup;
+        let Setup { state, device, clock, link_local, transport, replaceable } = setup;
         let _lock = state.lock()?;
         let (reports, mut reported) = mpsc::channel(256);
         let (requests, mut requested) = mpsc::channel(16);
@@ -125,7 +126,7 @@ impl Agent {
             journal: Journal::load(&state, clock.now())?,
             stopped: PendingStops::load(&state)?,
             leases: Leases::new(TunnelContext {
-                carriers: Carriers::new(clock.clone()),
+                carriers: Carriers::new(clock.clone(), transport),
                 clock: clock.clone(),
                 link_local,
                 targets,

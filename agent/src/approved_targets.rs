@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::state_dir::StateDir;
-use culvert_wire::control::Target;
+use culvert_wire::target::Target;
 
 const FILE: &str = "targets.json";
 
@@ -47,10 +47,12 @@ impl Agreement {
         if self.chosen_here { Chosen::Here } else { Chosen::FromAfar }
     }
 
-    /// Whether the agreement has the target's host and all of its ports.
+    /// Whether the agreement has the target's host and all of its ports, and how they are spoken to.
     fn includes(&self, target: &Target) -> bool {
         self.target.host == target.host
             && self.target.port == target.port
+            && self.target.tls == target.tls
+            && self.target.tls_verify == target.tls_verify
             && target.extra.iter().all(|extra| self.target.extra.contains(extra))
     }
 }

@@ -18,18 +18,31 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
 use culvert_wire::device_token::DeviceToken;
 use pool::Pool;
-pub(crate) use quic::QuicState;
+pub(crate) use quic::{QuicState, connect as connect_quic};
 pub(crate) use served::Served;
+
+/// What carries visitors to this device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum TransportChoice {
+    /// TLS, and QUIC where UDP is not blocked.
+    #[default]
+    Auto,
+    /// TLS alone.
+    Tcp,
+    /// QUIC alone.
+    Quic,
+}
 
 #[derive(Clone)]
 pub(crate) struct Carriers {
     clock: Clock,
+    choice: TransportChoice,
     pools: Arc<Mutex<HashMap<NodeAddress, Weak<Pool>>>>,
 }
 
 impl Carriers {
-    pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, pools: Arc::default() }
+    pub(crate) fn new(clock: Clock, choice: TransportChoice) -> Self {
+        Self { clock, choice, pools: Arc::default() }
     }
 
     /// Serves a tunnel's visits until the seat is dropped.
@@ -43,7 +56,7 @@ impl Carriers {
         let pool = if let Some(pool) = pools.get(node).and_then(Weak::upgrade) {
             pool
         } else {
-            let pool = Arc::new(Pool::start(node.clone(), token.clone(), self.clock.clone())?);
+            let pool = Arc::new(Pool::start(node.clone(), token.clone(), self.choice, self.clock.clone())?);
             pools.insert(node.clone(), Arc::downgrade(&pool));
             pool
         };
@@ -59,6 +72,10 @@ impl Carriers {
         for token in tokens {
             pools.iter().for_each(|pool| pool.renew_token(token.clone()));
         }
+    }
+
+    pub(crate) fn choice(&self) -> TransportChoice {
+        self.choice
     }
 
     /// The nodes that the device has connections to, and how many.

@@ -1,7 +1,9 @@
 //! The agent's command line.
 
+mod doctor;
 mod enrol;
 mod foreground;
+pub mod preset;
 mod remote_control;
 mod screen;
 
@@ -19,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::VERSION;
 use crate::agent::{Agent, Exit, Setup};
+use crate::carrier::TransportChoice;
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::ipc::{self, Answer, NodeStatus, Request, Status, TunnelStatus};
@@ -67,9 +70,15 @@ enum Commands {
         /// clouds keep secrets
         #[arg(long)]
         allow_link_local: bool,
+        /// What carries visitors to this device: `auto` is TLS and QUIC, as far as UDP is not blocked; `tcp` TLS alone;
+        /// `quic` QUIC alone
+        #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
+        transport: TransportChoice,
     },
     /// Show what the agent does
     Status,
+    /// Try the ways to the server and to the nodes of the running tunnels, and say what is blocked
+    Doctor,
     /// Let clients of the API start and stop tunnels on this device, or not
     #[command(subcommand)]
     RemoteControl(Decision),
@@ -197,6 +206,8 @@ enum CliError {
     NotDeleted,
     #[error("the server could not be told that the tunnel ends; it may run on until the server ends its lease")]
     NotStopped,
+    #[error("{slug} is a preset of {protocol} tunnels: culvert-agent {protocol} --preset {slug}")]
+    OtherProtocol { slug: &'static str, protocol: &'static str },
     #[error("--basic-auth: the password is empty")]
     NoPassword,
     #[error("--code: there is no code on standard input")]
@@ -214,14 +225,15 @@ async fn execute(cli: Cli) -> Result<Exit, CliError> {
     let output = if cli.place.json { Output::Json } else { Output::Text };
     match cli.command {
         Commands::Enroll { server, code, name } => enrol::enrol(&state, &server, code, name, output).await?,
-        Commands::Run { allow_link_local } => return run_agent(state, allow_link_local).await,
+        Commands::Run { allow_link_local, transport } => return run_agent(state, allow_link_local, transport).await,
         Commands::Status => status(&state, output).await?,
+        Commands::Doctor => doctor::doctor(&state, output).await?,
         Commands::RemoteControl(decision) => remote_control::remote_control(&state, decision, output).await?,
         Commands::Targets(change) => remote_control::change_targets(&state, change, output).await?,
         Commands::Http(http) => foreground::serve(state, http.wanted(&Clock::system())?, output).await?,
-        Commands::Tcp(port) => foreground::serve(state, port.wanted("tcp", &Clock::system()), output).await?,
-        Commands::Udp(port) => foreground::serve(state, port.wanted("udp", &Clock::system()), output).await?,
-        Commands::Both(port) => foreground::serve(state, port.wanted("both", &Clock::system()), output).await?,
+        Commands::Tcp(port) => foreground::serve(state, port.wanted("tcp", &Clock::system())?, output).await?,
+        Commands::Udp(port) => foreground::serve(state, port.wanted("udp", &Clock::system())?, output).await?,
+        Commands::Both(port) => foreground::serve(state, port.wanted("both", &Clock::system())?, output).await?,
         Commands::Start { tunnel, yes } => {
             if let Answer::Started(tunnel) = start(&state, &tunnel, yes).await? {
                 print(output, &tunnel, || started(&tunnel));
@@ -258,7 +270,7 @@ async fn start(state: &StateDir, tunnel: &str, yes: bool) -> Result<Answer, CliE
 }
 
 fn started(tunnel: &TunnelStatus) -> String {
-    let mut text = format!("{} → {}", tunnel.public_address, tunnel.local_target);
+    let mut text = tunnel.way();
     if let Some(error) = &tunnel.target_error {
         text += &format!("\nnothing answers there yet: {error}");
     }
@@ -271,7 +283,7 @@ fn read_line() -> io::Result<String> {
     Ok(line.trim_end_matches(['\r', '\n']).into())
 }
 
-async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliError> {
+async fn run_agent(state: StateDir, allow_link_local: bool, transport: TransportChoice) -> Result<Exit, CliError> {
     let device = Device::load(&state)?.ok_or(CliError::NotEnrolled)?;
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new("info"))
@@ -290,7 +302,7 @@ async fn run_agent(state: StateDir, allow_link_local: bool) -> Result<Exit, CliE
         }
         signalled.cancel();
     });
-    let setup = Setup { state, device, clock: Clock::system(), link_local, replaceable: true };
+    let setup = Setup { state, device, clock: Clock::system(), link_local, transport, replaceable: true };
     match Agent::run(setup, stop).await {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(CliError::AlreadyRunning),
         ended => Ok(ended?),
@@ -344,7 +356,7 @@ fn describe(status: &Status, running: bool) -> String {
         text += &format!("\nnode            {address}: {transport}, {warm} warm and {busy} busy connections{trip}");
     }
     for tunnel in tunnels {
-        text += &format!("\ntunnel          {}: {} → {}", tunnel.name, tunnel.public_address, tunnel.local_target);
+        text += &format!("\ntunnel          {}: {}", tunnel.name, tunnel.way());
         if let Some(error) = &tunnel.target_error {
             text += &format!(" ({error})");
         }

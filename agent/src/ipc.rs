@@ -12,11 +12,13 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
+use crate::doctor::NodeReport;
 use crate::state_dir::StateDir;
 use culvert_wire::allowed_target::AllowedTarget;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{ConsentState, Failure};
 use culvert_wire::failure_code::FailureCode;
+use culvert_wire::target::ProxyProtocol;
 
 const SOCKET: &str = "agent.sock";
 /// Bytes of a request, at most.
@@ -49,6 +51,8 @@ pub enum Request {
     Stop {
         tunnel: String,
     },
+    /// Tries the ways to the nodes of the running tunnels.
+    Doctor,
     /// Makes a tunnel and starts it, until the command ends.
     Foreground(Box<WantedTunnel>),
 }
@@ -73,9 +77,19 @@ pub enum Answer {
     Stopped {
         tunnel_id: Uuid,
     },
+    Doctor(DoctorReport),
     Foreground(Box<ForegroundStatus>),
     /// The command in the foreground has ended: its tunnel is stopped, and deleted unless it is kept.
     Ended,
+}
+
+/// How the server and the nodes can be reached.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DoctorReport {
+    pub server: String,
+    pub connected: bool,
+    /// Those of the running tunnels.
+    pub nodes: Vec<NodeReport>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -117,6 +131,12 @@ pub struct TunnelStatus {
     pub public_address: String,
     /// The tunnel's target on this device, as `host:port`.
     pub local_target: String,
+    /// Whether the target is spoken to over TLS.
+    #[serde(default)]
+    pub local_tls: bool,
+    /// How the target is told who a visitor is.
+    #[serde(default)]
+    pub proxy_protocol: ProxyProtocol,
     /// What is wrong with the local target; `None` if nothing is.
     pub target_error: Option<String>,
     /// Open connections of visitors. For http, they are the node's connections to the local service.
@@ -133,11 +153,28 @@ pub struct TunnelStatus {
     pub dropped_datagrams: u64,
 }
 
+impl TunnelStatus {
+    /// Where visitors come, and where they are led.
+    pub fn way(&self) -> String {
+        let tls = if self.local_tls { ", TLS" } else { "" };
+        let proxy = match self.proxy_protocol {
+            ProxyProtocol::None | ProxyProtocol::Other => "",
+            ProxyProtocol::V1 => ", PROXY v1",
+            ProxyProtocol::V2 => ", PROXY v2",
+            ProxyProtocol::Spp => ", SPP",
+        };
+        format!("{} → {}{tls}{proxy}", self.public_address, self.local_target)
+    }
+}
+
 /// A tunnel that a command in the foreground wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WantedTunnel {
     /// The body of `POST /v2/tunnels`.
     pub body: serde_json::Value,
+    /// Local ports beside that of the body, as the command named them.
+    #[serde(default)]
+    pub extra_ports: Vec<u16>,
     /// Whether the tunnel stays when the command has ended.
     pub keep: bool,
     /// The same for every attempt to create it.

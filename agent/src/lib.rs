@@ -9,16 +9,20 @@
 
 pub mod agent;
 mod approved_targets;
-mod carrier;
+pub mod carrier;
 pub mod cli;
 pub mod consent;
 pub mod device;
+pub mod doctor;
 mod host_connection;
 pub mod ipc;
 mod journal;
 mod local_target;
 mod pending_stops;
+mod proxy_header;
 mod report;
+mod service_stream;
+mod service_tls;
 pub mod state_dir;
 pub mod target;
 pub mod targets;

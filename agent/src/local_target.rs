@@ -8,12 +8,15 @@ use uuid::Uuid;
 
 use crate::approved_targets::Chosen;
 use crate::report::{Report, Reporter};
+use crate::service_stream::ServiceStream;
 use crate::target::{self, Bounds, LinkLocal};
 use crate::targets::Targets;
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{Failure, Target};
+use culvert_wire::control::Failure;
+use culvert_wire::data2::visit::{Accepted, Visit};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::pipe;
+use culvert_wire::target::Target;
 
 pub(crate) struct LocalTarget {
     clock: Clock,
@@ -105,6 +108,13 @@ impl LocalTarget {
         target::dial(&target, &self.bounds(chosen), &self.clock).await
     }
 
+    /// Connects to the service that a visit is for. Returns also what the node is told of it.
+    pub(crate) async fn reach(&self, visit: &Visit) -> Result<(ServiceStream, Accepted), Failure> {
+        let Led { target, chosen } = self.led_to(visit.port_id)?;
+        let stream = target::dial(&target, &self.bounds(chosen), &self.clock).await?;
+        target::begin(stream, &target, visit, &self.clock).await
+    }
+
     /// Opens a socket for the datagrams of a visitor of an extra port, or (`None`) of the tunnel's own port.
     pub(crate) async fn connect_datagrams(&self, port_id: Option<Uuid>) -> Result<UdpSocket, Failure> {
         let Led { target, chosen } = self.led_to(port_id)?;
@@ -117,7 +127,8 @@ impl LocalTarget {
             let extra = led.target.extra.iter().find(|extra| extra.port_id == port_id);
             let unknown =
                 || Failure::new(FailureCode::AgentRejected, "Nobody at this device agreed to the extra port.");
-            led.target.port = extra.ok_or_else(unknown)?.port;
+            let extra = extra.ok_or_else(unknown)?;
+            (led.target.port, led.target.tls) = (extra.port, extra.tls);
         }
         Ok(led)
     }

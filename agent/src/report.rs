@@ -3,7 +3,8 @@
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use culvert_wire::control::{Failure, Target};
+use culvert_wire::control::Failure;
+use culvert_wire::target::Target;
 
 /// An event of a running tunnel; it is sent with the id of the lease.
 #[derive(Debug)]

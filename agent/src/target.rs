@@ -4,17 +4,25 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 
 use crate::approved_targets::Chosen;
+use crate::proxy_header;
+use crate::service_stream::ServiceStream;
+use crate::service_tls;
 use crate::targets::Targets;
 use culvert_wire::allowed_target::{exactly, is_reserved, not_allowed, ports};
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{Failure, Target};
+use culvert_wire::control::Failure;
+use culvert_wire::data2::visit::{Accepted, H2, Visit, VisitKind};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::socket;
+use culvert_wire::target::Target;
 
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
+/// How long a service may take to make TLS. With the time to connect, it is less than the node waits.
+const TLS_WITHIN: Duration = Duration::from_secs(4);
 
 /// Whether tunnels may lead to link-local addresses, where clouds serve the secrets of their instances. Only
 /// the device's own command line can allow it, and only for targets chosen at the device.
@@ -73,6 +81,38 @@ pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result
         Ok(connected) => connected,
         Err(_) => Err(unreachable(target, "no answer within 10 seconds")),
     }
+}
+
+/// Begins a visit on a connection to its service: says who the visitor is, and makes TLS. Returns also what the node is
+/// told of it.
+///
+/// # Errors
+///
+/// `local_target_unreachable` if the connection has ended, `local_tls_failed` if TLS is not to be had.
+pub(crate) async fn begin(
+    mut stream: TcpStream,
+    target: &Target,
+    visit: &Visit,
+    clock: &Clock,
+) -> Result<(ServiceStream, Accepted), Failure> {
+    if let Some(header) = proxy_header::of_visit(target.proxy_protocol, visit) {
+        // It always fits the socket's buffer.
+        stream.write_all(&header).await.map_err(|error| unreachable(target, error))?;
+    }
+    if visit.kind != VisitKind::Http || !target.tls {
+        return Ok((ServiceStream::Plain(stream), Accepted { alpn: None, target_version: target.version }));
+    }
+    let address = stream.peer_addr().map_err(|error| unreachable(target, error))?;
+    let verifies = target.tls_verify.unwrap_or_else(|| !service_tls::is_near(address.ip()));
+    let name = target.server_name.as_deref().unwrap_or(&target.host);
+    let offers_h2 = visit.alpn.as_deref() == Some(H2);
+    let made = clock.timeout(TLS_WITHIN, service_tls::connect(stream, name, verifies, offers_h2)).await;
+    let stream = made.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
+        let detail = format!("{}:{} makes no TLS for {name}: {error}", target.host, target.port);
+        Failure::new(FailureCode::LocalTlsFailed, detail)
+    })?;
+    let accepted = Accepted { alpn: service_tls::chosen_protocol(&stream), target_version: target.version };
+    Ok((ServiceStream::Tls(Box::new(stream)), accepted))
 }
 
 /// Opens a socket for datagrams to a target. Whether anybody listens there shows with the first datagram.

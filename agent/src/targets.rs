@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use culvert_wire::allowed_target::{
     AllowedTarget, MAX_ENTRIES, admits, exactly, is_reserved, literal, ports, standard,
 };
-use culvert_wire::control::Target;
+use culvert_wire::target::Target;
 
 use crate::approved_targets::ApprovedTargets;
 use crate::state_dir::StateDir;
@@ -85,16 +85,7 @@ mod tests {
 
     #[test]
     fn existing_targets_are_allowed_except_reserved_addresses() {
-        let target = |host: &str, port| Target {
-            host: host.into(),
-            port,
-            idle_timeout: 60,
-            flow_idle_timeout: 60,
-            buffer_size: 1024,
-            takes_connections: true,
-            takes_datagrams: false,
-            extra: Vec::new(),
-        };
+        let target = |host: &str, port| Target::new(host, port);
         let agreed =
             [target("127.0.0.1", 80), target("10.0.0.5", 5432), target("nas", 22), target("169.254.169.254", 80)];
         let said: Vec<String> = of_agreed(agreed.iter()).iter().map(ToString::to_string).collect();

@@ -17,8 +17,9 @@ use crate::target::LinkLocal;
 use crate::targets::Targets;
 use crate::traffic::Traffic;
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{Failure, Grant, Target};
+use culvert_wire::control::{Failure, Grant};
 use culvert_wire::failure_code::FailureCode;
+use culvert_wire::target::Target;
 
 /// How long a new tunnel has to reach its node.
 const READY_WITHIN: Duration = Duration::from_secs(15);

@@ -12,8 +12,9 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Failure, Target};
+use crate::control::Failure;
 use crate::failure_code::FailureCode;
+use crate::target::Target;
 
 /// Most entries of a list.
 pub const MAX_ENTRIES: usize = 100;

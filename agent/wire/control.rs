@@ -14,6 +14,7 @@ use crate::base64_bytes::Base64Bytes;
 use crate::device_token::DeviceToken;
 use crate::failure_code::FailureCode;
 use crate::open_enum::open_enum;
+use crate::target::Target;
 
 /// The WebSocket subprotocol (RFC 6455, section 1.9), with its version.
 pub const PROTOCOL: &str = "culvert.agent.v1";
@@ -45,14 +46,17 @@ impl Capability {
 
     /// Serves the datagrams of UDP ports.
     pub const DATAGRAMS: &str = "datagrams_v1";
+    /// Makes TLS with local services, and tells them who visitors are (PROXY protocol).
+    pub const LOCAL_SERVICES: &str = "local_services_v1";
 
-    pub const ALL: [&str; 6] = [
+    pub const ALL: [&str; 7] = [
         Self::REMOTE_CONTROL,
         Self::RUNTIME_LEASE,
         Self::COMMAND_DEDUP,
         Self::RESTART_AGENT,
         Self::DATA_CHANNEL_V2,
         Self::DATAGRAMS,
+        Self::LOCAL_SERVICES,
     ];
 }
 
@@ -299,47 +303,6 @@ pub struct Grant {
     /// The node that the tunnel is placed on, from which its visitors come.
     pub node: NodeAddress,
     pub target: Target,
-}
-
-/// The local target of a tunnel, and how connections to it are handled.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    pub host: String,
-    pub port: u16,
-    /// In seconds.
-    pub idle_timeout: u32,
-    /// How long a visitor of a UDP port may be silent, in seconds.
-    #[serde(default = "default_flow_idle_timeout")]
-    pub flow_idle_timeout: u32,
-    /// In bytes.
-    pub buffer_size: u32,
-    /// Whether the tunnel's own port takes connections.
-    #[serde(default = "yes")]
-    pub takes_connections: bool,
-    /// Whether one of the tunnel's ports takes datagrams.
-    #[serde(default)]
-    pub takes_datagrams: bool,
-    /// The targets of the tunnel's extra ports, on the same host.
-    #[serde(default)]
-    pub extra: Vec<ExtraTarget>,
-}
-
-/// How long a visitor of a UDP port may be silent by default, in seconds.
-pub const DEFAULT_FLOW_IDLE_TIMEOUT: u32 = 300;
-
-fn default_flow_idle_timeout() -> u32 {
-    DEFAULT_FLOW_IDLE_TIMEOUT
-}
-
-fn yes() -> bool {
-    true
-}
-
-/// The target of one extra port of a tunnel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExtraTarget {
-    pub port_id: Uuid,
-    pub port: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

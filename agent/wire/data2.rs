@@ -16,6 +16,7 @@
 //! A stream of QUIC ([`crate::quic`]) serves one visit, and carries its bytes without frames.
 
 pub mod attach;
+pub mod close_limit;
 pub mod connection;
 pub mod datagram;
 pub mod frame;

@@ -21,6 +21,8 @@ open_enum! {
         InternalError "internal_error",
         LeaseConflict "lease_conflict",
         LocalTargetUnreachable "local_target_unreachable",
+        /// The service does not speak TLS, or its certificate is not good.
+        LocalTlsFailed "local_tls_failed",
         NodeUnavailable "node_unavailable",
         /// The device did not take the command in time.
         NotClaimed "not_claimed",

@@ -28,5 +28,6 @@ pub mod quic;
 pub mod signature;
 pub mod socket;
 pub mod tally;
+pub mod target;
 pub mod tls;
 pub mod unproven;

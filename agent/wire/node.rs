@@ -13,8 +13,9 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::base64_bytes::Base64Bytes;
-use crate::control::{DEFAULT_FLOW_IDLE_TIMEOUT, NodeAddress};
+use crate::control::NodeAddress;
 use crate::lease_token::VerifyingKey;
+use crate::target::DEFAULT_FLOW_IDLE_TIMEOUT;
 
 /// Most frames that wait in one direction.
 pub const QUEUE: usize = 1024;
@@ -43,6 +44,9 @@ pub struct Assignment {
     #[serde(default = "default_flow_idle_timeout")]
     pub flow_idle_timeout_seconds: u32,
     pub buffer_size_bytes: u32,
+    /// The number of the local target within the run. What leads to a former one is not used again.
+    #[serde(default)]
+    pub target_version: u64,
     /// Changes with every replacement of the access rules.
     pub access_version: i64,
     pub firewall: Vec<FirewallRule>,
@@ -100,6 +104,12 @@ pub struct Route {
     /// Whether the service is spoken to by HTTP/2 without TLS.
     #[serde(default)]
     pub h2c: bool,
+    /// Whether the service is told each connection's visitor. Then no connection serves two.
+    #[serde(default)]
+    pub names_visitors: bool,
+    /// Whether visitors make TLS with the service itself.
+    #[serde(default)]
+    pub tls_passthrough: bool,
 }
 
 /// A public name of an http tunnel.
@@ -109,6 +119,9 @@ pub struct RouteName {
     pub name: String,
     /// The extra port that the name leads to; `None` for the tunnel's own port.
     pub port_id: Option<Uuid>,
+    /// Whether the agent makes TLS with the service.
+    #[serde(default)]
+    pub tls: bool,
 }
 
 /// Who may visit an http tunnel (RFC 7617).

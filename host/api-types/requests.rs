@@ -10,7 +10,7 @@ use crate::patterns::{DOMAIN, HOST_HEADER, PASSWORD, SUBDOMAIN, TEXT, USER, addr
 use crate::read::{FieldReader, FromJsonTree, Nullable, flag, id, integer, string_enum, text};
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::event::EventKind;
-use culvert_domain::http_service::LocalScheme;
+use culvert_domain::local_service::{LocalScheme, ProxyProtocol};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::webhook::WebhookStatus;
 
@@ -105,9 +105,19 @@ request! {
         /// The Host header of requests to the service, for http tunnels; null: the visitor's.
         #[schemars(length(max = 255), extend("pattern" = HOST_HEADER))]
         host_header: Option<String> = read_or_null(text),
-        /// How the node speaks to the service of an http tunnel: `h2c` is HTTP/2 without TLS.
+        /// How the service of an http tunnel is spoken to: `auto` is `https` for the ports 443 and 8443, else `http`;
+        /// `h2c` is HTTP/2 without TLS.
         #[schemars(with = "LocalScheme", extend("default" = "auto"))]
         local_scheme: Option<LocalScheme> = read(string_enum),
+        /// Whether the service's certificate is verified, for http tunnels; null: unless its address is loopback or
+        /// private.
+        local_tls_verify: Option<bool> = read_or_null(flag),
+        /// How the service is told who a visitor is. tcp and http: none, v1, v2; udp: none, v2, spp; both: none, v2.
+        #[schemars(with = "ProxyProtocol", extend("default" = "none"))]
+        proxy_protocol: Option<ProxyProtocol> = read(string_enum),
+        /// Whether visitors make TLS with the service itself, for http tunnels without basic auth.
+        #[schemars(with = "bool", extend("default" = false))]
+        tls_passthrough: Option<bool> = read(flag),
         /// The premium network; true for plans that include it, where it is not given.
         #[schemars(with = "bool")]
         pro_network: Option<bool> = read(flag),
@@ -161,9 +171,20 @@ request! {
         /// The Host header of requests to the service, for http tunnels; null: the visitor's.
         #[schemars(with = "Option<String>", length(max = 255), extend("pattern" = HOST_HEADER))]
         host_header: Nullable<String> = read_or_clear(text),
-        /// How the node speaks to the service of an http tunnel: `h2c` is HTTP/2 without TLS.
+        /// How the service of an http tunnel is spoken to: `auto` is `https` for the ports 443 and 8443, else `http`;
+        /// `h2c` is HTTP/2 without TLS.
         #[schemars(with = "LocalScheme")]
         local_scheme: Option<LocalScheme> = read(string_enum),
+        /// Whether the service's certificate is verified, for http tunnels; null: unless its address is loopback or
+        /// private.
+        #[schemars(with = "Option<bool>")]
+        local_tls_verify: Nullable<bool> = read_or_clear(flag),
+        /// How the service is told who a visitor is. tcp and http: none, v1, v2; udp: none, v2, spp; both: none, v2.
+        #[schemars(with = "ProxyProtocol")]
+        proxy_protocol: Option<ProxyProtocol> = read(string_enum),
+        /// Whether visitors make TLS with the service itself, for http tunnels without basic auth.
+        #[schemars(with = "bool")]
+        tls_passthrough: Option<bool> = read(flag),
         #[schemars(with = "bool")]
         pro_network: Option<bool> = read(flag),
     }

@@ -9,7 +9,7 @@ use crate::account::BandwidthResponse;
 use crate::address::AddressResponse;
 use crate::port::ExtraPortResponse;
 use culvert_domain::device::Device;
-use culvert_domain::http_service::LocalScheme;
+use culvert_domain::local_service::{LocalScheme, LocalService, ProxyProtocol};
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::port::ExtraPort;
 use culvert_domain::protocol::Protocol;
@@ -48,6 +48,10 @@ pub struct TunnelResponse {
     /// The Host header of requests to the service of an http tunnel; null: the visitor's.
     host_header: Option<String>,
     local_scheme: LocalScheme,
+    /// Whether the service's certificate is verified; null: unless its address is loopback or private.
+    local_tls_verify: Option<bool>,
+    proxy_protocol: ProxyProtocol,
+    tls_passthrough: bool,
     pro_network: bool,
     created_by: Uuid,
     created_at: DateTime<Utc>,
@@ -122,6 +126,8 @@ impl From<Tunnel> for TunnelResponse {
     fn from(tunnel: Tunnel) -> Self {
         let status = tunnel.status();
         let device_id = tunnel.running_on();
+        let LocalService { host_header, scheme, tls_verify, proxy_protocol, tls_passthrough } =
+            tunnel.spec.service.clone();
         let Node { id, name, region, country, region_flag, status: node_status, .. } = tunnel.node.clone();
         Self {
             public_address: tunnel.public_address().into(),
@@ -145,8 +151,11 @@ impl From<Tunnel> for TunnelResponse {
             custom_domain: tunnel.custom_domain,
             idle_timeout: tunnel.spec.idle_timeout,
             buffer_size: tunnel.spec.buffer_size,
-            host_header: tunnel.spec.host_header,
-            local_scheme: tunnel.spec.local_scheme,
+            host_header,
+            local_scheme: scheme,
+            local_tls_verify: tls_verify,
+            proxy_protocol,
+            tls_passthrough,
             pro_network: tunnel.spec.pro_network,
             created_by: tunnel.created_by,
             created_at: tunnel.created_at,

@@ -37,7 +37,7 @@ pub struct NodeConfig {
     /// The port of `https_listen` as visitors see it (default: its own).
     #[serde(default)]
     pub https_port: Option<u16>,
-    /// Networks of proxies in front of `http_listen` and `https_listen`: their `X-Forwarded-For`, `-Proto` and `-Port` are believed.
+    /// Networks of proxies in front of the node. On public ports their connections must begin with a header of the PROXY protocol; on `http_listen` and `https_listen` they may, and their `X-Forwarded-For`, `-Proto` and `-Port` are believed.
     #[serde(default)]
     pub trusted_proxies: Vec<IpNet>,
     #[serde(default)]

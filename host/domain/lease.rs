@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::local_service::LocalService;
 use super::protocol::Protocol;
 
 /// An open session, with everything that a node and an agent need to serve it.
@@ -21,8 +22,12 @@ pub struct Lease {
     pub local_host: String,
     pub local_port: u16,
     pub protocol: Protocol,
+    /// As the device has agreed to it.
+    pub service: LocalService,
     pub idle_timeout: Option<u32>,
     pub buffer_size: u32,
+    /// How often the target has changed within the run.
+    pub target_version: u64,
     pub ready: bool,
     pub lease_until: DateTime<Utc>,
     /// The extra ports that the session's device has agreed to serve.

@@ -38,8 +38,14 @@ string_enum! {
         RequestId "request.id",
         InputHostHeader "input.host_header",
         InputLocalScheme "input.local_scheme",
+        InputLocalTlsVerify "input.local_tls_verify",
+        InputProxyProtocol "input.proxy_protocol",
+        InputTlsPassthrough "input.tls_passthrough",
         CurrentHostHeader "current.host_header",
         CurrentLocalScheme "current.local_scheme",
+        CurrentLocalTlsVerify "current.local_tls_verify",
+        CurrentProxyProtocol "current.proxy_protocol",
+        CurrentTlsPassthrough "current.tls_passthrough",
     }
 }
 
@@ -62,6 +68,7 @@ impl PolicyFact {
     pub fn meaning(self) -> (&'static str, &'static str) {
         const TEXT: &str = "string";
         const MAYBE_TEXT: &str = "string or null";
+        const MAYBE_FLAG: &str = "boolean or null";
         const TIME: &str = "string, RFC 3339 in UTC";
         const COUNT: &str = "number";
         match self {
@@ -102,12 +109,17 @@ impl PolicyFact {
             Self::ClientIp => (MAYBE_TEXT, "the client's address, behind trusted proxies the one that they name"),
             Self::RequestMethod => (MAYBE_TEXT, "the HTTP method: `POST`"),
             Self::RequestAction => (TEXT, "what the request does: `tunnels.start`"),
-            Self::InputHostHeader => (MAYBE_TEXT, "the field of the request's body; null where it says none"),
+            Self::InputHostHeader => (MAYBE_TEXT, "the body's field; null without one"),
             Self::InputLocalScheme => {
-                (MAYBE_TEXT, "the field of the request's body: `auto`, `http` or `h2c`; null where it says none")
+                (MAYBE_TEXT, "the body's field: `auto`, `http`, `https` or `h2c`; null without one")
             }
+            Self::InputLocalTlsVerify | Self::InputTlsPassthrough => (MAYBE_FLAG, "the body's field; null without one"),
+            Self::InputProxyProtocol => (MAYBE_TEXT, "the body's field: `none`, `v1`, `v2` or `spp`; null without one"),
             Self::CurrentHostHeader => (MAYBE_TEXT, "`host_header` of the tunnel that is acted on"),
             Self::CurrentLocalScheme => (MAYBE_TEXT, "`local_scheme` of the tunnel that is acted on"),
+            Self::CurrentLocalTlsVerify => (MAYBE_FLAG, "`local_tls_verify` of the tunnel that is acted on"),
+            Self::CurrentProxyProtocol => (MAYBE_TEXT, "`proxy_protocol` of the tunnel that is acted on"),
+            Self::CurrentTlsPassthrough => (MAYBE_FLAG, "`tls_passthrough` of the tunnel that is acted on"),
             Self::RequestId => (MAYBE_TEXT, "the request's UUID, as `X-Request-Id` has it"),
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::local_service::LocalScheme;
 use super::string_enum::string_enum;
 use super::usage::Traffic;
 
@@ -35,6 +36,8 @@ string_enum! {
 pub struct Target {
     pub host: String,
     pub port: u16,
+    pub scheme: LocalScheme,
+    pub tls_verify: Option<bool>,
     /// Extra ports, by their ids.
     pub extra: Vec<(Uuid, u16)>,
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::http_service::LocalScheme;
+use super::local_service::{LocalScheme, LocalService, ProxyProtocol};
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
 use super::port::extra_subdomain;
@@ -55,9 +55,14 @@ pub struct TunnelSpec {
     /// Bytes that each direction of a connection is copied with.
     pub buffer_size: u32,
     pub pro_network: bool,
-    /// The Host header of requests to the service; the visitor's own where there is none.
-    pub host_header: Option<String>,
-    pub local_scheme: LocalScheme,
+    pub service: LocalService,
+}
+
+impl TunnelSpec {
+    /// Whether visitors come by HTTPS: its node makes TLS, or passes it through.
+    pub fn needs_https(&self) -> bool {
+        self.https || self.service.tls_passthrough
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +76,10 @@ pub struct Tunnel {
     /// The platform domain that its subdomain belongs to.
     pub domain: String,
     pub basic_auth_password_set: bool,
+    /// Whether one of its ports takes UDP.
+    pub takes_datagrams: bool,
+    /// Whether one of its http extra ports leads to a port of TLS, for [`LocalScheme::Auto`].
+    pub has_tls_port: bool,
     /// The devices that may run it.
     pub device_ids: Vec<Uuid>,
     /// Whether only these may; otherwise any of the scope. They can have become none.
@@ -152,12 +161,24 @@ impl Tunnel {
         self.run.is_some() || self.operation.as_ref().is_some_and(starts)
     }
 
+    /// Whether an agent has to make TLS with its service, or say who visitors are.
+    pub fn needs_local_services(&self) -> bool {
+        let service = &self.spec.service;
+        let is_http = self.spec.protocol == Protocol::Http;
+        let uses_tls = match service.scheme {
+            LocalScheme::Https => true,
+            LocalScheme::Auto => self.has_tls_port || (is_http && service.scheme.uses_tls(self.spec.local_port)),
+            LocalScheme::Http | LocalScheme::H2c => false,
+        };
+        uses_tls || service.proxy_protocol != ProxyProtocol::None
+    }
+
     pub fn allows(&self, device_id: Uuid) -> bool {
         !self.restricted || self.device_ids.contains(&device_id)
     }
 
     pub fn public_address(&self) -> PublicAddress {
-        address(self.spec.protocol, self.remote_port, self.spec.https, self.name_in_domain(), &self.node)
+        address(self.spec.protocol, self.remote_port, self.spec.needs_https(), self.name_in_domain(), &self.node)
     }
 
     /// The address of one of its extra ports.
@@ -165,11 +186,11 @@ impl Tunnel {
         let name = self.name_in_domain();
         let (name, number) = match port.protocol {
             Protocol::Http => {
-                (name.map(|name| extra_subdomain(port.local_port, &name)), self.node.web_port(self.spec.https))
+                (name.map(|name| extra_subdomain(port.local_port, &name)), self.node.web_port(self.spec.needs_https()))
             }
             _ => (name, port.remote_port),
         };
-        address(port.protocol, number, self.spec.https, name, &self.node)
+        address(port.protocol, number, self.spec.needs_https(), name, &self.node)
     }
 
     /// What a custom domain must be an alias of. It is the tunnel's alone, else an alias would prove
@@ -221,13 +242,14 @@ mod tests {
                 idle_timeout: None,
                 buffer_size: DEFAULT_BUFFER_SIZE,
                 pro_network: false,
-                host_header: None,
-                local_scheme: LocalScheme::Auto,
+                service: LocalService::default(),
             },
             remote_port: 20_000,
             node: node(1, "berlin", "DE"),
             domain: "example.com".into(),
             basic_auth_password_set: false,
+            takes_datagrams: false,
+            has_tls_port: false,
             device_ids: Vec::new(),
             restricted: false,
             desired_device_id: None,

@@ -78,6 +78,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0025-commands-at-a-device.md"
     "docs/develop/decisions/0026-quic.md"
     "docs/develop/decisions/0027-udp.md"
+    "docs/develop/decisions/0028-local-services.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

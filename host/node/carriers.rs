@@ -8,6 +8,7 @@ mod pool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use culvert_wire::clock::Clock;
 use culvert_wire::data2::attach::DenialCode;
 use culvert_wire::device_token::AgentProcess;
 
@@ -18,6 +19,7 @@ pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
 
 pub(crate) struct Carriers<J> {
     counts: Arc<Counts>,
+    clock: Clock,
     processes: Mutex<HashMap<AgentProcess, Process<J>>>,
 }
 
@@ -28,14 +30,14 @@ struct Process<J> {
 }
 
 impl<J: Job> Carriers<J> {
-    pub(crate) fn new(counts: Arc<Counts>) -> Arc<Self> {
-        Arc::new(Self { counts, processes: Mutex::default() })
+    pub(crate) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { counts, clock, processes: Mutex::default() })
     }
 
     /// The pool of a process, for one more session of it.
     pub(crate) fn join(self: &Arc<Self>, process: AgentProcess) -> Seat<J> {
         let mut processes = lock(&self.processes);
-        let new = || Process { pool: Pool::new(self.counts.clone()), sessions: 0 };
+        let new = || Process { pool: Pool::new(self.counts.clone(), self.clock.clone()), sessions: 0 };
         let entry = processes.entry(process).or_insert_with(new);
         entry.sessions += 1;
         Seat { carriers: self.clone(), process, pool: entry.pool.clone() }

@@ -3,7 +3,6 @@
 //! hyper is named only here and in the files of this folder.
 
 mod activity;
-mod addresses;
 mod authority;
 mod basic_auth;
 mod body;
@@ -14,8 +13,12 @@ mod exchange;
 mod exchanges;
 mod hasher;
 mod headers;
+mod http_version;
+mod lent;
 pub(crate) mod limits;
 mod pages;
+mod passthrough;
+mod peer;
 mod phase;
 pub(crate) mod routes;
 pub(crate) mod scheme;
@@ -32,28 +35,29 @@ use std::sync::Arc;
 use culvert_wire::client_network::is_trusted;
 use culvert_wire::node::Counted;
 use culvert_wire::socket;
-use ipnet::IpNet;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Shared;
+use super::addresses::{Addresses, Entry};
 use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
-use addresses::{Addresses, Entry};
+use super::proxy_header::{self, Begin, Proxied};
 use basic_auth::BasicAuthCheck;
 use certificates::Held;
 use exchanges::Exchanges;
+use http_version::HttpVersion;
 use limits::WebLimits;
+use peer::Peer;
 use phase::ConnectionPhase;
 use scheme::{PublicPorts, Scheme};
 use tls::{Handshaken, TlsFront};
 use transport::Socket;
 use upstream::Upstreams;
-use visitor::{HttpVersion, Peer, VisitorConnection};
+use visitor::VisitorConnection;
 
 pub(crate) struct Front {
     shared: Arc<Shared>,
     limits: WebLimits,
-    trusted_proxies: Vec<IpNet>,
     upstreams: Arc<Upstreams>,
     basic_auth: BasicAuthCheck,
     tls: TlsFront,
@@ -65,12 +69,7 @@ impl Front {
     /// # Errors
     ///
     /// Where the cryptography of this build is unusable, or the operating system gives no thread.
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        limits: WebLimits,
-        trusted_proxies: Vec<IpNet>,
-        ports: PublicPorts,
-    ) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(shared: Arc<Shared>, limits: WebLimits, ports: PublicPorts) -> io::Result<Arc<Self>> {
         let clock = shared.clock.clone();
         let tls = TlsFront::new(
             clock.clone(),
@@ -85,7 +84,6 @@ impl Front {
             tls,
             addresses: Addresses::new(limits.connections_per_address),
             limits,
-            trusted_proxies,
             ports,
             shared,
         }))
@@ -112,15 +110,12 @@ impl Front {
             }
             match listener.accept().await {
                 Ok((stream, _)) if shared.bounds.is_in_reserve(&stream) => self.turn_away(&stream, Bound::Node),
-                Ok((stream, address)) if is_trusted(address.ip(), &self.trusted_proxies) => {
-                    tokio::spawn(self.clone().serve(scheme, stream, address, None));
+                Ok((stream, address)) if is_trusted(address.ip(), &shared.trusted_proxies) => {
+                    tokio::spawn(self.clone().serve_proxied(scheme, stream, address));
                 }
-                Ok((stream, address)) if scheme == Scheme::Https && !self.tls.allows(address.ip()) => {
-                    self.turn_away(&stream, Bound::Address);
-                }
-                Ok((stream, address)) => match self.addresses.enter(address.ip()) {
-                    Some(entry) => drop(tokio::spawn(self.clone().serve(scheme, stream, address, Some(entry)))),
-                    None => self.turn_away(&stream, Bound::Address),
+                Ok((stream, address)) => match stream.local_addr() {
+                    Ok(local) => self.clone().admit(scheme, stream, Proxied { visitor: address, local }),
+                    Err(error) => tracing::debug!(%error, %address, "a visitor has gone"),
                 },
                 Err(error) => {
                     shared.log_unaccepted(&error);
@@ -130,14 +125,43 @@ impl Front {
         }
     }
 
+    /// Serves a visitor whom a trusted proxy brings. Where it says who that is, before the first byte, it counts as that
+    /// visitor; else the headers of each request may say so.
+    async fn serve_proxied(self: Arc<Self>, scheme: Scheme, mut stream: TcpStream, proxy: SocketAddr) {
+        let begin = proxy_header::read(&mut stream, &self.shared.clock).await;
+        match (begin, stream.local_addr()) {
+            (Ok(Begin::Header(proxied)), _) => self.admit(scheme, stream, proxied),
+            (Ok(Begin::Anonymous | Begin::NoHeader | Begin::Silence), Ok(local)) => {
+                self.serve(scheme, stream, Proxied { visitor: proxy, local }, None).await;
+            }
+            (begin, _) => {
+                tracing::debug!(?begin, %proxy, "a trusted proxy's connection has ended");
+                socket::reset(&stream);
+            }
+        }
+    }
+
+    /// Serves a visitor, if their address may come.
+    fn admit(self: Arc<Self>, scheme: Scheme, stream: TcpStream, came: Proxied) {
+        let address = came.visitor.ip();
+        if scheme == Scheme::Https && !self.tls.allows(address) {
+            return self.turn_away(&stream, Bound::Address);
+        }
+        match self.addresses.enter(address) {
+            Some(entry) => drop(tokio::spawn(self.serve(scheme, stream, came, Some(entry)))),
+            None => self.turn_away(&stream, Bound::Address),
+        }
+    }
+
     fn turn_away(&self, stream: &TcpStream, bound: Bound) {
         socket::reset(stream);
         self.shared.bounds.refused(bound);
     }
 
-    async fn serve(self: Arc<Self>, scheme: Scheme, stream: TcpStream, address: SocketAddr, entry: Option<Entry>) {
-        let ended = match socket::prepare(&stream).and_then(|()| stream.local_addr()) {
-            Ok(local) => {
+    async fn serve(self: Arc<Self>, scheme: Scheme, stream: TcpStream, came: Proxied, entry: Option<Entry>) {
+        let Proxied { visitor: address, local } = came;
+        let ended = match socket::prepare(&stream) {
+            Ok(()) => {
                 let port = self.ports.of(scheme).unwrap_or(local.port());
                 let peer = Peer { address, local, scheme, port };
                 match scheme {
@@ -151,6 +175,11 @@ impl Front {
     }
 
     async fn serve_https(self: Arc<Self>, peer: Peer, stream: TcpStream, entry: Option<Entry>) -> io::Result<()> {
+        if self.shared.routes.has_passed_through()
+            && let Some(name) = passthrough::name(&stream, &self.shared, self.limits.handshake_timeout).await?
+        {
+            return passthrough::relay(&self.shared, peer, name, stream, entry);
+        }
         let accepted = self.tls.accept(stream).await;
         // That of an authority which looks for a challenge is no visitor's.
         if !matches!(accepted, Ok(None)) {
@@ -163,7 +192,7 @@ impl Front {
         }
         let exchanges = Exchanges::new(self.shared.clock.clone(), entry.is_none());
         let version = HttpVersion::Http2(exchanges.clone());
-        let visitor = VisitorConnection { peer, shown: Some(shown), version, _entry: entry };
+        let visitor = VisitorConnection::new(peer, Some(shown), version, entry);
         connection::http2(self, Arc::new(visitor), &exchanges, stream).await
     }
 
@@ -176,7 +205,7 @@ impl Front {
     ) -> io::Result<()> {
         let phase = ConnectionPhase::new(self.shared.clock.clone(), self.limits);
         let version = HttpVersion::Http1(phase.clone());
-        let visitor = VisitorConnection { peer, shown, version, _entry: entry };
+        let visitor = VisitorConnection::new(peer, shown, version, entry);
         connection::http1(self, Arc::new(visitor), &phase, stream).await
     }
 }

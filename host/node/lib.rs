@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod addresses;
 mod admission;
 mod agent_listener;
 mod assignments;
@@ -18,6 +19,8 @@ mod front;
 mod identity;
 mod journal;
 mod lease_connections;
+mod peek;
+mod proxy_header;
 mod public_listener;
 mod quic_listener;
 mod session;
@@ -77,7 +80,7 @@ pub struct Settings {
     pub https: Option<WebListen>,
     pub limits: Limits,
     pub web: WebLimits,
-    /// Networks whose forwarding headers are believed.
+    /// Networks whose PROXY headers and forwarding headers are believed.
     pub trusted_proxies: Vec<IpNet>,
 }
 
@@ -152,6 +155,7 @@ struct Shared {
     unproven_answers: Arc<UnprovenAnswers>,
     routes: Routes,
     certificates: Arc<Certificates>,
+    trusted_proxies: Vec<IpNet>,
     /// When a failure to accept visitors was last logged.
     complained: Mutex<Option<Moment>>,
 }
@@ -191,6 +195,7 @@ impl Node {
         let (endpoint, server) = identity.quic(settings.limits.unproven).map_err(io::Error::other)?;
         let quic = udp.map(|(socket, _)| (socket, endpoint, server));
         let counts = Arc::<Counts>::default();
+        let carriers = Carriers::new(counts.clone(), clock.clone());
         let shared = Arc::new(Shared {
             node_id: id,
             bind: settings.bind,
@@ -199,13 +204,14 @@ impl Node {
             stop,
             countries,
             bounds: Bounds::new(&settings.limits, on_refused),
-            carriers: Carriers::new(counts.clone()),
+            carriers,
             unproven_answers: Arc::new(UnprovenAnswers::new()),
             counts,
             keys: Mutex::new(Arc::new([])),
             tunnels: Mutex::default(),
             routes: Routes::default(),
             certificates: Arc::default(),
+            trusted_proxies: settings.trusted_proxies.clone(),
             complained: Mutex::default(),
         });
         let mut ports = PublicPorts::default();
@@ -218,7 +224,7 @@ impl Node {
             ports.set(scheme, public_port.unwrap_or(bound));
             web.push((scheme, listener));
         }
-        let front = Front::new(shared.clone(), settings.web, settings.trusted_proxies.clone(), ports)?;
+        let front = Front::new(shared.clone(), settings.web, ports)?;
         Ok(Self {
             id,
             boot_id,

@@ -6,6 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use culvert_wire::client_network::is_trusted;
+use culvert_wire::data2::visit::VisitKind;
 use culvert_wire::node::{Assignment, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -15,7 +17,8 @@ use uuid::Uuid;
 use super::admission::{Admission, AdmissionRefusal};
 use super::agent_listener::ACCEPT_RETRY_DELAY;
 use super::bounds::Bound;
-use super::session::SessionRelay;
+use super::proxy_header::{self, Begin, Proxied};
+use super::session::{SessionRelay, Visited};
 use super::udp::{Flows, UdpPort};
 use super::{Shared, lock};
 
@@ -115,9 +118,11 @@ impl Tunnel {
         let (run, tasks) = (self.run.clone(), shared.tasks.clone());
         let listening = match bound {
             BoundPort::Tcp(listener) => {
-                let door = PublicListener { port_id: wanted.id, run, access: self.access.clone(), stop: stop.clone() };
+                let access = self.access.clone();
+                let listening = PublicListener { port_id: wanted.id, run, access, stop: stop.clone(), shared };
+                let listening = Arc::new(listening);
                 tasks.spawn(async move {
-                    door.stop.run_until_cancelled(door.listen(listener, &shared)).await;
+                    listening.stop.run_until_cancelled(listening.listen(listener)).await;
                 })
             }
             BoundPort::Udp(port) => {
@@ -180,10 +185,12 @@ struct PublicListener {
     access: Arc<Admission>,
     /// Cancelled when the port closes. Its visitors are then disconnected.
     stop: CancellationToken,
+    shared: Arc<Shared>,
 }
 
 impl PublicListener {
-    async fn listen(&self, listener: TcpListener, shared: &Shared) {
+    async fn listen(self: &Arc<Self>, listener: TcpListener) {
+        let shared = &self.shared;
         loop {
             // Meanwhile, new visitors wait in the listener's backlog.
             while shared.bounds.is_short_of_descriptors(&listener) {
@@ -195,7 +202,13 @@ impl PublicListener {
                     culvert_wire::socket::reset(&visitor);
                     shared.bounds.refused(Bound::Node);
                 }
-                Ok((visitor, address)) => self.relay_visitor(visitor, address, shared),
+                Ok((visitor, address)) if is_trusted(address.ip(), &shared.trusted_proxies) => {
+                    tokio::spawn(self.clone().relay_proxied(visitor, address));
+                }
+                Ok((visitor, address)) => match visitor.local_addr() {
+                    Ok(local) => self.relay_visitor(visitor, Proxied { visitor: address, local }),
+                    Err(error) => tracing::debug!(%error, %address, "a visitor has gone"),
+                },
                 Err(error) => {
                     shared.log_unaccepted(&error);
                     shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
@@ -204,16 +217,43 @@ impl PublicListener {
         }
     }
 
-    fn relay_visitor(&self, visitor: TcpStream, address: SocketAddr, shared: &Shared) {
+    /// Relays a visitor whom a trusted proxy brings. It must say who that is.
+    async fn relay_proxied(self: Arc<Self>, mut stream: TcpStream, proxy: SocketAddr) {
+        let read = self.stop.run_until_cancelled(proxy_header::read(&mut stream, &self.shared.clock)).await;
+        let came = match read {
+            Some(Ok(Begin::Header(proxied))) => proxied,
+            // A proxy that looks whether the port is open is a visitor itself.
+            Some(Ok(Begin::Anonymous)) => match stream.local_addr() {
+                Ok(local) => Proxied { visitor: proxy, local },
+                Err(_) => return,
+            },
+            other => {
+                tracing::debug!(?other, %proxy, "a trusted proxy did not say who its visitor is");
+                return culvert_wire::socket::reset(&stream);
+            }
+        };
+        self.relay_visitor(stream, came);
+    }
+
+    fn relay_visitor(&self, visitor: TcpStream, came: Proxied) {
+        let address = came.visitor;
         match self.access.enter(address.ip(), &self.stop) {
             Ok(inside) => {
                 let run = lock(&self.run).clone();
-                run.relay_visitor(visitor, address, self.port_id, inside);
+                let visited = Visited {
+                    port_id: self.port_id,
+                    visitor: address,
+                    local: came.local,
+                    kind: VisitKind::Tcp,
+                    name: None,
+                    alpn: None,
+                };
+                run.relay_visitor(visitor, visited, inside, None);
             }
             Err(turned_away) => {
                 culvert_wire::socket::reset(&visitor);
                 if let AdmissionRefusal::Bound(bound) = turned_away {
-                    shared.bounds.refused(bound);
+                    self.shared.bounds.refused(bound);
                 }
                 tracing::debug!(%address, ?turned_away, "a visitor was turned away");
             }

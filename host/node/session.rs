@@ -3,8 +3,7 @@
 mod visitor;
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,13 +25,14 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
+use super::addresses::Entry;
 use super::admission::AdmittedVisitor;
 use super::bounds::Bounds;
 use super::carriers::{Carrier, NextCarrier, Pool, Seat};
 use super::counts::{Counts, Level};
 use super::lease_connections::{AwaitingAcceptByte, LeaseConnections, LeaseStream};
 use super::{Shared, lock};
-pub(crate) use visitor::{ActiveRun, Visitor, VisitorKind, Work};
+pub(crate) use visitor::{ActiveRun, Visited, Visitor, VisitorKind, Work};
 
 /// A visit over a data connection.
 pub(crate) type VisitCarrier = VisitStream<Transport>;
@@ -59,6 +59,8 @@ pub(crate) struct SessionRelay {
     seat: Mutex<Option<Seat<Work>>>,
     /// Connections of an agent that speaks version 1 only.
     lease_connections: LeaseConnections,
+    /// The number of the present target.
+    target_version: AtomicU64,
     /// Visitors that are connected, including those that wait.
     active: TaskTracker,
     /// The number of the last visit.
@@ -86,6 +88,7 @@ impl SessionRelay {
             scope_id: assignment.scope_id,
             name: assignment.name.clone(),
             lease: Lease { node_id: shared.node_id, tunnel_id, session_id, epoch },
+            target_version: AtomicU64::new(assignment.target_version),
             assignment: Mutex::new(assignment),
             clock: shared.clock.clone(),
             bounds: shared.bounds.clone(),
@@ -116,6 +119,10 @@ impl SessionRelay {
         self.lease.tunnel_id
     }
 
+    pub(crate) fn target_version(&self) -> u64 {
+        self.target_version.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn epoch(&self) -> i64 {
         self.lease.epoch
     }
@@ -123,6 +130,7 @@ impl SessionRelay {
     /// Takes over changes of the assignment. New limits apply to new connections only.
     pub(crate) fn follow(&self, assignment: &Assignment) {
         *lock(&self.limits) = limits(assignment);
+        self.target_version.store(assignment.target_version, Ordering::Relaxed);
         self.ready.send_if_modified(|ready| {
             let becomes_ready = assignment.ready && !*ready;
             *ready |= assignment.ready;
@@ -177,16 +185,16 @@ impl SessionRelay {
         }
     }
 
-    /// Serves one visitor, of an extra port or (`None`) of the tunnel's own port.
+    /// Serves one visitor. `entry` is dropped at its end.
     pub(crate) fn relay_visitor(
         self: Arc<Self>,
         stream: TcpStream,
-        address: SocketAddr,
-        port_id: Option<Uuid>,
+        visited: Visited,
         admission: AdmittedVisitor,
+        entry: Option<Entry>,
     ) {
-        let came = self.clock.moment();
-        let visitor = Visitor::new(stream, address, port_id, admission, self.clone(), came);
+        let (came, address) = (self.clock.moment(), visited.visitor);
+        let visitor = Visitor::new(stream, visited, (admission, entry), self.clone(), came);
         if let Err(error) = socket::prepare(&visitor.socket.stream) {
             return tracing::debug!(%error, %address, tunnel = self.name, "a visitor was cut off");
         }
@@ -200,9 +208,9 @@ impl SessionRelay {
         } else if self.lease_connections.is_used() {
             tokio::spawn(self.wait_and_relay(visitor, None));
         } else if let Some(pool) = self.pool()
-            && let Err((Work::Relay(visitor), next)) = pool.offer(Work::Relay(visitor))
+            && let Err((Work::Relay(visitor), next)) = pool.offer(Work::Relay(Box::new(visitor)))
         {
-            tokio::spawn(self.wait_and_relay(visitor, Some(next)));
+            tokio::spawn(self.wait_and_relay(*visitor, Some(next)));
         }
     }
 
@@ -222,7 +230,7 @@ impl SessionRelay {
     async fn wait_and_relay(self: Arc<Self>, visitor: Visitor, next: Option<NextCarrier>) {
         let carrier = async {
             match next {
-                Some(next) => next.await.ok(),
+                Some(next) => next.await,
                 None => std::future::pending().await,
             }
         };
@@ -258,16 +266,13 @@ impl SessionRelay {
     }
 
     async fn relay(self: Arc<Self>, mut visitor: Visitor, carrier: Carrier) {
-        let local = visitor.socket.stream.local_addr();
-        let since = visitor.came;
-        let visit = local.map(|local| self.visit(visitor.port_id, visitor.address, local));
-        let stream = visit.and_then(|visit| self.begin_visit(carrier, visit, since));
-        let mut stream = match stream {
+        let visit = self.visit(visitor.visited.clone());
+        let mut stream = match self.begin_visit(carrier, visit, visitor.came) {
             Ok(stream) => stream,
             Err(error) => return self.log_end(&visitor, Some(error)),
         };
         let accepted = stream.accepted();
-        let served = self.carry(&mut visitor, &mut stream, &accepted).await;
+        let served = self.carry(&mut visitor, &mut stream, || accepted.get().is_some()).await;
         if let Some(refused) = stream.refusal() {
             let (code, detail, tunnel) = (&refused.code, &refused.detail, &self.name);
             tracing::debug!(%code, detail, tunnel, "the agent has refused a visit");
@@ -282,12 +287,7 @@ impl SessionRelay {
     /// # Errors
     ///
     /// `TimedOut` if the agent brings no connection in time, another error if the tunnel is offline.
-    pub(crate) async fn lend(
-        &self,
-        port_id: Option<Uuid>,
-        visitor: SocketAddr,
-        local: SocketAddr,
-    ) -> io::Result<VisitCarrier> {
+    pub(crate) async fn lend(&self, visited: Visited) -> io::Result<VisitCarrier> {
         let since = self.clock.moment();
         let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
         let carrier = match carrier.await {
@@ -295,7 +295,7 @@ impl SessionRelay {
             Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
         };
-        self.begin_visit(carrier, self.visit(port_id, visitor, local), since)
+        self.begin_visit(carrier, self.visit(visited), since)
     }
 
     /// Begins a visit on a connection, for somebody who has waited since then.
@@ -320,11 +320,11 @@ impl SessionRelay {
             let pool = self.pool().filter(|_| !self.lease_connections.is_used());
             let pool = pool.ok_or(io::ErrorKind::ConnectionAborted)?;
             let (borrower, warm) = oneshot::channel();
-            let next = match pool.offer(Work::Lend(borrower)) {
-                Ok(()) => warm,
-                Err((_, next)) => next,
+            let carrier = match pool.offer(Work::Lend(borrower)) {
+                Ok(()) => warm.await.ok(),
+                Err((_, next)) => next.await,
             };
-            if let Ok(carrier) = next.await {
+            if let Some(carrier) = carrier {
                 return Ok(carrier);
             }
         }
@@ -335,7 +335,7 @@ impl SessionRelay {
         let outcome = match stream.refusal() {
             _ if stream.is_malformed() => "protocol",
             Some(_) => "refused",
-            None if stream.accepted().load(Ordering::Relaxed) => "accepted",
+            None if stream.accepted().get().is_some() => "accepted",
             None => "lost",
         };
         let counted = if stream.is_single() { Counted::QuicVisits } else { Counted::Visits };
@@ -395,8 +395,8 @@ impl SessionRelay {
     /// As [`SessionRelay::relay`], with a connection of version 1.
     async fn relay_by_lease(&self, mut visitor: Visitor, mut connection: LeaseStream) {
         let visit = data::Visit {
-            visitor: visitor.address,
-            port_id: visitor.port_id,
+            visitor: visitor.visited.visitor,
+            port_id: visitor.visited.port_id,
             waiting: self.lease_connections.waiting(),
         };
         if let Err(error) = write_frame(&mut connection, &visit).await {
@@ -404,14 +404,15 @@ impl SessionRelay {
         }
         let mut agent = AwaitingAcceptByte::new(connection);
         let accepted = agent.accepted.clone();
-        let served = self.carry(&mut visitor, &mut agent, &accepted).await;
+        let served = self.carry(&mut visitor, &mut agent, || accepted.load(Ordering::Relaxed)).await;
         if !matches!(served, Some(Ok(()))) {
             socket::reset(agent.connection.get_ref().0);
         }
         self.conclude(visitor, served);
     }
 
-    fn visit(&self, port_id: Option<Uuid>, visitor: SocketAddr, local: SocketAddr) -> Visit {
+    fn visit(&self, visited: Visited) -> Visit {
+        let Visited { port_id, visitor, local, kind, name, alpn } = visited;
         Visit {
             visit: self.visits.fetch_add(1, Ordering::Relaxed) + 1,
             tunnel_id: self.lease.tunnel_id,
@@ -419,6 +420,9 @@ impl SessionRelay {
             port_id,
             visitor,
             local,
+            kind,
+            name,
+            alpn,
             waiting: self.pool().map_or(0, |pool| pool.waiting()),
         }
     }
@@ -428,7 +432,7 @@ impl SessionRelay {
         &self,
         visitor: &mut Visitor,
         agent: &mut S,
-        accepted: &AtomicBool,
+        is_accepted: impl Fn() -> bool,
     ) -> Option<io::Result<()>> {
         let limits = self.limits();
         let account = pipe::Account { counters: &self.counters, budget: &self.bounds.buffers };
@@ -437,7 +441,7 @@ impl SessionRelay {
             tokio::select! {
                 biased;
                 carried = pipe::run(stream, agent, limits, account, &self.clock) => carried,
-                () = self.unanswered(accepted) => Err(io::ErrorKind::TimedOut.into()),
+                () = self.unanswered(is_accepted) => Err(io::ErrorKind::TimedOut.into()),
             }
         };
         self.ended.run_until_cancelled(out.run_until_cancelled(carried)).await.flatten()
@@ -453,15 +457,15 @@ impl SessionRelay {
 
     /// Logs why a visitor is cut off: an error, or else the run's end or the rules.
     fn log_end(&self, visitor: &Visitor, error: Option<io::Error>) {
-        let (address, tunnel) = (visitor.address, &self.name);
+        let (address, tunnel) = (visitor.visited.visitor, &self.name);
         let why = error.map_or_else(|| "the run's end, or the rules".to_owned(), |error| error.to_string());
         tracing::debug!(why, %address, tunnel, "a visitor was cut off");
     }
 
     /// Returns if the agent has not said in time whether it reached its target. Otherwise it never returns.
-    async fn unanswered(&self, accepted: &AtomicBool) {
+    async fn unanswered(&self, is_accepted: impl Fn() -> bool) {
         self.clock.sleep(ACCEPT_WITHIN).await;
-        if accepted.load(Ordering::Relaxed) {
+        if is_accepted() {
             std::future::pending::<()>().await;
         }
     }

@@ -171,6 +171,11 @@ impl Audit<'_> {
             pro_network: Some(spec.pro_network),
             device_ids: Some(tunnel.device_ids.clone()),
             extra_ports: Some(ports.collect()),
+            host_header: spec.service.host_header,
+            local_scheme: Some(spec.service.scheme),
+            local_tls_verify: spec.service.tls_verify,
+            proxy_protocol: Some(spec.service.proxy_protocol),
+            tls_passthrough: Some(spec.service.tls_passthrough),
             // No policy sees the rest.
             ..NewTunnel::default()
         })

@@ -7,6 +7,7 @@ mod access;
 mod devices;
 mod domains;
 mod examine;
+mod local_service;
 mod plan;
 mod policy_facts;
 mod tunnels;

@@ -1,15 +1,24 @@
 //! Grants of leases: what an agent needs to serve one.
 
-use culvert_domain::lease::Lease;
+use culvert_domain::lease::{Lease, LeasePort};
+use culvert_domain::local_service;
 use culvert_domain::protocol::{Protocol, Transport};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_wire::base64_bytes::Base64Bytes;
-use culvert_wire::control::{DEFAULT_FLOW_IDLE_TIMEOUT, ExtraTarget, Failure, Grant, NodeAddress, Target};
+use culvert_wire::control::{Failure, Grant, NodeAddress};
+use culvert_wire::target::{DEFAULT_FLOW_IDLE_TIMEOUT, ExtraTarget, ProxyProtocol, Target};
 
 use crate::Service;
 
 /// The local target of a lease's tunnel.
 pub fn target(lease: &Lease) -> Target {
+    let service = &lease.service;
+    let uses_tls = |protocol: Protocol, port: u16| protocol == Protocol::Http && service.scheme.uses_tls(port);
+    let extra = |port: &LeasePort| ExtraTarget {
+        port_id: port.id,
+        port: port.local_port,
+        tls: uses_tls(port.protocol, port.local_port),
+    };
     let mut protocols = lease.ports.iter().map(|port| port.protocol).chain([lease.protocol]);
     Target {
         host: lease.local_host.clone(),
@@ -19,7 +28,17 @@ pub fn target(lease: &Lease) -> Target {
         buffer_size: lease.buffer_size,
         takes_connections: lease.protocol != Protocol::Udp,
         takes_datagrams: protocols.any(|protocol| protocol.transports().contains(&Transport::Udp)),
-        extra: lease.ports.iter().map(|port| ExtraTarget { port_id: port.id, port: port.local_port }).collect(),
+        proxy_protocol: match service.proxy_protocol {
+            local_service::ProxyProtocol::None => ProxyProtocol::None,
+            local_service::ProxyProtocol::V1 => ProxyProtocol::V1,
+            local_service::ProxyProtocol::V2 => ProxyProtocol::V2,
+            local_service::ProxyProtocol::Spp => ProxyProtocol::Spp,
+        },
+        tls: uses_tls(lease.protocol, lease.local_port),
+        tls_verify: service.tls_verify,
+        server_name: service.host_header.as_deref().map(|host| local_service::host_of(host).to_owned()),
+        version: lease.target_version,
+        extra: lease.ports.iter().map(extra).collect(),
     }
 }
 

@@ -13,6 +13,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use culvert_domain::certificate::CertificateStatus;
+use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::Outcome;
 use culvert_wire::node::Level;
 pub use nodes::NodeMetrics;
@@ -62,11 +64,17 @@ struct Ended {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CertificateLabel {
+    status: &'static str,
+}
+
 /// Metrics of the certificates of public names.
 #[derive(Clone, Default)]
 pub struct CertificateMetrics {
     orders: Family<Ended, Counter>,
     expiry: Gauge,
+    certificates: Family<CertificateLabel, Gauge>,
 }
 
 impl CertificateMetrics {
@@ -79,6 +87,14 @@ impl CertificateMetrics {
     /// Notes how long the first certificate that ends is still good.
     pub fn expires_in(&self, seconds: i64) {
         self.expiry.set(seconds);
+    }
+
+    /// Notes how many certificates have each status.
+    pub fn stand(&self, counts: &[(CertificateStatus, i64)]) {
+        for status in CertificateStatus::ALL {
+            let count = counts.iter().find(|(found, _)| found == status).map_or(0, |(_, count)| *count);
+            self.certificates.get_or_create(&CertificateLabel { status: status.as_str() }).set(count);
+        }
     }
 }
 
@@ -157,6 +173,8 @@ impl Metrics {
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
         metrics.nodes.register(registry);
         registry.register("acme_orders", "Orders at an authority that have ended", metrics.certificates.orders.clone());
+        let certificates = metrics.certificates.certificates.clone();
+        registry.register("certificates", "Certificates of public names", certificates);
         let expiry = metrics.certificates.expiry.clone();
         registry.register_with_unit("certificate_expiry", "Until the first certificate ends", Unit::Seconds, expiry);
         let refused = metrics.refused.0.clone();
@@ -181,6 +199,7 @@ impl Metrics {
             self.deliveries.get_or_create(&Ended { outcome }).inc_by(0);
             self.certificates.orders.get_or_create(&Ended { outcome }).inc_by(0);
         }
+        self.certificates.stand(&[]);
         self.nodes.begin();
         for bound in node_bounds {
             self.refused.0.get_or_create(&RefusedBy { bound }).inc_by(0);

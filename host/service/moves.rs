@@ -35,7 +35,7 @@ impl Change for MoveTunnel {
         if node.id == tunnel.node.id {
             return Err(Error::of(Code::AlreadyOnNode));
         }
-        let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.https);
+        let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.needs_https());
         if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
             return Err(Error::of(Code::NodeUnavailable));
         }

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::commit::Change;
 use crate::gate::Permit;
+use crate::startable::check_running_agent;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
 use culvert_domain::protocol::Protocol;
@@ -39,7 +40,9 @@ impl Change for CreateExtraPort {
         check_limit(permit)?;
         check_conflict(&write.extra_ports(tunnel.id).await?, &self.port)?;
         check_target(write, &tunnel, &self.port).await?;
-        let port = write.create_extra_port(&tunnel.node, tunnel.spec.https, tunnel.id, &self.port).await?;
+        let port = write.create_extra_port(&tunnel.node, tunnel.spec.needs_https(), tunnel.id, &self.port).await?;
+        let with_port = write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
+        check_running_agent(write, &with_port).await?;
         write.set_updated_at(tunnel.id).await?;
         open_at_once(write, &tunnel, &port).await?;
         Ok((port, tunnel))

@@ -14,13 +14,15 @@ use uuid::Uuid;
 use crate::commit::Change;
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
 use crate::ports::port_conflict;
+use crate::startable::check_running_agent;
 use crate::{operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
+use culvert_domain::local_service::{LocalScheme, LocalService};
 use culvert_domain::node::{self, Preference};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel::{Tunnel, TunnelSpec};
 use culvert_store::tunnels::NewTunnel;
 use culvert_store::{Hint, Write};
 
@@ -121,7 +123,7 @@ impl Change for CreateTunnel {
             region: spec.region.clone(),
             country: spec.country.clone(),
             premium: spec.pro_network,
-            https: (spec.protocol == Protocol::Http).then_some(spec.https),
+            https: (spec.protocol == Protocol::Http).then_some(spec.needs_https()),
         };
         let nodes = write.nodes_with_load().await?;
         let node = node::place(nodes.iter().map(|(node, load)| (node, *load)), &wanted);
@@ -140,10 +142,10 @@ impl Change for CreateTunnel {
             basic_auth_hash: self.password_hash.clone(),
         };
         insert(write, new).await?;
-        let port = write.allocate_port(node, spec.protocol, spec.https, id).await?;
+        let port = write.allocate_port(node, spec.protocol, spec.needs_https(), id).await?;
         write.set_remote_port(id, port).await?;
         for port in extra_ports {
-            write.create_extra_port(node, spec.https, id, port).await?;
+            write.create_extra_port(node, spec.needs_https(), id, port).await?;
         }
         bind(write, scope_id, id, device_ids).await?;
         write.tunnel(scope_id, id).await?.ok_or_else(Error::not_found)
@@ -217,22 +219,29 @@ impl Change for UpdateTunnel {
         let scope_id = permit.caller().scope.id;
         let mut tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         let change = self.change.clone();
-        let target = (tunnel.spec.local_host.clone(), tunnel.spec.local_port);
-        let wanted = (change.local_host.clone().unwrap_or(target.0.clone()), change.local_port.unwrap_or(target.1));
-        if wanted != target {
-            check_target(write, &tunnel, &wanted.0, wanted.1).await?;
-        }
+        let former = tunnel.spec.clone();
         let password_changes = change.basic_auth_password.is_some();
+        let former_needs = tunnel.needs_local_services();
         tunnel.spec = change.applied_to(tunnel.spec);
+        if !former_needs {
+            check_running_agent(write, &tunnel).await?;
+        }
+        let wanted = (tunnel.spec.local_host.as_str(), tunnel.spec.local_port);
+        if wanted != (former.local_host.as_str(), former.local_port) {
+            check_target(write, &tunnel, wanted.0, wanted.1).await?;
+        }
         write.update_tunnel(&tunnel).await?;
         write.touch_route(tunnel.id).await?;
         if password_changes {
             write.set_basic_auth_hash(tunnel.id, self.password_hash.as_deref()).await?;
         }
-        if target != (tunnel.spec.local_host.clone(), tunnel.spec.local_port) {
+        if agreed(&former) != agreed(&tunnel.spec) {
             retarget(write, &tunnel).await?;
         }
         if let Some(run) = &tunnel.run {
+            if reached(&former) != reached(&tunnel.spec) {
+                write.raise_target_version(run.session_id).await?;
+            }
             write.touch_assignment(tunnel.id).await?;
             write.notify(Hint::Device(run.device_id));
         }
@@ -249,13 +258,23 @@ async fn check_target(write: &mut Write, tunnel: &Tunnel, host: &str, port: u16)
     device.may_be_led_to(host, std::iter::once(port).chain(extra.iter().map(|extra| extra.local_port)))
 }
 
+/// What connections to the service depend on.
+fn reached(spec: &TunnelSpec) -> (&str, u16, &LocalService) {
+    (&spec.local_host, spec.local_port, &spec.service)
+}
+
+/// What a device agrees to.
+fn agreed(spec: &TunnelSpec) -> (&str, u16, LocalScheme, Option<bool>) {
+    (&spec.local_host, spec.local_port, spec.service.scheme, spec.service.tls_verify)
+}
+
 /// Changes the target of a running tunnel at once if its device has remote control turned on. Otherwise
 /// the new target applies from the next local start.
 async fn retarget(write: &mut Write, tunnel: &Tunnel) -> Result<()> {
     let Some(run) = &tunnel.run else { return Ok(()) };
     let device = write.device(tunnel.scope_id, run.device_id).await?;
     if device.is_some_and(|device| device.remote_control) {
-        write.set_local_target(run.session_id, &tunnel.spec.local_host, tunnel.spec.local_port).await?;
+        write.set_local_target(run.session_id, &tunnel.spec).await?;
     }
     Ok(())
 }

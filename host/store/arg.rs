@@ -11,7 +11,7 @@ use culvert_domain::string_enum::StringEnum;
 pub enum Arg<'a> {
     Id(Option<Uuid>),
     Int(Option<i64>),
-    Flag(bool),
+    Flag(Option<bool>),
     Text(Option<&'a str>),
     Bytes(Option<&'a [u8]>),
     /// A list of ids, for `by_ids`.
@@ -117,6 +117,12 @@ impl From<u64> for Arg<'_> {
 
 impl From<bool> for Arg<'_> {
     fn from(flag: bool) -> Self {
+        Arg::Flag(Some(flag))
+    }
+}
+
+impl From<Option<bool>> for Arg<'_> {
+    fn from(flag: Option<bool>) -> Self {
         Arg::Flag(flag)
     }
 }

@@ -7,8 +7,8 @@ use culvert_domain::error::Result;
 use culvert_domain::protocol::{self, Protocol};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_domain::usage::Traffic;
-use culvert_wire::control::DEFAULT_FLOW_IDLE_TIMEOUT;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
+use culvert_wire::target::DEFAULT_FLOW_IDLE_TIMEOUT;
 use uuid::Uuid;
 
 use super::arg::args;
@@ -100,7 +100,7 @@ impl Store {
     async fn batch_of_assignments(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Assigned>> {
         let sessions = of_tunnels!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.epoch, s.device_id, s.boot_id, (s.ready_at IS NOT NULL) AS ready, t.name, t.protocol, \
-                    t.remote_port, t.idle_timeout, t.buffer_size, t.rules_version, c.plan \
+                    t.remote_port, t.idle_timeout, t.buffer_size, s.target_version, t.rules_version, c.plan \
              FROM sessions s JOIN tunnels t ON t.id = s.tunnel_id JOIN scopes c ON c.id = s.scope_id",
             ""
         );
@@ -178,6 +178,7 @@ fn assigned(row: &Row) -> DbResult<Assigned> {
         idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         flow_idle_timeout_seconds: row.optional_number("idle_timeout")?.unwrap_or(DEFAULT_FLOW_IDLE_TIMEOUT),
         buffer_size_bytes: row.number("buffer_size")?,
+        target_version: row.number("target_version")?,
         access_version: row.int("rules_version")?,
         firewall: Vec::new(),
         countries: Vec::new(),

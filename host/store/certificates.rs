@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use culvert_domain::certificate::{Certificate, ChallengeKind, NameOwner};
+use culvert_domain::certificate::{Certificate, CertificateStatus, ChallengeKind, NameOwner};
 use culvert_domain::custom_domain::CustomDomainStatus;
 use culvert_domain::error::Result;
 use culvert_domain::port::extra_subdomain;
@@ -15,7 +15,7 @@ use super::acme::StoredChallenge;
 use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
-use super::row::{Row, row};
+use super::row::{Row, readable, row};
 use super::sql::sql;
 use super::{Store, Write};
 
@@ -135,6 +135,13 @@ impl Store {
     pub async fn served_chain(&self, id: Uuid) -> Result<Option<String>> {
         let row = (&self.db).optional(sql!("SELECT chain FROM certificates WHERE id = $1"), args![id]).await?;
         Ok(row.map(|row| row.optional_text("chain")).transpose()?.flatten())
+    }
+
+    /// How many certificates have each status.
+    pub async fn certificate_counts(&self) -> Result<Vec<(CertificateStatus, i64)>> {
+        let sql = sql!("SELECT status, COUNT(*) AS count FROM certificates GROUP BY status");
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(readable(&rows, "certificate", |row| Ok((row.string_enum("status")?, row.int("count")?))))
     }
 
     /// When the first certificate that is served ends.
@@ -324,7 +331,7 @@ impl Write {
             "SELECT t.subdomain, d.domain, (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id \
                                             AND u.assigned = TRUE AND u.status = $2) AS custom_domain \
              FROM tunnels t JOIN platform_domains d ON d.id = t.domain_id \
-             WHERE t.id = $1 AND t.protocol = 'http' AND t.https = TRUE"
+             WHERE t.id = $1 AND t.protocol = 'http' AND t.https = TRUE AND t.tls_passthrough = FALSE"
         );
         let verified = StringArg(CustomDomainStatus::Verified);
         let Some(row) = self.optional(sql, args![tunnel_id, verified]).await? else { return Ok(names) };

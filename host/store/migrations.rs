@@ -45,6 +45,8 @@ const FILES: &[File] = files! {
     14 "0014_certificates"
     15 "0015_device_commands"
     16 "0016_http_services"
+    17 "0017_local_services"
+    18 "0018_certificates_by_status"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

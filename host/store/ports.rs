@@ -198,9 +198,12 @@ impl Write {
         self.rename_for(tunnel, node).await?;
         self.rest_ports(tunnel.id).await?;
         self.execute(sql!("DELETE FROM node_ports WHERE tunnel_id = $1"), args![tunnel.id]).await?;
-        let port = self.keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.https, tunnel.id).await?;
+        let port = self
+            .keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.needs_https(), tunnel.id)
+            .await?;
         for extra in self.extra_ports(tunnel.id).await? {
-            let port = self.keep_port(node, extra.protocol, extra.remote_port, tunnel.spec.https, tunnel.id).await?;
+            let port =
+                self.keep_port(node, extra.protocol, extra.remote_port, tunnel.spec.needs_https(), tunnel.id).await?;
             self.execute(sql!("UPDATE extra_ports SET remote_port = $2 WHERE id = $1"), args![extra.id, port]).await?;
         }
         let now = self.now;

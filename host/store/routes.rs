@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use culvert_domain::error::Result;
-use culvert_domain::http_service::LocalScheme;
+use culvert_domain::local_service::{LocalScheme, ProxyProtocol};
 use culvert_domain::port::extra_subdomain;
 use culvert_wire::node::{BasicAuth, Route, RouteName};
 use uuid::Uuid;
@@ -50,16 +50,21 @@ impl Store {
         Ok(all)
     }
 
+    /// Scheme and port are those that the device of the open session has agreed to, as its agent uses them.
     async fn batch_of_routes(&self, node_id: Uuid, tunnel_ids: &[Uuid]) -> Result<Vec<Route>> {
         let tunnels = of_tunnels!(
-            "SELECT t.id, t.subdomain, t.https, t.basic_auth, t.basic_auth_user, t.basic_auth_hash, t.host_header, t.local_scheme, d.domain, \
+            "SELECT t.id, t.subdomain, t.https, t.basic_auth, t.basic_auth_user, t.basic_auth_hash, t.host_header, \
+                    COALESCE(s.local_scheme, t.local_scheme) AS local_scheme, \
+                    COALESCE(s.local_port, t.local_port) AS local_port, t.proxy_protocol, t.tls_passthrough, d.domain, \
                     c.suspended_until, (SELECT u.domain FROM custom_domains u \
                                         WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain \
-             FROM tunnels t JOIN platform_domains d ON d.id = t.domain_id JOIN scopes c ON c.id = t.scope_id",
+             FROM tunnels t JOIN platform_domains d ON d.id = t.domain_id JOIN scopes c ON c.id = t.scope_id \
+             LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL",
             ""
         );
         let ports = of_tunnels!(
-            "SELECT e.tunnel_id, e.id, e.local_port, t.subdomain, d.domain FROM tunnels t \
+            "SELECT e.tunnel_id, e.id, e.local_port, COALESCE(s.local_scheme, t.local_scheme) AS local_scheme, t.subdomain, \
+                    d.domain FROM tunnels t LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
              JOIN platform_domains d ON d.id = t.domain_id \
              JOIN extra_ports e ON e.tunnel_id = t.id AND e.protocol = 'http'",
             "ORDER BY e.created_at, e.id"
@@ -72,7 +77,7 @@ impl Store {
             let (subdomain, domain) = (row.optional_text("subdomain")?, row.text("domain")?);
             if let (Some(route), Some(subdomain)) = (found.get_mut(&row.id("tunnel_id")?), subdomain) {
                 let name = extra_subdomain(row.number("local_port")?, &format!("{subdomain}.{domain}"));
-                route.names.push(RouteName { name, port_id: Some(row.id("id")?) });
+                route.names.push(RouteName { name, port_id: Some(row.id("id")?), tls: uses_tls(row)? });
             }
         }
         Ok(found.into_values().collect())
@@ -88,15 +93,23 @@ fn route(row: &Row) -> DbResult<Route> {
     let basic_auth = row
         .flag("basic_auth")?
         .then(|| BasicAuth { user: user.unwrap_or_default(), password_hash: hash.unwrap_or_default() });
+    let tls = uses_tls(row)?;
     Ok(Route {
         tunnel_id: row.id("id")?,
-        names: names.map(|name| RouteName { name: name.to_ascii_lowercase(), port_id: None }).collect(),
+        names: names.map(|name| RouteName { name: name.to_ascii_lowercase(), port_id: None, tls }).collect(),
         https: row.flag("https")?,
         suspended_until: row.optional_time("suspended_until")?,
         basic_auth,
         host_header: row.optional_text("host_header")?,
         h2c: row.string_enum::<LocalScheme>("local_scheme")? == LocalScheme::H2c,
+        names_visitors: row.string_enum::<ProxyProtocol>("proxy_protocol")? != ProxyProtocol::None,
+        tls_passthrough: row.flag("tls_passthrough")?,
     })
+}
+
+/// Whether the service behind a port is spoken to over TLS.
+fn uses_tls(row: &Row) -> DbResult<bool> {
+    Ok(row.string_enum::<LocalScheme>("local_scheme")?.uses_tls(row.number("local_port")?))
 }
 
 impl Write {

@@ -62,6 +62,10 @@ impl Row {
         self.get(column)
     }
 
+    pub fn optional_flag(&self, column: &'static str) -> DbResult<Option<bool>> {
+        self.get(column)
+    }
+
     pub fn text(&self, column: &'static str) -> DbResult<String> {
         self.get(column)
     }

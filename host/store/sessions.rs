@@ -10,13 +10,14 @@ use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
+use super::tunnels::local_service;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::lease::{Lease, LeasePort};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::{EndReason, SESSION_LEASE, Session, Target};
-use culvert_domain::tunnel::{Tunnel, web_url};
+use culvert_domain::tunnel::{Tunnel, TunnelSpec, web_url};
 use culvert_domain::usage::Traffic;
 
 /// The ids of a session.
@@ -45,6 +46,7 @@ macro_rules! select_lease {
     ($rest:literal) => {
         concat!(
             "SELECT s.id, s.tunnel_id, s.scope_id, s.device_id, s.node_id, s.epoch, s.boot_id, s.local_host, s.local_port, \
+                    s.local_scheme, s.local_tls_verify, s.target_version, t.host_header, t.proxy_protocol, t.tls_passthrough, \
                     (s.ready_at IS NOT NULL) AS ready, s.lease_until, t.name, t.protocol, t.remote_port, t.https, \
                     t.idle_timeout, t.buffer_size, n.http_port, n.https_port, \
                     COALESCE(t.subdomain || '.' || d.domain, n.hostname) AS hostname \
@@ -173,9 +175,21 @@ impl Write {
     }
 
     /// Changes the local target of a session.
-    pub async fn set_local_target(&mut self, session_id: Uuid, host: &str, port: u16) -> Result<()> {
-        let sql = sql!("UPDATE sessions SET local_host = $2, local_port = $3 WHERE id = $1");
-        self.execute(sql, args![session_id, host, port]).await?;
+    pub async fn set_local_target(&mut self, session_id: Uuid, spec: &TunnelSpec) -> Result<()> {
+        let sql = sql!(
+            "UPDATE sessions SET local_host = $2, local_port = $3, local_scheme = $4, local_tls_verify = $5 \
+             WHERE id = $1"
+        );
+        let TunnelSpec { local_host, local_port, service, .. } = spec;
+        let args = args![session_id, local_host, *local_port, StringArg(service.scheme), service.tls_verify];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    /// Notes that the target of a session is another one.
+    pub async fn raise_target_version(&mut self, session_id: Uuid) -> Result<()> {
+        let sql = sql!("UPDATE sessions SET target_version = target_version + 1 WHERE id = $1");
+        self.execute(sql, args![session_id]).await?;
         Ok(())
     }
 
@@ -211,7 +225,14 @@ impl Write {
     pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
         let ports = self.extra_ports(tunnel.id).await?;
         let extra = ports.iter().map(|port| (port.id, port.local_port)).collect();
-        Ok(Target { host: tunnel.spec.local_host.clone(), port: tunnel.spec.local_port, extra })
+        let TunnelSpec { local_host, local_port, service, .. } = &tunnel.spec;
+        Ok(Target {
+            host: local_host.clone(),
+            port: *local_port,
+            scheme: service.scheme,
+            tls_verify: service.tls_verify,
+            extra,
+        })
     }
 
     /// The target that a device last agreed to for a tunnel.
@@ -228,7 +249,7 @@ impl Write {
 
     /// The target that the device of a session agreed to, whether the session is open or not.
     pub async fn target_of(&mut self, session_id: Uuid) -> Result<Option<Target>> {
-        let sql = sql!("SELECT local_host, local_port FROM sessions WHERE id = $1");
+        let sql = sql!("SELECT local_host, local_port, local_scheme, local_tls_verify FROM sessions WHERE id = $1");
         let Some(row) = self.optional(sql, args![session_id]).await? else { return Ok(None) };
         let sql = sql!("SELECT port_id, local_port FROM session_ports WHERE session_id = $1 ORDER BY port_id");
         let ports = self.all(sql, args![session_id]).await?;
@@ -236,6 +257,8 @@ impl Write {
         Ok(Some(Target {
             host: row.text("local_host")?,
             port: row.number("local_port")?,
+            scheme: row.string_enum("local_scheme")?,
+            tls_verify: row.optional_flag("local_tls_verify")?,
             extra: extra.collect::<DbResult<_>>()?,
         }))
     }
@@ -255,13 +278,14 @@ impl Write {
     pub async fn insert_session(&mut self, new: &NewSession<'_>) -> Result<()> {
         let sql = sql!(
             "INSERT INTO sessions (id, tunnel_id, scope_id, device_id, node_id, epoch, boot_id, local_host, \
-                 local_port, started_at, lease_until, bytes_in, bytes_out, token_version) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 0, 0, \
+                 local_port, started_at, lease_until, local_scheme, local_tls_verify, bytes_in, bytes_out, \
+                 token_version) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, 0, \
                  CASE WHEN EXISTS (SELECT 1 FROM device_presence WHERE device_id = $4 AND renews_tokens = TRUE) \
                      THEN 2 ELSE 1 END)"
         );
         let NewSession { id, tunnel, device_id, boot_id, epoch, target, lease_until } = *new;
-        let Target { host, port, extra } = target;
+        let Target { host, port, scheme, tls_verify, extra } = target;
         let now = self.now;
         let args = args![
             id,
@@ -275,6 +299,8 @@ impl Write {
             *port,
             now,
             lease_until,
+            StringArg(*scheme),
+            *tls_verify,
         ];
         self.execute(sql, args).await?;
         for (port_id, local_port) in extra {
@@ -361,8 +387,9 @@ fn lease(row: &Row) -> DbResult<Lease> {
     Ok(row!(row => Lease {
         tunnel_id: id, scope_id: id, device_id: id, node_id: id, epoch: int, boot_id: id, name: text,
         local_host: text, local_port: number, protocol: string_enum,
-        idle_timeout: optional_number, buffer_size: number, ready: flag, lease_until: time;
+        idle_timeout: optional_number, buffer_size: number, target_version: number, ready: flag, lease_until: time;
         session_id: row.id("id")?,
+        service: local_service(row)?,
         public_address: public_address(row)?,
         ports: Vec::new(),
     }))
@@ -373,7 +400,7 @@ fn public_address(row: &Row) -> DbResult<String> {
     if row.string_enum::<Protocol>("protocol")? != Protocol::Http {
         return Ok(format!("{hostname}:{}", row.number::<u16>("remote_port")?));
     }
-    let https = row.flag("https")?;
+    let https = row.flag("https")? || row.flag("tls_passthrough")?;
     let port = row.optional_number(if https { "https_port" } else { "http_port" })?;
     Ok(web_url(https, &hostname, port.unwrap_or(if https { 443 } else { 80 })))
 }

@@ -13,6 +13,7 @@ use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write, ports};
 use culvert_domain::error::Result;
+use culvert_domain::local_service::LocalService;
 use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::{ExtraPort, extra_subdomain};
@@ -34,7 +35,12 @@ macro_rules! select_tunnel {
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
-                    t.pro_network, t.host_header, t.local_scheme, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.pro_network, t.host_header, t.local_scheme, t.local_tls_verify, \
+                    t.proxy_protocol, t.tls_passthrough, (t.protocol IN ('udp', 'both') OR EXISTS ( \
+                        SELECT 1 FROM extra_ports e WHERE e.tunnel_id = t.id AND e.protocol IN ('udp', 'both') \
+                    )) AS takes_datagrams, EXISTS ( \
+                        SELECT 1 FROM extra_ports e WHERE e.tunnel_id = t.id AND e.protocol = 'http' AND e.local_port IN (443, 8443) \
+                    ) AS has_tls_port, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
@@ -174,9 +180,9 @@ impl Write {
             "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                  node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
                  basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout, host_header, \
-                 local_scheme) \
+                 local_scheme, local_tls_verify, proxy_protocol, tls_passthrough) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                 0, $20, $20, $21, $22, $23) ON CONFLICT DO NOTHING"
+                 0, $20, $20, $21, $22, $23, $24, $25, $26) ON CONFLICT DO NOTHING"
         );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
@@ -201,8 +207,11 @@ impl Write {
             spec.pro_network,
             now,
             spec.idle_timeout,
-            spec.host_header.as_deref(),
-            StringArg(spec.local_scheme),
+            spec.service.host_header.as_deref(),
+            StringArg(spec.service.scheme),
+            spec.service.tls_verify,
+            StringArg(spec.service.proxy_protocol),
+            spec.service.tls_passthrough,
         ];
         if self.execute(sql, args).await? == 0 {
             return Ok(false);
@@ -252,7 +261,8 @@ impl Write {
         let sql = sql!(
             "UPDATE tunnels SET name = $2, local_host = $3, local_port = $4, remote_port = $5, https = $6, \
                  basic_auth = $7, basic_auth_user = $8, idle_timeout = $9, buffer_size = $10, pro_network = $11, \
-                 updated_at = $12, host_header = $13, local_scheme = $14 \
+                 updated_at = $12, host_header = $13, local_scheme = $14, local_tls_verify = $15, proxy_protocol = $16, \
+                 tls_passthrough = $17 \
              WHERE id = $1"
         );
         let now = self.now;
@@ -269,8 +279,11 @@ impl Write {
             tunnel.spec.buffer_size,
             tunnel.spec.pro_network,
             now,
-            tunnel.spec.host_header.as_deref(),
-            StringArg(tunnel.spec.local_scheme),
+            tunnel.spec.service.host_header.as_deref(),
+            StringArg(tunnel.spec.service.scheme),
+            tunnel.spec.service.tls_verify,
+            StringArg(tunnel.spec.service.proxy_protocol),
+            tunnel.spec.service.tls_passthrough,
         ];
         self.execute(sql, args).await?;
         Ok(())
@@ -368,12 +381,12 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
     let node: Node = catalog::node(row)?;
     let spec = spec(row)?;
     let remote_port = match spec.protocol {
-        Protocol::Http => node.web_port(spec.https),
+        Protocol::Http => node.web_port(spec.needs_https()),
         _ => row.number("remote_port")?,
     };
     Ok(row!(row => Tunnel {
         id: id, scope_id: id, created_by: id, domain: text,
-        basic_auth_password_set: flag, restricted: flag, desired_device_id: optional_id,
+        basic_auth_password_set: flag, takes_datagrams: flag, has_tls_port: flag, restricted: flag, desired_device_id: optional_id,
         start_error: optional_text, moving: flag, custom_domain: optional_text, created_at: time,
         updated_at: time;
         spec,
@@ -386,12 +399,21 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
     }))
 }
 
+pub(super) fn local_service(row: &Row) -> DbResult<LocalService> {
+    Ok(row!(row => LocalService {
+        host_header: optional_text, proxy_protocol: string_enum, tls_passthrough: flag;
+        scheme: row.string_enum("local_scheme")?,
+        tls_verify: row.optional_flag("local_tls_verify")?,
+    }))
+}
+
 fn spec(row: &Row) -> DbResult<TunnelSpec> {
     Ok(row!(row => TunnelSpec {
         name: text, protocol: string_enum, local_host: text, local_port: number, subdomain: optional_text,
         region: optional_text, country: optional_text, preset_id: optional_id, https: flag, basic_auth: flag,
         basic_auth_user: optional_text, idle_timeout: optional_number, buffer_size: number,
-        pro_network: flag, host_header: optional_text, local_scheme: string_enum,
+        pro_network: flag;
+        service: local_service(row)?,
     }))
 }
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::support::agent_end::{HostEnd, grant};
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
-use crate::support::host::{Engine, TestHost};
+use crate::support::host::{Engine, Person, TestHost};
 use crate::support::visitor::{echo_service, named_service, visit};
 use crate::support::wire::signed_consent;
 
@@ -57,7 +57,8 @@ async fn enrolment_code_is_single_use_and_expires_in_ten_minutes(engine: Engine)
             "command_dedup_v1",
             "restart_agent_v1",
             "data_channel_v2",
-            "datagrams_v1"
+            "datagrams_v1",
+            "local_services_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": null,
@@ -576,21 +577,27 @@ async fn start_interrupted_by_disconnect_completes_on_reconnect(engine: Engine) 
     assert_eq!(api.get(&format!("/tunnels/{tunnel}")).await.data()["status"], "running");
 }
 
-/// A tunnel that could not be resumed is tried again.
+/// A tunnel that could not be resumed is tried again, whatever its protocol.
 #[both_engines]
 async fn failed_tunnel_resume_is_retried(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
-    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
-    let tunnel = tunnel_to(&api, 80).await;
+    for protocol in ["tcp", "udp", "both", "http"] {
+        resume_is_retried(&host, &ada, &api, protocol).await;
+    }
+}
+
+async fn resume_is_retried(host: &TestHost, ada: &Person, api: &Api, protocol: &str) {
+    let (device, mut wire) = host.wired(ada, ada.account_id).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": 80, "protocol": protocol})).await.id();
     api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
     wire.obey(Done::Start).await.unwrap();
     wire.hang_up().await;
     let mut wire = host.connect(&device, |hello| hello.boot_id = Uuid::from_u128(2)).await.unwrap();
     let lease_id = wire.welcome.grants[0].lease_id;
     wire.send(ToHost::NotResumed { lease_id, detail: "The node could not be reached.".into() }).await;
-    host.until_tunnel(&api, tunnel, "error").await;
+    host.until_tunnel(api, tunnel, "error").await;
     wire.renew(&[]).await;
     let again = wire
         .until(|frame| match frame {
@@ -599,7 +606,7 @@ async fn failed_tunnel_resume_is_retried(engine: Engine) {
         })
         .await;
     wire.send(ToHost::Serving { lease_id: again.lease_id }).await;
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.until_tunnel(api, tunnel, "running").await;
 }
 
 /// Turned off twice is turned off: a consent that was given in between, and has not arrived yet,

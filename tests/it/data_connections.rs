@@ -10,7 +10,7 @@ use culvert_wire::data2::attach::{Attach, DenialCode, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{DATA_LIMIT, Frame, HEADER};
 use culvert_wire::data2::stream::{Finished, REST_AFTER, VisitStream};
-use culvert_wire::data2::visit::{RefusalCode, Refused, Visit};
+use culvert_wire::data2::visit::{Accepted, RefusalCode, Refused, Visit, VisitKind};
 use culvert_wire::data2::{ALPN, MAX_WARM};
 use culvert_wire::device_token::{self, AgentProcess};
 use culvert_wire::lease_token::SigningKey;
@@ -91,7 +91,7 @@ async fn next_visit(carrier: &mut Carrier) -> Visit {
 /// Serves one visit as an echo service does.
 async fn echo(mut carrier: Carrier) -> (Visit, Carrier) {
     let visit = next_visit(&mut carrier).await;
-    let mut stream = VisitStream::accept(carrier).unwrap();
+    let mut stream = VisitStream::accept(carrier, Accepted::default(), false).unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
     stream.write_all(&bytes).await.unwrap();
@@ -218,7 +218,7 @@ async fn visit_that_crosses_with_retire_is_served(engine: Engine) {
     let mut visitor = stage.visitor().await;
     next_visit(&mut carrier).await;
     carrier.send(&Frame::Retire).await.unwrap();
-    let mut stream = VisitStream::accept(carrier).unwrap();
+    let mut stream = VisitStream::accept(carrier, Accepted::default(), false).unwrap();
     stream.write_all(b"served").await.unwrap();
     let mut answer = [0; 6];
     visitor.0.read_exact(&mut answer).await.unwrap();
@@ -233,7 +233,7 @@ async fn end_of_last_session_ends_connections(engine: Engine) {
     let mut busy = stage.carrier().await;
     let visitor = stage.visitor().await;
     next_visit(&mut busy).await;
-    let mut stream = VisitStream::accept(busy).unwrap();
+    let mut stream = VisitStream::accept(busy, Accepted::default(), false).unwrap();
     stream.write_all(b"x").await.unwrap();
     let path = format!("/tunnels/{}/actions/stop", stage.tunnel);
     let stop = stage.api.post(&path, json!({})).await.id();
@@ -334,6 +334,9 @@ fn visit() -> Visit {
         port_id: None,
         visitor: address,
         local: address,
+        kind: VisitKind::Tcp,
+        name: None,
+        alpn: None,
         waiting: 0,
     }
 }
@@ -372,7 +375,7 @@ proptest! {
                 };
                 let target = async {
                     assert_eq!(agent.next().await.unwrap(), Some(Frame::Visit(visit())));
-                    let mut stream = VisitStream::accept(agent).unwrap();
+                    let mut stream = VisitStream::accept(agent, Accepted::default(), false).unwrap();
                     assert!(exchange(&mut stream, &down).await.unwrap() == up);
                     stream.finish()
                 };
@@ -419,7 +422,7 @@ fn size() -> impl Strategy<Value = usize> {
 #[tokio::test]
 async fn cut_visit_never_looks_complete() {
     let mut sent = Vec::new();
-    for frame in [Frame::Accepted(culvert_wire::data2::visit::Accepted {}), Frame::Data { length: 5 }] {
+    for frame in [Frame::Accepted(Accepted::default()), Frame::Data { length: 5 }] {
         frame.write(&mut sent).unwrap();
     }
     sent.extend(b"hello");

@@ -95,6 +95,22 @@ async fn policy_decision_is_recorded_without_secrets() {
             {
               "name": "input.local_scheme",
               "value": "null"
+            },
+            {
+              "name": "input.local_tls_verify",
+              "value": "null"
+            },
+            {
+              "name": "input.proxy_protocol",
+              "value": "null"
+            },
+            {
+              "name": "input.tls_passthrough",
+              "value": "null"
+            },
+            {
+              "name": "current.tls_passthrough",
+              "value": "null"
             }
           ],
           "caller": "",
@@ -135,7 +151,7 @@ async fn policy_decision_is_recorded_without_secrets() {
       "sha256": "",
       "time": "2026-01-15T12:00:00Z",
       "verdict": "invalid",
-      "version": "1.1.0"
+      "version": "1.2.0"
     }
     "#);
 }
@@ -265,7 +281,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     assert_eq!(api.get("/tunnels").await.status, 429);
     let metrics = swapped.metrics().await;
     let kinds: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE")).collect();
-    assert_snapshot!(kinds.join("\n"), @r#"
+    assert_snapshot!(kinds.join("\n"), @"
     # TYPE culvert_http_requests counter
     # TYPE culvert_http_request_duration_seconds histogram
     # TYPE culvert_rate_limited counter
@@ -283,6 +299,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_node_visit_wait_seconds histogram
     # TYPE culvert_edge_request_duration_seconds histogram
     # TYPE culvert_acme_orders counter
+    # TYPE culvert_certificates gauge
     # TYPE culvert_certificate_expiry_seconds gauge
     # TYPE culvert_node_refused counter
     # TYPE culvert_api_refused counter
@@ -301,7 +318,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_policy_generation gauge
     # TYPE culvert_policy_records_written counter
     # TYPE culvert_policy_records_dropped counter
-    "#);
+    ");
     for (figure, value) in [
         (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="201"}"#, 1.0),
         (r#"culvert_http_requests_total{method="POST",route="/tunnels",status="422"}"#, 1.0),

@@ -730,7 +730,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "command_dedup_v1",
             "restart_agent_v1",
             "data_channel_v2",
-            "datagrams_v1"
+            "datagrams_v1",
+            "local_services_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",
@@ -772,7 +773,8 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
             "command_dedup_v1",
             "restart_agent_v1",
             "data_channel_v2",
-            "datagrams_v1"
+            "datagrams_v1",
+            "local_services_v1"
           ],
           "id": "[uuid]",
           "last_seen_at": "[time]",

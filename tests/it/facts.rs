@@ -84,7 +84,10 @@ async fn every_world_gets_the_facts_that_its_module_asks_for(engine: Engine) {
     let (curious, shipped): (Vec<&Value>, Vec<_>) =
         of_start.into_iter().partition(|record| record["module"] == "hostile");
     let own: Vec<Value> = shipped.into_iter().map(facts).collect();
-    let of_service = json!({"input.host_header": null, "input.local_scheme": null});
+    let of_service = json!({
+        "input.host_header": null, "input.local_scheme": null, "input.local_tls_verify": null,
+        "input.proxy_protocol": null, "input.tls_passthrough": null, "current.tls_passthrough": false,
+    });
     assert_eq!(own, [json!({}), json!({}), of_service]);
     let told: Vec<Value> = curious.into_iter().map(facts).collect();
     assert!(told.len() == 3 && told.iter().all(|one| one == &told[0]), "{told:?}");

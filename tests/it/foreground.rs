@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use culvert_agent::cli::preset::PRESETS;
 use culvert_agent::ipc::{Answer, Attendance, ForegroundState, ForegroundStatus, TunnelStatus, WantedTunnel};
 use culvert_domain::session::EndReason;
 use culvert_service::devices;
@@ -48,7 +49,14 @@ impl Stage {
             "name": "journal", "protocol": "http", "subdomain": "journal", "http_ssl_enabled": false,
             "local_host": "127.0.0.1", "local_port": self.service.port,
         });
-        WantedTunnel { body, keep: false, creation_id: Some(self.host.clock.id()), tunnel_id: None, ran_at: None }
+        WantedTunnel {
+            body,
+            extra_ports: Vec::new(),
+            keep: false,
+            creation_id: Some(self.host.clock.id()),
+            tunnel_id: None,
+            ran_at: None,
+        }
     }
 
     /// Begins a command, and waits until its tunnel runs.
@@ -439,6 +447,77 @@ async fn command_line_opens_a_page_and_ends_it(engine: Engine) {
     let answered = within(20, visitor.recv(&mut space)).await.unwrap();
     assert_eq!(&space[..answered], b"hello");
     assert_eq!(command.interrupt().await, Some(0));
+}
+
+/// The catalogue that commands know is the host's own, and a command by preset makes all of its ports.
+#[both_engines]
+async fn presets_of_the_command_line_are_those_of_the_host(engine: Engine) {
+    let stage = Stage::with(engine, Remote::Enabled).await;
+    let of_host: Vec<_> = stage.api.get("/presets").await.data().as_array().unwrap().clone();
+    let of_agent = PRESETS.map(|preset| {
+        let extra = preset.extra_ports.iter().map(|port| json!(port)).collect::<Vec<_>>();
+        json!([preset.slug, preset.id, preset.protocol, preset.local_port, extra])
+    });
+    let of_host = of_host.iter().map(|preset| {
+        let extra = preset["extra_ports"].as_array().unwrap().iter().map(|port| port["local_port"].clone());
+        json!([preset["slug"], preset["id"], preset["protocol"], preset["local_port"], extra.collect::<Vec<_>>()])
+    });
+    assert_eq!(of_agent.to_vec(), of_host.collect::<Vec<_>>());
+}
+
+/// What a preset, `--proxy-protocol` and `--local-scheme` make of a tunnel.
+#[both_engines]
+async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
+    let place = Place::new(engine).await;
+    let _host = place.serve().await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
+    let api = Api::new(&place.url(), key["key"].as_str().unwrap());
+    let code = place.json("culvert device code --account ada@example.com").await;
+    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
+    place.json(&enrol).await;
+    let mut agent = place.start_logged("culvert-agent run");
+    agent.until("connected").await;
+    let mut seen = Vec::new();
+    for line in [
+        "culvert-agent udp --preset valheim --proxy-protocol spp",
+        "culvert-agent tcp 25570 --preset minecraft-java --proxy-protocol v2",
+        "culvert-agent http 8443 --local-scheme h2c --proxy-protocol v1",
+    ] {
+        let mut command = place.start(&format!("{line} --json"));
+        address(&mut command).await;
+        let tunnel = api.get("/tunnels").await.data()[0].clone();
+        let tunnel = api.get(&format!("/tunnels/{}", tunnel["id"].as_str().unwrap())).await.data().clone();
+        let extra = tunnel["extra_ports"].as_array().unwrap().iter().map(|port| format!(" and {}", port["local_port"]));
+        seen.push(format!(
+            "{}, {} {}{}: {} {}",
+            tunnel["name"],
+            tunnel["protocol"],
+            tunnel["local_port"],
+            extra.collect::<String>(),
+            tunnel["proxy_protocol"],
+            tunnel["local_scheme"],
+        ));
+        assert_eq!(command.interrupt().await, Some(0));
+    }
+    allow_duplicates! { assert_snapshot!(seen.join("\n"), @r#"
+    "Valheim", "udp" 2456 and 2457: "spp" "auto"
+    "Minecraft: Java Edition", "tcp" 25570: "v2" "auto"
+    "http 8443", "http" 8443: "v1" "h2c"
+    "#); }
+    for (line, says) in [
+        ("tcp --preset valheim", "valheim"),
+        ("udp --preset nothing", "must be one of minecraft-java"),
+        ("udp", "PORT|HOST:PORT"),
+    ] {
+        let refused = place.run(&format!("culvert-agent {line}")).await;
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains(says), "{line}: {said}");
+    }
+    let refused = place.run("culvert-agent udp 19132 --proxy-protocol v1").await;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("proxy_protocol must be one of `none`, `v2`, `spp`"));
+    let report = place.json("culvert-agent doctor").await;
+    assert_eq!((&report["connected"], report["nodes"].as_array().map(Vec::len)), (&json!(true), Some(0)));
 }
 
 /// The address in the next line that says that the tunnel runs.

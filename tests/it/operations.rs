@@ -464,7 +464,32 @@ async fn action_without_agent_capability_returns_upgrade_required(engine: Engine
         let start = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await;
         assert_eq!(start.outcome(), "409 upgrade_required", "{protocol}");
     }
-    let of_protocols = [Capability::DATA_CHANNEL_V2, Capability::DATAGRAMS];
+    for service in [
+        json!({"local_port": 80, "proxy_protocol": "v2"}),
+        json!({"local_port": 80, "protocol": "http", "local_scheme": "https"}),
+        json!({"local_port": 443, "protocol": "http"}),
+    ] {
+        let tunnel = api.post("/tunnels", service.clone()).await.id();
+        let has: Vec<_> = Capability::ALL.into_iter().filter(|has| *has != Capability::LOCAL_SERVICES).collect();
+        let (device, _wire) = host.wired_with(&ada, ada.account_id, &has).await;
+        let start = api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await;
+        assert_eq!(start.outcome(), "409 upgrade_required", "{service}");
+    }
+    // Nor is it given to a tunnel that runs there.
+    let has: Vec<_> = Capability::ALL.into_iter().filter(|has| *has != Capability::LOCAL_SERVICES).collect();
+    let (device, mut wire) = host.wired_with(&ada, ada.account_id, &has).await;
+    let running = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await.id();
+    api.post(&format!("/tunnels/{running}/actions/start"), json!({"device_id": device.id})).await.id();
+    wire.obey(Done::Start).await.unwrap();
+    for change in [json!({"proxy_protocol": "v2"}), json!({"local_scheme": "https"}), json!({"local_port": 8443})] {
+        let refused = api.patch(&format!("/tunnels/{running}"), change.clone()).await;
+        assert_eq!(refused.outcome(), "409 upgrade_required", "{change}");
+    }
+    let port = json!({"protocol": "http", "local_port": 8443});
+    let refused = api.post(&format!("/tunnels/{running}/extra-ports"), port).await;
+    assert_eq!(refused.outcome(), "409 upgrade_required");
+    assert_eq!(api.patch(&format!("/tunnels/{running}"), json!({"name": "older"})).await.status, 200);
+    let of_protocols = [Capability::DATA_CHANNEL_V2, Capability::DATAGRAMS, Capability::LOCAL_SERVICES];
     let of_actions = Capability::ALL.into_iter().filter(|capability| !of_protocols.contains(capability));
     for missing in of_actions {
         let has: Vec<_> = Capability::ALL.into_iter().filter(|has| *has != missing).collect();

@@ -127,18 +127,21 @@ proptest! {
             idle_timeout_seconds: idle,
             flow_idle_timeout_seconds: idle,
             buffer_size_bytes: buffer,
+            target_version: 0,
             access_version: 0,
             firewall: Vec::new(),
             countries: Vec::new(),
         };
         let route = Route {
             tunnel_id,
-            names: vec![RouteName { name: "a.example".into(), port_id: Some(scope_id) }],
+            names: vec![RouteName { name: "a.example".into(), port_id: Some(scope_id), tls: true }],
             https: false,
             suspended_until: Some(chrono::DateTime::UNIX_EPOCH),
             basic_auth: Some(BasicAuth { user: "ada".into(), password_hash: "$argon2id$".into() }),
             host_header: None,
             h2c: false,
+            names_visitors: true,
+            tls_passthrough: false,
         };
         let certificate = Certificate { names: vec!["a.example".into()], chain: name, key: Base64Bytes(vec![1, 2]) };
         let challenge = Challenge {

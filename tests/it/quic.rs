@@ -13,15 +13,15 @@ use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::Frame;
 use culvert_wire::data2::stream::VisitStream;
 use culvert_wire::data2::transport::Transport;
-use culvert_wire::data2::visit::{RefusalCode, Refused};
+use culvert_wire::data2::visit::{Accepted, RefusalCode, Refused};
 use culvert_wire::quic::{self, QuicStream};
 use futures_util::future::join_all;
 use quinn::Endpoint;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use uuid::Uuid;
 
 use crate::data_connections::Stage;
@@ -113,7 +113,7 @@ async fn stream_carries_one_visit_to_its_end(engine: Engine) {
         let mut visitor = stage.visitor().await.0;
         let sent = vec![7; size];
         let served = async {
-            let mut stream = VisitStream::accept(agent.next().await).unwrap();
+            let mut stream = VisitStream::accept(agent.next().await, Accepted::default(), false).unwrap();
             let mut bytes = Vec::new();
             stream.read_to_end(&mut bytes).await.unwrap();
             stream.write_all(&bytes).await.unwrap();
@@ -139,7 +139,7 @@ async fn stream_that_is_cut_resets_its_visitor_alone(engine: Engine) {
     let mut visitors = [stage.visitor().await, stage.visitor().await];
     let mut streams = Vec::new();
     for _ in &visitors {
-        let mut stream = VisitStream::accept(agent.next().await).unwrap();
+        let mut stream = VisitStream::accept(agent.next().await, Accepted::default(), false).unwrap();
         stream.write_all(b"x").await.unwrap();
         streams.push(stream);
     }
@@ -187,37 +187,6 @@ async fn node_denies_tokens_that_do_not_hold_by_quic(engine: Engine) {
     assert_eq!(stage.host.until_ended(&stage.api, stop).await["status"], "succeeded");
     within(20, newer.connection.closed()).await;
     assert_eq!(Attached::to(&stage, token(&stage)).await.err(), Some(DenialCode::Fenced));
-}
-
-/// Datagrams that nobody answers: no visitor waits for them, and the agent says what it has found.
-#[both_engines]
-async fn agent_goes_on_with_tls_where_udp_is_blocked(engine: Engine) {
-    let far = own_address();
-    let relay = TcpListener::bind((far, 0)).await.unwrap();
-    let port = relay.local_addr().unwrap().port();
-    let swallowed = UdpSocket::bind((far, port)).await.unwrap();
-    let host = TestHost::with(engine, |config| {
-        config.node.listen.set_port(port);
-        config.node.hostname = far.to_string();
-    })
-    .await;
-    let (node, bind) = (host.config().node.listen, host.config().node.bind);
-    tokio::spawn(async move {
-        while let Ok((mut agent, _)) = relay.accept().await {
-            tokio::spawn(async move {
-                let mut node = TcpStream::connect(node).await.unwrap();
-                copy_bidirectional(&mut agent, &mut node).await
-            });
-        }
-    });
-    let stage = Running::on(host).await;
-    within(20, swallowed.recv(&mut [0; 2048])).await.unwrap();
-    assert_eq!(stage.transport().await.unwrap(), "TLS");
-    stage.host.clock.advance(Duration::from_secs(3));
-    let blocked = "TLS only: UDP blocked, next try in 5 min";
-    stage.host.until_found(async || stage.transport().await.filter(|transport| transport == blocked)).await;
-    let public = SocketAddr::new(bind, stage.address().await.port());
-    assert!(Visitor::from("127.0.1.1", public).await.is_some());
 }
 
 /// A hundred is what quinn allows by itself.

@@ -43,6 +43,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "local_host": "[host]",
         "local_port": 8080,
         "local_scheme": "auto",
+        "local_tls_verify": null,
         "name": "tcp-8080",
         "node": {
           "country": "ZZ",
@@ -54,6 +55,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         },
         "pro_network": true,
         "protocol": "tcp",
+        "proxy_protocol": "none",
         "public_address": {
           "hostname": "[host]",
           "ipv4": "[host]",
@@ -69,6 +71,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         },
         "status": "stopped",
         "subdomain": null,
+        "tls_passthrough": false,
         "updated_at": "[time]"
       },
       "meta": {
@@ -103,6 +106,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         "local_host": "[host]",
         "local_port": 8080,
         "local_scheme": "auto",
+        "local_tls_verify": null,
         "name": "tcp-8080",
         "node": {
           "country": "ZZ",
@@ -114,6 +118,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         },
         "pro_network": true,
         "protocol": "tcp",
+        "proxy_protocol": "none",
         "public_address": {
           "hostname": "[host]",
           "ipv4": "[host]",
@@ -129,6 +134,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
         },
         "status": "stopped",
         "subdomain": null,
+        "tls_passthrough": false,
         "updated_at": "[time]"
       },
       "meta": {
@@ -228,6 +234,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
         "local_host": "wiki.internal",
         "local_port": 80,
         "local_scheme": "h2c",
+        "local_tls_verify": null,
         "name": "Wiki ☕",
         "node": {
           "country": "ZZ",
@@ -239,6 +246,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
         },
         "pro_network": false,
         "protocol": "http",
+        "proxy_protocol": "none",
         "public_address": {
           "hostname": "wiki.tunnel.localhost",
           "ipv4": "[host]",
@@ -254,6 +262,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
         },
         "status": "stopped",
         "subdomain": "wiki",
+        "tls_passthrough": false,
         "updated_at": "[time]"
       },
       "meta": {
@@ -658,12 +667,77 @@ async fn service_fields_belong_to_http_tunnels(engine: Engine) {
         ("host_header", json!("")),
         ("host_header", json!("a".repeat(256))),
         ("host_header", json!(7)),
-        ("local_scheme", json!("https")),
+        ("local_scheme", json!("ftp")),
         ("local_scheme", Value::Null),
+        ("local_tls_verify", json!("yes")),
+        ("proxy_protocol", json!("v3")),
+        ("proxy_protocol", json!("spp")),
+        ("proxy_protocol", Value::Null),
+        ("tls_passthrough", json!(1)),
+        ("tls_passthrough", Value::Null),
     ] {
         let refused = api.post("/tunnels", json!({"local_port": 80, "protocol": "http", field: wrong})).await;
         assert_eq!((refused.status, refused.fields()), (422, vec![field.to_owned()]), "{wrong}");
     }
+}
+
+/// Each protocol has forms of its own to tell a service who the visitor is.
+#[both_engines]
+async fn proxy_protocol_fits_the_tunnels_protocol(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let mut seen = Vec::new();
+    for protocol in ["tcp", "http", "udp", "both"] {
+        for value in ["none", "v1", "v2", "spp"] {
+            let asked =
+                api.post("/tunnels", json!({"local_port": 80, "protocol": protocol, "proxy_protocol": value})).await;
+            seen.push(match asked.status {
+                201 => format!("{protocol} {value}"),
+                _ => format!("{protocol}: {}", asked.body["errors"][0]["message"].as_str().unwrap()),
+            });
+        }
+    }
+    allow_duplicates! { assert_snapshot!(seen.join("\n"), @"
+    tcp none
+    tcp v1
+    tcp v2
+    tcp: must be one of `none`, `v1`, `v2` for tcp tunnels
+    http none
+    http v1
+    http v2
+    http: must be one of `none`, `v1`, `v2` for http tunnels
+    udp none
+    udp: must be one of `none`, `v2`, `spp` for udp tunnels
+    udp v2
+    udp spp
+    both none
+    both: must be one of `none`, `v2` for both tunnels
+    both v2
+    both: must be one of `none`, `v2` for both tunnels
+    "); }
+}
+
+/// Passed-through requests are seen by the service alone, so nobody else can ask for a password.
+#[both_engines]
+async fn basic_auth_and_pass_through_exclude_each_other(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let passed = json!({"local_port": 443, "protocol": "http", "tls_passthrough": true});
+    let tunnel = api.post("/tunnels", passed).await;
+    assert_eq!(tunnel.data()["tls_passthrough"], true);
+    let path = format!("/tunnels/{}", tunnel.id());
+    let auth = json!({"http_basic_auth_enabled": true, "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse"});
+    let refused = api.patch(&path, auth.clone()).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["tls_passthrough".into()]), "{}", refused.outcome());
+    api.patch(&path, json!({"tls_passthrough": false})).await.data();
+    assert_eq!(api.patch(&path, auth).await.status, 200);
+    let refused = api.patch(&path, json!({"tls_passthrough": true})).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["tls_passthrough".into()]));
+    let refused =
+        api.post("/tunnels", json!({"local_port": 443, "local_tls_verify": true, "tls_passthrough": true})).await;
+    assert_eq!(refused.fields(), ["local_tls_verify", "tls_passthrough"]);
 }
 
 /// A module for the interface 1.0.0 refuses a change without a field, and does not know these.
@@ -678,7 +752,15 @@ async fn older_module_lets_a_change_of_newer_fields_pass(engine: Engine) {
     let api = swapped.host.api(&ada.key);
     let tunnel = api.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await.id();
     let path = format!("/tunnels/{tunnel}");
-    assert_eq!(api.patch(&path, json!({"host_header": "app"})).await.data()["host_header"], "app");
+    for (field, value) in [
+        ("host_header", json!("app")),
+        ("local_scheme", json!("https")),
+        ("local_tls_verify", json!(false)),
+        ("proxy_protocol", json!("v2")),
+        ("tls_passthrough", json!(true)),
+    ] {
+        assert_eq!(api.patch(&path, json!({field: value})).await.data()[field], value);
+    }
     assert_eq!(api.patch(&path, json!({})).await.fields(), ["body"]);
     let refused = api.patch(&path, json!({"host_header": "a b"})).await;
     assert_eq!((refused.status, refused.fields()), (422, vec!["host_header".into()]), "the host judges as well");

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use uuid::Uuid;
@@ -35,7 +36,19 @@ struct Service {
 
 impl Service {
     async fn start(kind: &str) -> Self {
-        let mut program = python("service.py").arg(kind).stdout(Stdio::piped()).spawn().unwrap();
+        Self::run(python("service.py").arg(kind)).await
+    }
+
+    /// A service over TLS, with a certificate that nobody has signed.
+    async fn over_tls(kind: &str, folder: &TempDir) -> Self {
+        let certified = rcgen::generate_simple_self_signed(["service.internal".to_owned()]).unwrap();
+        std::fs::write(folder.path().join("cert.pem"), certified.cert.pem()).unwrap();
+        std::fs::write(folder.path().join("key.pem"), certified.signing_key.serialize_pem()).unwrap();
+        Self::run(python("service.py").arg(kind).arg(folder.path())).await
+    }
+
+    async fn run(program: &mut Command) -> Self {
+        let mut program = program.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let port = within(SOON, lines.next_line()).await.unwrap().expect("the service has ended");
         Self { port: port.parse().unwrap(), _program: program }
@@ -118,9 +131,36 @@ async fn service_of_http2_alone_is_reached_by_the_name_it_wants(engine: Engine) 
     let change = json!({"local_scheme": "h2c", "host_header": "app.internal:81"});
     let record = stage.api.patch(&format!("/tunnels/{}", stage.tunnel), change).await.data().clone();
     assert_eq!((&record["local_scheme"], &record["host_header"]), (&json!("h2c"), &json!("app.internal:81")));
-    assert_eq!(fetch().await, "POST /a?b app.internal:81 hello.tunnel.localhost:[port] 5\n 200");
+    assert_eq!(fetch().await, "POST http /a?b app.internal:81 hello.tunnel.localhost:[port] 5\n 200");
     stage.api.patch(&format!("/tunnels/{}", stage.tunnel), json!({"host_header": null})).await.data();
-    assert_eq!(fetch().await, "POST /a?b hello.tunnel.localhost:[port] hello.tunnel.localhost:[port] 5\n 200");
+    assert_eq!(fetch().await, "POST http /a?b hello.tunnel.localhost:[port] hello.tunnel.localhost:[port] 5\n 200");
+}
+
+/// A service over TLS that speaks HTTP/2 alone, and reads the scheme (RFC 9113, section 8.3.1); and one that ends its answers
+/// by closing the connection, without a word of TLS.
+#[both_engines]
+async fn services_over_tls_are_understood(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let (h2, abrupt) = (Service::over_tls("h2", &folder).await, Service::over_tls("abrupt", &folder).await);
+    let stage = Stage::set(engine, h2.port).await;
+    let (address, port) = stage.node().await;
+    let fetch = async || {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--max-time", "20", "-w", " %{http_code}", "--cacert"]).arg(stage.root());
+        curl.args(["--resolve", &format!("hello.tunnel.localhost:{port}:{address}")]);
+        said(curl.args(["-d", "five!", &format!("https://hello.tunnel.localhost:{port}/a?b")])).await
+    };
+    let change = json!({"local_scheme": "https", "host_header": "service.internal"});
+    stage.api.patch(&format!("/tunnels/{}", stage.tunnel), change).await.data();
+    let answered = stage.host.until_found(async || Some(fetch().await).filter(|answer| answer.ends_with(" 200"))).await;
+    let answered = answered.replace(&port, "[port]");
+    allow_duplicates! { assert_snapshot!(answered, @r"
+    POST https /a?b service.internal hello.tunnel.localhost:[port] 5
+     200
+    "); }
+    stage.api.patch(&format!("/tunnels/{}", stage.tunnel), json!({"local_port": abrupt.port})).await.data();
+    let whole = format!("{} 200", "x".repeat(300_000));
+    stage.host.until_found(async || Some(fetch().await).filter(|answer| *answer == whole)).await;
 }
 
 /// A service that does not speak HTTP/2 gets the request by HTTP/1.1.

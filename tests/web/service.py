@@ -1,6 +1,9 @@
-"""A local service: `service.py grpc`, `service.py websocket` or `service.py h2c`. It prints its port and serves until it is killed."""
+"""A local service: `service.py grpc`, `websocket`, `h2c`, `h2 FOLDER` or `abrupt FOLDER`. It prints its port and serves until it is
+killed. The folder has `cert.pem` and `key.pem`."""
 
 import asyncio
+import socket
+import ssl
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -83,7 +86,7 @@ async def websocket_service():
 
 
 class H2cConnection(asyncio.Protocol):
-    """HTTP/2 without TLS, and nothing else: it answers with the request's pseudo headers and the size of its body."""
+    """HTTP/2 and nothing else: it answers with the request's pseudo headers and the size of its body."""
 
     def connection_made(self, transport):
         self.transport, self.requests = transport, {}
@@ -100,14 +103,36 @@ class H2cConnection(asyncio.Protocol):
                 self.http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, h2.events.StreamEnded):
                 headers, size = self.requests.pop(event.stream_id)
-                named = [headers[name] for name in (":method", ":path", ":authority", "x-forwarded-host")]
+                named = [headers[name] for name in (":method", ":scheme", ":path", ":authority", "x-forwarded-host")]
                 self.http2.send_headers(event.stream_id, [(":status", "200"), ("content-type", "text/plain")])
                 self.http2.send_data(event.stream_id, f"{' '.join(named)} {size}\n".encode(), end_stream=True)
         self.transport.write(self.http2.data_to_send())
 
 
-async def h2c_service():
-    server = await asyncio.get_running_loop().create_server(H2cConnection, "127.0.0.1", 0)
+def tls_context(folder, protocols=None):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    return context
+
+
+def abrupt_service(folder):
+    """Ends each answer by closing the connection, without a close_notify alert of TLS."""
+    context = tls_context(folder)
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        connection, _ = listener.accept()
+        stream = context.wrap_socket(connection, server_side=True)
+        while b"\r\n\r\n" not in stream.recv(65536):
+            pass
+        stream.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + 300_000 * b"x")
+        stream.close()
+
+
+async def h2c_service(tls=None):
+    server = await asyncio.get_running_loop().create_server(H2cConnection, "127.0.0.1", 0, ssl=tls)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -116,5 +141,9 @@ if sys.argv[1] == "grpc":
     grpc_service()
 elif sys.argv[1] == "h2c":
     asyncio.run(h2c_service())
+elif sys.argv[1] == "h2":
+    asyncio.run(h2c_service(tls_context(sys.argv[2], ["h2"])))
+elif sys.argv[1] == "abrupt":
+    abrupt_service(sys.argv[2])
 else:
     asyncio.run(websocket_service())

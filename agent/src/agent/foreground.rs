@@ -16,8 +16,9 @@ use super::runs::StartReply;
 use crate::ipc::{ForegroundState, ForegroundStatus, TunnelStatus, Update, WantedTunnel};
 use culvert_wire::allowed_target;
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Failure, Grant, RevokeReason, TEMPORARY_TUNNEL_KEPT, Target, ToHost};
+use culvert_wire::control::{Failure, Grant, RevokeReason, TEMPORARY_TUNNEL_KEPT, ToHost};
 use culvert_wire::failure_code::FailureCode;
+use culvert_wire::target::Target;
 
 /// Commands in the foreground, at most.
 const MOST: usize = 64;
@@ -170,7 +171,8 @@ impl Foreground {
         let Some(wanted) = self.commands.get(&id).map(|command| &command.wanted) else { return false };
         let leads_there = |(host, port): (String, u16)| {
             let Target { host: led, port: led_port, extra, .. } = &grant.target;
-            extra.is_empty() && *led_port == port && is_same_host(led, &host)
+            let extra_is_typed = extra.iter().all(|extra| wanted.extra_ports.contains(&extra.port));
+            extra_is_typed && *led_port == port && is_same_host(led, &host) && wanted.is_tls_typed(&grant.target)
         };
         wanted.tunnel_id == Some(grant.tunnel_id) && wanted.target().is_some_and(leads_there)
     }
@@ -403,7 +405,7 @@ impl Agent {
             (Some(_), Some(tunnel_id)) => {
                 command.stage = Stage::Starting;
                 // Whoever typed the target has chosen it.
-                let accept = command.wanted.target().map(|(host, port)| allowed_target::spelled(&host, port));
+                let accept = command.wanted.accepted();
                 self.wish(tunnel_id.to_string(), accept, StartReply::Foreground(id)).await;
             }
         }
@@ -457,5 +459,24 @@ impl WantedTunnel {
     fn target(&self) -> Option<(String, u16)> {
         let port = self.body.get("local_port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
         Some((self.body.get("local_host")?.as_str()?.to_owned(), port?))
+    }
+
+    /// The targets of all ports that were named, as a refusal names those that nobody has accepted.
+    fn accepted(&self) -> Option<String> {
+        let (host, port) = self.target()?;
+        let ports = std::iter::once(port).chain(self.extra_ports.iter().copied());
+        Some(ports.map(|port| allowed_target::spelled(&host, port)).collect::<Vec<_>>().join(" "))
+    }
+
+    /// Whether a target is spoken to over TLS, and verified, as it was typed.
+    fn is_tls_typed(&self, target: &Target) -> bool {
+        let text = |field: &str| self.body.get(field).and_then(Value::as_str);
+        let tls = match text("local_scheme") {
+            Some("https") => true,
+            None | Some("auto") => [443, 8443].contains(&target.port),
+            Some(_) => false,
+        };
+        let verify = self.body.get("local_tls_verify").and_then(Value::as_bool);
+        target.tls == (tls && text("protocol") == Some("http")) && target.tls_verify == verify
     }
 }

@@ -8,12 +8,13 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::approved_targets::Chosen;
-use crate::carrier::{Connections, QuicState};
+use crate::carrier::{Connections, QuicState, TransportChoice};
 use crate::ipc::{NodeStatus, TunnelStatus};
 use crate::tunnel::{Probe, Running, TunnelContext};
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Grant, NodeAddress, Target};
+use culvert_wire::control::{Grant, NodeAddress};
 use culvert_wire::device_token::DeviceToken;
+use culvert_wire::target::Target;
 
 pub(super) struct Leases {
     cx: TunnelContext,
@@ -107,13 +108,15 @@ impl Leases {
 
     pub(super) fn status(&self, lease_id: Uuid) -> Option<TunnelStatus> {
         let running = &self.held.get(&lease_id)?.running;
-        let Target { host, port, .. } = running.target();
+        let Target { host, port, tls, proxy_protocol, .. } = running.target();
         let traffic = running.traffic();
         Some(TunnelStatus {
             tunnel_id: running.grant.tunnel_id,
             name: running.grant.name.clone(),
             public_address: running.grant.public_address.clone(),
             local_target: format!("{host}:{port}"),
+            local_tls: tls,
+            proxy_protocol,
             target_error: running.target_error(),
             visitors: traffic.visitors(),
             bytes_in: traffic.bytes.forth.load(Ordering::Relaxed),
@@ -210,9 +213,10 @@ impl Leases {
     /// The nodes of the tunnels, and the connections to them.
     pub(super) fn nodes(&self) -> Vec<NodeStatus> {
         let now = self.cx.clock.moment();
+        let choice = self.cx.carriers.choice();
         let status = |(node, connections, quic): (NodeAddress, Connections, QuicState)| NodeStatus {
             address: format!("{}:{}", node.host, node.port),
-            transport: transport(quic, now),
+            transport: transport(choice, quic, now),
             warm: connections.warm,
             busy: connections.busy + connections.streams,
             round_trip_ms: connections.round_trip.map(|time| time.as_secs_f64() * 1000.0),
@@ -220,6 +224,11 @@ impl Leases {
         let mut nodes: Vec<_> = self.cx.carriers.nodes().into_iter().map(status).collect();
         nodes.sort_by(|a, b| a.address.cmp(&b.address));
         nodes
+    }
+
+    /// The nodes of the tunnels.
+    pub(super) fn node_addresses(&self) -> Vec<NodeAddress> {
+        self.cx.carriers.nodes().into_iter().map(|(node, ..)| node).collect()
     }
 
     /// Ends the back-off of all connections, because the host is reachable again.
@@ -233,14 +242,20 @@ impl Leases {
 }
 
 /// What carries visitors, in words.
-fn transport(quic: QuicState, now: Moment) -> String {
-    match quic {
-        QuicState::Connected => "TLS + QUIC".into(),
-        QuicState::Off | QuicState::Connecting => "TLS".into(),
-        QuicState::Blocked { until } => {
-            let minutes = until.since(now).as_secs().div_ceil(60);
-            format!("TLS only: UDP blocked, next try in {minutes} min")
-        }
+fn transport(choice: TransportChoice, quic: QuicState, now: Moment) -> String {
+    let blocked = |until: Moment| {
+        let seconds = until.since(now).as_secs();
+        let next = if seconds < 60 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) };
+        format!("UDP blocked, next try in {next}")
+    };
+    match (choice, quic) {
+        (TransportChoice::Quic, QuicState::Connected) => "QUIC".into(),
+        (TransportChoice::Quic, QuicState::Off) => "none: the node does not offer QUIC".into(),
+        (TransportChoice::Quic, QuicState::Connecting) => "none yet".into(),
+        (TransportChoice::Quic, QuicState::Blocked { until }) => format!("none: {}", blocked(until)),
+        (_, QuicState::Connected) => "TLS + QUIC".into(),
+        (_, QuicState::Off | QuicState::Connecting) => "TLS".into(),
+        (_, QuicState::Blocked { until }) => format!("TLS only: {}", blocked(until)),
     }
 }
 
@@ -250,7 +265,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::carrier::Carriers;
+    use crate::carrier::{Carriers, TransportChoice};
     use crate::state_dir::StateDir;
     use crate::target::LinkLocal;
     use crate::targets::Targets;
@@ -258,16 +273,7 @@ mod tests {
     use culvert_wire::clock::Clock;
 
     fn grant() -> Grant {
-        let target = Target {
-            host: "127.0.0.1".into(),
-            port: 1,
-            idle_timeout: 60,
-            flow_idle_timeout: 60,
-            buffer_size: 1024,
-            takes_connections: true,
-            takes_datagrams: false,
-            extra: Vec::new(),
-        };
+        let target = Target::new("127.0.0.1", 1);
         Grant {
             lease_id: Uuid::from_u128(1),
             tunnel_id: Uuid::from_u128(2),
@@ -293,7 +299,7 @@ mod tests {
         let (reports, _reported) = mpsc::channel(1);
         let folder = tempfile::tempdir().unwrap();
         let targets = Targets::open(&StateDir::open(folder.path()).unwrap(), false).unwrap();
-        let carriers = Carriers::new(clock.clone());
+        let carriers = Carriers::new(clock.clone(), TransportChoice::Auto);
         let cx = TunnelContext { clock: clock.clone(), link_local: LinkLocal::Refused, targets, reports, carriers };
         let mut leases = Leases::new(cx);
         leases.set_term(Duration::from_secs(30));

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::io;
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::Agent;
 use super::runs::{LocalStart, StartReply, not_running};
 use crate::VERSION;
-use crate::ipc::{Answer, IpcRequest, Reply, Request, Status};
+use crate::doctor;
+use crate::ipc::{Answer, DoctorReport, IpcRequest, Reply, Request, Status};
 use culvert_wire::allowed_target::{self, AllowedTarget};
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{ConsentState, Failure, ToHost};
@@ -91,6 +93,7 @@ async fn take_once(agent: &mut Agent, request: Request, reply: oneshot::Sender<R
             }
             None => answer(reply, Err(not_running())),
         },
+        Request::Doctor => agent.examine(reply),
         Request::Foreground(_) => {}
     }
     Ok(())
@@ -111,6 +114,17 @@ impl Agent {
             nodes: self.leases.nodes(),
             tunnels,
         }
+    }
+
+    /// Tries the ways to the nodes, beside everything else.
+    fn examine(&self, reply: oneshot::Sender<Reply>) {
+        let (server, connected, clock) = (self.device.server.clone(), self.host.is_some(), self.clock.clone());
+        let nodes = self.leases.node_addresses();
+        tokio::spawn(async move {
+            let mut nodes = join_all(nodes.iter().map(|node| doctor::examine(node, &clock))).await;
+            nodes.sort_by(|a, b| a.address.cmp(&b.address));
+            answer(reply, Ok(Answer::Doctor(DoctorReport { server, connected, nodes })));
+        });
     }
 
     async fn decide_consent(

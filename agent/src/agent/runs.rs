@@ -11,8 +11,9 @@ use crate::ipc::{Answer, Reply};
 use crate::tunnel::Probe;
 use culvert_wire::allowed_target;
 use culvert_wire::clock::Moment;
-use culvert_wire::control::{Done, Failure, Grant, RevokeReason, Target, ToHost};
+use culvert_wire::control::{Done, Failure, Grant, RevokeReason, ToHost};
 use culvert_wire::failure_code::FailureCode;
+use culvert_wire::target::Target;
 
 /// A local start of a tunnel.
 pub(super) struct LocalStart {
@@ -177,10 +178,11 @@ impl Agent {
         let outside =
             allowed_target::ports(target).filter(|port| !allowed_target::includes(&known, &target.host, *port));
         let outside: Vec<_> = outside.map(|port| allowed_target::spelled(&target.host, port)).collect();
-        let wanted = outside.join(" ");
-        if outside.is_empty() || accept == Some(wanted.as_str()) {
+        let accepted: Vec<&str> = accept.unwrap_or_default().split(' ').collect();
+        if outside.iter().all(|target| accepted.contains(&target.as_str())) {
             return None;
         }
+        let wanted = outside.join(" ");
         let (name, said) = (name.escape_debug(), outside.join(", "));
         let detail = format!("{name} leads to {said}, which is not in this device's list.");
         Some(Failure { accept: Some(wanted), ..Failure::new(FailureCode::TargetNotAccepted, detail) })

@@ -34,6 +34,8 @@ struct Counts {
     warm: usize,
     /// Connections that the node has taken.
     attached: usize,
+    /// Whether the node is reached by QUIC.
+    is_reached_by_quic: bool,
     /// Connections that serve a visit.
     busy: usize,
     /// Visits that streams of QUIC serve. They count for the peaks: the next visitors are to find warm connections.
@@ -67,6 +69,10 @@ impl Counts {
         self.busy + self.streams
     }
 
+    fn is_reached(&self) -> bool {
+        self.attached > 0 || self.is_reached_by_quic
+    }
+
     /// How many connections should be warm: a few more than what was busy at once lately needs.
     fn wanted(&mut self, now: Moment) -> usize {
         let periods = now.since(self.period).as_secs() / RECENT.as_secs();
@@ -87,6 +93,7 @@ impl Census {
         let counts = Counts {
             warm: 0,
             attached: 0,
+            is_reached_by_quic: false,
             busy: 0,
             streams: 0,
             peaks: [0; 2],
@@ -134,7 +141,24 @@ impl Census {
     pub(super) fn detach(&self) {
         let mut counts = self.counts();
         counts.attached -= 1;
-        if counts.attached == 0 {
+        self.note_loss(&counts);
+    }
+
+    /// The node has taken a connection of QUIC.
+    pub(super) fn reach(&self) {
+        self.counts().is_reached_by_quic = true;
+        self.reached.send_replace(Some(Reached::Yes));
+    }
+
+    /// That connection has ended.
+    pub(super) fn lose_reach(&self) {
+        let mut counts = self.counts();
+        counts.is_reached_by_quic = false;
+        self.note_loss(&counts);
+    }
+
+    fn note_loss(&self, counts: &Counts) {
+        if !counts.is_reached() {
             self.reached.send_replace(None);
         }
     }
@@ -142,7 +166,7 @@ impl Census {
     /// The node does not take the device's token.
     pub(super) fn refuse_token(&self) {
         let counts = self.counts();
-        if counts.attached == 0 {
+        if !counts.is_reached() {
             self.reached.send_replace(Some(Reached::TokenRefused));
         }
     }

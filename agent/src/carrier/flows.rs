@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::control::Failure;
+use culvert_wire::data2::close_limit::CloseLimit;
 use culvert_wire::data2::datagram::{CloseReason, Datagram, MOST_PAYLOAD, Open};
 use culvert_wire::data2::lane::{Dropped, Lane, Lanes, Receiver, TlsLane};
 use culvert_wire::data2::parts::Parts;
@@ -21,6 +22,7 @@ use tokio::sync::{Notify, watch};
 
 use super::served::Served;
 use super::visit::VisitContext;
+use crate::proxy_header::FlowHeader;
 
 /// Datagrams that wait while a flow's socket is being opened.
 const MOST_WAITING: usize = 32;
@@ -38,6 +40,7 @@ pub(super) struct Flows {
     visits: Arc<VisitContext>,
     table: Mutex<HashMap<u64, Arc<Flow>>>,
     lanes: watch::Sender<Lanes>,
+    closes: CloseLimit,
 }
 
 struct Flow {
@@ -58,11 +61,13 @@ struct State {
     socket: Option<Arc<UdpSocket>>,
     waiting: Vec<Bytes>,
     parts: Parts,
+    header: FlowHeader,
 }
 
 impl Flows {
     pub(super) fn new(visits: Arc<VisitContext>) -> Arc<Self> {
-        Arc::new(Self { visits, table: Mutex::default(), lanes: watch::Sender::default() })
+        let closes = CloseLimit::new(visits.clock.clone());
+        Arc::new(Self { visits, table: Mutex::default(), lanes: watch::Sender::default(), closes })
     }
 
     fn clock(&self) -> &Clock {
@@ -124,7 +129,8 @@ impl Flows {
             drop(table);
             return close(CloseReason::Bounds);
         }
-        let state = State { waiting: payload.into_iter().collect(), ..State::default() };
+        let header = FlowHeader::of(served.target.target().proxy_protocol, &open);
+        let state = State { waiting: payload.into_iter().collect(), header, ..State::default() };
         let begun = self.clock().moment();
         let flow = Arc::new(Flow {
             served,
@@ -183,7 +189,8 @@ impl Flows {
                 refused = refused => refused,
             };
             match received {
-                Ok(payload) => {
+                Ok(answer) => {
+                    let payload = answer.slice(lock(&flow.state).header.length_in(&answer)..);
                     if is_own && flow.served.target.is_silent() {
                         flow.served.target.note(None).await;
                     }
@@ -194,12 +201,16 @@ impl Flows {
                         Err(dropped) => flow.served.traffic.drop_datagram(dropped.cause()),
                     }
                 }
-                // Nobody listens there (ICMP port unreachable). The next datagram may find somebody.
+                // Nobody listens there (ICMP port unreachable). The next datagram may find somebody, who has heard nothing yet.
                 Err(error) if is_own => {
+                    lock(&flow.state).header.note_sent(false);
                     let failure = Failure::new(FailureCode::LocalTargetUnreachable, format!("no answer: {error}"));
                     flow.served.target.note(Some(failure)).await;
                 }
-                Err(error) => tracing::debug!(%error, "the service of an extra port does not take datagrams"),
+                Err(error) => {
+                    lock(&flow.state).header.note_sent(false);
+                    tracing::debug!(%error, "the service of an extra port does not take datagrams");
+                }
             }
         }
     }
@@ -225,6 +236,13 @@ async fn receive(socket: &UdpSocket) -> io::Result<Bytes> {
     }
 }
 
+fn try_send(socket: &UdpSocket, payload: &[u8], header: &FlowHeader) -> io::Result<usize> {
+    match header.bytes() {
+        [] => socket.try_send(payload),
+        bytes => socket.try_send(&[bytes, payload].concat()),
+    }
+}
+
 fn refusal(failure: &Failure) -> CloseReason {
     match failure.code {
         FailureCode::AgentRejected | FailureCode::TargetNotAllowed => CloseReason::Refused,
@@ -237,7 +255,7 @@ impl Flow {
     fn begin(&self, socket: Arc<UdpSocket>, clock: &Clock) {
         let mut state = lock(&self.state);
         for payload in std::mem::take(&mut state.waiting) {
-            self.send(&socket, &payload, clock);
+            self.send(&socket, &payload, &mut state.header, clock);
         }
         state.socket = Some(socket);
     }
@@ -245,8 +263,9 @@ impl Flow {
     /// Passes a visitor's datagram on to the service. Returns whether the flow is open.
     fn pass(&self, payload: Option<Bytes>, clock: &Clock) -> bool {
         let mut state = lock(&self.state);
+        let state = &mut *state;
         match (&state.socket, payload) {
-            (Some(socket), Some(payload)) => self.send(socket, &payload, clock),
+            (Some(socket), Some(payload)) => self.send(socket, &payload, &mut state.header, clock),
             (Some(_) | None, None) => {}
             (None, Some(payload)) if state.waiting.len() < MOST_WAITING => state.waiting.push(payload),
             (None, Some(_)) => self.served.traffic.drop_datagram("queue"),
@@ -254,17 +273,19 @@ impl Flow {
         state.socket.is_some()
     }
 
-    fn send(&self, socket: &UdpSocket, payload: &[u8], clock: &Clock) {
+    fn send(&self, socket: &UdpSocket, payload: &[u8], header: &mut FlowHeader, clock: &Clock) {
         // The error of an earlier datagram is told here. Then this one was not sent yet.
-        let sent = socket.try_send(payload).or_else(|error| match error.kind() {
+        let sent = try_send(socket, payload, header).or_else(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused => {
                 self.refused.notify_one();
-                socket.try_send(payload)
+                header.note_sent(false);
+                try_send(socket, payload, header)
             }
             _ => Err(error),
         });
         match sent {
             Ok(_) => {
+                header.note_sent(true);
                 self.note(clock);
                 self.served.traffic.bytes.forth.fetch_add(payload.len() as u64, Ordering::Relaxed);
             }
@@ -331,11 +352,11 @@ impl Receiver for FlowReceiver {
                 flow.take_part(id, is_second, payload, flows.clock());
             }
             (Datagram::Close { .. }, Some(flow)) => flow.closed.notify_one(),
-            (Datagram::Data { .. } | Datagram::Part { .. }, None) => {
+            (Datagram::Data { .. } | Datagram::Part { .. }, None) if flows.closes.allows(number) => {
                 // The node opens it again with the visitor's next datagram.
                 let _ = flows.send(Datagram::Close { flow: number, reason: CloseReason::Idle });
             }
-            (Datagram::Opened { .. } | Datagram::Close { .. }, _) => {}
+            _ => {}
         }
     }
 

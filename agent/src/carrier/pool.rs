@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -11,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::TransportChoice;
 use super::census::{Census, Connections, Reached};
 use super::flows::Flows;
 use super::quic::{Quic, QuicState};
@@ -53,13 +55,18 @@ impl Pool {
     /// # Errors
     ///
     /// If TLS 1.3 is not available.
-    pub(super) fn start(node: NodeAddress, token: DeviceToken, clock: Clock) -> Result<Self, rustls::Error> {
+    pub(super) fn start(
+        node: NodeAddress,
+        token: DeviceToken,
+        choice: TransportChoice,
+        clock: Clock,
+    ) -> Result<Self, rustls::Error> {
         let stop = CancellationToken::new();
         let census = Census::new(clock.clone());
         let visits = Arc::new(VisitContext { clock: clock.clone(), census, served: ServedTunnels::new() });
         let shared = Arc::new(Shared {
             tls: tls::client(node.fingerprint.0.clone(), data2::ALPN)?,
-            quic: Quic::new(node.clone(), clock)?,
+            quic: Quic::new(node.clone(), clock, choice)?,
             node,
             token: watch::Sender::new(token),
             flows: Flows::new(visits.clone()),
@@ -67,9 +74,13 @@ impl Pool {
             node_is_back: Notify::new(),
             stop: stop.clone(),
         });
-        spawn(&shared, shared.clone().keep_warm());
-        spawn(&shared, shared.clone().keep_quic());
-        (0..LANES).for_each(|_| spawn(&shared, shared.clone().keep_lane()));
+        if choice != TransportChoice::Quic {
+            spawn(&shared, shared.clone().keep_warm());
+            (0..LANES).for_each(|_| spawn(&shared, shared.clone().keep_lane()));
+        }
+        if choice != TransportChoice::Tcp {
+            spawn(&shared, shared.clone().keep_quic(choice == TransportChoice::Quic));
+        }
         Ok(Self { shared, _stop: stop.drop_guard() })
     }
 
@@ -128,8 +139,19 @@ impl Shared {
         }
     }
 
-    async fn keep_quic(self: Arc<Self>) {
-        self.quic.keep(&self.visits, &self.flows, || self.token.borrow().token.clone()).await;
+    /// Keeps a connection of QUIC. Where it is alone, its denials are all that is heard of the node.
+    async fn keep_quic(self: Arc<Self>, is_alone: bool) {
+        let token = || self.token.borrow().token.clone();
+        let on_denied = |denied: Denied, served: Vec<Served>| {
+            let shared = self.clone();
+            async move {
+                if is_alone {
+                    shared.on_denied(&denied, &served, &mut shared.token.subscribe()).await;
+                }
+            }
+            .boxed()
+        };
+        self.quic.keep(&self.visits, &self.flows, token, on_denied).await;
     }
 
     /// Dials until a connection is attached, with a growing back-off while the node does not answer.

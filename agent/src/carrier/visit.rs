@@ -3,17 +3,16 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
-
 use super::census::Census;
 use super::served::{Served, ServedTunnels};
+use crate::service_stream::ServiceStream;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::Failure;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::stream::{Finished, VisitStream};
 use culvert_wire::data2::transport::Transport;
-use culvert_wire::data2::visit::{RefusalCode, Refused, Visit};
+use culvert_wire::data2::visit::{Accepted, RefusalCode, Refused, Visit};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::{pipe, socket};
 
@@ -110,13 +109,13 @@ async fn serve(cx: &VisitContext, carrier: Carrier, visit: Visit) -> Option<Carr
         let refused = Refused { code: RefusalCode::Fenced, detail: "this epoch is not served here".into() };
         return refuse(cx, carrier, refused).await;
     };
-    let dialled = served.stop.run_until_cancelled(served.target.dial(visit.port_id)).await?;
+    let reached = served.stop.run_until_cancelled(Box::pin(served.target.reach(&visit))).await?;
     if visit.port_id.is_none() {
         // The service of an extra port may be unavailable without the tunnel being reported as degraded.
-        served.target.note(dialled.as_ref().err().cloned()).await;
+        served.target.note(reached.as_ref().err().cloned()).await;
     }
-    match dialled {
-        Ok(target) => carry(cx, &served, carrier, &visit, target).await,
+    match reached {
+        Ok(reached) => carry(cx, &served, carrier, &visit, reached).await,
         Err(failure) => refuse(cx, carrier, refusal(failure)).await,
     }
 }
@@ -126,10 +125,12 @@ async fn carry(
     served: &Served,
     carrier: Carrier,
     visit: &Visit,
-    target: TcpStream,
+    (service, accepted): (ServiceStream, Accepted),
 ) -> Option<Carrier> {
-    let mut target = Connected { stream: target, is_complete: false };
-    let mut stream = VisitStream::accept(carrier).ok()?;
+    let mut target = Connected { stream: service, is_complete: false };
+    // Who waits for the protocol sends nothing before.
+    let is_awaited = visit.alpn.is_some();
+    let mut stream = VisitStream::accept(carrier, accepted, is_awaited).ok()?;
     let (_open, budget) = (served.traffic.enter(), pipe::Budget::unlimited());
     let account = pipe::Account { counters: &served.traffic.bytes, budget: &budget };
     let limits = served.target.limits();
@@ -164,6 +165,7 @@ async fn refuse(cx: &VisitContext, mut carrier: Carrier, refused: Refused) -> Op
 fn refusal(failure: Failure) -> Refused {
     let code = match failure.code {
         FailureCode::AgentRejected | FailureCode::TargetNotAllowed => RefusalCode::NotAgreed,
+        FailureCode::LocalTlsFailed => RefusalCode::TargetTls,
         _ => RefusalCode::TargetRefused,
     };
     Refused { code, detail: failure.detail }
@@ -172,14 +174,14 @@ fn refusal(failure: Failure) -> Refused {
 /// A connection to the local target. If it is dropped before the transfer is complete, also because the
 /// tunnel stops, it is reset: a transfer that was cut short must not look complete.
 struct Connected {
-    stream: TcpStream,
+    stream: ServiceStream,
     is_complete: bool,
 }
 
 impl Drop for Connected {
     fn drop(&mut self) {
         if !self.is_complete {
-            socket::reset(&self.stream);
+            socket::reset(self.stream.socket());
         }
     }
 }

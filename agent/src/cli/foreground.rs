@@ -13,9 +13,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::preset::Preset;
 use super::screen::{Screen, printable};
 use super::{CliError, Output, read_line};
 use crate::agent::{Agent, Exit, Setup};
+use crate::carrier::TransportChoice;
 use crate::device::Device;
 use crate::ipc::{Answer, Attendance, ForegroundState, ForegroundStatus, WantedTunnel};
 use crate::state_dir::StateDir;
@@ -27,8 +29,11 @@ const AGENT_BACK_WITHIN: Duration = Duration::from_secs(5);
 const END_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
+/// Where a service is of which only the port is said.
+const LOOPBACK: &str = "127.0.0.1";
+
 /// A local service: `3000`, `nas:8080`, `[::1]:3000`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct LocalService {
     host: String,
     port: u16,
@@ -38,7 +43,7 @@ impl FromStr for LocalService {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (host, port) = text.rsplit_once(':').unwrap_or(("127.0.0.1", text));
+        let (host, port) = text.rsplit_once(':').unwrap_or((LOOPBACK, text));
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let port = port.parse::<u16>().ok().filter(|port| *port > 0);
         match (bare.unwrap_or(host), port) {
@@ -63,6 +68,9 @@ pub(super) struct Http {
     /// Serve HTTP alone, without a certificate
     #[arg(long)]
     no_https: bool,
+    /// How the service is spoken to: auto, http, https or h2c
+    #[arg(long, value_name = "SCHEME")]
+    local_scheme: Option<String>,
 }
 
 /// A tunnel with a public port.
@@ -74,9 +82,15 @@ pub(super) struct Port {
 
 #[derive(Args)]
 struct Common {
-    /// The local service: a port of this machine, or host:port
-    #[arg(value_name = "PORT|HOST:PORT")]
-    service: LocalService,
+    /// The local service: a port of this machine, or host:port [default: that of the preset]
+    #[arg(value_name = "PORT|HOST:PORT", required_unless_present = "preset")]
+    service: Option<LocalService>,
+    /// Name, service and extra ports of a preset: minecraft-bedrock, valheim, ssh
+    #[arg(long, value_name = "PRESET")]
+    preset: Option<Preset>,
+    /// Tell the service who visitors are by the PROXY protocol: v1 (tcp, http), v2, spp (udp)
+    #[arg(long, value_name = "VERSION")]
+    proxy_protocol: Option<String>,
     /// What the tunnel is called [default: the protocol and the service]
     #[arg(long)]
     name: Option<String>,
@@ -90,7 +104,8 @@ struct Common {
 
 impl Http {
     pub(super) fn wanted(self, clock: &Clock) -> Result<WantedTunnel, CliError> {
-        let mut wanted = self.common.wanted("http", clock);
+        let mut wanted = self.common.wanted("http", clock)?;
+        set(&mut wanted.body, "local_scheme", self.local_scheme.map(Value::from));
         set(&mut wanted.body, "subdomain", self.subdomain.map(Value::from));
         set(&mut wanted.body, "http_ssl_enabled", self.no_https.then_some(Value::from(false)));
         if let Some(user) = self.basic_auth {
@@ -107,19 +122,36 @@ impl Http {
 }
 
 impl Port {
-    pub(super) fn wanted(self, protocol: &str, clock: &Clock) -> WantedTunnel {
+    pub(super) fn wanted(self, protocol: &str, clock: &Clock) -> Result<WantedTunnel, CliError> {
         self.common.wanted(protocol, clock)
     }
 }
 
 impl Common {
-    fn wanted(self, protocol: &str, clock: &Clock) -> WantedTunnel {
-        let LocalService { host, port } = self.service;
-        let service = if host == "127.0.0.1" { port.to_string() } else { format!("{host}:{port}") };
-        let name = self.name.unwrap_or_else(|| format!("{protocol} {service}"));
-        let mut body = json!({ "name": name, "protocol": protocol, "local_host": host, "local_port": port });
+    fn wanted(self, protocol: &str, clock: &Clock) -> Result<WantedTunnel, CliError> {
+        if let Some(Preset { slug, protocol, .. }) = self.preset.filter(|preset| preset.protocol != protocol) {
+            return Err(CliError::OtherProtocol { slug, protocol });
+        }
+        let of_preset = |preset: Preset| LocalService { host: LOOPBACK.into(), port: preset.local_port };
+        // One of the two is given.
+        let LocalService { host, port } = self.service.or(self.preset.map(of_preset)).unwrap_or_default();
+        let service = if host == LOOPBACK { port.to_string() } else { format!("{host}:{port}") };
+        // A preset has a name.
+        let name = self.name.or_else(|| self.preset.is_none().then(|| format!("{protocol} {service}")));
+        let mut body = json!({ "protocol": protocol, "local_host": host, "local_port": port });
+        set(&mut body, "name", name.map(Value::from));
+        set(&mut body, "game_preset_id", self.preset.map(|preset| Value::from(preset.id.to_string())));
+        set(&mut body, "proxy_protocol", self.proxy_protocol.map(Value::from));
         set(&mut body, "region", self.region.map(Value::from));
-        WantedTunnel { body, keep: self.keep, creation_id: Some(clock.id()), tunnel_id: None, ran_at: None }
+        let extra_ports = self.preset.map(|preset| preset.extra_ports.to_vec()).unwrap_or_default();
+        Ok(WantedTunnel {
+            body,
+            extra_ports,
+            keep: self.keep,
+            creation_id: Some(clock.id()),
+            tunnel_id: None,
+            ran_at: None,
+        })
     }
 }
 
@@ -274,7 +306,7 @@ impl OwnAgent {
         let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
         let (state, clock, link_local) = (state.clone(), clock.clone(), LinkLocal::Refused);
         // A new process would not know of this command's tunnel.
-        let setup = Setup { state, device, clock, link_local, replaceable: false };
+        let setup = Setup { state, device, clock, link_local, transport: TransportChoice::Auto, replaceable: false };
         let stop = CancellationToken::new();
         let task = tokio::spawn(Agent::run(setup, stop.clone()));
         Ok(Self { stop, task })

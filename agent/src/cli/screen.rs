@@ -38,11 +38,11 @@ impl Screen {
         if !self.is_terminal {
             return self.line(plain(&status));
         }
-        if let Some(TunnelStatus { public_address, local_target, .. }) = &status.tunnel
-            && self.address.as_ref() != Some(public_address)
+        if let Some(tunnel) = &status.tunnel
+            && self.address.as_ref() != Some(&tunnel.public_address)
         {
-            self.print("\r\x1b[K", &format!("{public_address} → {local_target}"), "\n")?;
-            self.address = Some(public_address.clone());
+            self.print("\r\x1b[K", &tunnel.way(), "\n")?;
+            self.address = Some(tunnel.public_address.clone());
         }
         let line: String = live(&status).chars().take(LINE).collect();
         self.has_live_line = true;
@@ -107,8 +107,8 @@ fn json(status: &ForegroundStatus) -> serde_json::Value {
 /// Without numbers: a line for each change of the state.
 fn plain(status: &ForegroundStatus) -> String {
     let mut text = word(status.state).to_owned();
-    if let Some(TunnelStatus { public_address, local_target, .. }) = &status.tunnel {
-        text += &format!(": {public_address} → {local_target}");
+    if let Some(tunnel) = &status.tunnel {
+        text += &format!(": {}", tunnel.way());
     }
     with_problem(text, status.problem.as_deref())
 }

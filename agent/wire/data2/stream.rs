@@ -1,9 +1,9 @@
 //! The bytes of one visit, as a stream over a data connection.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -23,8 +23,8 @@ pub struct VisitStream<S> {
     receiving: Receiving,
     sending: Sending,
     sent: u64,
-    /// Whether the agent has accepted the visit.
-    accepted: Arc<AtomicBool>,
+    /// How the agent has accepted the visit.
+    accepted: Arc<OnceLock<Accepted>>,
     /// Whether the queue is to wait for the next flush: see [`VisitStream::accept`].
     is_held: bool,
     /// Whether the other side has not kept to the protocol.
@@ -83,21 +83,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     }
 
     /// The agent's side: accepts a visit. The acceptance usually goes with the first bytes of the target: it waits for
-    /// the second flush, which a pipe does at the latest when nothing has moved for a second.
+    /// the second flush, which a pipe does at the latest when nothing has moved for a second; for the first one if the
+    /// node waits for it.
     ///
     /// # Errors
     ///
-    /// Never: an acceptance fits a frame.
-    pub fn accept(mut connection: Connection<S>) -> io::Result<Self> {
-        connection.push(&Frame::Accepted(Accepted {}))?;
+    /// If the name of the protocol is too long for a frame.
+    pub fn accept(mut connection: Connection<S>, accepted: Accepted, is_awaited: bool) -> io::Result<Self> {
+        connection.push(&Frame::Accepted(accepted))?;
         let receiving = Receiving::bytes(connection.is_single());
-        Ok(Self::new(connection, receiving, true))
+        Ok(Self::new(connection, receiving, !is_awaited))
     }
 
     fn new(connection: Connection<S>, receiving: Receiving, is_held: bool) -> Self {
-        let accepted = Arc::new(AtomicBool::new(!matches!(receiving, Receiving::Offered)));
         let sending = if connection.is_single() { Sending::Rest } else { Sending::Frames };
-        Self { connection, receiving, sending, sent: 0, accepted, is_held, is_malformed: false }
+        Self { connection, receiving, sending, sent: 0, accepted: Arc::default(), is_held, is_malformed: false }
     }
 
     /// Whether this is the only visit of its connection.
@@ -105,9 +105,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
         self.connection.is_single()
     }
 
-    /// Becomes true when the agent accepts the visit.
-    pub fn accepted(&self) -> Arc<AtomicBool> {
+    /// The node's side: set when the agent accepts the visit.
+    pub fn accepted(&self) -> Arc<OnceLock<Accepted>> {
         self.accepted.clone()
+    }
+
+    /// Waits until the agent has accepted the visit.
+    ///
+    /// # Errors
+    ///
+    /// If it is refused, or the connection fails.
+    pub async fn until_accepted(&mut self) -> io::Result<()> {
+        poll_fn(|context| {
+            while matches!(self.receiving, Receiving::Offered) {
+                ready!(self.connection.poll_flush(context))?;
+                ready!(self.poll_frames(context))?;
+            }
+            Poll::Ready(self.refused().map_or(Ok(()), Err))
+        })
+        .await
+    }
+
+    fn refused(&self) -> Option<io::Error> {
+        self.refusal().map(|refused| io::Error::new(io::ErrorKind::ConnectionRefused, refused.detail.clone()))
     }
 
     /// Whether the other side has not kept to the protocol.
@@ -151,8 +171,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
         let frame = ready!(self.connection.poll_next(context))?;
         let is_offered = matches!(self.receiving, Receiving::Offered);
         self.receiving = match frame {
-            Some(Frame::Accepted(_)) if is_offered => {
-                self.accepted.store(true, Ordering::Relaxed);
+            Some(Frame::Accepted(accepted)) if is_offered => {
+                // It comes once: nothing is offered any more.
+                let _ = self.accepted.set(accepted);
                 Receiving::bytes(self.connection.is_single())
             }
             Some(Frame::Refused(refused)) if is_offered => Receiving::Refused(refused),
@@ -189,10 +210,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for VisitStream<S> {
                     return Poll::Ready(Ok(()));
                 }
                 Receiving::Ended | Receiving::RestEnded => return Poll::Ready(Ok(())),
-                Receiving::Refused(refused) => {
-                    let detail = refused.detail.clone();
-                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionRefused, detail)));
-                }
+                Receiving::Refused(_) => return Poll::Ready(this.refused().map_or(Ok(()), Err)),
             }
         }
     }

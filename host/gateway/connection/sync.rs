@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use culvert_domain::lease::Lease;
 use culvert_domain::operation::{Operation, RemoteAction};
 use culvert_service::leases;
-use culvert_wire::control::{Action, Command, ConsentState, Grant, Target, ToAgent};
+use culvert_wire::control::{Action, Command, ConsentState, Grant, ToAgent};
+use culvert_wire::target::Target;
 use uuid::Uuid;
 
 use super::{AgentConnection, End};

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
+use culvert_wire::clock::Clock;
 use culvert_wire::data2::attach::DenialCode;
+use culvert_wire::data2::close_limit::CloseLimit;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::datagram::{CloseReason, Datagram};
 use culvert_wire::data2::frame::Frame;
@@ -13,6 +15,7 @@ use culvert_wire::data2::{MAX_LANES, MAX_WARM};
 use culvert_wire::node::Counted;
 use culvert_wire::quic::{self, QuicStream};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::flows::FlowNumbers;
@@ -22,8 +25,8 @@ use crate::lock;
 /// A data connection of an agent.
 pub(crate) type Carrier = Connection<Transport>;
 
-/// Gets the next free connection; an error if the pool ends before.
-pub(crate) type NextCarrier = oneshot::Receiver<Carrier>;
+/// Gets the next free connection; `None` if the pool ends before.
+pub(crate) type NextCarrier = BoxFuture<'static, Option<Carrier>>;
 
 /// What a connection is used for.
 pub(crate) trait Job: Send + Sized + 'static {
@@ -39,6 +42,7 @@ pub(crate) struct Pool<J> {
     state: Mutex<State<J>>,
     lanes: Mutex<Lanes>,
     flows: FlowNumbers,
+    closes: CloseLimit,
 }
 
 struct State<J> {
@@ -51,9 +55,10 @@ struct State<J> {
 }
 
 impl<J: Job> Pool<J> {
-    pub(super) fn new(counts: Arc<Counts>) -> Arc<Self> {
+    pub(super) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
         let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
-        Arc::new(Self { counts, state: Mutex::new(state), lanes: Mutex::default(), flows: FlowNumbers::default() })
+        let (flows, closes) = (FlowNumbers::default(), CloseLimit::new(clock));
+        Arc::new(Self { counts, state: Mutex::new(state), lanes: Mutex::default(), flows, closes })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -92,7 +97,7 @@ impl<J: Job> Pool<J> {
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push_back(sender);
-        Err((job, next))
+        Err((job, next_carrier(next, state.quic.clone()).boxed()))
     }
 
     pub(crate) fn flows(&self) -> &FlowNumbers {
@@ -175,6 +180,21 @@ impl<J: Job> Pool<J> {
     }
 }
 
+/// The next connection, or a stream of QUIC as soon as one more may be open.
+async fn next_carrier(warm: oneshot::Receiver<Carrier>, quic: Option<quinn::Connection>) -> Option<Carrier> {
+    let stream = async {
+        match quic {
+            Some(connection) => connection.open_bi().await.ok(),
+            None => None,
+        }
+    };
+    tokio::select! {
+        biased;
+        carrier = warm => carrier.ok(),
+        Some(stream) = stream => Some(Connection::single(Transport::Quic(QuicStream::new(stream)))),
+    }
+}
+
 /// Takes the datagrams of an agent's process.
 pub(crate) struct FlowReceiver<J>(Weak<Pool<J>>);
 
@@ -191,9 +211,9 @@ impl<J: Job> Receiver for FlowReceiver<J> {
             return flow.take(datagram);
         }
         pool.counts.count(Counted::DroppedDatagrams, "unknown_flow");
-        if matches!(datagram, Datagram::Data { .. } | Datagram::Part { .. }) {
+        let (flow, is_payload) = (datagram.flow(), matches!(datagram, Datagram::Data { .. } | Datagram::Part { .. }));
+        if is_payload && pool.closes.allows(flow) {
             // The agent has not heard that it has ended.
-            let flow = datagram.flow();
             let _ = pool.send(flow, Datagram::Close { flow, reason: CloseReason::Idle });
         }
     }

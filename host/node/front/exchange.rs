@@ -13,19 +13,20 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::activity::Activity;
 use super::authority::name_of;
 use super::body::{Body, Observer, PassedBody};
 use super::cut::CutBody;
 use super::exchanges::OpenExchange;
+use super::http_version::HttpVersion;
 use super::pages::{OwnAnswer, Page};
+use super::peer::Peer;
 use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
-use super::upstream::{Upstream, UpstreamVersion, Upstreams, Visited};
-use super::visitor::{HttpVersion, Peer, VisitorConnection};
+use super::upstream::{self, Destination, Upstream, UpstreamVersion, Upstreams};
+use super::visitor::VisitorConnection;
 use super::{Front, headers};
 use crate::admission::{AdmissionRefusal, AdmittedVisitor};
 use crate::bounds::Bound;
@@ -55,7 +56,7 @@ pub(super) async fn serve(
     };
     let begun = front.shared.clock.moment();
     let accepted = request.headers().get(ACCEPT).cloned();
-    let peer = visitor.peer.behind(request.headers(), &front.trusted_proxies);
+    let peer = visitor.peer.behind(request.headers(), &front.shared.trusted_proxies);
     let answer = match admit(front, visitor, peer, &mut request).await {
         Ok(admitted) => pass(front, visitor, peer, admitted, request, &mut open).await.map_err(OwnAnswer::from),
         Err(own) => Err(own),
@@ -91,16 +92,18 @@ async fn admit(
     if request.headers().len() > front.limits.header_count {
         return Err(Page::HEADER_TOO_LARGE.into());
     }
-    if !visitor.proves(&name) {
+    // A service that makes TLS itself is not here.
+    let is_passed_through = peer.scheme == Scheme::Https && front.shared.routes.passes_through(&name);
+    if !visitor.proves(&name) || is_passed_through {
         return Err(Page::MISDIRECTED_REQUEST.into());
     }
     if let Some(answer) = challenge_answer(front, &name, request.uri().path()) {
         return Err(OwnAnswer::Challenge(answer));
     }
     let found = front.shared.routes.find(&name).ok_or(Page::NO_SUCH_TUNNEL)?;
-    if found.route.https && peer.scheme == Scheme::Http {
+    if (found.route.https || found.route.tls_passthrough) && peer.scheme == Scheme::Http {
         // Its owner asked for HTTPS, so nothing is served in the clear.
-        return Err(to_https(front, &name, request));
+        return Err(to_https(front, &name, &found, request));
     }
     if found.route.suspended_until.is_some_and(|until| front.shared.clock.now() < until) {
         return Err(Page::TUNNEL_SUSPENDED.into());
@@ -125,8 +128,9 @@ fn challenge_answer(front: &Front, name: &str, path: &str) -> Option<String> {
 }
 
 /// The answer to a request in the clear for a name that is served by HTTPS alone.
-fn to_https(front: &Front, name: &str, request: &Request<Incoming>) -> OwnAnswer {
-    match front.ports.https.filter(|_| front.shared.certificates.find(name).is_some()) {
+fn to_https(front: &Front, name: &str, found: &Found, request: &Request<Incoming>) -> OwnAnswer {
+    let is_served = found.route.tls_passthrough || front.shared.certificates.find(name).is_some();
+    match front.ports.https.filter(|_| is_served) {
         Some(port) => {
             let port = if port == 443 { String::new() } else { format!(":{port}") };
             let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
@@ -163,8 +167,8 @@ async fn pass(
     let on_visitor = is_upgrade.then(|| hyper::upgrade::on(&mut request));
     let activity = Activity::new(front.shared.clock.clone());
     let (out, idle) = (admitted.admission.out.clone(), run.silence_limit());
-    let (Found { route, port_id }, name) = (admitted.found, admitted.name);
-    let version = UpstreamVersion::of(&request, &route);
+    let (Found { route, port_id, tls, .. }, name) = (admitted.found, admitted.name);
+    let version = UpstreamVersion::of(&request, &route, tls);
     let (method, has_body) = (request.method().clone(), !request.body().is_end_stream());
     let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
     let exchanges = match &visitor.version {
@@ -181,8 +185,10 @@ async fn pass(
         }
         _ => passed.map(Body::new),
     };
-    let visited = Visited { run: &run, port_id, visitor: peer.address, local: peer.local };
-    let (response, mut upstream) = send(front, visited, version, passed, &out, &activity).await?;
+    let (visitor_address, local, names_visitor) = (peer.address, peer.local, route.names_visitors);
+    let destination = Destination { run: &run, port_id, visitor: visitor_address, local, name: &name, names_visitor };
+    let (key, upstreams) = (destination.key(), visitor.upstreams(&front.upstreams, names_visitor));
+    let (response, mut upstream) = send(upstreams, destination, version, passed, &out, &activity).await?;
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
             open.iter_mut().for_each(OpenExchange::complete);
@@ -196,14 +202,14 @@ async fn pass(
         _ => {
             let phase = visitor.phase().cloned();
             phase.iter().for_each(|phase| phase.begin_answer(out.clone(), activity.clone(), idle));
-            let upstreams = front.upstreams.clone();
+            let upstreams = upstreams.clone();
             let is_reusable = !has_body || is_body_read(&method, response.status());
             if !is_reusable || ongoing.is_uploading() {
                 // The request goes on while the visitor takes nothing.
                 upstream.iter_mut().for_each(Upstream::detach);
             }
             let upstream = upstream.filter(|_| is_reusable);
-            let answer = Answer { phase, open: open.take(), ongoing, upstreams, port_id, upstream };
+            let answer = Answer { phase, open: open.take(), ongoing, upstreams, key, upstream };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
                 Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),
@@ -215,17 +221,17 @@ async fn pass(
 
 /// Sends a request, and waits for its answer while the visitor is let in and something moves.
 async fn send(
-    front: &Front,
-    visited: Visited<'_>,
+    upstreams: &Upstreams,
+    destination: Destination<'_>,
     version: UpstreamVersion,
     request: Request<Body>,
     out: &CancellationToken,
     activity: &Arc<Activity>,
 ) -> Result<(Response<Incoming>, Option<Upstream>), Page> {
-    let (run, idle) = (visited.run, visited.run.silence_limit());
+    let (run, idle) = (destination.run, destination.run.silence_limit());
     tokio::select! {
         biased;
-        sent = front.upstreams.send(visited, version, request) => sent.map_err(|page| {
+        sent = upstreams.send(destination, version, request) => sent.map_err(|page| {
             // The agent gives up a silent service as well.
             if page == Page::CONNECTION_LOST && activity.is_silent(idle) { Page::TARGET_SILENT } else { page }
         }),
@@ -351,7 +357,7 @@ struct Answer {
     open: Option<OpenExchange>,
     ongoing: Arc<OngoingRequest>,
     upstreams: Arc<Upstreams>,
-    port_id: Option<Uuid>,
+    key: upstream::Key,
     upstream: Option<Upstream>,
 }
 
@@ -386,7 +392,7 @@ impl Observer for Answer {
         if let Some(upstream) = self.upstream.take()
             && !self.ongoing.is_uploading()
         {
-            self.upstreams.give_back(self.ongoing.run.relay(), self.port_id, upstream);
+            self.upstreams.give_back(self.key, upstream);
         }
     }
 }

@@ -15,7 +15,9 @@ use hyper::http::request;
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 
-use super::visitor::{HttpVersion, Peer};
+use super::http_version::HttpVersion;
+use super::peer::Peer;
+use super::scheme::Scheme;
 
 /// On every answer that the node makes itself, and on no other.
 pub(super) const CULVERT_ERROR: HeaderName = HeaderName::from_static("culvert-error");
@@ -89,15 +91,15 @@ fn names(headers: &HeaderMap, header: &HeaderName, word: &str) -> bool {
     values.flat_map(|value| value.split(',')).any(|item| item.trim().eq_ignore_ascii_case(word))
 }
 
-/// Gives a request for a service the form of HTTP/2.
-pub(super) fn as_http2<B>(mut request: Request<B>) -> Request<B> {
+/// Gives a request for a service the form of HTTP/2, with the scheme that it is spoken to by (RFC 9113, section 8.3.1).
+pub(super) fn as_http2<B>(mut request: Request<B>, scheme: Scheme) -> Request<B> {
     let host = request.headers_mut().remove(HOST);
     let headers = request.headers_mut();
     headers.remove(TRANSFER_ENCODING);
     headers.remove(CONNECTION);
     let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
     let authority = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if let Ok(uri) = Uri::try_from(format!("http://{authority}{target}")) {
+    if let Ok(uri) = Uri::try_from(format!("{}://{authority}{target}", scheme.as_str())) {
         *request.uri_mut() = uri;
     }
     *request.version_mut() = Version::HTTP_2;

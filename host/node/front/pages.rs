@@ -95,6 +95,8 @@ impl Page {
         page(StatusCode::NOT_IMPLEMENTED, "method_not_supported", "This method is not supported.");
     pub(super) const TARGET_REFUSED: Self =
         page(StatusCode::BAD_GATEWAY, "local_target_refused", "The service behind this address is not running.");
+    pub(super) const TLS_FAILED: Self =
+        page(StatusCode::BAD_GATEWAY, "local_tls_failed", "The service's certificate could not be verified.");
     pub(super) const ANSWER_INVALID: Self = page(
         StatusCode::BAD_GATEWAY,
         "local_answer_invalid",

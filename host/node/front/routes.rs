@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use culvert_wire::node::Route;
+use culvert_wire::node::{Route, RouteName};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 #[derive(Default)]
@@ -11,8 +12,26 @@ pub(crate) struct Routes(RwLock<Table>);
 
 #[derive(Default)]
 struct Table {
-    by_tunnel: HashMap<Uuid, Arc<Route>>,
+    by_tunnel: HashMap<Uuid, RouteEntry>,
     by_name: HashMap<String, Found>,
+    /// How many tunnels make TLS themselves.
+    passed_through: usize,
+}
+
+struct RouteEntry {
+    route: Arc<Route>,
+    passing: CancellationToken,
+}
+
+impl RouteEntry {
+    /// Keeps those whose TLS is passed through where that is still so; cuts them off otherwise.
+    fn handed_over(self, next: &Route) -> Option<CancellationToken> {
+        if self.route.tls_passthrough && next.tls_passthrough && self.route.names == next.names {
+            return Some(self.passing);
+        }
+        self.passing.cancel();
+        None
+    }
 }
 
 /// Where a name leads.
@@ -21,6 +40,10 @@ pub(crate) struct Found {
     pub route: Arc<Route>,
     /// The extra port; `None` for the tunnel's own port.
     pub port_id: Option<Uuid>,
+    /// Whether the agent makes TLS with the service.
+    pub tls: bool,
+    /// Cancelled when TLS is no longer passed through to the tunnel, or its names change.
+    pub passing: CancellationToken,
 }
 
 impl Routes {
@@ -28,35 +51,59 @@ impl Routes {
         self.0.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
     }
 
+    /// Whether a name is of a tunnel whose service makes TLS itself.
+    pub(crate) fn passes_through(&self, name: &str) -> bool {
+        self.has_passed_through() && self.find(name).is_some_and(|found| found.route.tls_passthrough)
+    }
+
+    /// Whether there is any such tunnel.
+    pub(crate) fn has_passed_through(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).passed_through > 0
+    }
+
     /// Replaces all routes.
     pub(crate) fn replace(&self, routes: Vec<Route>) {
-        let mut table = Table::default();
-        routes.into_iter().for_each(|route| table.put(route));
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = table;
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let former = std::mem::take(&mut *table);
+        table.put_all(routes, former.by_tunnel);
     }
 
     pub(crate) fn change(&self, put: Vec<Route>, drop: &[Uuid]) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         // A name may go from one tunnel to another in one change.
         let gone: HashSet<Uuid> = drop.iter().copied().chain(put.iter().map(|route| route.tunnel_id)).collect();
-        gone.iter().for_each(|tunnel_id| table.remove(*tunnel_id));
-        put.into_iter().for_each(|route| table.put(route));
+        let former = gone.iter().filter_map(|tunnel_id| Some((*tunnel_id, table.remove(*tunnel_id)?))).collect();
+        table.put_all(put, former);
     }
 }
 
 impl Table {
-    fn put(&mut self, route: Route) {
-        let route = Arc::new(route);
-        for name in &route.names {
-            self.by_name.insert(name.name.clone(), Found { route: route.clone(), port_id: name.port_id });
+    /// Adds routes. Visitors whose TLS is passed through stay where that is still so.
+    fn put_all(&mut self, routes: Vec<Route>, mut former: HashMap<Uuid, RouteEntry>) {
+        for route in routes {
+            let entry = former.remove(&route.tunnel_id);
+            let passing = entry.and_then(|entry| entry.handed_over(&route)).unwrap_or_default();
+            self.put(route, passing);
         }
-        self.by_tunnel.insert(route.tunnel_id, route);
+        former.into_values().for_each(|entry| entry.passing.cancel());
     }
 
-    fn remove(&mut self, tunnel_id: Uuid) {
-        let Some(route) = self.by_tunnel.remove(&tunnel_id) else { return };
-        for name in &route.names {
+    fn put(&mut self, route: Route, passing: CancellationToken) {
+        let route = Arc::new(route);
+        self.passed_through += usize::from(route.tls_passthrough);
+        for RouteName { name, port_id, tls } in &route.names {
+            let found = Found { route: route.clone(), port_id: *port_id, tls: *tls, passing: passing.clone() };
+            self.by_name.insert(name.clone(), found);
+        }
+        self.by_tunnel.insert(route.tunnel_id, RouteEntry { route, passing });
+    }
+
+    fn remove(&mut self, tunnel_id: Uuid) -> Option<RouteEntry> {
+        let entry = self.by_tunnel.remove(&tunnel_id)?;
+        self.passed_through -= usize::from(entry.route.tls_passthrough);
+        for name in &entry.route.names {
             self.by_name.remove(&name.name);
         }
+        Some(entry)
     }
 }

@@ -2,32 +2,30 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
-use culvert_wire::data2::visit::RefusalCode;
+use culvert_wire::data2::visit::{H2, RefusalCode, VisitKind};
 use culvert_wire::node::Route;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::body::Body;
 use super::headers;
+use super::lent::{Begun, Lent, Outcome, Spoken, lend};
 use super::limits::WebLimits;
 use super::pages::Page;
+use super::scheme::Scheme;
 use super::timer::ClockTimer;
 use crate::lock;
-use crate::session::{ACCEPT_WITHIN, SessionRelay, VisitCarrier};
+use crate::session::{ACCEPT_WITHIN, SessionRelay, Visited};
 
 /// Bytes of an answer that a service may send ahead on HTTP/2. A visitor who takes nothing holds up no other: together
 /// they are not limited (RFC 9113, section 6.9.1).
@@ -38,8 +36,20 @@ const READ_BUFFER: usize = 128 * 1024;
 /// How long it is remembered that a service does not speak HTTP/2.
 const WITHOUT_H2_FOR: Duration = Duration::from_mins(10);
 
-/// A port of a run. Connections of other runs are never used for it.
-type Key = (Uuid, Option<Uuid>);
+/// The service behind a port of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Service {
+    session_id: Uuid,
+    port_id: Option<Uuid>,
+    target_version: u64,
+}
+
+/// A service, and the visitor if it is told who that is. Connections of others are never used for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    service: Service,
+    visitor: Option<SocketAddr>,
+}
 
 pub(crate) struct Upstreams {
     clock: Clock,
@@ -49,12 +59,12 @@ pub(crate) struct Upstreams {
 
 #[derive(Default)]
 struct Idle {
-    by_port: HashMap<Key, Vec<(Moment, Upstream)>>,
+    by_key: HashMap<Key, Vec<(Moment, Upstream)>>,
     count: usize,
     /// Connections of HTTP/2, each for many requests at a time, with the moment of its last one.
     shared: HashMap<Key, (Moment, http2::SendRequest<Body>)>,
-    /// Ports whose services do not speak HTTP/2, and since when that is known.
-    without_h2: HashMap<Key, Moment>,
+    /// Services that do not speak HTTP/2, and since when that is known.
+    without_h2: HashMap<Service, Moment>,
 }
 
 /// The version of HTTP that is spoken to a service.
@@ -63,13 +73,23 @@ pub(super) enum UpstreamVersion {
     Http1,
     /// HTTP/2 by prior knowledge (RFC 9113, section 3.3), and HTTP/1.1 where the service does not speak it.
     Http2,
+    /// What a service over TLS chooses (RFC 7301).
+    Chosen,
 }
 
 impl UpstreamVersion {
     /// A WebSocket begins with HTTP/1.1, whatever else the service speaks.
-    pub(super) fn of<B>(request: &Request<B>, route: &Route) -> Self {
-        let wants_h2 = headers::is_grpc(request.headers()) || route.h2c && !headers::is_websocket(request);
-        if wants_h2 { Self::Http2 } else { Self::Http1 }
+    pub(super) fn of<B>(request: &Request<B>, route: &Route, tls: bool) -> Self {
+        let is_grpc = headers::is_grpc(request.headers());
+        if headers::is_websocket(request) {
+            Self::Http1
+        } else if tls {
+            Self::Chosen
+        } else if is_grpc || route.h2c {
+            Self::Http2
+        } else {
+            Self::Http1
+        }
     }
 }
 
@@ -79,6 +99,7 @@ pub(super) struct Upstream {
     sender: http1::SendRequest<Body>,
     /// `None` if the connection has a task of its own, or has ended.
     driver: Option<Driver>,
+    outcome: Arc<Outcome>,
 }
 
 /// Moves the bytes of a connection until it or the run ends.
@@ -124,24 +145,45 @@ impl Upstream {
     }
 }
 
-/// Whom a visit is for.
+/// Whom a connection is for.
 #[derive(Clone, Copy)]
-pub(super) struct Visited<'a> {
+pub(super) struct Destination<'a> {
     pub run: &'a Arc<SessionRelay>,
     pub port_id: Option<Uuid>,
     pub visitor: SocketAddr,
     pub local: SocketAddr,
+    pub name: &'a str,
+    /// Whether the service is told who the visitor is.
+    pub names_visitor: bool,
 }
 
-impl Visited<'_> {
-    fn key(&self) -> Key {
-        (self.run.session_id(), self.port_id)
+impl Destination<'_> {
+    pub(super) fn key(&self) -> Key {
+        let (session_id, target_version) = (self.run.session_id(), self.run.target_version());
+        let service = Service { session_id, port_id: self.port_id, target_version };
+        Key { service, visitor: self.names_visitor.then_some(self.visitor) }
+    }
+
+    fn visited(&self, alpn: Option<&str>) -> Visited {
+        Visited {
+            port_id: self.port_id,
+            visitor: self.visitor,
+            local: self.local,
+            kind: VisitKind::Http,
+            name: Some(self.name.to_owned()),
+            alpn: alpn.map(String::from),
+        }
     }
 }
 
 impl Upstreams {
     pub(crate) fn new(clock: Clock, limits: WebLimits) -> Self {
         Self { clock, limits, idle: Mutex::default() }
+    }
+
+    /// Others of the same limits.
+    pub(super) fn another(&self) -> Self {
+        Self::new(self.clock.clone(), self.limits)
     }
 
     /// Sends a request. Returns the answer, with the connection that it comes on if that is one of HTTP/1.1.
@@ -151,34 +193,85 @@ impl Upstreams {
     /// The answer for the visitor.
     pub(super) async fn send(
         &self,
-        visited: Visited<'_>,
+        destination: Destination<'_>,
         version: UpstreamVersion,
         request: Request<Body>,
     ) -> Result<(Response<Incoming>, Option<Upstream>), Page> {
-        if version == UpstreamVersion::Http2
-            && let Some(mut shared) = self.shared(visited).await?
-        {
-            let answer = shared.send_request(headers::as_http2(request)).await;
-            return answer.map(|response| (response, None)).map_err(|error| page(&error, None));
+        let found = match version {
+            UpstreamVersion::Http1 => Found::Http1(None),
+            UpstreamVersion::Http2 => self.by_prior_knowledge(destination).await?,
+            UpstreamVersion::Chosen => self.by_choice(destination).await?,
+        };
+        let scheme = if version == UpstreamVersion::Chosen { Scheme::Https } else { Scheme::Http };
+        match found {
+            Found::Http1(fresh) => self
+                .send_http1(destination, fresh, request)
+                .await
+                .map(|(response, upstream)| (response, Some(upstream))),
+            Found::Http2(mut shared) => {
+                let answer = shared.send_request(headers::as_http2(request, scheme)).await;
+                answer.map(|response| (response, None)).map_err(|error| page(&error, None))
+            }
         }
-        self.send_http1(visited, request).await.map(|(response, upstream)| (response, Some(upstream)))
     }
 
-    /// A connection of HTTP/2 to a service; `None` if the service does not speak it.
-    async fn shared(&self, visited: Visited<'_>) -> Result<Option<http2::SendRequest<Body>>, Page> {
-        let (key, now) = (visited.key(), self.clock.moment());
-        {
-            let mut idle = lock(&self.idle);
-            if idle.without_h2.get(&key).is_some_and(|since| now.since(*since) < WITHOUT_H2_FOR) {
-                return Ok(None);
-            }
-            if let Some((used, sender)) = idle.shared.get_mut(&key).filter(|(_, sender)| !sender.is_closed()) {
-                *used = now;
-                return Ok(Some(sender.clone()));
-            }
+    /// What is known of a service: its connection of HTTP/2, or that it speaks HTTP/1.1.
+    fn known(&self, key: Key) -> Option<Found> {
+        let (mut idle, now) = (lock(&self.idle), self.clock.moment());
+        if idle.without_h2.get(&key.service).is_some_and(|since| now.since(*since) < WITHOUT_H2_FOR) {
+            return Some(Found::Http1(None));
         }
-        let (lent, outcome) = lend(visited).await?;
-        let mut spoken = outcome.spoken.subscribe();
+        let (used, sender) = idle.shared.get_mut(&key).filter(|(_, sender)| !sender.is_closed())?;
+        *used = now;
+        Some(Found::Http2(sender.clone()))
+    }
+
+    fn keep_shared(&self, key: Key, sender: &http2::SendRequest<Body>, outcome: &Outcome) {
+        if !outcome.leads_to(key.service.target_version) {
+            return;
+        }
+        let mut idle = lock(&self.idle);
+        idle.shared.retain(|_, (_, sender)| !sender.is_closed());
+        if idle.shared.len() >= self.limits.upstream_connections {
+            return;
+        }
+        idle.shared.insert(key, (self.clock.moment(), sender.clone()));
+    }
+
+    fn note_http1(&self, key: Key, outcome: &Outcome) {
+        if !outcome.leads_to(key.service.target_version) {
+            return;
+        }
+        lock(&self.idle).without_h2.insert(key.service, self.clock.moment());
+    }
+
+    /// A connection to a service that chooses a protocol.
+    async fn by_choice(&self, destination: Destination<'_>) -> Result<Found, Page> {
+        if let Some(known) = self.known(destination.key()) {
+            return Ok(known);
+        }
+        let (mut lent, outcome) = lend(destination.run, destination.visited(Some(H2))).await?;
+        let chosen = self.clock.timeout(ACCEPT_WITHIN, lent.until_accepted()).await;
+        match chosen {
+            Ok(Ok(())) if outcome.has_chosen(H2) => {
+                let sender = self.handshake_http2(destination, lent).await?;
+                self.keep_shared(destination.key(), &sender, &outcome);
+                Ok(Found::Http2(sender))
+            }
+            Ok(Ok(())) => {
+                self.note_http1(destination.key(), &outcome);
+                Ok(Found::Http1(Some(Box::new((lent, outcome)))))
+            }
+            Ok(Err(_)) => Err(outcome.refusal().map_or(Page::CONNECTION_LOST, refused)),
+            Err(_) => Err(Page::DEVICE_TIMEOUT),
+        }
+    }
+
+    async fn handshake_http2(
+        &self,
+        destination: Destination<'_>,
+        lent: Lent,
+    ) -> Result<http2::SendRequest<Body>, Page> {
         let handshake = http2::Builder::new(TokioExecutor::new())
             .timer(ClockTimer(self.clock.clone()))
             .max_header_list_size(self.limits.header_bytes as u32)
@@ -187,27 +280,37 @@ impl Upstreams {
             .handshake(TokioIo::new(lent))
             .await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
-        tokio::spawn(driver(visited.run, connection));
+        tokio::spawn(driver(destination.run, connection));
+        Ok(sender)
+    }
+
+    /// A connection to a service that may speak HTTP/2.
+    async fn by_prior_knowledge(&self, destination: Destination<'_>) -> Result<Found, Page> {
+        if let Some(known) = self.known(destination.key()) {
+            return Ok(known);
+        }
+        let (lent, outcome) = lend(destination.run, destination.visited(None)).await?;
+        let mut spoken = outcome.spoken.subscribe();
+        let sender = self.handshake_http2(destination, lent).await?;
         // The server begins as well, without waiting for a request (RFC 9113, section 3.4).
         let begun = self.clock.timeout(ACCEPT_WITHIN, spoken.wait_for(|spoken| *spoken != Spoken::Nothing)).await;
-        if let Some(refusal) = outcome.refusal.get() {
+        if let Some(refusal) = outcome.refusal() {
             return Err(refused(refusal));
         }
         let spoken = match begun {
             Ok(Ok(spoken)) => *spoken,
             Ok(Err(_)) => return Err(Page::CONNECTION_LOST),
-            Err(_) if outcome.accepted.load(Ordering::Relaxed) => return Err(Page::TARGET_SILENT),
+            Err(_) if outcome.is_accepted() => return Err(Page::TARGET_SILENT),
             Err(_) => return Err(Page::DEVICE_TIMEOUT),
         };
-        let mut idle = lock(&self.idle);
         match spoken {
             Spoken::Other => {
-                idle.shared.insert(key, (now, sender.clone()));
-                Ok(Some(sender))
+                self.keep_shared(destination.key(), &sender, &outcome);
+                Ok(Found::Http2(sender))
             }
             Spoken::Http1 => {
-                idle.without_h2.insert(key, now);
-                Ok(None)
+                self.note_http1(destination.key(), &outcome);
+                Ok(Found::Http1(None))
             }
             Spoken::Nothing | Spoken::End => Err(Page::CONNECTION_LOST),
         }
@@ -215,10 +318,13 @@ impl Upstreams {
 
     async fn send_http1(
         &self,
-        visited: Visited<'_>,
+        destination: Destination<'_>,
+        begun: Option<Box<Begun>>,
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Page> {
-        if let Some(mut used) = self.take(visited.key()) {
+        if begun.is_none()
+            && let Some(mut used) = self.take(destination.key())
+        {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
             let may_repeat = request.method().is_safe() && request.body().is_end_stream();
@@ -234,12 +340,13 @@ impl Upstreams {
                 }
             }
         }
-        let (mut fresh, outcome) = self.connect(visited).await?;
+        let mut fresh = self.connect(destination, begun).await?;
+        let outcome = fresh.outcome.clone();
         tokio::select! {
             biased;
             answer = fresh.send(request) => match answer {
                 Ok(response) => Ok((response, fresh)),
-                Err(failed) => Err(page(failed.error(), outcome.refusal.get())),
+                Err(failed) => Err(page(failed.error(), outcome.refusal())),
             },
             () = self.unaccepted(&outcome) => Err(Page::DEVICE_TIMEOUT),
         }
@@ -248,17 +355,20 @@ impl Upstreams {
     /// Ends if the agent has not said in time whether it reached the service.
     async fn unaccepted(&self, outcome: &Outcome) {
         self.clock.sleep(ACCEPT_WITHIN).await;
-        if outcome.accepted.load(Ordering::Relaxed) {
+        if outcome.is_accepted() {
             std::future::pending::<()>().await;
         }
     }
 
-    async fn connect(&self, visited: Visited<'_>) -> Result<(Upstream, Arc<Outcome>), Page> {
-        let (lent, outcome) = lend(visited).await?;
+    async fn connect(&self, destination: Destination<'_>, begun: Option<Box<Begun>>) -> Result<Upstream, Page> {
+        let (lent, outcome) = match begun {
+            Some(begun) => *begun,
+            None => lend(destination.run, destination.visited(None)).await?,
+        };
         let handshake = http1::Builder::new().max_buf_size(READ_BUFFER).handshake(TokioIo::new(lent)).await;
         let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
-        let driver: Driver = Box::pin(driver(visited.run, connection.with_upgrades()));
-        Ok((Upstream { sender, driver: Some(driver) }, outcome))
+        let driver: Driver = Box::pin(driver(destination.run, connection.with_upgrades()));
+        Ok(Upstream { sender, driver: Some(driver), outcome })
     }
 
     fn take(&self, key: Key) -> Option<Upstream> {
@@ -272,14 +382,13 @@ impl Upstreams {
 
     fn pop(&self, key: Key) -> Option<Upstream> {
         let mut idle = lock(&self.idle);
-        let (_, upstream) = idle.by_port.get_mut(&key)?.pop()?;
+        let (_, upstream) = idle.by_key.get_mut(&key)?.pop()?;
         idle.count -= 1;
         Some(upstream)
     }
 
     /// Keeps a connection for the next request, as soon as its last one has ended.
-    pub(super) fn give_back(self: &Arc<Self>, run: &SessionRelay, port_id: Option<Uuid>, mut upstream: Upstream) {
-        let key = (run.session_id(), port_id);
+    pub(super) fn give_back(self: &Arc<Self>, key: Key, mut upstream: Upstream) {
         if upstream.is_ready() {
             return self.keep(key, upstream);
         }
@@ -292,9 +401,12 @@ impl Upstreams {
     }
 
     fn keep(&self, key: Key, upstream: Upstream) {
+        if !upstream.outcome.leads_to(key.service.target_version) {
+            return;
+        }
         let mut idle = lock(&self.idle);
         if idle.count < self.limits.upstream_connections {
-            idle.by_port.entry(key).or_default().push((self.clock.moment(), upstream));
+            idle.by_key.entry(key).or_default().push((self.clock.moment(), upstream));
             idle.count += 1;
         }
     }
@@ -303,26 +415,14 @@ impl Upstreams {
     pub(crate) fn sweep(&self) {
         let now = self.clock.moment();
         let mut idle = lock(&self.idle);
-        for kept in idle.by_port.values_mut() {
+        for kept in idle.by_key.values_mut() {
             kept.retain_mut(|(since, upstream)| now.since(*since) < self.limits.upstream_idle && upstream.is_ready());
         }
-        idle.by_port.retain(|_, kept| !kept.is_empty());
+        idle.by_key.retain(|_, kept| !kept.is_empty());
         idle.shared.retain(|_, (used, sender)| now.since(*used) < self.limits.upstream_idle && !sender.is_closed());
         idle.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);
-        idle.count = idle.by_port.values().map(Vec::len).sum();
+        idle.count = idle.by_key.values().map(Vec::len).sum();
     }
-}
-
-async fn lend(visited: Visited<'_>) -> Result<(Lent, Arc<Outcome>), Page> {
-    let Visited { run, port_id, visitor, local } = visited;
-    let stream = run.lend(port_id, visitor, local).await.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => Page::DEVICE_TIMEOUT,
-        _ => Page::TUNNEL_OFFLINE,
-    })?;
-    let outcome =
-        Outcome { accepted: stream.accepted(), refusal: OnceLock::new(), spoken: watch::Sender::new(Spoken::Nothing) };
-    let outcome = Arc::new(outcome);
-    Ok((Lent { run: run.clone(), stream: Some(stream), outcome: outcome.clone(), is_begun: false }, outcome))
 }
 
 /// Moves the bytes of a connection until it or the run ends.
@@ -361,84 +461,14 @@ fn refused(refusal: &RefusalCode) -> Page {
     match refusal {
         RefusalCode::Fenced => Page::TUNNEL_OFFLINE,
         RefusalCode::TargetSilent => Page::TARGET_SILENT,
+        RefusalCode::TargetTls => Page::TLS_FAILED,
         _ => Page::TARGET_REFUSED,
     }
 }
 
-/// What became of a visit.
-struct Outcome {
-    accepted: Arc<AtomicBool>,
-    refusal: OnceLock<RefusalCode>,
-    spoken: watch::Sender<Spoken>,
-}
-
-/// What a service has begun with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spoken {
-    Nothing,
-    /// The end of the connection.
-    End,
-    /// `HTTP/1`.
-    Http1,
-    /// Something else, as a frame of HTTP/2.
-    Other,
-}
-
-/// A visit that is lent to hyper. Its end gives the data connection back.
-struct Lent {
-    run: Arc<SessionRelay>,
-    stream: Option<VisitCarrier>,
-    outcome: Arc<Outcome>,
-    /// Whether the service has said something, or has ended.
-    is_begun: bool,
-}
-
-impl Lent {
-    fn stream(&mut self) -> io::Result<Pin<&mut VisitCarrier>> {
-        self.stream.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            self.run.clone().take_back(stream);
-        }
-    }
-}
-
-impl AsyncRead for Lent {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, space: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = space.filled().len();
-        let polled = self.stream()?.poll_read(context, space);
-        if let (Poll::Ready(Err(_)), Some(stream)) = (&polled, &self.stream)
-            && let Some(refused) = stream.refusal()
-        {
-            let _ = self.outcome.refusal.set(refused.code.clone());
-        }
-        if !self.is_begun && polled.is_ready() {
-            self.is_begun = true;
-            let begin = &space.filled()[before..];
-            self.outcome.spoken.send_replace(match begin {
-                [] => Spoken::End,
-                _ if begin.starts_with(b"HTTP") || b"HTTP".starts_with(begin) => Spoken::Http1,
-                _ => Spoken::Other,
-            });
-        }
-        polled
-    }
-}
-
-impl AsyncWrite for Lent {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_shutdown(context)
-    }
+/// How a service is spoken to.
+enum Found {
+    Http2(http2::SendRequest<Body>),
+    /// With a connection that was begun to learn it.
+    Http1(Option<Box<Begun>>),
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use culvert_wire::clock::Moment;
+use culvert_wire::data2::visit::VisitKind;
 use culvert_wire::socket;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -11,6 +12,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
 use super::SessionRelay;
+use crate::addresses::Entry;
 use crate::admission::AdmittedVisitor;
 use crate::carriers::{Carrier, Job};
 
@@ -18,13 +20,28 @@ use crate::carriers::{Carrier, Job};
 /// short must not look complete.
 pub(crate) struct Visitor {
     pub socket: VisitorSocket,
-    pub address: SocketAddr,
-    /// The extra port that it came to; `None` for the tunnel's own port.
-    pub port_id: Option<Uuid>,
+    pub visited: Visited,
     pub admission: AdmittedVisitor,
+    /// Of a visitor who came to a listener for http tunnels.
+    _entry: Option<Entry>,
     pub came: Moment,
     /// Dropped last: whoever waits for the end of a run's visitors knows that their sockets are closed.
     pub run: ActiveRun,
+}
+
+/// Who comes, and to what.
+#[derive(Clone, Debug)]
+pub(crate) struct Visited {
+    /// The extra port that it came to; `None` for the tunnel's own port.
+    pub port_id: Option<Uuid>,
+    pub visitor: SocketAddr,
+    /// The public address that it came to.
+    pub local: SocketAddr,
+    pub kind: VisitKind,
+    /// The name that it came to.
+    pub name: Option<String>,
+    /// What the node would speak to a service over TLS.
+    pub alpn: Option<String>,
 }
 
 pub(crate) struct VisitorSocket {
@@ -77,21 +94,20 @@ impl Drop for ActiveRun {
 impl Visitor {
     pub(crate) fn new(
         stream: TcpStream,
-        address: SocketAddr,
-        port_id: Option<Uuid>,
-        admission: AdmittedVisitor,
+        visited: Visited,
+        (admission, entry): (AdmittedVisitor, Option<Entry>),
         run: Arc<SessionRelay>,
         came: Moment,
     ) -> Self {
         let socket = VisitorSocket { stream, is_complete: false };
-        Self { socket, address, port_id, admission, came, run: ActiveRun::new(run, VisitorKind::Tcp) }
+        Self { socket, visited, admission, _entry: entry, came, run: ActiveRun::new(run, VisitorKind::Tcp) }
     }
 }
 
 /// What a data connection is used for.
 pub(crate) enum Work {
     /// A visitor's bytes.
-    Relay(Visitor),
+    Relay(Box<Visitor>),
     /// Somebody else uses it. Without a connection, they ask again.
     Lend(oneshot::Sender<Carrier>),
 }
@@ -99,14 +115,14 @@ pub(crate) enum Work {
 impl Job for Work {
     async fn run(self, carrier: Carrier) {
         match self {
-            Self::Relay(visitor) => visitor.run.relay().clone().relay(visitor, carrier).await,
+            Self::Relay(visitor) => visitor.run.relay().clone().relay(*visitor, carrier).await,
             Self::Lend(borrower) => drop(borrower.send(carrier)),
         }
     }
 
     fn retry(self) {
         if let Self::Relay(visitor) = self {
-            visitor.run.relay().clone().serve(visitor);
+            visitor.run.relay().clone().serve(*visitor);
         }
     }
 }

@@ -72,7 +72,11 @@ impl FactSources<'_> {
             PolicyFact::ClientIp => context.client.map(|address| address.to_string()).into(),
             PolicyFact::RequestMethod => context.method.as_deref().into(),
             PolicyFact::RequestAction => action.name().into(),
-            PolicyFact::InputHostHeader | PolicyFact::InputLocalScheme => self.input(fact),
+            PolicyFact::InputHostHeader
+            | PolicyFact::InputLocalScheme
+            | PolicyFact::InputLocalTlsVerify
+            | PolicyFact::InputProxyProtocol
+            | PolicyFact::InputTlsPassthrough => self.input(fact),
             PolicyFact::RequestId => context.request_id.map(|id| id.to_string()).into(),
             PolicyFact::DeviceName | PolicyFact::DevicePlatform | PolicyFact::DeviceOwner => {
                 self.device(fact, DeviceRole::Target)
@@ -84,17 +88,32 @@ impl FactSources<'_> {
         }
     }
 
+    /// A field that the interface 1.0.0 does not have.
     fn input(&self, fact: PolicyFact) -> Value {
-        let (host_header, local_scheme) = match self.input {
-            Some(Input::TunnelCreate(new)) => (new.host_header.as_deref(), new.local_scheme),
-            Some(Input::TunnelUpdate(patch)) => {
-                (patch.host_header.as_ref().and_then(|name| name.as_deref()), patch.local_scheme)
-            }
-            _ => (None, None),
-        };
+        /// The field of either request.
+        macro_rules! of {
+            ($new:ident => $of_new:expr, $patch:ident => $of_patch:expr) => {
+                match self.input {
+                    Some(Input::TunnelCreate($new)) => $of_new.into(),
+                    Some(Input::TunnelUpdate($patch)) => $of_patch.into(),
+                    _ => Value::Null,
+                }
+            };
+        }
         match fact {
-            PolicyFact::InputHostHeader => host_header.into(),
-            _ => local_scheme.map(StringEnum::as_str).into(),
+            PolicyFact::InputHostHeader => {
+                of!(new => new.host_header.as_deref(), patch => patch.host_header.as_ref().and_then(|name| name.as_deref()))
+            }
+            PolicyFact::InputLocalScheme => {
+                of!(new => new.local_scheme.map(StringEnum::as_str), patch => patch.local_scheme.map(StringEnum::as_str))
+            }
+            PolicyFact::InputLocalTlsVerify => {
+                of!(new => new.local_tls_verify, patch => patch.local_tls_verify.flatten())
+            }
+            PolicyFact::InputProxyProtocol => {
+                of!(new => new.proxy_protocol.map(StringEnum::as_str), patch => patch.proxy_protocol.map(StringEnum::as_str))
+            }
+            _ => of!(new => new.tls_passthrough, patch => patch.tls_passthrough),
         }
     }
 
@@ -131,8 +150,11 @@ fn of_tunnel(fact: PolicyFact, tunnel: &Tunnel, rules: Option<&TunnelRules>) -> 
         PolicyFact::TunnelSubdomain => spec.subdomain.as_deref().into(),
         PolicyFact::TunnelLocalPort => spec.local_port.into(),
         PolicyFact::TunnelCreatedAt => time(tunnel.created_at),
-        PolicyFact::CurrentHostHeader => spec.host_header.as_deref().into(),
-        PolicyFact::CurrentLocalScheme => spec.local_scheme.as_str().into(),
+        PolicyFact::CurrentHostHeader => spec.service.host_header.as_deref().into(),
+        PolicyFact::CurrentLocalScheme => spec.service.scheme.as_str().into(),
+        PolicyFact::CurrentLocalTlsVerify => spec.service.tls_verify.into(),
+        PolicyFact::CurrentProxyProtocol => spec.service.proxy_protocol.as_str().into(),
+        PolicyFact::CurrentTlsPassthrough => spec.service.tls_passthrough.into(),
         PolicyFact::TunnelRunning => tunnel.runs_or_starts().into(),
         _ => rules.map_or(Value::Null, of_rules),
     }

@@ -4,13 +4,14 @@ use std::ops::RangeInclusive;
 
 use uuid::Uuid;
 
+use super::local_service::{LocalServiceChange, check_service};
 use super::{DeviceRole, RequestDraft, UsageRequest, check_text, led};
 use culvert_api_types::read::Nullable;
 use culvert_api_types::requests::{BindDevices, Input, MoveTunnel, NewExtraPort, NewTunnel, StartTunnel, TunnelPatch};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
-use culvert_domain::http_service::{LocalScheme, host_header_fault};
+use culvert_domain::local_service::LocalService;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::port::{self, EXTRA_PORTS_PER_TUNNEL, SUBDOMAIN_WITH_EXTRA_PORTS, valid};
 use culvert_domain::protocol::Protocol;
@@ -72,6 +73,8 @@ impl RequestDraft for NewTunnel {
     fn validate(self, _: &ResourceFacts, entitlement: &Entitlement) -> Result<TunnelDefinition, Vec<Fault>> {
         let mut faults = Vec::new();
         let protocol = self.protocol.unwrap_or(Protocol::Tcp);
+        let basic_auth = self.http_basic_auth_enabled.unwrap_or(false);
+        let service = LocalServiceChange::of_new(&self).applied_to(LocalService::default());
         let local_port = required_port(self.local_port, "local_port", &mut faults);
         let subdomain = self.subdomain.map(|subdomain| subdomain.to_ascii_lowercase());
         if subdomain.as_deref().is_some_and(|subdomain| !is_label(subdomain)) {
@@ -82,8 +85,7 @@ impl RequestDraft for NewTunnel {
         check_text(self.http_basic_auth_username.as_deref(), "http_basic_auth_username", &mut faults);
         let idle_timeout = bounded(self.idle_timeout, IDLE_TIMEOUT, "idle_timeout", &mut faults);
         let buffer_size = bounded(self.buffer_size, BUFFER_SIZE, "buffer_size", &mut faults);
-        let local_scheme = self.local_scheme.unwrap_or(LocalScheme::Auto);
-        check_http_service(protocol, self.host_header.as_deref(), local_scheme, &mut faults);
+        check_service(&service, protocol, basic_auth, &mut faults);
         let extra_ports = self.extra_ports.unwrap_or_default();
         if extra_ports.len() > EXTRA_PORTS_PER_TUNNEL as usize {
             faults.push(Fault::new("extra_ports", format!("must hold at most {EXTRA_PORTS_PER_TUNNEL} ports")));
@@ -103,13 +105,12 @@ impl RequestDraft for NewTunnel {
             country: self.country.map(|country| country.to_ascii_uppercase()),
             preset_id: self.game_preset_id,
             https: self.http_ssl_enabled.unwrap_or(true),
-            basic_auth: self.http_basic_auth_enabled.unwrap_or(false),
+            basic_auth,
             basic_auth_user: self.http_basic_auth_username,
             idle_timeout,
             buffer_size: buffer_size.unwrap_or(DEFAULT_BUFFER_SIZE),
             pro_network: self.pro_network.unwrap_or(entitlement.premium_network),
-            host_header: self.host_header,
-            local_scheme,
+            service,
         };
         let definition = TunnelDefinition {
             spec,
@@ -118,25 +119,6 @@ impl RequestDraft for NewTunnel {
             extra_ports,
         };
         if faults.is_empty() { Ok(definition) } else { Err(faults) }
-    }
-}
-
-/// Checks how a node is to speak to the service. Null and `auto` are fine for every protocol, so that what was read can be
-/// written back.
-fn check_http_service(
-    protocol: Protocol,
-    host_header: Option<&str>,
-    local_scheme: LocalScheme,
-    faults: &mut Vec<Fault>,
-) {
-    const HTTP_ONLY: &str = "is for http tunnels only";
-    match host_header {
-        Some(_) if protocol != Protocol::Http => faults.push(Fault::new("host_header", HTTP_ONLY)),
-        Some(text) => faults.extend(host_header_fault(text).map(|fault| Fault::new("host_header", fault))),
-        None => {}
-    }
-    if protocol != Protocol::Http && local_scheme != LocalScheme::Auto {
-        faults.push(Fault::new("local_scheme", "must be `auto`: any other value is for http tunnels only"));
     }
 }
 
@@ -224,8 +206,7 @@ pub struct TunnelChange {
     pub idle_timeout: Nullable<u32>,
     pub buffer_size: Option<u32>,
     pub pro_network: Option<bool>,
-    pub host_header: Nullable<String>,
-    pub local_scheme: Option<LocalScheme>,
+    pub service: LocalServiceChange,
 }
 
 impl TunnelChange {
@@ -241,8 +222,7 @@ impl TunnelChange {
             idle_timeout: self.idle_timeout.unwrap_or(spec.idle_timeout),
             buffer_size: self.buffer_size.unwrap_or(spec.buffer_size),
             pro_network: self.pro_network.unwrap_or(spec.pro_network),
-            host_header: self.host_header.unwrap_or(spec.host_header),
-            local_scheme: self.local_scheme.unwrap_or(spec.local_scheme),
+            service: self.service.applied_to(spec.service),
             ..spec
         }
     }
@@ -282,10 +262,11 @@ impl RequestDraft for TunnelPatch {
         check_text(user, "http_basic_auth_username", &mut faults);
         let idle_timeout = self.idle_timeout.map(|value| bounded(value, IDLE_TIMEOUT, "idle_timeout", &mut faults));
         let buffer_size = self.buffer_size.map(|value| bounded(value, BUFFER_SIZE, "buffer_size", &mut faults));
+        let service = LocalServiceChange::of_patch(&self);
         if let Some(tunnel) = &facts.tunnel {
-            let host_header = self.host_header.as_ref().and_then(|name| name.as_deref());
-            let local_scheme = self.local_scheme.unwrap_or(LocalScheme::Auto);
-            check_http_service(tunnel.spec.protocol, host_header, local_scheme, &mut faults);
+            let basic_auth = self.http_basic_auth_enabled.unwrap_or(tunnel.spec.basic_auth);
+            let service = service.clone().applied_to(tunnel.spec.service.clone());
+            check_service(&service, tunnel.spec.protocol, basic_auth, &mut faults);
         }
         let change = TunnelChange {
             name: self.name,
@@ -298,8 +279,7 @@ impl RequestDraft for TunnelPatch {
             idle_timeout,
             buffer_size: buffer_size.map(|bytes| bytes.unwrap_or(DEFAULT_BUFFER_SIZE)),
             pro_network: self.pro_network,
-            host_header: self.host_header,
-            local_scheme: self.local_scheme,
+            service,
         };
         if faults.is_empty() { Ok(change) } else { Err(faults) }
     }

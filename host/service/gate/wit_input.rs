@@ -140,23 +140,11 @@ fn current_webhook(webhook: &Webhook) -> CurrentWebhook {
     }
 }
 
-/// The body of a request. A change of a tunnel that names only fields which the interface 1.0.0 does not have is shown with
-/// the tunnel's present name: a module may refuse a change without any field.
+/// The body of a request.
 pub fn input(input: Input<'_>, facts: &ResourceFacts) -> inputs::Input {
     match input {
         Input::TunnelCreate(new) => inputs::Input::TunnelCreate(tunnel_create(new)),
-        Input::TunnelUpdate(patch) => {
-            let later = TunnelPatch {
-                host_header: patch.host_header.clone(),
-                local_scheme: patch.local_scheme,
-                ..TunnelPatch::default()
-            };
-            let mut update = tunnel_update(patch);
-            if *patch == later && *patch != TunnelPatch::default() {
-                update.name = facts.tunnel.as_ref().map(|tunnel| tunnel.spec.name.clone());
-            }
-            inputs::Input::TunnelUpdate(update)
-        }
+        Input::TunnelUpdate(patch) => inputs::Input::TunnelUpdate(seen_update(patch, facts)),
         Input::DeviceBindings(BindDevices { device_ids }) => {
             inputs::Input::DeviceBindings(inputs::DeviceBindings { device_ids: device_ids.as_deref().map(texts) })
         }
@@ -202,6 +190,24 @@ pub fn input(input: Input<'_>, facts: &ResourceFacts) -> inputs::Input {
             })
         }
     }
+}
+
+/// A change of a tunnel. Where it names only fields which the interface 1.0.0 does not have, it is shown with the tunnel's
+/// present name: a module may refuse a change without any field.
+fn seen_update(patch: &TunnelPatch, facts: &ResourceFacts) -> inputs::TunnelUpdate {
+    let later = TunnelPatch {
+        host_header: patch.host_header.clone(),
+        local_scheme: patch.local_scheme,
+        local_tls_verify: patch.local_tls_verify,
+        proxy_protocol: patch.proxy_protocol,
+        tls_passthrough: patch.tls_passthrough,
+        ..TunnelPatch::default()
+    };
+    let mut update = tunnel_update(patch);
+    if *patch == later && *patch != TunnelPatch::default() {
+        update.name = facts.tunnel.as_ref().map(|tunnel| tunnel.spec.name.clone());
+    }
+    update
 }
 
 fn tunnel_create(new: &NewTunnel) -> inputs::TunnelCreate {

@@ -32,6 +32,8 @@ const AT_ONCE: usize = 8;
 const CLAIM: TimeDelta = TimeDelta::minutes(5);
 /// When one whose authority is not in the configuration is looked at again.
 const NEXT_DAY: TimeDelta = TimeDelta::days(1);
+/// How often certificates are counted.
+const COUNT_EVERY: Duration = Duration::from_mins(1);
 /// How often the ends of certificates are looked at, and how long before one the operator is warned.
 const CHECK_EVERY: Duration = Duration::from_hours(1);
 const WARN_BEFORE: TimeDelta = TimeDelta::days(7);
@@ -57,7 +59,7 @@ impl CertificateWorker {
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
     let work = async {
-        let mut check = jobs.clock.moment();
+        let (mut check, mut count) = (jobs.clock.moment(), jobs.clock.moment());
         loop {
             let next = jobs.clock.moment().plus(LOOK_EVERY);
             if let Err(error) = advance_due(&jobs).await {
@@ -67,10 +69,21 @@ pub async fn run(jobs: Arc<Jobs>) {
                 check = jobs.clock.moment().plus(CHECK_EVERY);
                 check_ends(&jobs).await;
             }
+            if jobs.clock.moment() >= count {
+                count = jobs.clock.moment().plus(COUNT_EVERY);
+                count_by_status(&jobs).await;
+            }
             jobs.clock.until(next).await;
         }
     };
     jobs.stop.run_until_cancelled(work).await;
+}
+
+async fn count_by_status(jobs: &Jobs) {
+    match jobs.service.store.certificate_counts().await {
+        Ok(counts) => jobs.metrics.certificates.stand(&counts),
+        Err(error) => tracing::warn!(error = %Chain(&error), "certificates could not be counted"),
+    }
 }
 
 /// Notes when the first certificate ends, and warns if that is soon: its renewal must have failed for weeks.

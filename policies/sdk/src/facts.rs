@@ -86,8 +86,14 @@ facts! {
     REQUEST_ID: String = "request.id",
     INPUT_HOST_HEADER: String = "input.host_header",
     INPUT_LOCAL_SCHEME: String = "input.local_scheme",
+    INPUT_LOCAL_TLS_VERIFY: bool = "input.local_tls_verify",
+    INPUT_PROXY_PROTOCOL: String = "input.proxy_protocol",
+    INPUT_TLS_PASSTHROUGH: bool = "input.tls_passthrough",
     CURRENT_HOST_HEADER: String = "current.host_header",
     CURRENT_LOCAL_SCHEME: String = "current.local_scheme",
+    CURRENT_LOCAL_TLS_VERIFY: bool = "current.local_tls_verify",
+    CURRENT_PROXY_PROTOCOL: String = "current.proxy_protocol",
+    CURRENT_TLS_PASSTHROUGH: bool = "current.tls_passthrough",
 }
 
 /// Which visitors a tunnel lets in.

@@ -4,21 +4,27 @@ mod auth;
 mod country;
 mod devices;
 mod findings;
-mod http_service;
+mod local_service;
 mod rules;
 mod text;
 mod traffic;
 mod tunnels;
 mod webhooks;
 
-use culvert_policy_sdk::facts::{INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME};
+use culvert_policy_sdk::facts::{
+    CURRENT_TLS_PASSTHROUGH, INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME, INPUT_LOCAL_TLS_VERIFY, INPUT_PROXY_PROTOCOL,
+    INPUT_TLS_PASSTHROUGH,
+};
 
 use culvert::policy::types::{Description, Problem, Rule, Violation};
 use exports::culvert::policy::inputs::{Facts, Input};
 use findings::Findings;
 use serde::Deserialize;
 
-culvert_policy_sdk::policy!(Policy: "validation", wit: "../../wit", facts: [INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME]);
+culvert_policy_sdk::policy!(Policy: "validation", wit: "../../wit", facts: [
+    CURRENT_TLS_PASSTHROUGH, INPUT_HOST_HEADER, INPUT_LOCAL_SCHEME, INPUT_LOCAL_TLS_VERIFY, INPUT_PROXY_PROTOCOL,
+    INPUT_TLS_PASSTHROUGH
+]);
 
 struct Policy {
     settings: Settings,

@@ -1,6 +1,6 @@
 //! Every rule that a violation can name.
 
-pub const RULES: [(&str, &str); 28] = [
+pub const RULES: [(&str, &str); 31] = [
     ("required", "A required field is there"),
     ("empty-change", "A change names at least one field"),
     ("port", "A port is 1 to 65535"),
@@ -15,6 +15,9 @@ pub const RULES: [(&str, &str); 28] = [
     ("buffer-size", "A buffer size is 1024 to 1048576 bytes"),
     ("host-header", "A Host header is a name or an address, perhaps with a port, and belongs to http tunnels"),
     ("local-scheme", "A local scheme other than auto belongs to http tunnels"),
+    ("local-tls-verify", "Whether a certificate is verified is said of http tunnels"),
+    ("proxy-protocol", "A PROXY protocol has a form for the tunnel's protocol"),
+    ("tls-passthrough", "TLS is passed through by http tunnels without basic auth"),
     ("http-only", "Basic auth and http ports belong to http tunnels"),
     ("basic-auth-incomplete", "Basic auth needs a user and a password"),
     ("basic-auth-user", "A basic-auth user has 1 to 64 characters without a colon"),

@@ -7,7 +7,7 @@ use crate::exports::culvert::policy::inputs::{
     Current, CurrentTunnel, ExtraPort, NullableText, Protocol, TunnelCreate, TunnelUpdate,
 };
 use crate::findings::Findings;
-use crate::http_service;
+use crate::local_service;
 use crate::text;
 
 pub fn create(tunnel: &TunnelCreate, attributes: &[Attribute], reserved: &[String], findings: &mut Findings) {
@@ -29,7 +29,7 @@ pub fn create(tunnel: &TunnelCreate, attributes: &[Attribute], reserved: &[Strin
         has_password: tunnel.http_basic_auth_password.is_some(),
     };
     auth.check(findings);
-    http_service::check(protocol, attributes, findings);
+    local_service::check(protocol, auth.enabled, attributes, findings);
     for (index, port) in tunnel.extra_ports.iter().flatten().enumerate() {
         extra_port(port, protocol, &format!("extra_ports[{index}]."), findings);
     }
@@ -46,8 +46,9 @@ pub fn update(change: &TunnelUpdate, current: Option<&Current>, attributes: &[At
     let buffer = buffer_size.is_none_or(|bytes| (1024..=1_048_576).contains(&bytes));
     findings.check(buffer, "buffer_size", "buffer-size", "must be between 1024 and 1048576 bytes");
     if let Some(Current::Tunnel(current)) = current {
-        changed_auth(change, current).check(findings);
-        http_service::check(Some(current.protocol), attributes, findings);
+        let auth = changed_auth(change, current);
+        auth.check(findings);
+        local_service::check(Some(current.protocol), auth.enabled, attributes, findings);
     }
 }
 

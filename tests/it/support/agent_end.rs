@@ -2,9 +2,10 @@
 
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{
-    Action, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, Target, ToAgent, ToHost, Welcome,
+    Action, CONNECT_PATH, Command, ConsentState, Grant, Hello, NodeAddress, PROTOCOL, ToAgent, ToHost, Welcome,
 };
 use culvert_wire::device_token::DeviceToken;
+use culvert_wire::target::Target;
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -92,16 +93,7 @@ pub fn grant(tunnel_id: Uuid, port: u16) -> Grant {
         device_token: Some(DeviceToken { node_id: Uuid::from_u128(78), token: Base64Bytes(vec![0; 128]) }),
         public_address: "node:20000".into(),
         node: NodeAddress { host: "127.0.0.1".into(), port: 1, udp_port: None, fingerprint: Base64Bytes(vec![0; 32]) },
-        target: Target {
-            host: "127.0.0.1".into(),
-            port,
-            idle_timeout: 3600,
-            flow_idle_timeout: 300,
-            buffer_size: 65_536,
-            takes_connections: true,
-            takes_datagrams: false,
-            extra: Vec::new(),
-        },
+        target: Target::new("127.0.0.1", port),
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use culvert_agent::agent::{Agent, Exit, Setup};
+use culvert_agent::carrier::TransportChoice;
 use culvert_agent::consent::Consent;
 use culvert_agent::device::{Device, DeviceKey};
 use culvert_agent::ipc::{self, Answer, Request, Status};
@@ -12,8 +13,9 @@ use culvert_agent::target::LinkLocal;
 use culvert_agent::targets::Targets;
 use culvert_wire::allowed_target::AllowedTarget;
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{Capability, Target};
+use culvert_wire::control::Capability;
 use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
+use culvert_wire::target::Target;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +45,14 @@ impl TestHost {
     /// A new device of somebody, connected.
     pub async fn device(&self, owner: &Person, scope_id: Uuid, remote: Remote) -> TestDevice {
         self.device_at(&self.url(), self.clock.clone(), (owner, scope_id), remote).await
+    }
+
+    /// A new device of somebody, whose visitors come over what it has chosen.
+    pub async fn device_by(&self, owner: &Person, remote: Remote, choice: TransportChoice) -> TestDevice {
+        let device = self.enrol(owner, owner.account_id, &Capability::ALL).await;
+        let device = TestDevice::start_by(device, remote, self.clock.clone(), choice);
+        device.until_connected().await;
+        device
     }
 
     /// A new device with a time of its own, at the end of a cable.
@@ -85,6 +95,10 @@ impl TestHost {
 impl TestDevice {
     /// The agent of a device that has enrolled.
     pub fn start(device: Device, remote: Remote, clock: Clock) -> Self {
+        Self::start_by(device, remote, clock, TransportChoice::Auto)
+    }
+
+    fn start_by(device: Device, remote: Remote, clock: Clock, choice: TransportChoice) -> Self {
         let folder = Arc::new(tempfile::tempdir().unwrap());
         let state = StateDir::open(folder.path()).unwrap();
         device.save(&state).unwrap();
@@ -93,11 +107,15 @@ impl TestDevice {
             targets.replace(targets.list()).unwrap();
             Consent::load(&state).unwrap().decide(true, &targets.list(), &device, &clock).unwrap();
         }
-        Self::start_again(folder, state, clock)
+        Self::run(folder, state, clock, choice)
     }
 
     /// A new process of the agent of a state folder.
     pub fn start_again(folder: Arc<TempDir>, state: StateDir, clock: Clock) -> Self {
+        Self::run(folder, state, clock, TransportChoice::Auto)
+    }
+
+    fn run(folder: Arc<TempDir>, state: StateDir, clock: Clock, transport: TransportChoice) -> Self {
         let device = Device::load(&state).unwrap().unwrap();
         let (id, stop) = (device.id, CancellationToken::new());
         let setup = Setup {
@@ -105,6 +123,7 @@ impl TestDevice {
             device,
             clock: clock.clone(),
             link_local: LinkLocal::Refused,
+            transport,
             replaceable: true,
         };
         let running = tokio::spawn(Agent::run(setup, stop.clone()));
@@ -128,7 +147,14 @@ impl TestDevice {
         let (state, clock) = (self.state.clone(), self.clock.clone());
         let device = Device::load(&state).unwrap().unwrap();
         Agent::run(
-            Setup { state, device, clock, link_local: LinkLocal::Refused, replaceable: true },
+            Setup {
+                state,
+                device,
+                clock,
+                link_local: LinkLocal::Refused,
+                transport: TransportChoice::Auto,
+                replaceable: true,
+            },
             CancellationToken::new(),
         )
         .await

@@ -1,4 +1,4 @@
-//! How many connections each address has.
+//! How many connections to the listeners for http tunnels each address has.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -8,18 +8,18 @@ use culvert_wire::tally::Tally;
 
 use crate::lock;
 
-pub(super) struct Addresses {
+pub(crate) struct Addresses {
     most: usize,
     counts: Mutex<Tally<IpAddr>>,
 }
 
 impl Addresses {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, counts: Mutex::default() })
     }
 
     /// Counts a connection of an address; `None` if it has too many.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Entry> {
+    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Entry> {
         let network = prefix(address);
         let mut counts = lock(&self.counts);
         if counts.of(&network) >= self.most {
@@ -31,7 +31,7 @@ impl Addresses {
 }
 
 /// A connection that is counted for its address. Dropping it ends the count.
-pub(super) struct Entry {
+pub(crate) struct Entry {
     addresses: Arc<Addresses>,
     network: IpAddr,
 }
