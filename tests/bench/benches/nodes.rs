@@ -9,7 +9,7 @@ use std::time::Instant;
 use culvert::app::Host;
 use culvert::config::{Config, Listen};
 use culvert_bench::{median, verdict};
-use culvert_domain::http_service::LocalScheme;
+use culvert_domain::local_service::LocalService;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::Target;
 use culvert_domain::tunnel::TunnelSpec;
@@ -146,8 +146,7 @@ fn new_tunnel(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: 
         idle_timeout: None,
         buffer_size: 65_536,
         pro_network: false,
-        host_header: None,
-        local_scheme: LocalScheme::Auto,
+        service: LocalService::default(),
     };
     NewTunnel { id, scope_id, created_by: scope_id, spec, node_id, domain_id, basic_auth_hash: None }
 }

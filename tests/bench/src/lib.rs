@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
 pub mod load;
+pub mod path;
 pub mod rathole;
 pub mod server;
 pub mod service;

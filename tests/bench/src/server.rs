@@ -101,14 +101,19 @@ impl Servers {
 
     /// CPU seconds that they have used.
     pub fn cpu(&self) -> f64 {
-        const TICKS: f64 = 100.0;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / TICKS
+        cpu(&self.child)
     }
 }
 
-/// The resident memory of a process in MiB.
+/// CPU seconds that a process has used.
+pub fn cpu(process: &Child) -> f64 {
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / TICKS
+}
+
+/// Resident memory of a process in MiB.
 pub fn resident(process: &Child) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

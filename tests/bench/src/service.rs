@@ -1,6 +1,6 @@
 //! The real programs, as a newcomer starts them, built as operators install them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use crate::server::resident;
+use crate::server::{cpu, resident};
 
 pub const ADDRESS: &str = "127.0.77.1";
 
 /// A host and an agent, which is connected and lets itself be controlled from afar.
 pub struct Service {
+    programs: PathBuf,
     folder: TempDir,
     key: String,
     device_id: String,
@@ -41,6 +42,11 @@ impl Killed {
     /// Resident memory in MiB.
     pub fn resident(&self) -> f64 {
         resident(&self.0)
+    }
+
+    /// CPU seconds that it has used.
+    pub fn cpu(&self) -> f64 {
+        cpu(&self.0)
     }
 }
 
@@ -77,6 +83,7 @@ impl Service {
         let service = Self {
             key: key["key"].as_str().unwrap().into(),
             device_id: device["device_id"].as_str().unwrap().into(),
+            programs,
             folder,
             http,
             host,
@@ -140,12 +147,19 @@ impl Service {
         self.folder.path()
     }
 
+    /// A code for one enrolment.
+    pub fn device_code(&self) -> String {
+        let mut code = command(&self.programs, &self.folder, "culvert");
+        let output = code.args(["device", "code", "--account", "bench@example.com", "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["code"].as_str().unwrap().to_owned()
+    }
+
     async fn get(&self, path: &str) -> Value {
         let request = self.http.get(format!("http://{ADDRESS}:8080/v2/{path}")).bearer_auth(&self.key);
         request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
     }
 
-    async fn post(&self, path: &str, body: Value) -> Value {
+    pub async fn post(&self, path: &str, body: Value) -> Value {
         let request = self.http.post(format!("http://{ADDRESS}:8080/v2/{path}")).bearer_auth(&self.key);
         let request = request.header("idempotency-key", Uuid::new_v4().to_string()).json(&body);
         request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
