@@ -12,6 +12,7 @@ pub mod allowed_target;
 pub mod base64_bytes;
 pub mod client_network;
 pub mod clock;
+mod congestion;
 pub mod control;
 pub mod data;
 pub mod data2;

@@ -25,6 +25,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::congestion::FloorConfig;
 use crate::{socket, tls};
 
 /// The protocol's name in the handshake (ALPN, RFC 7301).
@@ -72,7 +73,8 @@ fn transport(streams: VarInt, window: VarInt) -> Arc<TransportConfig> {
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
         .datagram_send_buffer_size(DATAGRAM_BUFFER)
         .keep_alive_interval(Some(KEEP_ALIVE))
-        .max_idle_timeout(Some(IDLE_TIMEOUT.into()));
+        .max_idle_timeout(Some(IDLE_TIMEOUT.into()))
+        .congestion_controller_factory(Arc::new(FloorConfig::default()));
     Arc::new(transport)
 }
 

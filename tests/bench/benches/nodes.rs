@@ -9,7 +9,7 @@ use std::time::Instant;
 use culvert::app::Host;
 use culvert::config::{Config, Listen};
 use culvert_bench::{median, verdict};
-use culvert_domain::local_service::LocalService;
+use culvert_domain::local_service::{LocalScheme, LocalService};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::Target;
 use culvert_domain::tunnel::TunnelSpec;
@@ -99,7 +99,13 @@ impl Stage {
                         write.insert_tunnel(&new).await?;
                         write.set_remote_port(new.id, 20_000 + u16::try_from(number).unwrap()).await?;
                         let tunnel = write.tunnel(scope_id, new.id).await?.unwrap();
-                        let target = Target { host: "127.0.0.1".into(), port: 80, extra: Vec::new() };
+                        let target = Target {
+                            host: "127.0.0.1".into(),
+                            port: 80,
+                            scheme: LocalScheme::Auto,
+                            tls_verify: None,
+                            extra: Vec::new(),
+                        };
                         let id = write.clock.id();
                         culvert_service::sessions::open(write, &tunnel, id, id, &target).await?;
                         ids.push(new.id);

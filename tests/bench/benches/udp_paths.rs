@@ -89,6 +89,7 @@ async fn blocked() {
 async fn strangers() {
     let service = Service::with(&[("CULVERT_NODE__FLOWS_PER_ADDRESS", "100000")]).await;
     let port = at(ADDRESS, service.udp_tunnel(ECHO).await);
+    sleep(Duration::from_secs(3)).await;
     let before = (service.host().resident(), service.agent().resident());
     let alone = players(port).await;
     let forging = std::thread::spawn(move || forge(port));
@@ -152,7 +153,9 @@ async fn play(to: SocketAddr) -> (u32, Vec<f64>) {
     let receiver = socket.clone();
     let answers: JoinHandle<Vec<f64>> = tokio::spawn(async move {
         let (mut times, mut space) = (Vec::new(), [0; 64]);
-        while let Ok(Ok(_)) = timeout(LOST_AFTER, receiver.recv(&mut space)).await {
+        while begun.elapsed() < ROUND + LOST_AFTER {
+            let Ok(received) = timeout(LOST_AFTER, receiver.recv(&mut space)).await else { continue };
+            received.unwrap();
             let sent = f64::from_le_bytes(space[..8].try_into().unwrap());
             times.push(begun.elapsed().as_secs_f64() * 1e3 - sent);
         }
