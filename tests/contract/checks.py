@@ -32,6 +32,9 @@ BEYOND_SCHEMAS = re.compile(
     | subdomain:\ is\ reserved                                   # the operator's list
     | .*:\ (is|http\ ports\ are)\ for\ http\ tunnels\ only       # the tunnel's protocol
     | local_scheme:\ must\ be\ `auto`                            # the same
+    | local_tls_verify:\ must\ be\ null                          # the same
+    | proxy_protocol:\ must\ be\ one\ of\ .*\ tunnels           # the same
+    | tls_passthrough:\ must\ be\ false                          # the same, and basic auth
     | http_basic_auth_\w+:\ is\ required\ while                  # what is stored counts as well
     | device_id:\ is\ required\ while                            # whether the tunnel runs
     | .*:\ (says\ the\ same|stands\ in)                          # twice in a list, by some of the fields
