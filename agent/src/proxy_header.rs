@@ -2,8 +2,9 @@
 //! (<https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt>), and Simple Proxy Protocol
 //! (<https://developers.cloudflare.com/spectrum/reference/simple-proxy-protocol-header>).
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
+use culvert_wire::client_network::as_v6;
 use culvert_wire::data2::datagram::Open;
 use culvert_wire::data2::visit::Visit;
 use culvert_wire::target::ProxyProtocol;
@@ -87,8 +88,8 @@ impl FlowHeader {
 fn spp(visitor: SocketAddr, local: SocketAddr) -> [u8; SPP_LENGTH] {
     let mut header = [0; SPP_LENGTH];
     header[..2].copy_from_slice(&SPP_MAGIC);
-    header[2..18].copy_from_slice(&mapped(visitor.ip()).octets());
-    header[18..34].copy_from_slice(&mapped(local.ip()).octets());
+    header[2..18].copy_from_slice(&as_v6(visitor.ip()).octets());
+    header[18..34].copy_from_slice(&as_v6(local.ip()).octets());
     header[34..36].copy_from_slice(&visitor.port().to_be_bytes());
     header[36..].copy_from_slice(&local.port().to_be_bytes());
     header
@@ -101,15 +102,8 @@ fn of_one_family(visitor: SocketAddr, local: SocketAddr) -> (SocketAddr, SocketA
     if visitor.is_ipv4() == local.is_ipv4() {
         return (visitor, local);
     }
-    let as_v6 = |address: SocketAddr| SocketAddr::new(mapped(address.ip()).into(), address.port());
-    (as_v6(visitor), as_v6(local))
-}
-
-fn mapped(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    }
+    let in_v6 = |address: SocketAddr| SocketAddr::new(as_v6(address.ip()).into(), address.port());
+    (in_v6(visitor), in_v6(local))
 }
 
 #[cfg(test)]

@@ -21,6 +21,14 @@ pub fn network(address: IpAddr, v4: u32, v6: u32) -> IpAddr {
     }
 }
 
+/// An address in the notation of IPv6 (RFC 4291, section 2.5.5.2).
+pub fn as_v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
 /// Whether an address is a trusted proxy's, which brings the requests of many clients.
 pub fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     let address = address.to_canonical();

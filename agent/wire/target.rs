@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// Ports of TLS, where nothing else is said.
+pub const TLS_PORTS: [u16; 2] = [443, 8443];
+
 /// The local target of a tunnel, and how connections to it are handled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use chrono::{DateTime, Utc};
+use culvert_wire::client_network::as_v6;
 use ipnet::IpNet;
 use uuid::Uuid;
 
@@ -83,19 +84,12 @@ impl Range {
                 match network.network().to_ipv4_mapped() {
                     Some(first) => ipnet::Ipv4Net::new(first, network.prefix_len() - 96)
                         .is_ok_and(|network| IpNet::V4(network).contains(&visitor)),
-                    None => network.contains(&to_v6(visitor)),
+                    // Never in a range of other IPv6 addresses, where it is IPv4.
+                    None => network.contains(&as_v6(visitor)),
                 }
             }
             Range::Network(network) => network.contains(&visitor),
         }
-    }
-}
-
-/// Never in a range of other IPv6 addresses, where it is IPv4.
-fn to_v6(address: IpAddr) -> std::net::Ipv6Addr {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped(),
-        IpAddr::V6(address) => address,
     }
 }
 

@@ -1,5 +1,7 @@
 //! How visitors are passed on to a local service.
 
+use culvert_wire::target::TLS_PORTS;
+
 use super::protocol::Protocol;
 use super::string_enum::string_enum;
 
@@ -55,8 +57,6 @@ impl Default for LocalService {
     }
 }
 
-const HTTP_ONLY: &str = "is for http tunnels only";
-
 impl LocalService {
     /// What is wrong with it for a tunnel of a protocol: fields and messages. The defaults are fine for all, so that what
     /// was read can be written back.
@@ -69,7 +69,7 @@ impl LocalService {
             }
         };
         match &self.host_header {
-            Some(_) if !is_http => check(false, "host_header", HTTP_ONLY),
+            Some(_) if !is_http => check(false, "host_header", "is for http tunnels only"),
             Some(text) => host_header_fault(text).into_iter().for_each(|fault| check(false, "host_header", fault)),
             None => {}
         }
@@ -92,7 +92,7 @@ impl LocalScheme {
     /// Whether a service on a port of the device is spoken to over TLS.
     pub fn uses_tls(self, port: u16) -> bool {
         match self {
-            Self::Auto => [443, 8443].contains(&port),
+            Self::Auto => TLS_PORTS.contains(&port),
             Self::Https => true,
             Self::Http | Self::H2c => false,
         }

@@ -59,8 +59,6 @@ pub(crate) struct SessionRelay {
     seat: Mutex<Option<Seat<Work>>>,
     /// Connections of an agent that speaks version 1 only.
     lease_connections: LeaseConnections,
-    /// The number of the present target.
-    target_version: AtomicU64,
     /// Visitors that are connected, including those that wait.
     active: TaskTracker,
     /// The number of the last visit.
@@ -88,7 +86,6 @@ impl SessionRelay {
             scope_id: assignment.scope_id,
             name: assignment.name.clone(),
             lease: Lease { node_id: shared.node_id, tunnel_id, session_id, epoch },
-            target_version: AtomicU64::new(assignment.target_version),
             assignment: Mutex::new(assignment),
             clock: shared.clock.clone(),
             bounds: shared.bounds.clone(),
@@ -119,8 +116,9 @@ impl SessionRelay {
         self.lease.tunnel_id
     }
 
+    /// The number of the present target.
     pub(crate) fn target_version(&self) -> u64 {
-        self.target_version.load(Ordering::Relaxed)
+        lock(&self.assignment).target_version
     }
 
     pub(crate) fn epoch(&self) -> i64 {
@@ -130,7 +128,6 @@ impl SessionRelay {
     /// Takes over changes of the assignment. New limits apply to new connections only.
     pub(crate) fn follow(&self, assignment: &Assignment) {
         *lock(&self.limits) = limits(assignment);
-        self.target_version.store(assignment.target_version, Ordering::Relaxed);
         self.ready.send_if_modified(|ready| {
             let becomes_ready = assignment.ready && !*ready;
             *ready |= assignment.ready;

@@ -28,7 +28,7 @@ const SUBDOMAIN_REST: TimeDelta = TimeDelta::days(1);
 const RESTING_SUBDOMAINS: i64 = 20;
 
 /// Selects a tunnel with its open session, the presence of the device that holds the session, and the
-/// unfinished operation.
+/// unfinished operation. `has_tls_port` goes by [`TLS_PORTS`](culvert_wire::target::TLS_PORTS).
 macro_rules! select_tunnel {
     ($rest:literal) => {
         sql!(concat!(

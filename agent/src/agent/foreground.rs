@@ -18,7 +18,7 @@ use culvert_wire::allowed_target;
 use culvert_wire::clock::Moment;
 use culvert_wire::control::{Failure, Grant, RevokeReason, TEMPORARY_TUNNEL_KEPT, ToHost};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::target::Target;
+use culvert_wire::target::{TLS_PORTS, Target};
 
 /// Commands in the foreground, at most.
 const MOST: usize = 64;
@@ -473,7 +473,7 @@ impl WantedTunnel {
         let text = |field: &str| self.body.get(field).and_then(Value::as_str);
         let tls = match text("local_scheme") {
             Some("https") => true,
-            None | Some("auto") => [443, 8443].contains(&target.port),
+            None | Some("auto") => TLS_PORTS.contains(&target.port),
             Some(_) => false,
         };
         let verify = self.body.get("local_tls_verify").and_then(Value::as_bool);

@@ -202,14 +202,13 @@ impl Flows {
                     }
                 }
                 // Nobody listens there (ICMP port unreachable). The next datagram may find somebody, who has heard nothing yet.
-                Err(error) if is_own => {
-                    lock(&flow.state).header.note_sent(false);
-                    let failure = Failure::new(FailureCode::LocalTargetUnreachable, format!("no answer: {error}"));
-                    flow.served.target.note(Some(failure)).await;
-                }
                 Err(error) => {
                     lock(&flow.state).header.note_sent(false);
-                    tracing::debug!(%error, "the service of an extra port does not take datagrams");
+                    tracing::debug!(%error, "a service does not take datagrams");
+                    if is_own {
+                        let failure = Failure::new(FailureCode::LocalTargetUnreachable, format!("no answer: {error}"));
+                        flow.served.target.note(Some(failure)).await;
+                    }
                 }
             }
         }

@@ -23,6 +23,8 @@ use quinn_proto::VarInt;
 use quinn_proto::coding::Codec;
 use uuid::Uuid;
 
+use crate::client_network::as_v6;
+
 /// Most bytes of a payload: a UDP datagram over IPv4 (RFC 768).
 pub const MOST_PAYLOAD: usize = 65_507;
 /// Most bytes before a payload.
@@ -205,13 +207,6 @@ impl Open {
                 put(out, &as_v6(local).octets(), self.local.port());
             }
         }
-    }
-}
-
-fn as_v6(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
     }
 }
 

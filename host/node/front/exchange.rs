@@ -92,15 +92,16 @@ async fn admit(
     if request.headers().len() > front.limits.header_count {
         return Err(Page::HEADER_TOO_LARGE.into());
     }
+    let found = front.shared.routes.find(&name);
     // A service that makes TLS itself is not here.
-    let is_passed_through = peer.scheme == Scheme::Https && front.shared.routes.passes_through(&name);
-    if !visitor.proves(&name) || is_passed_through {
+    let is_elsewhere = peer.scheme == Scheme::Https && found.as_ref().is_some_and(|found| found.route.tls_passthrough);
+    if !visitor.proves(&name) || is_elsewhere {
         return Err(Page::MISDIRECTED_REQUEST.into());
     }
     if let Some(answer) = challenge_answer(front, &name, request.uri().path()) {
         return Err(OwnAnswer::Challenge(answer));
     }
-    let found = front.shared.routes.find(&name).ok_or(Page::NO_SUCH_TUNNEL)?;
+    let found = found.ok_or(Page::NO_SUCH_TUNNEL)?;
     if (found.route.https || found.route.tls_passthrough) && peer.scheme == Scheme::Http {
         // Its owner asked for HTTPS, so nothing is served in the clear.
         return Err(to_https(front, &name, &found, request));

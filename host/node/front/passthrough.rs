@@ -7,6 +7,7 @@ use std::time::Duration;
 use culvert_wire::data2::visit::VisitKind;
 use rustls::server::Acceptor;
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use super::peer::Peer;
 use super::routes::Found;
@@ -23,6 +24,7 @@ const LONGEST_HELLO: usize = 16 * 1024;
 pub(super) struct PassedName {
     name: String,
     found: Found,
+    passing: CancellationToken,
 }
 
 /// The name in a visitor's handshake, if its service makes TLS itself. Nothing is taken from the stream.
@@ -33,8 +35,8 @@ pub(super) struct PassedName {
 pub(super) async fn name(stream: &TcpStream, shared: &Shared, within: Duration) -> io::Result<Option<PassedName>> {
     let seen = shared.clock.timeout(within, peek(stream, LONGEST_HELLO, look)).await;
     let Some(name) = seen.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? else { return Ok(None) };
-    let found = shared.routes.find(&name).filter(|found| found.route.tls_passthrough);
-    Ok(found.map(|found| PassedName { name, found }))
+    let passed = shared.routes.find(&name).and_then(|found| Some((found.passing.clone()?, found)));
+    Ok(passed.map(|(passing, found)| PassedName { name, found, passing }))
 }
 
 /// The name in a handshake; none where it is no handshake or has no name. `WouldBlock` if it is too short to tell.
@@ -62,7 +64,7 @@ pub(super) fn relay(
     stream: TcpStream,
     entry: Option<Entry>,
 ) -> io::Result<()> {
-    let PassedName { name, found } = passed;
+    let PassedName { name, found, passing } = passed;
     let refuse = |why: &str| {
         culvert_wire::socket::reset(&stream);
         Err(io::Error::other(why.to_owned()))
@@ -75,7 +77,7 @@ pub(super) fn relay(
     }
     let tunnel = lock(&shared.tunnels).get(&found.route.tunnel_id).map(|tunnel| (tunnel.run(), tunnel.access.clone()));
     let Some((run, access)) = tunnel else { return refuse("the tunnel is offline") };
-    let admission = match access.enter_exchange(peer.address.ip(), &found.passing) {
+    let admission = match access.enter_exchange(peer.address.ip(), &passing) {
         Ok(admission) => admission,
         Err(AdmissionRefusal::Rules) => return refuse("the rules deny the visitor"),
         Err(AdmissionRefusal::Bound(bound)) => {

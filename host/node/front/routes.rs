@@ -20,17 +20,22 @@ struct Table {
 
 struct RouteEntry {
     route: Arc<Route>,
-    passing: CancellationToken,
+    /// Whose TLS is passed through; `None` where the node makes it.
+    passing: Option<CancellationToken>,
 }
 
 impl RouteEntry {
     /// Keeps those whose TLS is passed through where that is still so; cuts them off otherwise.
     fn handed_over(self, next: &Route) -> Option<CancellationToken> {
-        if self.route.tls_passthrough && next.tls_passthrough && self.route.names == next.names {
-            return Some(self.passing);
+        if next.tls_passthrough && self.route.names == next.names {
+            return self.passing;
         }
-        self.passing.cancel();
+        self.cut_off();
         None
+    }
+
+    fn cut_off(self) {
+        self.passing.iter().for_each(CancellationToken::cancel);
     }
 }
 
@@ -42,8 +47,8 @@ pub(crate) struct Found {
     pub port_id: Option<Uuid>,
     /// Whether the agent makes TLS with the service.
     pub tls: bool,
-    /// Cancelled when TLS is no longer passed through to the tunnel, or its names change.
-    pub passing: CancellationToken,
+    /// Where TLS is passed through: cancelled when it no longer is, or the tunnel's names change.
+    pub passing: Option<CancellationToken>,
 }
 
 impl Routes {
@@ -51,12 +56,7 @@ impl Routes {
         self.0.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
     }
 
-    /// Whether a name is of a tunnel whose service makes TLS itself.
-    pub(crate) fn passes_through(&self, name: &str) -> bool {
-        self.has_passed_through() && self.find(name).is_some_and(|found| found.route.tls_passthrough)
-    }
-
-    /// Whether there is any such tunnel.
+    /// Whether there is any tunnel whose service makes TLS itself.
     pub(crate) fn has_passed_through(&self) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).passed_through > 0
     }
@@ -81,14 +81,14 @@ impl Table {
     /// Adds routes. Visitors whose TLS is passed through stay where that is still so.
     fn put_all(&mut self, routes: Vec<Route>, mut former: HashMap<Uuid, RouteEntry>) {
         for route in routes {
-            let entry = former.remove(&route.tunnel_id);
-            let passing = entry.and_then(|entry| entry.handed_over(&route)).unwrap_or_default();
+            let former = former.remove(&route.tunnel_id).and_then(|entry| entry.handed_over(&route));
+            let passing = route.tls_passthrough.then(|| former.unwrap_or_default());
             self.put(route, passing);
         }
-        former.into_values().for_each(|entry| entry.passing.cancel());
+        former.into_values().for_each(RouteEntry::cut_off);
     }
 
-    fn put(&mut self, route: Route, passing: CancellationToken) {
+    fn put(&mut self, route: Route, passing: Option<CancellationToken>) {
         let route = Arc::new(route);
         self.passed_through += usize::from(route.tls_passthrough);
         for RouteName { name, port_id, tls } in &route.names {

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 
+use culvert_wire::client_network::as_v6;
 use culvert_wire::socket;
 use quinn::udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
@@ -91,7 +92,8 @@ impl PublicSocket {
     ///
     /// Where the operating system does not take it.
     pub(super) fn send(&self, to: SocketAddr, from: Option<IpAddr>, payload: &[u8]) -> io::Result<()> {
-        // A socket for both families takes addresses of IPv4 in the notation of IPv6 (RFC 4291, section 2.5.5.2).
+        // A socket for both families takes addresses of IPv4 in the notation of IPv6.
+        let mapped = |ip| IpAddr::V6(as_v6(ip));
         let (destination, src_ip) =
             if self.is_v6 { (SocketAddr::new(mapped(to.ip()), to.port()), from.map(mapped)) } else { (to, from) };
         let transmit = Transmit { destination, ecn: None, contents: payload, segment_size: None, src_ip };
@@ -101,11 +103,4 @@ impl PublicSocket {
 
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-fn mapped(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
-        v6 @ IpAddr::V6(_) => v6,
-    }
 }

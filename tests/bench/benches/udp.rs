@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use culvert_bench::service::{ADDRESS, Service};
+use culvert_bench::service::{ADDRESS, Service, echo_datagrams};
 use culvert_bench::{median, rathole, verdict};
 use futures_util::future::join_all;
 use tokio::net::UdpSocket;
@@ -33,7 +33,7 @@ async fn main() {
         return;
     }
     let settings = [("CULVERT_NODE__FLOWS_PER_ADDRESS", "100000"), ("CULVERT_NODE__NEW_FLOWS_PER_SECOND", "100000")];
-    tokio::spawn(echo());
+    tokio::spawn(echo_datagrams(ECHO));
     {
         let service = Service::with(&settings).await;
         let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
@@ -47,15 +47,6 @@ async fn main() {
     let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
     let ours = service.udp_tunnel(ECHO).await;
     rates(1200, &[("culvert over TLS", ours), ("rathole with Noise", ECHO_NOISE)]).await;
-}
-
-async fn echo() {
-    let socket = UdpSocket::bind((ADDRESS, ECHO)).await.unwrap();
-    let mut space = vec![0; 65_536];
-    loop {
-        let Ok((length, from)) = socket.recv_from(&mut space).await else { continue };
-        let _ = socket.send_to(&space[..length], from).await;
-    }
 }
 
 async fn rates(length: usize, [(name, ours), (peer_name, peer)]: &[(&str, u16); 2]) {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use culvert_bench::path::{Way, relay_tcp, relay_udp};
-use culvert_bench::service::{ADDRESS, Service};
+use culvert_bench::service::{ADDRESS, Service, echo_datagrams};
 use culvert_bench::verdict;
 use futures_util::future::join_all;
 use tokio::net::UdpSocket;
@@ -31,19 +31,10 @@ const FORGING: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() {
-    tokio::spawn(echo());
+    tokio::spawn(echo_datagrams(ECHO));
     loss().await;
     blocked().await;
     strangers().await;
-}
-
-async fn echo() {
-    let socket = UdpSocket::bind((ADDRESS, ECHO)).await.unwrap();
-    let mut space = vec![0; 65_536];
-    loop {
-        let Ok((length, from)) = socket.recv_from(&mut space).await else { continue };
-        let _ = socket.send_to(&space[..length], from).await;
-    }
 }
 
 fn at(ip: &str, port: u16) -> SocketAddr {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::UdpSocket;
 use uuid::Uuid;
 
 use crate::server::{cpu, resident};
@@ -183,6 +184,16 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
         command.env(name, value);
     }
     command
+}
+
+/// A service at [`ADDRESS`] that sends each datagram back.
+pub async fn echo_datagrams(port: u16) {
+    let socket = UdpSocket::bind((ADDRESS, port)).await.unwrap();
+    let mut space = vec![0; 65_536];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut space).await else { continue };
+        let _ = socket.send_to(&space[..length], from).await;
+    }
 }
 
 pub async fn until(mut look: impl AsyncFnMut() -> bool) {
