@@ -31,7 +31,7 @@ const DEVICES: usize = 1_000;
 const TUNNELS: usize = 10;
 /// Devices that are set up at once.
 const AT_ONCE: usize = 4;
-const REST: Duration = Duration::from_secs(60);
+const REST: Duration = Duration::from_mins(1);
 const WATCHED: Duration = Duration::from_secs(30);
 
 #[tokio::main]

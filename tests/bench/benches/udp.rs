@@ -93,17 +93,14 @@ async fn visit(port: u16, length: usize) -> (u32, u32) {
         socket.send(&payload).await.unwrap();
     }
     while start.elapsed() < ROUND {
-        match timeout(LOST_AFTER, socket.recv(&mut space)).await {
-            Ok(received) => {
-                received.unwrap();
-                answered += 1;
+        if let Ok(received) = timeout(LOST_AFTER, socket.recv(&mut space)).await {
+            received.unwrap();
+            answered += 1;
+            socket.send(&payload).await.unwrap();
+        } else {
+            lost += UNDER_WAY as u32;
+            for _ in 0..UNDER_WAY {
                 socket.send(&payload).await.unwrap();
-            }
-            Err(_) => {
-                lost += UNDER_WAY as u32;
-                for _ in 0..UNDER_WAY {
-                    socket.send(&payload).await.unwrap();
-                }
             }
         }
     }

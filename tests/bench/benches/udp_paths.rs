@@ -27,7 +27,7 @@ const PER_SECOND: u32 = 50;
 const ROUND: Duration = Duration::from_secs(20);
 const COMING_AND_GOING: u32 = 100_000;
 const FORGED: u32 = 1_000_000;
-const FORGING: Duration = Duration::from_secs(60);
+const FORGING: Duration = Duration::from_mins(1);
 
 #[tokio::main]
 async fn main() {
