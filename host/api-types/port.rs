@@ -22,6 +22,11 @@ pub struct ExtraPortResponse {
 }
 
 impl ExtraPortResponse {
+    /// All of a tunnel.
+    pub fn all(tunnel: &Tunnel) -> Vec<Self> {
+        tunnel.extra_ports.iter().map(|port| Self::new(port.clone(), tunnel)).collect()
+    }
+
     pub fn new(port: ExtraPort, tunnel: &Tunnel) -> Self {
         let address = tunnel.extra_address(&port);
         let remote_port = address.port;

@@ -39,7 +39,7 @@ macro_rules! request {
 }
 
 /// What a tunnel is returned with and cannot be asked for.
-const TUNNEL_MADE: [&str; 13] = [
+const TUNNEL_MADE: [&str; 14] = [
     "id",
     "remote_port",
     "status",
@@ -53,6 +53,7 @@ const TUNNEL_MADE: [&str; 13] = [
     "updated_at",
     "current_device",
     "authorized_devices",
+    "authorized_devices_total",
 ];
 
 /// What can be asked for with a new tunnel, and cannot be changed by `PATCH`.

@@ -11,10 +11,10 @@ use crate::port::ExtraPortResponse;
 use culvert_domain::device::Device;
 use culvert_domain::local_service::{LocalScheme, LocalService, ProxyProtocol};
 use culvert_domain::node::{Node, NodeStatus};
-use culvert_domain::port::ExtraPort;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::{EndReason, Session};
 use culvert_domain::tunnel::{Tunnel, TunnelStatus};
+use culvert_domain::tunnel_devices::TunnelDevices;
 use culvert_domain::usage::Bandwidth;
 
 /// Tunnel
@@ -97,8 +97,10 @@ pub struct TunnelDetailResponse {
     #[serde(flatten)]
     tunnel: TunnelResponse,
     current_device: Option<CurrentDeviceResponse>,
-    /// The devices that may run it.
+    /// The devices that may run it: the 100 that were enrolled last.
     authorized_devices: Vec<AuthorizedDeviceResponse>,
+    /// How many devices may run it.
+    authorized_devices_total: u32,
     extra_ports: Vec<ExtraPortResponse>,
 }
 
@@ -225,11 +227,13 @@ impl From<Device> for CurrentDeviceResponse {
 }
 
 impl TunnelDetailResponse {
-    pub fn new(tunnel: Tunnel, current: Option<Device>, authorized: &[Device], ports: Vec<ExtraPort>) -> Self {
+    pub fn new(tunnel: Tunnel, devices: TunnelDevices) -> Self {
+        let TunnelDevices { current, authorized, authorized_total } = devices;
         Self {
-            extra_ports: ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect(),
+            extra_ports: ExtraPortResponse::all(&tunnel),
             current_device: current.map(CurrentDeviceResponse::from),
             authorized_devices: authorized.iter().map(AuthorizedDeviceResponse::from).collect(),
+            authorized_devices_total: authorized_total,
             tunnel: TunnelResponse::from(tunnel),
         }
     }

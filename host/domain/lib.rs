@@ -31,5 +31,6 @@ pub mod session;
 pub mod string_enum;
 pub mod text;
 pub mod tunnel;
+pub mod tunnel_devices;
 pub mod usage;
 pub mod webhook;

@@ -108,6 +108,24 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// When an operation that has not ended has to be claimed, or to have ended.
+    pub fn due_at(&self) -> Option<DateTime<Utc>> {
+        match self.status {
+            OperationStatus::Queued => Some(self.expires_at),
+            OperationStatus::Claimed | OperationStatus::Running => {
+                Some(self.claimed_at.unwrap_or(self.created_at) + self.action.execution_timeout())
+            }
+            _ => None,
+        }
+    }
+
+    /// The state that ends an operation whose time is over. `None` while it is not.
+    pub fn timeout_status(&self, now: DateTime<Utc>) -> Option<OperationStatus> {
+        self.due_at().filter(|due_at| *due_at <= now)?;
+        let is_queued = self.status == OperationStatus::Queued;
+        Some(if is_queued { OperationStatus::Expired } else { OperationStatus::Failed })
+    }
+
     /// Takes the operation to a state, with a time for every state on the way.
     ///
     /// Returns it as it was in every state passed; none where it cannot go there, and then nothing

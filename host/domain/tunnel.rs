@@ -8,8 +8,9 @@ use uuid::Uuid;
 use super::local_service::{LocalScheme, LocalService, ProxyProtocol};
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
-use super::port::extra_subdomain;
-use super::protocol::Protocol;
+use super::port::{ExtraPort, extra_subdomain};
+use super::protocol::{Protocol, Transport};
+use super::session::Target;
 use super::string_enum::string_enum;
 
 string_enum! {
@@ -76,10 +77,8 @@ pub struct Tunnel {
     /// The platform domain that its subdomain belongs to.
     pub domain: String,
     pub basic_auth_password_set: bool,
-    /// Whether one of its ports takes UDP.
-    pub takes_datagrams: bool,
-    /// Whether one of its http extra ports leads to a port of TLS, for [`LocalScheme::Auto`].
-    pub has_tls_port: bool,
+    /// In the order of their creation.
+    pub extra_ports: Vec<ExtraPort>,
     /// The devices that may run it.
     pub device_ids: Vec<Uuid>,
     /// Whether only these may; otherwise any of the scope. They can have become none.
@@ -161,16 +160,40 @@ impl Tunnel {
         self.run.is_some() || self.operation.as_ref().is_some_and(starts)
     }
 
+    /// Whether one of its ports takes UDP.
+    pub fn takes_datagrams(&self) -> bool {
+        self.protocols().any(|(protocol, _)| protocol.transports().contains(&Transport::Udp))
+    }
+
+    /// The protocol and the local port of each of its ports.
+    fn protocols(&self) -> impl Iterator<Item = (Protocol, u16)> {
+        let extra = self.extra_ports.iter().map(|port| (port.protocol, port.local_port));
+        extra.chain([(self.spec.protocol, self.spec.local_port)])
+    }
+
     /// Whether an agent has to make TLS with its service, or say who visitors are.
     pub fn needs_local_services(&self) -> bool {
         let service = &self.spec.service;
-        let is_http = self.spec.protocol == Protocol::Http;
         let uses_tls = match service.scheme {
             LocalScheme::Https => true,
-            LocalScheme::Auto => self.has_tls_port || (is_http && service.scheme.uses_tls(self.spec.local_port)),
+            LocalScheme::Auto => {
+                self.protocols().any(|(protocol, port)| protocol == Protocol::Http && service.scheme.uses_tls(port))
+            }
             LocalScheme::Http | LocalScheme::H2c => false,
         };
         uses_tls || service.proxy_protocol != ProxyProtocol::None
+    }
+
+    /// The local target that its settings define.
+    pub fn target(&self) -> Target {
+        let TunnelSpec { local_host, local_port, service, .. } = &self.spec;
+        Target {
+            host: local_host.clone(),
+            port: *local_port,
+            scheme: service.scheme,
+            tls_verify: service.tls_verify,
+            extra: self.extra_ports.iter().map(|port| (port.id, port.local_port)).collect(),
+        }
     }
 
     pub fn allows(&self, device_id: Uuid) -> bool {
@@ -182,7 +205,7 @@ impl Tunnel {
     }
 
     /// The address of one of its extra ports.
-    pub fn extra_address(&self, port: &super::port::ExtraPort) -> PublicAddress {
+    pub fn extra_address(&self, port: &ExtraPort) -> PublicAddress {
         let name = self.name_in_domain();
         let (name, number) = match port.protocol {
             Protocol::Http => {
@@ -248,8 +271,7 @@ mod tests {
             node: node(1, "berlin", "DE"),
             domain: "example.com".into(),
             basic_auth_password_set: false,
-            takes_datagrams: false,
-            has_tls_port: false,
+            extra_ports: Vec::new(),
             device_ids: Vec::new(),
             restricted: false,
             desired_device_id: None,

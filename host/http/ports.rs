@@ -13,8 +13,8 @@ use super::call::Call;
 use super::reply::{Created, HandlerResult, Single};
 
 pub(crate) async fn list(call: Call, (): ()) -> HandlerResult<Single<Vec<ExtraPortResponse>>> {
-    let (tunnel, ports) = call.service().extra_ports(&call.caller, call.id()?).await?;
-    call.reply(Single(ports.into_iter().map(|port| ExtraPortResponse::new(port, &tunnel)).collect()))
+    let tunnel = call.service().tunnel(&call.caller, call.id()?).await?;
+    call.reply(Single(ExtraPortResponse::all(&tunnel)))
 }
 
 pub(crate) async fn create(call: Call, body: Body<NewExtraPort>) -> HandlerResult<Created<ExtraPortResponse>> {

@@ -11,7 +11,7 @@ use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
 use culvert_service::moves::MoveTunnel;
 use culvert_service::operations::requests::{ActOnRunning, Start};
-use culvert_service::tunnels::{BindTunnel, CreateTunnel, DeleteTunnel, TunnelDetail, UpdateTunnel};
+use culvert_service::tunnels::{BindTunnel, CreateTunnel, DeleteTunnel, UpdateTunnel};
 
 use super::call::Call;
 use super::reply::{Accepted, Created, HandlerResult, List, Single};
@@ -29,9 +29,8 @@ pub(crate) async fn create(call: Call, body: Body<NewTunnel>) -> HandlerResult<C
 }
 
 pub(crate) async fn read(call: Call, (): ()) -> HandlerResult<Single<TunnelDetailResponse>> {
-    let detail = call.service().tunnel_detail(&call.caller, call.id()?).await?;
-    let TunnelDetail { tunnel, current_device, authorized_devices, extra_ports } = detail;
-    call.reply(Single(TunnelDetailResponse::new(tunnel, current_device, &authorized_devices, extra_ports)))
+    let (tunnel, devices) = call.service().tunnel_with_devices(&call.caller, call.id()?).await?;
+    call.reply(Single(TunnelDetailResponse::new(tunnel, devices)))
 }
 
 pub(crate) async fn update(call: Call, body: Body<TunnelPatch>) -> HandlerResult<Single<TunnelResponse>> {

@@ -130,7 +130,7 @@ impl Audit<'_> {
             self.report.without_creator.push(tunnel.id);
             return Ok(());
         };
-        let draft = self.draft(tunnel).await?;
+        let draft = Self::draft(tunnel);
         let named = (Kind::Tunnel, tunnel.id, tunnel.spec.name.as_str());
         let refusals = self.examine(&caller, Action::TunnelsCreate, Resource::Scope, &draft, |facts| {
             without_tunnel(facts, tunnel);
@@ -147,14 +147,14 @@ impl Audit<'_> {
     }
 
     /// The request by which the tunnel would be made as it is.
-    async fn draft(&self, tunnel: &Tunnel) -> Result<NewTunnel> {
+    fn draft(tunnel: &Tunnel) -> NewTunnel {
         let spec = tunnel.spec.clone();
-        let ports = self.store.extra_ports(tunnel.id).await?.into_iter().map(|port| NewExtraPort {
+        let ports = tunnel.extra_ports.iter().map(|port| NewExtraPort {
             local_port: Some(port.local_port.into()),
-            label: port.label,
+            label: port.label.clone(),
             protocol: Some(port.protocol),
         });
-        Ok(NewTunnel {
+        NewTunnel {
             local_port: Some(spec.local_port.into()),
             name: Some(spec.name),
             protocol: Some(spec.protocol),
@@ -178,7 +178,7 @@ impl Audit<'_> {
             tls_passthrough: Some(spec.service.tls_passthrough),
             // No policy sees the rest.
             ..NewTunnel::default()
-        })
+        }
     }
 
     /// No record says who made an endpoint, so it is judged as the owner's.

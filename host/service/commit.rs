@@ -10,6 +10,7 @@ use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_store::Write;
+use culvert_store::facts::CurrentInputs;
 use uuid::Uuid;
 
 use crate::Service;
@@ -116,12 +117,14 @@ impl Service {
         let scope_id = permit.caller().scope.id;
         let transaction = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
-                if let Some(key) = &key
-                    && let Some(stored) = idempotency::find_in(write, &secrets, key).await?
-                {
+                let name = key.as_ref().map(|key| key.key.as_str());
+                let (caller, subject, wanted) = (permit.caller(), permit.subject(), permit.wanted());
+                let CurrentInputs { inputs, answered } = write.decision_inputs(caller, subject, wanted, name).await?;
+                // A key belongs to one scope, whose row is locked: another request with it has ended, or comes later.
+                if let (Some(key), Some(stored)) = (&key, answered) {
+                    let stored = key.open(&stored, &secrets)?;
                     return Ok(Attempt::Committed(Answered::Replayed(stored), BTreeSet::new()));
                 }
-                let inputs = write.decision_inputs(permit.caller(), permit.subject(), permit.wanted()).await?;
                 if inputs != *permit.decision_inputs() {
                     return Ok(Attempt::Stale);
                 }

@@ -35,7 +35,7 @@ impl IdempotencyKey {
     }
 
     /// Decrypts the stored response of a row. Fails if the key was used for a different request.
-    fn open(&self, stored: &SealedResponse, secrets: &Secrets) -> Result<StoredResponse> {
+    pub(crate) fn open(&self, stored: &SealedResponse, secrets: &Secrets) -> Result<StoredResponse> {
         if !secrets.verify_mac(Purpose::Fingerprints, &self.request, &stored.fingerprint) {
             return Err(Error::of(Code::IdempotencyConflict));
         }
@@ -56,17 +56,6 @@ impl Service {
         let stored = self.store.sealed_response(key.credential_id, &key.key).await?;
         stored.map(|stored| key.open(&stored, &self.secrets)).transpose()
     }
-}
-
-/// The stored response, inside a transaction. A key belongs to one scope, whose row is locked. So another request
-/// with the same key has either finished before this transaction or runs after it.
-pub(crate) async fn find_in(
-    write: &mut Write,
-    secrets: &Secrets,
-    key: &IdempotencyKey,
-) -> Result<Option<StoredResponse>> {
-    let stored = write.sealed_response(key.credential_id, &key.key).await?;
-    stored.map(|stored| key.open(&stored, secrets)).transpose()
 }
 
 /// Stores the response that is replayed for this key from now on.

@@ -110,7 +110,7 @@ async fn open(
             refuse(FailureCode::TunnelAlreadyRunning, format!("The device {} runs the tunnel.", run.device_id))
         }
         None => {
-            let target = write.current_target(tunnel).await?;
+            let target = tunnel.target();
             Ok(Ok(sessions::open(write, tunnel, device.id, boot_id, &target).await?))
         }
     }

@@ -4,6 +4,7 @@
 
 mod nodes;
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -16,6 +17,8 @@ use prometheus_client::registry::{Registry, Unit};
 use culvert_domain::certificate::CertificateStatus;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::Outcome;
+pub use culvert_store::statements::counted;
+use culvert_store::statements::{OF_PROCESS, StatementCounts};
 use culvert_wire::node::Level;
 pub use nodes::NodeMetrics;
 
@@ -36,6 +39,7 @@ pub struct Metrics {
     pub refused: Refusals,
     /// Connections to the API that were refused.
     pub connections: ConnectionRefusals,
+    statements: Family<PartOf, Counter>,
     node_buffers: Gauge,
     agents: Gauge,
     tunnels: Gauge,
@@ -62,6 +66,18 @@ struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PartOf {
+    part_of: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatementsOf {
+    method: &'static str,
+    route: &'static str,
+    part_of: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -131,15 +147,20 @@ impl ConnectionRefusals {
 /// Metrics of the requests to the API.
 pub struct HttpMetrics {
     requests: Family<Request, Counter>,
+    statements: Family<StatementsOf, Counter>,
     durations: Family<Route, Histogram, fn() -> Histogram>,
 }
 
 impl HttpMetrics {
     /// Counts an answer. Unknown methods count as `other`, so that clients cannot add labels.
-    pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration) {
+    pub fn count(&self, method: &str, route: &'static str, status: u16, took: Duration, sent: &StatementCounts) {
         let known = METHODS.into_iter().find(|known| *known == method);
         let method = known.unwrap_or("other");
         self.requests.get_or_create(&Request { method, route, status }).inc();
+        let (alone, in_transactions) = sent.totals();
+        for (part_of, count) in [("nothing", alone), ("transaction", in_transactions)] {
+            self.statements.get_or_create(&StatementsOf { method, route, part_of }).inc_by(count);
+        }
         self.durations.get_or_create(&Route { route }).observe(took.as_secs_f64());
     }
 }
@@ -149,6 +170,7 @@ impl Metrics {
     pub fn new(node_bounds: impl IntoIterator<Item = &'static str>) -> Self {
         let http = HttpMetrics {
             requests: Family::default(),
+            statements: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
         };
         let mut metrics = Self {
@@ -160,6 +182,7 @@ impl Metrics {
             nodes: NodeMetrics::default(),
             refused: Refusals::default(),
             connections: ConnectionRefusals::default(),
+            statements: Family::default(),
             node_buffers: Gauge::default(),
             agents: Gauge::default(),
             tunnels: Gauge::default(),
@@ -167,6 +190,8 @@ impl Metrics {
         };
         let registry = &mut metrics.registry;
         registry.register("http_requests", "Answers to requests", metrics.http.requests.clone());
+        let statements = metrics.http.statements.clone();
+        registry.register("http_request_statements", "Statements that requests sent to the database", statements);
         let durations = metrics.http.durations.clone();
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
@@ -181,6 +206,7 @@ impl Metrics {
         registry.register("node_refused", "Connections that a node refused, by the bound", refused);
         let refused = metrics.connections.0.clone();
         registry.register("api_refused", "Connections to the API that were one too many, by the bound", refused);
+        registry.register("database_statements", "Statements sent to the database", metrics.statements.clone());
         let buffers = metrics.node_buffers.clone();
         registry.register_with_unit("node_buffer", "Buffers that visitors' bytes are in", Unit::Bytes, buffers);
         registry.register("agents_connected", "Agents on this host", metrics.agents.clone());
@@ -229,6 +255,10 @@ impl Metrics {
         self.visitors.set(gauge(gauges.visitors));
         self.node_buffers.set(gauge(gauges.buffer_bytes));
         self.nodes.set_levels(&gauges.nodes);
+        let (alone, in_transactions) = OF_PROCESS.totals();
+        for (part_of, count) in [("nothing", alone), ("transaction", in_transactions)] {
+            self.statements.get_or_create(&PartOf { part_of }).inner().store(count, Ordering::Relaxed);
+        }
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = text::encode(&mut text, &self.registry);

@@ -6,7 +6,6 @@ pub mod requests;
 mod rollback;
 
 use crate::Service;
-use chrono::{DateTime, Utc};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::operation::{CLAIM_WITHIN, Operation, OperationError, OperationStatus, RemoteAction};
@@ -44,7 +43,6 @@ impl Service {
 ///
 /// `Code::OperationInProgress` if one conflicts with it; if the database fails.
 pub async fn queue(write: &mut Write, new: NewOperation) -> Result<Operation> {
-    write.check_no_active_operation(new).await?;
     let (id, now) = (write.clock.id(), write.now);
     let operation = Operation {
         id,
@@ -189,7 +187,7 @@ pub async fn fail_of_lost_device(write: &mut Write, device_id: Uuid) -> Result<(
 pub async fn expire(write: &mut Write, id: Uuid) -> Result<()> {
     let now = write.now;
     let Some(mut operation) = write.operation(id).await? else { return Ok(()) };
-    match timeout_status(&operation, now) {
+    match operation.timeout_status(now) {
         Some(OperationStatus::Expired) => {
             write.notify(Hint::Device(operation.device_id));
             operation.error = Some(not_claimed());
@@ -201,18 +199,6 @@ pub async fn expire(write: &mut Write, id: Uuid) -> Result<()> {
             abort(write, &mut operation, OperationError::new(FailureCode::ExecutionTimeout, detail)).await
         }
         None => Ok(()),
-    }
-}
-
-/// The final state of an operation that has timed out. `None` if it has not.
-pub fn timeout_status(operation: &Operation, now: DateTime<Utc>) -> Option<OperationStatus> {
-    match operation.status {
-        OperationStatus::Queued if operation.expires_at <= now => Some(OperationStatus::Expired),
-        OperationStatus::Claimed | OperationStatus::Running => {
-            let claimed_at = operation.claimed_at.unwrap_or(operation.created_at);
-            (claimed_at + operation.action.execution_timeout() <= now).then_some(OperationStatus::Failed)
-        }
-        _ => None,
     }
 }
 

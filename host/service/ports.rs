@@ -1,7 +1,5 @@
-//! Extra ports: reading, adding and removing them.
+//! Extra ports: adding and removing them.
 
-use crate::Service;
-use culvert_domain::caller::Caller;
 use uuid::Uuid;
 
 use crate::commit::Change;
@@ -12,19 +10,6 @@ use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::{Hint, Write};
-
-impl Service {
-    /// A tunnel and its extra ports.
-    ///
-    /// # Errors
-    ///
-    /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
-    pub async fn extra_ports(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, Vec<ExtraPort>)> {
-        let tunnel = self.tunnel(caller, tunnel_id).await?;
-        let ports = self.store.extra_ports(tunnel.id).await?;
-        Ok((tunnel, ports))
-    }
-}
 
 pub struct CreateExtraPort {
     pub tunnel_id: Uuid,
@@ -38,7 +23,7 @@ impl Change for CreateExtraPort {
         let scope_id = permit.caller().scope.id;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         check_limit(permit)?;
-        check_conflict(&write.extra_ports(tunnel.id).await?, &self.port)?;
+        check_conflict(&tunnel.extra_ports, &self.port)?;
         check_target(write, &tunnel, &self.port).await?;
         let port = write.create_extra_port(&tunnel.node, tunnel.spec.needs_https(), tunnel.id, &self.port).await?;
         let with_port = write.tunnel(scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
@@ -113,9 +98,8 @@ impl Change for DeleteExtraPort {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
         let tunnel = permit.facts().tunnel()?;
-        let port = write.extra_ports(self.tunnel_id).await?.into_iter().find(|port| port.id == self.port_id);
-        let port = port.ok_or_else(Error::not_found)?;
-        write.delete_extra_port(&tunnel.node, self.tunnel_id, &port).await?;
+        let port = tunnel.extra_ports.iter().find(|port| port.id == self.port_id).ok_or_else(Error::not_found)?;
+        write.delete_extra_port(&tunnel.node, self.tunnel_id, port).await?;
         write.set_updated_at(self.tunnel_id).await?;
         write.touch_assignment(self.tunnel_id).await?;
         if let Some(run) = &tunnel.run {

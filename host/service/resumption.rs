@@ -48,7 +48,7 @@ pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: 
 /// The target of a resumed tunnel. Without remote control, it is the one that somebody at the device last
 /// agreed to.
 async fn target(write: &mut Write, device: &Device, tunnel: &Tunnel) -> Result<Target> {
-    let now = write.current_target(tunnel).await?;
+    let now = tunnel.target();
     let device = write.device(device.scope_id, device.id).await?;
     if device.is_some_and(|device| device.remote_control) {
         return Ok(now);

@@ -75,7 +75,7 @@ pub(crate) fn check_startable(
 fn check_agent(tunnel: &Tunnel, device: &Device) -> std::result::Result<(), StartRefusal> {
     let needed = [
         (tunnel.spec.protocol == Protocol::Http, Capability::DATA_CHANNEL_V2),
-        (tunnel.takes_datagrams, Capability::DATAGRAMS),
+        (tunnel.takes_datagrams(), Capability::DATAGRAMS),
         (tunnel.needs_local_services(), Capability::LOCAL_SERVICES),
     ];
     let has = |capability: &str| device.capabilities.iter().any(|known| known == capability);

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use crate::Service;
+use chrono::{DateTime, Utc};
 use culvert_domain::caller::Caller;
-use culvert_domain::device::Device;
 use culvert_domain::page::{Page, PageRows};
-use culvert_domain::port::{self, ExtraPort, NewExtraPort};
+use culvert_domain::port::{self, NewExtraPort};
 use culvert_domain::session::Session;
 use culvert_domain::usage::Bandwidth;
 use uuid::Uuid;
@@ -23,19 +23,10 @@ use culvert_domain::node::{self, Preference};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Tunnel, TunnelSpec};
+use culvert_domain::tunnel_devices::TunnelDevices;
+use culvert_store::catalog::PlacementCandidate;
 use culvert_store::tunnels::NewTunnel;
 use culvert_store::{Hint, Write};
-
-/// A tunnel with the devices and ports that belong to it.
-#[derive(Clone, Debug)]
-pub struct TunnelDetail {
-    pub tunnel: Tunnel,
-    /// The device that runs it.
-    pub current_device: Option<Device>,
-    /// The devices that may run it.
-    pub authorized_devices: Vec<Device>,
-    pub extra_ports: Vec<ExtraPort>,
-}
 
 impl Service {
     /// A page of the tunnels of the caller's scope.
@@ -56,20 +47,15 @@ impl Service {
         self.store.tunnel(caller.scope.id, tunnel_id).await?.ok_or_else(Error::not_found)
     }
 
-    /// A tunnel of the caller's scope, with its devices and ports.
+    /// A tunnel of the caller's scope, with its devices.
     ///
     /// # Errors
     ///
     /// [`Code::NotFound`] if the scope has no such tunnel; if the database fails.
-    pub async fn tunnel_detail(&self, caller: &Caller, tunnel_id: Uuid) -> Result<TunnelDetail> {
+    pub async fn tunnel_with_devices(&self, caller: &Caller, tunnel_id: Uuid) -> Result<(Tunnel, TunnelDevices)> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
-        let authorized_devices = self.store.authorized_devices(caller.scope.id, tunnel.id).await?;
-        let current_device = match tunnel.running_on() {
-            Some(device_id) => self.store.device(caller.scope.id, device_id).await?,
-            None => None,
-        };
-        let extra_ports = self.store.extra_ports(tunnel.id).await?;
-        Ok(TunnelDetail { tunnel, current_device, authorized_devices, extra_ports })
+        let devices = self.store.devices_of_tunnel(&tunnel).await?;
+        Ok((tunnel, devices))
     }
 
     /// The traffic of a tunnel, today and this month.
@@ -125,30 +111,38 @@ impl Change for CreateTunnel {
             premium: spec.pro_network,
             https: (spec.protocol == Protocol::Http).then_some(spec.needs_https()),
         };
-        let nodes = write.nodes_with_load().await?;
-        let node = node::place(nodes.iter().map(|(node, load)| (node, *load)), &wanted);
-        let node = node.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
-        let domain_id = match node.domain_id {
-            Some(domain_id) => domain_id,
-            None => write.default_domain().await?.id,
-        };
-        let new = NewTunnel {
+        let candidates = write.placement_candidates().await?;
+        let chosen = node::place(candidates.iter().map(|candidate| (&candidate.node, candidate.tunnels)), &wanted);
+        let chosen = chosen.map(|node| node.id);
+        let chosen = candidates.into_iter().find(|candidate| Some(candidate.node.id) == chosen);
+        let PlacementCandidate { node, domain_id, domain, .. } =
+            chosen.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
+        let mut new = NewTunnel {
             id,
             scope_id,
             created_by: permit.caller().account_id,
             spec: spec.clone(),
             node_id: node.id,
             domain_id,
+            remote_port: write.port_to_try(&node, spec.protocol, spec.needs_https()),
+            restricted: !device_ids.is_empty(),
             basic_auth_hash: self.password_hash.clone(),
         };
-        insert(write, new).await?;
-        let port = write.allocate_port(node, spec.protocol, spec.needs_https(), id).await?;
-        write.set_remote_port(id, port).await?;
+        let suspended_until = insert(write, &mut new).await?;
+        let remote_port = write.allocate_first_port(&node, &new).await?;
+        let mut created = Vec::new();
         for port in extra_ports {
-            write.create_extra_port(node, spec.needs_https(), id, port).await?;
+            created.push(write.create_extra_port(&node, spec.needs_https(), id, port).await?);
         }
-        bind(write, scope_id, id, device_ids).await?;
-        write.tunnel(scope_id, id).await?.ok_or_else(Error::not_found)
+        check_known(&write.bind_devices(scope_id, id, device_ids).await?)?;
+        let mut device_ids = device_ids.clone();
+        device_ids.sort();
+        Ok(Tunnel {
+            suspended: suspended_until.is_some_and(|until| write.now < until),
+            extra_ports: created,
+            device_ids,
+            ..new.inserted(node, domain, remote_port, write.now)
+        })
     }
 }
 
@@ -183,21 +177,20 @@ fn check_names(subdomain: Option<&str>, extra_ports: &[NewExtraPort]) -> Result<
 }
 
 /// Inserts a tunnel. An http tunnel is addressed by its subdomain, so one is generated if none is requested.
-async fn insert(write: &mut Write, mut new: NewTunnel) -> Result<()> {
+async fn insert(write: &mut Write, new: &mut NewTunnel) -> Result<Option<DateTime<Utc>>> {
     let chosen = new.spec.subdomain.is_some() || new.spec.protocol != Protocol::Http;
     for _ in 0..if chosen { 1 } else { NAMES } {
         if !chosen {
             new.spec.subdomain = Some(generated_subdomain(&write.clock));
         }
-        if write.insert_tunnel(&new).await? {
-            return Ok(());
+        if let Some(suspended_until) = write.insert_tunnel(new).await? {
+            return Ok(suspended_until);
         }
     }
     Err(Error::of(Code::SubdomainUnavailable))
 }
 
-async fn bind(write: &mut Write, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<()> {
-    let unknown = write.bind_devices(scope_id, tunnel_id, device_ids).await?;
+fn check_known(unknown: &[Uuid]) -> Result<()> {
     if unknown.is_empty() {
         return Ok(());
     }
@@ -319,7 +312,7 @@ impl Change for BindTunnel {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Bound> {
         let scope_id = permit.caller().scope.id;
-        bind(write, scope_id, self.tunnel_id, &self.device_ids).await?;
+        check_known(&write.replace_devices(scope_id, self.tunnel_id, &self.device_ids).await?)?;
         let tunnel = write.tunnel(scope_id, self.tunnel_id).await?.ok_or_else(Error::not_found)?;
         let mut stopped_device_id = None;
         if let Some(run) = tunnel.run.as_ref().filter(|run| !tunnel.allows(run.device_id)) {

@@ -6,7 +6,6 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::protocol::{self, Protocol};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
-use culvert_domain::usage::Traffic;
 use culvert_wire::node::{AssignedPort, Assignment, CountryRule, FirewallRule, TrafficBatch, Transport};
 use culvert_wire::target::DEFAULT_FLOW_IDLE_TIMEOUT;
 use uuid::Uuid;
@@ -125,6 +124,9 @@ impl Store {
             .into_iter()
             .map(|assigned| (assigned.assignment.tunnel_id, assigned))
             .collect();
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
         add(&mut found, &(&self.db).all(ports, args).await?, |assignment, row| {
             assignment.ports.extend(assigned_ports(row, row.string_enum("protocol")?, Some(row.id("id")?))?);
             Ok(())
@@ -246,14 +248,16 @@ impl Write {
                  ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision"
             );
             let revision = self.one(sql, args![node_id]).await?.int("revision")?;
-            for item_id in item_ids {
-                let sql = sql!(
-                    "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
-                     VALUES ($1, $2, $3, $4) ON CONFLICT (node_id, item_id) DO UPDATE \
-                     SET revision = excluded.revision, changed_at = excluded.changed_at"
-                );
-                self.execute(sql, args![node_id, item_id, revision, now]).await?;
-            }
+            let sql = sql!(
+                sqlite: "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
+                         SELECT $1, unhex(value), $3, $4 FROM json_each($2) WHERE TRUE \
+                         ON CONFLICT (node_id, item_id) DO UPDATE \
+                         SET revision = excluded.revision, changed_at = excluded.changed_at",
+                postgres: "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
+                           SELECT $1, unnest(CAST($2 AS UUID[])), $3, $4 ON CONFLICT (node_id, item_id) DO UPDATE \
+                           SET revision = excluded.revision, changed_at = excluded.changed_at"
+            );
+            self.execute(sql, args![node_id, &item_ids[..], revision, now]).await?;
             self.notify(Hint::Node(node_id));
         }
         Ok(())
@@ -276,25 +280,27 @@ impl Write {
              WHERE node_id = $1 AND boot_id = $2 AND +number < $3 AND applied_at <= $4"
         );
         self.execute(sql, args![node_id, batch.boot_id, batch.oldest, now - COPIES_FOR]).await?;
-        for row in &batch.rows {
-            let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
-            self.add_traffic(batch.scope_id, row.tunnel_id, row.session_id, traffic).await?;
-        }
+        self.add_traffic(batch.scope_id, &batch.rows).await?;
         Ok(true)
     }
 
-    /// Deletes changes that are older than a day, with the note up to which revision they are gone.
-    pub(super) async fn prune_assignment_changes(&mut self, until: DateTime<Utc>) -> Result<()> {
-        // In the order in which other transactions lock the nodes.
+    /// Deletes at most `limit` changes that are older than this, with the note up to which revision they are gone. Returns
+    /// how many.
+    pub(super) async fn prune_assignment_changes(&mut self, until: DateTime<Utc>, limit: u32) -> Result<u64> {
+        // The nodes are locked before their changes, and in one order, as other transactions do.
         let sql = sql!(
-            "SELECT node_id, MAX(revision) AS revision FROM assignment_changes WHERE changed_at <= $1 \
-             GROUP BY node_id ORDER BY node_id"
+            "SELECT node_id, MAX(revision) AS revision FROM (SELECT node_id, revision FROM assignment_changes \
+                 WHERE changed_at <= $1 ORDER BY changed_at LIMIT $2) AS oldest GROUP BY node_id ORDER BY node_id"
         );
-        for row in self.all(sql, args![until]).await? {
+        for row in self.all(sql, args![until, limit]).await? {
             let sql = sql!("UPDATE node_revisions SET pruned = $2 WHERE node_id = $1 AND pruned < $2");
             self.execute(sql, args![row.id("node_id")?, row.int("revision")?]).await?;
         }
-        self.execute(sql!("DELETE FROM assignment_changes WHERE changed_at <= $1"), args![until]).await?;
-        Ok(())
+        let sql = sql!(
+            "DELETE FROM assignment_changes WHERE (node_id, item_id) IN (SELECT c.node_id, c.item_id \
+                 FROM assignment_changes c JOIN node_revisions r ON r.node_id = c.node_id \
+                 WHERE c.changed_at <= $1 AND c.revision <= r.pruned ORDER BY c.changed_at LIMIT $2)"
+        );
+        Ok(self.execute(sql, args![until, limit]).await?)
     }
 }

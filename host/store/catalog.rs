@@ -27,6 +27,17 @@ macro_rules! node_columns {
 }
 pub(super) use node_columns;
 
+/// A node on which a new tunnel may be placed.
+#[derive(Clone, Debug)]
+pub struct PlacementCandidate {
+    pub node: Node,
+    /// How many tunnels are on it.
+    pub tunnels: u64,
+    /// The platform domain of its tunnels' names: its own, or the default.
+    pub domain_id: Uuid,
+    pub domain: String,
+}
+
 /// What a host registers about one of its nodes.
 #[derive(Clone, Debug)]
 pub struct NodeRegistration {
@@ -180,23 +191,22 @@ impl Write {
         Ok(())
     }
 
-    /// All nodes, with the number of tunnels placed on each. A single node gets 0 without counting.
-    pub async fn nodes_with_load(&mut self) -> Result<Vec<(Node, u64)>> {
+    /// All nodes, for the placement of a new tunnel.
+    pub async fn placement_candidates(&mut self) -> Result<Vec<PlacementCandidate>> {
         let sql = sql!(concat!(
             "SELECT ",
             node_columns!(),
-            ", CASE WHEN (SELECT COUNT(*) FROM nodes) > 1 \
-                THEN (SELECT COUNT(*) FROM tunnels t WHERE t.node_id = n.id) ELSE 0 END AS tunnels FROM nodes n"
+            ", d.id AS domain_id, d.domain, (SELECT CAST(COALESCE(SUM(l.tunnels), 0) AS BIGINT) FROM node_loads l \
+                WHERE l.node_id = n.id) AS tunnels FROM nodes n JOIN platform_domains d \
+                ON d.id = n.domain_id OR (n.domain_id IS NULL AND d.is_default = TRUE)"
         ));
         let rows = self.all(sql, args![]).await?;
-        let with_load = |row: &Row| Ok((node(row)?, row.number("tunnels")?));
-        Ok(rows.iter().map(with_load).collect::<DbResult<_>>()?)
+        Ok(rows.iter().map(placement_candidate).collect::<DbResult<_>>()?)
     }
+}
 
-    pub async fn default_domain(&mut self) -> Result<PlatformDomain> {
-        let sql = sql!("SELECT id, domain, is_default, region, pro_only FROM platform_domains WHERE is_default = TRUE");
-        Ok(platform_domain(&self.one(sql, args![]).await?)?)
-    }
+fn placement_candidate(row: &Row) -> DbResult<PlacementCandidate> {
+    Ok(row!(row => PlacementCandidate { domain_id: id, domain: text, tunnels: number; node: node(row)? }))
 }
 
 /// Reads a node from the columns of [`node_columns`].

@@ -13,13 +13,18 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{
+    AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
+};
+
+use uuid::Uuid;
 
 use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::error::{DbResult, StoreError};
 use crate::migrations;
 use crate::row::Row;
 use crate::sql::{Sql, sql};
+use crate::statements::{PartOf, count};
 
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -95,11 +100,12 @@ impl Db {
         compare(migrator, &applied)
     }
 
-    /// Begins a transaction that writes.
-    pub async fn begin(&self) -> DbResult<Tx> {
+    /// Begins a transaction that writes. With a scope, it locks the scope's row against other transactions that do; on
+    /// SQLite a transaction that writes locks the whole database.
+    pub async fn begin(&self, scope_id: Option<Uuid>) -> DbResult<Tx> {
         Ok(match self {
             Self::Sqlite { write, .. } => Tx::Sqlite(write.begin_with("BEGIN IMMEDIATE").await?),
-            Self::Postgres { pool, .. } => Tx::Postgres(PostgresTx::begin(pool).await?),
+            Self::Postgres { pool, .. } => Tx::Postgres(PostgresTx::begin(pool, scope_id).await?),
         })
     }
 
@@ -160,9 +166,15 @@ impl Drop for PostgresTx {
 }
 
 impl PostgresTx {
-    async fn begin(pool: &PgPool) -> DbResult<Self> {
+    /// `BEGIN` and the lock go in one message. `FOR NO KEY UPDATE` does not block transactions that only check a foreign
+    /// key to the scope: one that holds an endpoint's row and changes that row twice makes PostgreSQL do such a check.
+    async fn begin(pool: &PgPool, scope_id: Option<Uuid>) -> DbResult<Self> {
         let mut tx = Self { connection: pool.acquire().await?, ended: false };
-        bounded(tx.connection.execute("BEGIN")).await?;
+        let begin = match scope_id {
+            Some(scope_id) => format!("BEGIN; SELECT id FROM scopes WHERE id = '{scope_id}' FOR NO KEY UPDATE"),
+            None => "BEGIN".into(),
+        };
+        bounded(sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *tx.connection)).await?;
         Ok(tx)
     }
 
@@ -285,6 +297,7 @@ pub trait Read {
 impl Read for &Db {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
+        count(PartOf::Nothing);
         Ok(match self {
             Db::Sqlite { read, .. } => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(read).await?),
             Db::Postgres { pool, .. } => {
@@ -295,6 +308,7 @@ impl Read for &Db {
 
     async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
         check(sql, args);
+        count(PartOf::Nothing);
         Ok(match self {
             Db::Sqlite { read, .. } => {
                 query!(sql.sqlite, args, sqlite_ids).fetch_optional(read).await?.map(Row::Sqlite)
@@ -309,6 +323,7 @@ impl Read for &Db {
 impl Read for Tx {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
+        count(PartOf::Transaction);
         Ok(match self {
             Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(&mut **tx).await?),
             Tx::Postgres(tx) => {
@@ -319,6 +334,7 @@ impl Read for Tx {
 
     async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
         check(sql, args);
+        count(PartOf::Transaction);
         Ok(match self {
             Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
             Tx::Postgres(tx) => bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *tx.connection))
@@ -332,6 +348,7 @@ impl Tx {
     /// Executes a statement and returns the number of changed rows.
     pub async fn execute(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<u64> {
         check(sql, args);
+        count(PartOf::Transaction);
         Ok(match self {
             Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
             Tx::Postgres(tx) => {

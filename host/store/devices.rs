@@ -14,11 +14,17 @@ use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::permission::{Permission, Permissions};
+use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel_devices::{AUTHORIZED_SHOWN, TunnelDevices};
 
+/// Selects devices, and a number beside each.
 macro_rules! select_device {
     ($rest:literal) => {
+        select_device!("0", $rest)
+    };
+    ($total:literal, $rest:literal) => {
         sql!(concat!(
-            "SELECT d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
+            "SELECT ", $total, " AS total, d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
                     d.consent_revision, d.allowed_targets, d.may_create, d.created_at, d.public_key, p.last_seen_at, \
                     COALESCE(p.online, FALSE) AS online, \
                     (d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
@@ -44,15 +50,31 @@ impl Store {
         Ok(page.truncate(devices, |device| CursorPosition { at: device.created_at, id: device.id }))
     }
 
-    /// Every device of the scope that may run a tunnel.
-    pub async fn authorized_devices(&self, scope_id: Uuid, tunnel_id: Uuid) -> Result<Vec<Device>> {
-        let sql = select_device!(
-            "WHERE d.scope_id = $1 AND (EXISTS (SELECT 1 FROM tunnels t WHERE t.id = $2 AND t.restricted = FALSE) \
-                 OR EXISTS (SELECT 1 FROM tunnel_devices b WHERE b.tunnel_id = $2 AND b.device_id = d.id)) \
-             ORDER BY d.created_at DESC, d.id DESC"
-        );
-        let rows = (&self.db).all(sql, args![scope_id, tunnel_id]).await?;
-        Ok(rows.iter().map(device).collect::<DbResult<_>>()?)
+    /// The device that runs a tunnel, and those that may.
+    pub async fn devices_of_tunnel(&self, tunnel: &Tunnel) -> Result<TunnelDevices> {
+        let (scope_id, current) = (tunnel.scope_id, tunnel.running_on());
+        let rows = if tunnel.restricted {
+            let sql = select_device!(
+                "(SELECT COUNT(*) FROM tunnel_devices WHERE tunnel_id = $4)",
+                "WHERE d.scope_id = $1 AND d.id IN (SELECT id FROM ( \
+                     SELECT o.id FROM tunnel_devices b JOIN devices o ON o.id = b.device_id WHERE b.tunnel_id = $4 \
+                     ORDER BY o.created_at DESC, o.id DESC LIMIT $3) AS newest UNION SELECT $2) \
+                 ORDER BY d.created_at DESC, d.id DESC"
+            );
+            (&self.db).all(sql, args![scope_id, current, AUTHORIZED_SHOWN, tunnel.id]).await?
+        } else {
+            let sql = select_device!(
+                "(SELECT COUNT(*) FROM devices WHERE scope_id = $1)",
+                "WHERE d.scope_id = $1 AND d.id IN (SELECT id FROM ( \
+                     SELECT id FROM devices WHERE scope_id = $1 \
+                     ORDER BY created_at DESC, id DESC LIMIT $3) AS newest UNION SELECT $2) \
+                 ORDER BY d.created_at DESC, d.id DESC"
+            );
+            (&self.db).all(sql, args![scope_id, current, AUTHORIZED_SHOWN]).await?
+        };
+        let devices = rows.iter().map(device).collect::<DbResult<Vec<_>>>()?;
+        let authorized_total = rows.first().map_or(Ok(0), |row| row.number("total"))?;
+        Ok(TunnelDevices::new(tunnel, devices, authorized_total))
     }
 
     /// Finds a device in any scope: for the operator, and for a device that is about to authenticate.

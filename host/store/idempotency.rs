@@ -7,7 +7,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
-use super::sql::{Sql, sql};
+use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 
@@ -20,24 +20,19 @@ pub struct SealedResponse {
     pub sealed: Vec<u8>,
 }
 
-const FIND: Sql = sql!(
-    "SELECT fingerprint, status, answer FROM idempotency WHERE credential_id = $1 AND key = $2 AND expires_at > $3"
-);
-
 impl Store {
     /// The response that is stored under an Idempotency-Key of this credential, if there is one.
     pub async fn sealed_response(&self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
-        find(&mut &self.db, credential_id, key, self.clock.now()).await
+        let sql = sql!(
+            "SELECT fingerprint, status, answer FROM idempotency \
+             WHERE credential_id = $1 AND key = $2 AND expires_at > $3"
+        );
+        let row = (&self.db).optional(sql, args![credential_id, key, self.clock.now()]).await?;
+        Ok(row.as_ref().map(response).transpose()?)
     }
 }
 
 impl Write {
-    /// As [`Store::sealed_response`].
-    pub async fn sealed_response(&mut self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
-        let now = self.now;
-        find(&mut **self, credential_id, key, now).await
-    }
-
     /// Stores a response until this time, in the place of an expired one.
     pub async fn store_sealed_response(
         &mut self,
@@ -58,14 +53,9 @@ impl Write {
     }
 }
 
-async fn find(
-    db: &mut impl Read,
-    credential_id: Uuid,
-    key: &str,
-    now: DateTime<Utc>,
-) -> Result<Option<SealedResponse>> {
-    let row = db.optional(FIND, args![credential_id, key, now]).await?;
-    Ok(row.as_ref().map(response).transpose()?)
+/// A response from columns that an outer join leaves empty where there is none.
+pub(super) fn joined(row: &Row) -> DbResult<Option<SealedResponse>> {
+    row.optional_bytes("fingerprint")?.map(|_| response(row)).transpose()
 }
 
 fn response(row: &Row) -> DbResult<SealedResponse> {

@@ -19,7 +19,7 @@ pub mod db;
 mod devices;
 pub mod domains;
 pub mod error;
-mod facts;
+pub mod facts;
 pub mod idempotency;
 mod key_check;
 pub mod keys;
@@ -35,6 +35,7 @@ mod row;
 pub mod scopes;
 pub mod sessions;
 pub mod sql;
+pub mod statements;
 pub mod temporary_tunnels;
 pub mod tunnels;
 mod usage;
@@ -52,11 +53,9 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use arg::args;
 use certificates::OwnCertificates;
 use culvert_domain::error::{Chain, Error, Result};
 use db::{Db, Tx};
-use sql::sql;
 
 pub struct Store {
     db: Db,
@@ -159,11 +158,12 @@ impl Store {
             (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone());
         let own_certificates = self.own_certificates.get().cloned();
         let transaction = async move {
-            let tx = db.begin().await?;
+            let tx = db.begin(scope_id).await?;
+            // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
             let now = clock.now();
             let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
             let mut write = Write { tx, now, clock, hints: Vec::new(), touched, renamed, own_certificates };
-            match in_turn(&mut write, scope_id, work).await {
+            match in_turn(&mut write, work).await {
                 Ok(value) => {
                     let Write { tx, hints: due, .. } = write;
                     tx.commit().await?;
@@ -183,31 +183,19 @@ impl Store {
                 }
             }
         };
+        let transaction = statements::for_this_request(statements::of_this_request(), transaction);
         let done = self.tasks.spawn(transaction.in_current_span()).await;
         done.unwrap_or_else(|panic| Err(Error::internal(panic)))
     }
 }
 
-/// Locks the scope's row, if there is a scope, and then runs the work of a transaction.
-async fn in_turn<T, F>(write: &mut Write, scope_id: Option<Uuid>, work: F) -> Result<T>
+/// Runs the work of a transaction, and what follows from what it touched.
+async fn in_turn<T, F>(write: &mut Write, work: F) -> Result<T>
 where
     F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>>,
 {
-    if let Some(scope_id) = scope_id {
-        lock_scope(write, scope_id).await?;
-    }
-    // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
-    write.now = write.clock.now();
     let value = work(write).await?;
     write.want_certificates().await?;
     write.raise_revisions().await?;
     Ok(value)
-}
-
-/// Locks a scope's row against other transactions that lock it too.
-///
-/// `FOR NO KEY UPDATE` does not block transactions that only check a foreign key to the scope. One that
-/// holds an endpoint's row and changes that row twice makes PostgreSQL do such a check.
-async fn lock_scope(write: &mut Write, scope_id: Uuid) -> Result<()> {
-    Ok(write.lock(sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE"), args![scope_id]).await?)
 }

@@ -47,6 +47,7 @@ const FILES: &[File] = files! {
     16 "0016_http_services"
     17 "0017_local_services"
     18 "0018_certificates_by_status"
+    19 "0019_growth"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -24,6 +24,40 @@ macro_rules! select_operation {
     };
 }
 
+/// Selects unfinished operations that conflict with one on the tunnel `$2`, by the device `$1`, handed off from `$3`.
+macro_rules! conflicts_of_tunnel {
+    () => {
+        "SELECT id FROM operations WHERE tunnel_id = $2 AND status IN ('queued', 'claimed', 'running') \
+         UNION ALL SELECT id FROM operations \
+             WHERE tunnel_id IS NULL AND device_id = $1 AND status IN ('queued', 'claimed', 'running') \
+         UNION ALL SELECT id FROM operations \
+             WHERE tunnel_id IS NULL AND device_id = $3 AND status IN ('queued', 'claimed', 'running')"
+    };
+}
+
+/// Selects unfinished operations that conflict with one on the whole device `$1`.
+macro_rules! conflicts_of_device {
+    () => {
+        "SELECT id FROM operations WHERE device_id = $1 AND status IN ('queued', 'claimed', 'running') \
+         UNION ALL SELECT id FROM operations \
+             WHERE handoff_from_device_id = $1 AND status IN ('queued', 'claimed', 'running') \
+         UNION ALL SELECT id FROM operations WHERE tunnel_id = $2 AND status IN ('queued', 'claimed', 'running')"
+    };
+}
+
+macro_rules! insert {
+    ($conflicts:expr) => {
+        sql!(concat!(
+            "INSERT INTO operations (id, scope_id, account_id, action, status, device_id, tunnel_id, \
+                 handoff_from_device_id, session_id, result, error, created_at, claimed_at, started_at, finished_at, \
+                 expires_at, due_at) \
+             SELECT $4, $5, $6, $7, $8, $1, $2, $3, $9, $10, $11, $12, $13, $14, $15, $16, $17 WHERE NOT EXISTS (",
+            $conflicts,
+            ")"
+        ))
+    };
+}
+
 /// The fields of an operation that a request sets.
 #[derive(Clone, Copy, Debug)]
 pub struct NewOperation {
@@ -68,11 +102,11 @@ impl Store {
         Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
     }
 
-    /// Every operation that has not ended.
-    pub async fn unfinished_operations(&self) -> Result<Vec<Operation>> {
-        let rows =
-            (&self.db).all(select_operation!("WHERE status IN ('queued', 'claimed', 'running')"), args![]).await?;
-        Ok(readable(&rows, "operation", operation))
+    /// The operations whose time is over, with the ids of their scopes.
+    pub async fn due_operations(&self) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = sql!("SELECT id, scope_id FROM operations WHERE due_at <= $1");
+        let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
+        Ok(readable(&rows, "operation", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }
 }
 
@@ -91,49 +125,36 @@ impl Write {
         Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
     }
 
-    /// Fails if an unfinished operation conflicts with a new one. An operation on a tunnel conflicts with
-    /// others on that tunnel; one on a whole device conflicts with all that involve the device. The scope's
-    /// row lock keeps other transactions from queueing one meanwhile.
-    pub async fn check_no_active_operation(&mut self, new: NewOperation) -> Result<()> {
+    /// An unfinished operation that conflicts with a new one. An operation on a tunnel conflicts with others on that tunnel;
+    /// one on a whole device conflicts with all that involve the device.
+    async fn conflicting_operation(&mut self, new: &Operation) -> Result<Option<Uuid>> {
         let other = if new.action.is_of_device() {
-            let sql = sql!(
-                "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
-                 AND (device_id = $1 OR handoff_from_device_id = $1 OR tunnel_id = $2) LIMIT 1"
-            );
-            self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id]).await?
+            let sql = sql!(concat!(conflicts_of_device!(), " LIMIT 1"));
+            self.optional(sql, args![new.device_id, new.tunnel_id]).await?
         } else {
-            let sql = sql!(
-                "SELECT id FROM operations WHERE status IN ('queued', 'claimed', 'running') AND scope_id = $3 \
-                 AND (tunnel_id = $2 OR (tunnel_id IS NULL AND (device_id = $1 OR device_id = $4))) LIMIT 1"
-            );
-            self.optional(sql, args![new.device_id, new.tunnel_id, new.scope_id, new.handoff_from_device_id]).await?
+            let sql = sql!(concat!(conflicts_of_tunnel!(), " LIMIT 1"));
+            self.optional(sql, args![new.device_id, new.tunnel_id, new.handoff_from_device_id]).await?
         };
-        match other {
-            None => Ok(()),
-            Some(other) => {
-                let id = other.id("id")?;
-                Err(Error::new(Code::OperationInProgress, format!("The operation {id} has not ended yet.")))
-            }
-        }
+        Ok(other.map(|other| other.id("id")).transpose()?)
     }
 
-    /// Inserts an operation in its current state.
+    /// Inserts an operation in its current state. The scope's row lock keeps other transactions from queueing one
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OperationInProgress`] if an unfinished one conflicts with it; if the database fails.
     pub async fn insert_operation(&mut self, new: &Operation) -> Result<()> {
-        let sql = sql!(
-            "INSERT INTO operations (id, scope_id, account_id, action, status, device_id, tunnel_id, handoff_from_device_id, \
-                 session_id, result, error, created_at, claimed_at, started_at, finished_at, expires_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-        );
         let (result, error) = texts(new)?;
         let args = args![
+            new.device_id,
+            new.tunnel_id,
+            new.handoff_from_device_id,
             new.id,
             new.scope_id,
             new.account_id,
             StringArg(new.action),
             StringArg(new.status),
-            new.device_id,
-            new.tunnel_id,
-            new.handoff_from_device_id,
             new.session_id,
             result.as_deref(),
             error.as_deref(),
@@ -142,9 +163,14 @@ impl Write {
             new.started_at,
             new.finished_at,
             new.expires_at,
+            new.due_at(),
         ];
-        self.execute(sql, args).await?;
-        Ok(())
+        let sql =
+            if new.action.is_of_device() { insert!(conflicts_of_device!()) } else { insert!(conflicts_of_tunnel!()) };
+        match self.execute(sql, args).await? {
+            0 => Err(self.conflicting_operation(new).await?.map_or_else(Error::not_found, in_progress)),
+            _ => Ok(()),
+        }
     }
 
     /// Writes the state of an operation, if it is still in the state `before` in the database. Returns whether it
@@ -152,7 +178,7 @@ impl Write {
     pub async fn compare_and_set_operation(&mut self, before: OperationStatus, operation: &Operation) -> Result<bool> {
         let sql = sql!(
             "UPDATE operations SET status = $3, session_id = $4, result = $5, error = $6, claimed_at = $7, \
-                 started_at = $8, finished_at = $9 \
+                 started_at = $8, finished_at = $9, due_at = $10 \
              WHERE id = $1 AND status = $2"
         );
         let (result, error) = texts(operation)?;
@@ -166,6 +192,7 @@ impl Write {
             operation.claimed_at,
             operation.started_at,
             operation.finished_at,
+            operation.due_at(),
         ];
         Ok(self.execute(sql, args).await? == 1)
     }
@@ -196,13 +223,19 @@ impl Write {
     /// The operation that has begun and that a session belongs to, if there is one.
     pub async fn begun_operation_of(&mut self, run: RunRef) -> Result<Option<Uuid>> {
         let sql = sql!(
-            "SELECT id FROM operations WHERE status IN ('claimed', 'running') \
-             AND (session_id = $1 OR tunnel_id = $2 OR (tunnel_id IS NULL AND device_id = $3)) \
-             ORDER BY tunnel_id IS NULL, created_at DESC LIMIT 1"
+            "SELECT id, 0 AS place FROM operations \
+                 WHERE tunnel_id = $1 AND status IN ('queued', 'claimed', 'running') AND status <> 'queued' \
+             UNION ALL SELECT id, 1 AS place FROM operations WHERE tunnel_id IS NULL AND device_id = $2 \
+                 AND status IN ('queued', 'claimed', 'running') AND status <> 'queued' \
+             ORDER BY place LIMIT 1"
         );
-        let row = self.optional(sql, args![run.session_id, run.tunnel_id, run.device_id]).await?;
+        let row = self.optional(sql, args![run.tunnel_id, run.device_id]).await?;
         Ok(row.map(|row| row.id("id")).transpose()?)
     }
+}
+
+fn in_progress(other: Uuid) -> Error {
+    Error::new(Code::OperationInProgress, format!("The operation {other} has not ended yet."))
 }
 
 fn texts(operation: &Operation) -> Result<(Option<String>, Option<String>)> {

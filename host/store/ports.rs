@@ -8,9 +8,8 @@ use uuid::Uuid;
 use super::Write;
 use super::arg::{StringArg, args};
 use super::db::Read;
-use super::error::DbResult;
-use super::row::{Row, row};
 use super::sql::sql;
+use super::tunnels::NewTunnel;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::node::Node;
 use culvert_domain::port::{ExtraPort, NewExtraPort};
@@ -56,6 +55,23 @@ pub enum AfterMove {
 }
 
 impl Write {
+    /// The public port that a new tunnel tries first. For an http tunnel it is the node's.
+    pub fn port_to_try(&self, node: &Node, protocol: Protocol, https: bool) -> u16 {
+        if protocol.transports().is_empty() { node.web_port(https) } else { self.random_port(node) }
+    }
+
+    /// Allocates the public port of a new tunnel: the one that it was inserted with, or another one where that is taken.
+    pub async fn allocate_first_port(&mut self, node: &Node, new: &NewTunnel) -> Result<u16> {
+        let (tried, transports) = (new.remote_port, new.spec.protocol.transports());
+        if transports.is_empty() || self.take_port(node.id, tried, transports, new.id, Rested::Only).await? {
+            return Ok(tried);
+        }
+        let port = self.allocate_port(node, new.spec.protocol, new.spec.needs_https(), new.id).await?;
+        let sql = sql!("UPDATE tunnels SET remote_port = $2 WHERE id = $1");
+        self.execute(sql, args![new.id, port]).await?;
+        Ok(port)
+    }
+
     /// Allocates a public port of a node for a tunnel. An http tunnel shares the node's port, which is read with the node.
     pub async fn allocate_port(
         &mut self,
@@ -118,27 +134,27 @@ impl Write {
         tunnel_id: Uuid,
         rested: Rested,
     ) -> Result<bool> {
-        let now = self.now;
-        for (index, transport) in transports.iter().enumerate() {
-            let sql = sql!(
-                "INSERT INTO node_ports (node_id, port, transport, tunnel_id) SELECT $1, $2, $3, $4 \
-                 WHERE $5 = FALSE OR NOT EXISTS (SELECT 1 FROM resting_ports \
-                     WHERE node_id = $1 AND port = $2 AND transport = $3 AND until > $6 \
-                         AND scope_id <> (SELECT scope_id FROM tunnels WHERE id = $4)) \
-                 ON CONFLICT DO NOTHING"
-            );
-            let only_rested = rested == Rested::Only;
-            let args = args![node_id, port, StringArg(*transport), tunnel_id, only_rested, now];
-            if self.execute(sql, args).await? == 0 {
-                // Releases only what this call has taken, not what the tunnel held before.
-                for taken in &transports[..index] {
-                    let sql = sql!("DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3");
-                    self.execute(sql, args![node_id, port, StringArg(*taken)]).await?;
-                }
-                return Ok(false);
-            }
+        let (now, only_rested) = (self.now, rested == Rested::Only);
+        let wants = |transport| transports.contains(&transport);
+        let sql = sql!(
+            "INSERT INTO node_ports (node_id, port, transport, tunnel_id) SELECT $1, $2, w.transport, $3 \
+             FROM (SELECT 'tcp' AS transport, CAST($4 AS BOOLEAN) AS wanted UNION ALL SELECT 'udp', CAST($5 AS BOOLEAN)) w \
+             WHERE w.wanted = TRUE AND ($6 = FALSE OR NOT EXISTS (SELECT 1 FROM resting_ports r \
+                 WHERE r.node_id = $1 AND r.port = $2 AND r.transport = w.transport AND r.until > $7 \
+                     AND r.scope_id <> (SELECT scope_id FROM tunnels WHERE id = $3))) \
+             ON CONFLICT DO NOTHING RETURNING transport"
+        );
+        let (tcp, udp) = (wants(Transport::Tcp), wants(Transport::Udp));
+        let taken = self.all(sql, args![node_id, port, tunnel_id, tcp, udp, only_rested, now]).await?;
+        if taken.len() == transports.len() {
+            return Ok(true);
         }
-        Ok(true)
+        // Releases only what this call has taken, not what the tunnel held before.
+        for row in &taken {
+            let sql = sql!("DELETE FROM node_ports WHERE node_id = $1 AND port = $2 AND transport = $3");
+            self.execute(sql, args![node_id, port, &row.text("transport")?]).await?;
+        }
+        Ok(false)
     }
 
     pub async fn create_extra_port(
@@ -201,7 +217,7 @@ impl Write {
         let port = self
             .keep_port(node, tunnel.spec.protocol, tunnel.remote_port, tunnel.spec.needs_https(), tunnel.id)
             .await?;
-        for extra in self.extra_ports(tunnel.id).await? {
+        for extra in &tunnel.extra_ports {
             let port =
                 self.keep_port(node, extra.protocol, extra.remote_port, tunnel.spec.needs_https(), tunnel.id).await?;
             self.execute(sql!("UPDATE extra_ports SET remote_port = $2 WHERE id = $1"), args![extra.id, port]).await?;
@@ -244,19 +260,4 @@ impl Write {
             && self.take_port(node.id, port, transports, tunnel_id, Rested::Only).await?;
         if kept { Ok(port) } else { self.allocate_port(node, protocol, https, tunnel_id).await }
     }
-}
-
-pub(super) async fn extra_ports(db: &mut impl Read, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
-    let sql = sql!(
-        "SELECT id, local_port, remote_port, protocol, label FROM extra_ports WHERE tunnel_id = $1 \
-         ORDER BY created_at, id"
-    );
-    let rows = db.all(sql, args![tunnel_id]).await?;
-    Ok(rows.iter().map(extra_port).collect::<DbResult<_>>()?)
-}
-
-fn extra_port(row: &Row) -> DbResult<ExtraPort> {
-    Ok(row!(row => ExtraPort {
-        id: id, local_port: number, remote_port: number, protocol: string_enum, label: optional_text,
-    }))
 }

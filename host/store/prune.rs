@@ -1,6 +1,6 @@
 //! Retention: deletes rows whose time is over, in batches.
 
-use chrono::{Months, TimeDelta};
+use chrono::{DateTime, Months, TimeDelta, Utc};
 use futures_util::future::BoxFuture;
 
 use super::Store;
@@ -68,11 +68,21 @@ impl Store {
         ] {
             result = first_error(result, self.prune_all(sql, until.into()).await);
         }
-        let changes = self.write(None, move |write| boxed(write.prune_assignment_changes(now - KEEP_CHANGES)));
-        result = first_error(result, changes.await);
+        result = first_error(result, self.prune_changes(now - KEEP_CHANGES).await);
         let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
         let sql = prune!("usage_days", "(tunnel_id, day)", "tunnel_id, day", "day < $1");
+        result = first_error(result, self.prune_all(sql, first_day.into()).await);
+        let sql = prune!("usage_of_scopes", "(scope_id, day)", "scope_id, day", "day < $1");
         first_error(result, self.prune_all(sql, first_day.into()).await)
+    }
+
+    async fn prune_changes(&self, until: DateTime<Utc>) -> Result<()> {
+        loop {
+            let deleted = self.write(None, move |write| boxed(write.prune_assignment_changes(until, BATCH)));
+            if deleted.await? < u64::from(BATCH) {
+                return Ok(());
+            }
+        }
     }
 
     async fn prune_all(&self, sql: Sql, until: Arg<'static>) -> Result<()> {

@@ -221,20 +221,6 @@ impl Write {
         Ok(())
     }
 
-    /// The target that the tunnel's current settings define.
-    pub async fn current_target(&mut self, tunnel: &Tunnel) -> Result<Target> {
-        let ports = self.extra_ports(tunnel.id).await?;
-        let extra = ports.iter().map(|port| (port.id, port.local_port)).collect();
-        let TunnelSpec { local_host, local_port, service, .. } = &tunnel.spec;
-        Ok(Target {
-            host: local_host.clone(),
-            port: *local_port,
-            scheme: service.scheme,
-            tls_verify: service.tls_verify,
-            extra,
-        })
-    }
-
     /// The target that a device last agreed to for a tunnel.
     pub async fn last_target(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<Option<Target>> {
         let sql = sql!(

@@ -1,7 +1,5 @@
 //! Tunnels.
 
-use std::collections::HashMap;
-
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
@@ -10,14 +8,15 @@ use super::catalog::{self, node_columns};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
-use super::sql::sql;
-use super::{Store, Write, ports};
+use super::sql::{by_ids, sql};
+use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::local_service::LocalService;
 use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::{ExtraPort, extra_subdomain};
 use culvert_domain::protocol::Protocol;
+use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
 
 /// How long a subdomain that was given up is kept for its former scope. Without this, its visitors would reach a tunnel of
@@ -27,20 +26,35 @@ const SUBDOMAIN_REST: TimeDelta = TimeDelta::days(1);
 /// Subdomains that are kept for one scope, at most: those that it gave up last.
 const RESTING_SUBDOMAINS: i64 = 20;
 
-/// Selects a tunnel with its open session, the presence of the device that holds the session, and the
-/// unfinished operation. `has_tls_port` goes by [`TLS_PORTS`](culvert_wire::target::TLS_PORTS).
+/// Selects a tunnel with its devices and extra ports, its open session, the presence of the device that holds the session,
+/// and the unfinished operation.
 macro_rules! select_tunnel {
     ($rest:literal) => {
-        sql!(concat!(
+        sql!(
+            sqlite: select_tunnel!(
+                "json_group_array(hex(b.device_id) ORDER BY b.device_id)",
+                "json_group_array(json_array(hex(e.id), e.local_port, e.remote_port, e.protocol, e.label) \
+                     ORDER BY e.created_at, e.id)",
+                $rest
+            ),
+            postgres: select_tunnel!(
+                "CAST(json_agg(b.device_id ORDER BY b.device_id) AS TEXT)",
+                "CAST(json_agg(json_build_array(e.id, e.local_port, e.remote_port, e.protocol, e.label) \
+                     ORDER BY e.created_at, e.id) AS TEXT)",
+                $rest
+            )
+        )
+    };
+    ($devices:literal, $extra_ports:literal, $rest:literal) => {
+        concat!(
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
                     t.pro_network, t.host_header, t.local_scheme, t.local_tls_verify, \
-                    t.proxy_protocol, t.tls_passthrough, (t.protocol IN ('udp', 'both') OR EXISTS ( \
-                        SELECT 1 FROM extra_ports e WHERE e.tunnel_id = t.id AND e.protocol IN ('udp', 'both') \
-                    )) AS takes_datagrams, EXISTS ( \
-                        SELECT 1 FROM extra_ports e WHERE e.tunnel_id = t.id AND e.protocol = 'http' AND e.local_port IN (443, 8443) \
-                    ) AS has_tls_port, t.restricted, t.desired_device_id, t.start_error, t.moving, t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.proxy_protocol, t.tls_passthrough, t.restricted, t.desired_device_id, t.start_error, t.moving, \
+                    t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    (SELECT ", $devices, " FROM tunnel_devices b WHERE b.tunnel_id = t.id) AS device_ids, \
+                    (SELECT ", $extra_ports, " FROM extra_ports e WHERE e.tunnel_id = t.id) AS extra_ports, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \
                     s.target_error, (p.host_id IS NOT NULL) AS agent_connected, \
                     (SELECT u.domain FROM custom_domains u WHERE u.tunnel_id = t.id AND u.assigned = TRUE) AS custom_domain, \
@@ -55,7 +69,7 @@ macro_rules! select_tunnel {
               LEFT JOIN device_presence p ON p.device_id = s.device_id \
               LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') ",
             $rest
-        ))
+        )
     };
 }
 
@@ -68,8 +82,41 @@ pub struct NewTunnel {
     pub spec: TunnelSpec,
     pub node_id: Uuid,
     pub domain_id: Uuid,
+    /// The public port that is tried first; for an http tunnel, the node's.
+    pub remote_port: u16,
+    /// Whether it may run only on the devices that are bound to it.
+    pub restricted: bool,
     /// Argon2id hash (RFC 9106).
     pub basic_auth_hash: Option<String>,
+}
+
+impl NewTunnel {
+    /// The tunnel as it is read once it is there, without extra ports and devices.
+    pub fn inserted(self, node: Node, domain: String, remote_port: u16, now: DateTime<Utc>) -> Tunnel {
+        let Self { id, scope_id, created_by, spec, restricted, basic_auth_hash, .. } = self;
+        Tunnel {
+            id,
+            scope_id,
+            created_by,
+            spec,
+            remote_port,
+            node,
+            domain,
+            basic_auth_password_set: basic_auth_hash.is_some(),
+            extra_ports: Vec::new(),
+            device_ids: Vec::new(),
+            restricted,
+            desired_device_id: None,
+            start_error: None,
+            suspended: false,
+            moving: false,
+            custom_domain: None,
+            run: None,
+            operation: None,
+            created_at: now,
+            updated_at: now,
+        }
+    }
 }
 
 impl Store {
@@ -85,41 +132,7 @@ impl Store {
         let rows = (&self.db).all(sql, args).await?;
         let now = self.clock.now();
         let tunnels = rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<Vec<_>>>()?;
-        let mut page = page.truncate(tunnels, place);
-        self.bind(scope_id, &mut page.rows).await?;
-        Ok(page)
-    }
-
-    /// Adds the devices that the tunnels of one page are bound to.
-    async fn bind(&self, scope_id: Uuid, tunnels: &mut [Tunnel]) -> Result<()> {
-        let [newest, .., oldest] = tunnels else {
-            return match tunnels {
-                [one] => {
-                    one.device_ids = bindings(&mut &self.db, one.id).await?;
-                    Ok(())
-                }
-                _ => Ok(()),
-            };
-        };
-        let sql = sql!(
-            "SELECT b.tunnel_id, b.device_id FROM tunnel_devices b JOIN tunnels t ON t.id = b.tunnel_id \
-             WHERE t.scope_id = $1 AND (t.created_at, t.id) >= ($2, $3) AND (t.created_at, t.id) <= ($4, $5) \
-             ORDER BY b.device_id"
-        );
-        let (first, last) = (place(newest), place(oldest));
-        let args = args![scope_id, last.micros(), last.id, first.micros(), first.id];
-        let mut bound: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
-        for row in (&self.db).all(sql, args).await? {
-            bound.entry(row.id("tunnel_id")?).or_default().push(row.id("device_id")?);
-        }
-        for tunnel in tunnels {
-            tunnel.device_ids = bound.remove(&tunnel.id).unwrap_or_default();
-        }
-        Ok(())
-    }
-
-    pub async fn extra_ports(&self, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
-        ports::extra_ports(&mut &self.db, tunnel_id).await
+        Ok(page.truncate(tunnels, |tunnel| CursorPosition { at: tunnel.created_at, id: tunnel.id }))
     }
 
     /// Whether a device is to resume a tunnel that has no open session and could run now.
@@ -140,27 +153,18 @@ impl Store {
     /// The tunnels of a scope with this id or name.
     pub async fn tunnels_by_name(&self, scope_id: Uuid, tunnel: &str) -> Result<Vec<Uuid>> {
         let id = Uuid::parse_str(tunnel).unwrap_or_default();
-        let sql = sql!("SELECT id FROM tunnels WHERE scope_id = $1 AND (id = $2 OR name = $3)");
+        let sql = sql!(
+            "SELECT id FROM tunnels WHERE scope_id = $1 AND id = $2 \
+             UNION SELECT id FROM tunnels WHERE scope_id = $1 AND name = $3"
+        );
         let rows = (&self.db).all(sql, args![scope_id, id, tunnel]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 }
 
-fn place(tunnel: &Tunnel) -> CursorPosition {
-    CursorPosition { at: tunnel.created_at, id: tunnel.id }
-}
-
 pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid, now: DateTime<Utc>) -> Result<Option<Tunnel>> {
     let row = db.optional(select_tunnel!("WHERE t.scope_id = $1 AND t.id = $2"), args![scope_id, id]).await?;
-    let Some(mut tunnel) = row.as_ref().map(|row| tunnel(row, now)).transpose()? else { return Ok(None) };
-    tunnel.device_ids = bindings(db, id).await?;
-    Ok(Some(tunnel))
-}
-
-async fn bindings(db: &mut impl Read, tunnel_id: Uuid) -> Result<Vec<Uuid>> {
-    let sql = sql!("SELECT device_id FROM tunnel_devices WHERE tunnel_id = $1 ORDER BY device_id");
-    let rows = db.all(sql, args![tunnel_id]).await?;
-    Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
+    Ok(row.as_ref().map(|row| tunnel(row, now)).transpose()?)
 }
 
 impl Write {
@@ -169,20 +173,17 @@ impl Write {
         find(&mut **self, scope_id, id, now).await
     }
 
-    pub async fn extra_ports(&mut self, tunnel_id: Uuid) -> Result<Vec<ExtraPort>> {
-        ports::extra_ports(&mut **self, tunnel_id).await
-    }
-
-    /// Inserts a tunnel without a public port. Returns false if the subdomain is taken, or another scope gave it up less
-    /// than a day ago.
-    pub async fn insert_tunnel(&mut self, new: &NewTunnel) -> Result<bool> {
+    /// Inserts a tunnel, which has to take its public port afterwards. `None` if the subdomain is taken, or another scope gave
+    /// it up less than a day ago; else until when the scope is suspended, if it is.
+    pub async fn insert_tunnel(&mut self, new: &NewTunnel) -> Result<Option<Option<DateTime<Utc>>>> {
         let sql = sql!(
             "INSERT INTO tunnels (id, scope_id, created_by, name, protocol, local_host, local_port, remote_port, \
                  node_id, domain_id, subdomain, region, country, preset_id, https, basic_auth, basic_auth_user, \
                  basic_auth_hash, buffer_size, pro_network, epoch, created_at, updated_at, idle_timeout, host_header, \
-                 local_scheme, local_tls_verify, proxy_protocol, tls_passthrough) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, \
-                 0, $20, $20, $21, $22, $23, $24, $25, $26) ON CONFLICT DO NOTHING"
+                 local_scheme, local_tls_verify, proxy_protocol, tls_passthrough, restricted) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
+                 0, $21, $21, $22, $23, $24, $25, $26, $27, $28) ON CONFLICT DO NOTHING \
+             RETURNING (SELECT suspended_until FROM scopes WHERE id = scope_id) AS suspended_until"
         );
         let (now, spec) = (self.now, &new.spec);
         let args = args![
@@ -193,6 +194,7 @@ impl Write {
             StringArg(spec.protocol),
             &spec.local_host,
             spec.local_port,
+            new.remote_port,
             new.node_id,
             new.domain_id,
             spec.subdomain.as_deref(),
@@ -212,21 +214,21 @@ impl Write {
             spec.service.tls_verify,
             StringArg(spec.service.proxy_protocol),
             spec.service.tls_passthrough,
+            new.restricted,
         ];
-        if self.execute(sql, args).await? == 0 {
-            return Ok(false);
-        }
+        let Some(row) = self.optional(sql, args).await? else { return Ok(None) };
         // Looked at afterwards: whoever gave the name up has committed by now.
-        let rests = match &spec.subdomain {
-            Some(subdomain) => self.subdomain_rests(new.domain_id, subdomain, new.scope_id).await?,
-            None => false,
-        };
-        if rests {
+        if let Some(subdomain) = &spec.subdomain
+            && self.subdomain_rests(new.domain_id, subdomain, new.scope_id).await?
+        {
             self.execute(sql!("DELETE FROM tunnels WHERE id = $1"), args![new.id]).await?;
-        } else {
-            self.touch_route(new.id).await?;
+            return Ok(None);
         }
-        Ok(!rests)
+        if spec.protocol == Protocol::Http {
+            self.renamed.insert(new.id);
+            self.touch(new.node_id, new.id);
+        }
+        Ok(Some(row.optional_time("suspended_until")?))
     }
 
     /// Whether a subdomain is kept for another scope.
@@ -248,12 +250,6 @@ impl Write {
         );
         let prefix = extra_subdomain(local_port, "");
         Ok(!self.all(sql, args![tunnel_id, prefix.as_str()]).await?.is_empty())
-    }
-
-    /// Sets the public port of a tunnel. It is allocated after the tunnel's row exists, which has to hold it.
-    pub async fn set_remote_port(&mut self, id: Uuid, port: u16) -> Result<()> {
-        self.execute(sql!("UPDATE tunnels SET remote_port = $2 WHERE id = $1"), args![id, port]).await?;
-        Ok(())
     }
 
     /// Writes all fields of a tunnel that a client can change.
@@ -333,21 +329,27 @@ impl Write {
     }
 
     /// Replaces the allowlist. Returns the ids that are not devices of the scope; there must be none.
-    pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
+    pub async fn replace_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
         let sql = sql!("UPDATE tunnels SET restricted = $2 WHERE id = $1");
         self.execute(sql, args![tunnel_id, !device_ids.is_empty()]).await?;
         self.execute(sql!("DELETE FROM tunnel_devices WHERE tunnel_id = $1"), args![tunnel_id]).await?;
-        let mut unknown = Vec::new();
-        for device_id in device_ids {
-            let sql = sql!(
-                "INSERT INTO tunnel_devices (tunnel_id, device_id) \
-                 SELECT $1, d.id FROM devices d WHERE d.id = $2 AND d.scope_id = $3 ON CONFLICT DO NOTHING"
-            );
-            if self.execute(sql, args![tunnel_id, *device_id, scope_id]).await? == 0 {
-                unknown.push(*device_id);
-            }
+        self.bind_devices(scope_id, tunnel_id, device_ids).await
+    }
+
+    /// Adds devices to an empty allowlist. Returns the ids that are not devices of the scope; there must be none.
+    pub async fn bind_devices(&mut self, scope_id: Uuid, tunnel_id: Uuid, device_ids: &[Uuid]) -> Result<Vec<Uuid>> {
+        if device_ids.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(unknown)
+        let sql = by_ids!(
+            "INSERT INTO tunnel_devices (tunnel_id, device_id) \
+             SELECT $1, d.id FROM devices d WHERE d.scope_id = $3 AND d.id",
+            "$2",
+            "RETURNING device_id"
+        );
+        let rows = self.all(sql, args![tunnel_id, device_ids, scope_id]).await?;
+        let bound = rows.iter().map(|row| row.id("device_id")).collect::<DbResult<Vec<_>>>()?;
+        Ok(device_ids.iter().filter(|id| !bound.contains(id)).copied().collect())
     }
 
     /// Sets the desired device: the one that resumes the tunnel whenever it can.
@@ -369,11 +371,7 @@ impl Write {
         );
         let rows = self.all(sql, args![scope_id, device_id]).await?;
         let now = self.now;
-        let mut tunnels = rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<Vec<_>>>()?;
-        for tunnel in &mut tunnels {
-            tunnel.device_ids = bindings(&mut **self, tunnel.id).await?;
-        }
-        Ok(tunnels)
+        Ok(rows.iter().map(|row| tunnel(row, now)).collect::<DbResult<_>>()?)
     }
 }
 
@@ -386,13 +384,14 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
     };
     Ok(row!(row => Tunnel {
         id: id, scope_id: id, created_by: id, domain: text,
-        basic_auth_password_set: flag, takes_datagrams: flag, has_tls_port: flag, restricted: flag, desired_device_id: optional_id,
+        basic_auth_password_set: flag, restricted: flag, desired_device_id: optional_id,
         start_error: optional_text, moving: flag, custom_domain: optional_text, created_at: time,
         updated_at: time;
         spec,
         remote_port,
         node,
-        device_ids: Vec::new(),
+        device_ids: row.json("device_ids")?.unwrap_or_default(),
+        extra_ports: extra_ports(row)?,
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
         run: run(row)?,
         operation: operation(row)?,
@@ -436,4 +435,14 @@ fn operation(row: &Row) -> DbResult<Option<ActiveOperation>> {
         device_id: row.id("operation_device_id")?,
         handoff_from_device_id: row.optional_id("operation_handoff_from_device_id")?,
     }))
+}
+
+/// The extra ports of a tunnel, from a JSON list of their columns.
+fn extra_ports(row: &Row) -> DbResult<Vec<ExtraPort>> {
+    let ports: Vec<(Uuid, u16, u16, String, Option<String>)> = row.json("extra_ports")?.unwrap_or_default();
+    let port = |(id, local_port, remote_port, protocol, label): (_, _, _, String, _)| {
+        let protocol = Protocol::parse(&protocol).ok_or_else(|| row.unreadable("extra_ports"))?;
+        Ok(ExtraPort { id, local_port, remote_port, protocol, label })
+    };
+    ports.into_iter().map(port).collect()
 }

@@ -11,6 +11,7 @@ use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
+use culvert_wire::node::SessionTraffic;
 
 impl Store {
     /// The number of tunnels in a scope, and the number of those that run now.
@@ -48,23 +49,27 @@ impl Write {
         scope_bandwidth(&mut **self, scope_id, now).await
     }
 
-    /// Adds the traffic of a session, which may be open or ended.
-    pub async fn add_traffic(
-        &mut self,
-        scope_id: Uuid,
-        tunnel_id: Uuid,
-        session_id: Uuid,
-        traffic: Traffic,
-    ) -> Result<()> {
-        let sql = sql!("UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1");
-        self.execute(sql, args![session_id, traffic.bytes_in, traffic.bytes_out]).await?;
+    /// Adds the traffic of sessions of a scope, which may be open or ended.
+    pub async fn add_traffic(&mut self, scope_id: Uuid, rows: &[SessionTraffic]) -> Result<()> {
+        let (day, mut sum) = (day_number(self.now), Traffic::default());
+        for row in rows {
+            let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
+            sum = sum + traffic;
+            let sql = sql!("UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1");
+            self.execute(sql, args![row.session_id, traffic.bytes_in, traffic.bytes_out]).await?;
+            let sql = sql!(
+                "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
+                 ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
+                     bytes_out = usage_days.bytes_out + excluded.bytes_out"
+            );
+            self.execute(sql, args![row.tunnel_id, day, scope_id, traffic.bytes_in, traffic.bytes_out]).await?;
+        }
         let sql = sql!(
-            "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
-             ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
-                 bytes_out = usage_days.bytes_out + excluded.bytes_out"
+            "INSERT INTO usage_of_scopes (scope_id, day, bytes_in, bytes_out) VALUES ($1, $2, $3, $4) \
+             ON CONFLICT (scope_id, day) DO UPDATE SET bytes_in = usage_of_scopes.bytes_in + excluded.bytes_in, \
+                 bytes_out = usage_of_scopes.bytes_out + excluded.bytes_out"
         );
-        let day = day_number(self.now);
-        self.execute(sql, args![tunnel_id, day, scope_id, traffic.bytes_in, traffic.bytes_out]).await?;
+        self.execute(sql, args![scope_id, day, sum.bytes_in, sum.bytes_out]).await?;
         Ok(())
     }
 
@@ -87,7 +92,7 @@ pub(super) async fn scope_bandwidth(db: &mut impl Read, scope_id: Uuid, now: Dat
                 CAST(COALESCE(SUM(bytes_out), 0) AS BIGINT) AS month_out, \
                 CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_in END), 0) AS BIGINT) AS today_in, \
                 CAST(COALESCE(SUM(CASE WHEN day = $3 THEN bytes_out END), 0) AS BIGINT) AS today_out \
-         FROM usage_days WHERE scope_id = $1 AND day >= $2"
+         FROM usage_of_scopes WHERE scope_id = $1 AND day >= $2"
     );
     let args = args![scope_id, day_number(month_start(now)), day_number(now)];
     Ok(bandwidth(&db.one(sql, args).await?)?)

@@ -56,6 +56,7 @@ mod rules;
 mod sandbox;
 mod slow_policies;
 mod smuggling;
+mod statements;
 mod support;
 mod targets;
 mod tidy;

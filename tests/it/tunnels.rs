@@ -85,6 +85,7 @@ async fn created_tunnel_is_readable_and_listed(engine: Engine) {
     {
       "data": {
         "authorized_devices": [],
+        "authorized_devices_total": 0,
         "bindings": {
           "device_ids": [],
           "unrestricted": true
@@ -182,6 +183,7 @@ async fn created_tunnel_keeps_every_given_field(engine: Engine) {
             "remote_control_enabled": false
           }
         ],
+        "authorized_devices_total": 1,
         "bindings": {
           "device_ids": [
             "[uuid]"

@@ -13,6 +13,7 @@ use crate::client_address::client_address;
 use crate::path::{Path, normalised};
 use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
 use culvert_service::gate::RequestContext;
+use culvert_service::metrics::counted;
 
 /// The id of a request, as its answer carries it.
 #[derive(Clone)]
@@ -61,7 +62,7 @@ impl Handler for Trace {
         let span = tracing::info_span!("request", %id, %method, path = beginning(req.uri().path()));
         depot.insert_typed(Path(normalised(req.uri().path())));
         depot.insert_typed(RequestId(id.clone()));
-        ctrl.call_next(req, depot, res).instrument(span.clone()).await;
+        let (_, statements) = counted(ctrl.call_next(req, depot, res).instrument(span.clone())).await;
         if let Ok(id) = HeaderValue::from_str(&id) {
             res.headers_mut().insert("x-request-id", id);
         }
@@ -70,7 +71,7 @@ impl Handler for Trace {
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
         let took = clock.moment().since(started);
         let route = depot.get_typed::<Route>().map_or("none", |route| route.0);
-        self.0.metrics.http.count(method.as_str(), route, status, took);
+        self.0.metrics.http.count(method.as_str(), route, status, took, &statements);
         tracing::info!(parent: &span, status, micros = took.as_micros() as u64, "answered");
     }
 }

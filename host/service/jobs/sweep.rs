@@ -1,7 +1,6 @@
 //! Timeouts: work that becomes due only because time has passed.
 
 use culvert_domain::error::{Chain, Result};
-use culvert_domain::operation::Operation;
 use futures_util::{StreamExt, stream};
 
 use crate::{operations, presence, sessions, temporary_tunnels};
@@ -20,7 +19,7 @@ pub async fn sweep(store: &Store) -> Result<()> {
     let (silent, expired, unfinished, untold, temporary) = tokio::join!(
         store.silent_devices(),
         store.expired_leases(),
-        store.unfinished_operations(),
+        store.due_operations(),
         store.untold_devices(),
         store.due_temporary_tunnels(),
     );
@@ -32,11 +31,8 @@ pub async fn sweep(store: &Store) -> Result<()> {
         store.write(Some(scope_id), move |write| Box::pin(sessions::expire(write, session_id)))
     })
     .await;
-    let now = store.clock().now();
-    let is_due = |operation: &Operation| operations::timeout_status(operation, now).is_some();
-    let timed_out = unfinished.map(|all| all.into_iter().filter(is_due).collect());
-    let timed_out = each(timed_out, |operation: Operation| {
-        store.write(Some(operation.scope_id), move |write| Box::pin(operations::expire(write, operation.id)))
+    let timed_out = each(unfinished, |(operation_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(operations::expire(write, operation_id)))
     })
     .await;
     let published = each(untold, |(device_id, scope_id)| {

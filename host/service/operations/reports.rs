@@ -102,7 +102,7 @@ pub async fn begin(write: &mut Write, device: &Device, boot_id: Uuid, operation_
         let reason = if handoff { EndReason::Handoff } else { EndReason::Restarted };
         sessions::end(write, run.session_id, reason).await?;
     }
-    let target = write.current_target(&tunnel).await?;
+    let target = tunnel.target();
     let session_id = sessions::open(write, &tunnel, device.id, boot_id, &target).await?;
     operation.session_id = Some(session_id);
     advance(write, &mut operation, OperationStatus::Running).await?;

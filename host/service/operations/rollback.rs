@@ -38,7 +38,7 @@ async fn roll_back(write: &mut Write, operation: &mut Operation) -> Result<()> {
     };
     let target = match write.last_target(tunnel.id, handoff_from_device_id).await? {
         Some(last) => last,
-        None => write.current_target(&tunnel).await?,
+        None => tunnel.target(),
     };
     let session_id = sessions::open(write, &tunnel, handoff_from_device_id, boot_id, &target).await?;
     operation.result = Some(start_result(
