@@ -41,6 +41,7 @@ use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
+use culvert_service::jobs::wakeups::Wakeups;
 use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
@@ -222,7 +223,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         stop,
     } = parts;
     let policies = Arc::new(policies);
-    let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone());
+    let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
+    let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone(), host_id);
     let service = Arc::new(service);
     let metrics = Arc::new(metrics);
     let api = Arc::new(api(&config, &service, &metrics));
@@ -236,6 +238,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         service: service.clone(),
         agents: control.agents.clone(),
         rate_limits: api.rate_limits.clone(),
+        wakeups: Wakeups::new(&clock),
         deliveries,
         certificates,
         metrics: metrics.clone(),
@@ -249,7 +252,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         agents: control.agents.clone(),
         metrics,
         embedded: embedded.clone(),
-        host_id: control.host_id,
+        host_id: service.liveness().host_id(),
         token: admin_token,
         metrics_open: config.metrics_open,
         is_loopback: config.admin_listen.ip().is_loopback(),
@@ -402,11 +405,11 @@ fn control(
     Control {
         service: service.clone(),
         agents: Arc::default(),
+        heartbeats: metrics.heartbeats.clone(),
         arrivals: Arrivals::new(config.api.agents, refused.clone()),
         on_proven: Box::new(move |peer| connections.release(peer)),
         refused,
         trusted_proxies: config.trusted_proxies.clone(),
-        host_id: service.clock().id(),
         clock: service.clock().clone(),
         stop: stop.clone(),
         tasks: tasks.clone(),

@@ -14,6 +14,7 @@ use culvert_domain::event::OfflineReason;
 use culvert_domain::session::SESSION_LEASE;
 use culvert_service::connected_agents::ConnectionHandle;
 use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, WantedTunnel, identify};
+use culvert_service::metrics::counted;
 use culvert_service::temporary_tunnels::Keep;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::clock::Moment;
@@ -124,7 +125,7 @@ async fn handshake(
     drop(stranger);
     let place = control.arrivals.place().ok_or(End::Full)?;
     let _turn = control.arrivals.turn(identified.device_id(), &control.clock).await.ok_or(End::TooOften)?;
-    let (device, consent) = identified.accept(&control.service, control.host_id).await?;
+    let (device, consent) = identified.accept(&control.service).await?;
     Ok((device, consent, place))
 }
 
@@ -137,6 +138,8 @@ struct AgentConnection {
     sent: SentState,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
+    /// Whether there may be tunnels to resume.
+    may_resume: bool,
 }
 
 impl AgentConnection {
@@ -151,7 +154,8 @@ impl AgentConnection {
         let tokens_since = control.clock.moment();
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
-        Self { control, link, handle, device, requests, sent: SentState::of(consent), tokens_since }
+        let sent = SentState::of(consent);
+        Self { control, link, handle, device, requests, sent, tokens_since, may_resume: false }
     }
 
     async fn run(mut self) {
@@ -223,7 +227,7 @@ impl AgentConnection {
                     Ok(answer) => self.link.send(&answer).await,
                     Err(error) => Err(error.into()),
                 },
-                () = woken.notified() => self.sync_agent().await,
+                () = woken.notified() => self.on_woken().await,
                 () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
             };
             if let Err(end) = step {
@@ -234,7 +238,11 @@ impl AgentConnection {
 
     async fn on_frame(&mut self, frame: ToHost) -> Result<(), End> {
         match frame {
-            ToHost::Renew { sequence, lease_ids } => self.on_renew(sequence, lease_ids).await,
+            ToHost::Renew { sequence, lease_ids } => {
+                let (renewed, statements) = counted(self.on_renew(sequence, lease_ids)).await;
+                self.control.heartbeats.count(&statements);
+                renewed
+            }
             ToHost::Claimed { operation_id } => self.on_claimed(operation_id).await,
             ToHost::Ready { operation_id } => self.on_ready(operation_id).await,
             ToHost::Finished { operation_id, outcome } => {
@@ -276,10 +284,9 @@ impl AgentConnection {
         }
     }
 
-    /// A heartbeat: records that the device is alive, and renews its leases.
+    /// A heartbeat: notes that the device is alive, and renews its leases. One that changes nothing costs no statement.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
-        self.device.check_current().await?;
-        self.control.agents.record_seen(self.device.connection(), self.control.clock.now());
+        self.device.heard()?;
         let renewed = self.device.renew(lease_ids.clone()).await?;
         let held = |id: &Uuid| self.sent.leases.contains_key(id) || self.device.held(*id);
         let over: Vec<Uuid> = lease_ids.into_iter().filter(|id| !renewed.contains(id) && held(id)).collect();
@@ -289,8 +296,16 @@ impl AgentConnection {
         }
         let device_tokens = self.due_tokens().await?;
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens }).await?;
-        self.device.resume().await?;
-        // Some changes send no hint, for example those of the operator's commands.
+        // Nothing is given to an agent that may be gone, so tunnels are resumed with a heartbeat.
+        if std::mem::take(&mut self.may_resume) {
+            self.device.resume().await?;
+        }
+        Ok(())
+    }
+
+    /// Something may have changed.
+    async fn on_woken(&mut self) -> Result<(), End> {
+        self.may_resume = true;
         self.sync_agent().await
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use culvert_service::Service;
 use culvert_service::connected_agents::ConnectedAgents;
-use culvert_service::metrics::ConnectionRefusals;
+use culvert_service::metrics::{ConnectionRefusals, HeartbeatMetrics};
 use culvert_wire::client_network::client_address;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, PROTOCOL};
@@ -28,7 +28,6 @@ use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 pub use arrivals::Arrivals;
 
@@ -36,14 +35,13 @@ pub use arrivals::Arrivals;
 pub struct Control {
     pub service: Arc<Service>,
     pub agents: Arc<ConnectedAgents>,
+    pub heartbeats: HeartbeatMetrics,
     pub arrivals: Arrivals,
     /// Called with a connection's peer after the handshake: it no longer counts as an unknown client's.
     pub on_proven: Box<dyn Fn(SocketAddr) + Send + Sync>,
     pub refused: ConnectionRefusals,
     /// Networks of proxies whose `X-Forwarded-For` header is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// The id of this host process, new at every start.
-    pub host_id: Uuid,
     pub clock: Clock,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,

@@ -79,6 +79,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0026-quic.md"
     "docs/develop/decisions/0027-udp.md"
     "docs/develop/decisions/0028-local-services.md"
+    "docs/develop/decisions/0029-cost.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

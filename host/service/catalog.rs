@@ -54,6 +54,8 @@ pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<()> 
                 }
                 let former = former.map(|known| known.hostname);
                 write.set_node_domain(node.id, former.as_deref(), node.domain.as_deref()).await?;
+                // The host has the id of its first node.
+                write.resume_host(node.id).await?;
                 write.extend_leases(node.id).await
             })
         })

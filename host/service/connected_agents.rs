@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use chrono::{DateTime, Utc};
 use culvert_domain::connection::Connection;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -12,8 +11,6 @@ use uuid::Uuid;
 #[derive(Default)]
 pub struct ConnectedAgents {
     connected: Mutex<HashMap<Uuid, ConnectionHandle>>,
-    /// When each device was last heard of. The ticker records these times together.
-    seen: Mutex<HashMap<Uuid, (Connection, DateTime<Utc>)>>,
 }
 
 /// A connection, as the rest of the host sees it.
@@ -57,13 +54,16 @@ impl ConnectedAgents {
         }
     }
 
-    pub fn record_seen(&self, connection: Connection, at: DateTime<Utc>) {
-        lock(&self.seen).insert(connection.device_id, (connection, at));
+    /// As [`ConnectedAgents::wake`], for all.
+    pub fn wake_all(&self) {
+        lock(&self.connected).values().for_each(|handle| handle.woken.notify_one());
     }
 
-    /// Takes the times that were recorded since the last call.
-    pub fn take_seen(&self) -> Vec<(Connection, DateTime<Utc>)> {
-        lock(&self.seen).drain().map(|(_, seen)| seen).collect()
+    /// Ends a device's connection: a newer one at another host counts.
+    pub fn replace(&self, device_id: Uuid) {
+        if let Some(handle) = lock(&self.connected).get(&device_id) {
+            handle.replaced.cancel();
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use culvert_wire::failure_code::FailureCode;
 use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
 
+use crate::liveness::LastState;
 use crate::nodes::EndedSessions;
 use crate::operations::reports::{self, BeginDecision};
 use crate::{Service, consent, local_runs, operations, presence, resumption, sessions, temporary_tunnels};
@@ -93,13 +94,13 @@ impl ConnectedDevice {
         if device.owner_active { Ok(device) } else { Err(DeviceError::NotAllowed) }
     }
 
-    /// Checks that no newer connection of the device has taken this one's place.
+    /// Notes that the device is alive.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Replaced`] if one has; if the database fails.
-    pub async fn check_current(&self) -> Result<(), DeviceError> {
-        if self.service.store.is_current(self.connection).await? { Ok(()) } else { Err(DeviceError::Replaced) }
+    /// [`DeviceError::Replaced`] if a newer connection of the device has taken this one's place.
+    pub fn heard(&self) -> Result<(), DeviceError> {
+        if self.service.liveness.heard(self.connection) { Ok(()) } else { Err(DeviceError::Replaced) }
     }
 
     /// The operations that have not ended.
@@ -118,7 +119,9 @@ impl ConnectedDevice {
     /// If the database fails.
     pub async fn lease_ids(&self) -> Result<HashSet<Uuid>> {
         let leases = self.service.store.leases_of_device(self.id()).await?;
-        Ok(leases.iter().map(|lease| lease.session_id).collect())
+        let open = leases.iter().map(|lease| lease.session_id).collect();
+        self.service.liveness.keep_leases(self.id(), &open);
+        Ok(open)
     }
 
     /// The leases that this agent process holds or should hold, except those that an operation is about to
@@ -152,26 +155,34 @@ impl ConnectedDevice {
         Ok(reason.map_or(RevokeReason::Ended, |reason| reason.to_string().into()))
     }
 
-    /// Renews leases, and returns those that were.
+    /// Renews leases, and returns those that were. The store is asked about those that this connection has not renewed
+    /// before.
     ///
     /// # Errors
     ///
     /// If more are listed than there can be; [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database
     /// fails.
     pub async fn renew(&self, lease_ids: Vec<Uuid>) -> Result<Vec<Uuid>, DeviceError> {
-        if lease_ids.is_empty() {
-            return Ok(lease_ids);
-        }
+        let count = lease_ids.len();
+        let (held, others) = self.service.liveness.held_leases(self.connection, lease_ids);
+        let more = if others.is_empty() { Vec::new() } else { self.renew_in_store(others, count).await? };
+        let mut renewed = self.service.liveness.renew(self.connection, held);
+        renewed.extend(more);
+        Ok(renewed)
+    }
+
+    async fn renew_in_store(&self, lease_ids: Vec<Uuid>, count: usize) -> Result<Vec<Uuid>, DeviceError> {
         let renewed = self.write(move |write, device| {
             Box::pin(async move {
-                let count = lease_ids.len();
                 if count > MORE_IDS && count > write.open_sessions(device.id).await? + MORE_IDS {
                     return Ok(Err(DeviceError::TooManyLeases));
                 }
                 write.renew_leases(&lease_ids, device.id).await.map(Ok)
             })
         });
-        renewed.await?
+        let renewed = renewed.await??;
+        self.service.liveness.hold_leases(self.connection, &renewed);
+        Ok(renewed)
     }
 
     /// New device tokens for the nodes of the agent's leases.
@@ -402,12 +413,16 @@ impl ConnectedDevice {
     pub async fn disconnect(&self, for_good: Option<OfflineReason>) -> Result<()> {
         let connection = self.connection;
         let _turn = self.service.locks.scopes.lock(self.scope_id).await;
+        let Some(LastState { seen_at, leases }) = self.service.liveness.last_state(connection) else { return Ok(()) };
         let written = self.service.store.write(Some(self.scope_id), move |write| {
             Box::pin(async move {
                 if !write.is_current(connection).await? {
                     return Ok(());
                 }
-                write.disconnect_device(connection).await?;
+                write.disconnect_device(connection, seen_at).await?;
+                for (session_id, end) in leases {
+                    write.set_lease_end(session_id, end).await?;
+                }
                 if let Some(reason) = for_good {
                     for lease in write.leases_of_device(connection.device_id).await? {
                         sessions::end(write, lease.session_id, EndReason::DeviceDisconnected).await?;
@@ -418,7 +433,10 @@ impl ConnectedDevice {
                 Ok(())
             })
         });
-        written.await
+        written.await?;
+        // Where the store does not hear of it, the host goes on to watch the time.
+        self.service.liveness.release(connection);
+        Ok(())
     }
 
     /// Writes the ends of sessions that nodes have ended, together with their last traffic.

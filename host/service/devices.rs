@@ -24,7 +24,9 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn devices(&self, caller: &Caller, page: Page) -> Result<PageRows<Device>> {
-        self.store.devices(caller.scope.id, page).await
+        let mut page = self.store.devices(caller.scope.id, page).await?;
+        page.rows.iter_mut().for_each(|device| self.see(device));
+        Ok(page)
     }
 
     /// A device of the caller's scope.
@@ -33,7 +35,14 @@ impl Service {
     ///
     /// `Code::NotFound` if the scope has no such device; if the database fails.
     pub async fn device(&self, caller: &Caller, device_id: Uuid) -> Result<Device> {
-        self.store.device(caller.scope.id, device_id).await?.ok_or_else(Error::not_found)
+        let mut device = self.store.device(caller.scope.id, device_id).await?.ok_or_else(Error::not_found)?;
+        self.see(&mut device);
+        Ok(device)
+    }
+
+    /// Adds when this host has last heard of a device.
+    fn see(&self, device: &mut Device) {
+        device.last_seen_at = self.liveness.last_seen_at(device.id).or(device.last_seen_at);
     }
 }
 

@@ -29,7 +29,7 @@ impl Service {
     ///
     /// Why it is not.
     pub async fn check_cname(&self, domain: &str, target: &str) -> Result<(), LookupError> {
-        self.guard.check_cname(domain, target).await
+        self.gate.guard().check_cname(domain, target).await
     }
 }
 

@@ -232,6 +232,11 @@ impl Gate {
         Self { store, guard }
     }
 
+    /// What looks up DNS names, and checks their addresses.
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
     /// Decides on a request that changes something, and returns its permit and validated body.
     ///
     /// # Errors

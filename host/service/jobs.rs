@@ -5,6 +5,7 @@ pub mod deliveries;
 pub mod domain_checks;
 pub mod sweep;
 pub mod ticker;
+pub mod wakeups;
 
 use std::sync::Arc;
 
@@ -18,12 +19,14 @@ use crate::metrics::Metrics;
 use crate::rate_limits::RateLimits;
 use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
+use wakeups::Wakeups;
 
 /// What background jobs need of the host.
 pub struct Jobs {
     pub service: Arc<Service>,
     pub agents: Arc<ConnectedAgents>,
     pub rate_limits: Arc<RateLimits>,
+    pub wakeups: Wakeups,
     pub deliveries: DeliveryWorker,
     pub certificates: CertificateWorker,
     pub metrics: Arc<Metrics>,

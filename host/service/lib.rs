@@ -31,6 +31,7 @@ pub mod jobs;
 pub mod keyed_mutex;
 pub mod keys;
 pub mod leases;
+pub mod liveness;
 mod local_runs;
 pub mod metrics;
 pub mod moves;
@@ -61,6 +62,7 @@ use uuid::Uuid;
 
 use gate::{Gate, PinnedPolicies, RequestContext};
 use keyed_mutex::KeyedMutex;
+use liveness::Liveness;
 use metrics::NodeMetrics;
 use nodes::Nodes;
 use passwords::Passwords;
@@ -72,11 +74,10 @@ pub struct Service {
     secrets: Secrets,
     policies: Arc<Generations>,
     gate: Gate,
-    /// Looks up DNS names, and checks their addresses.
-    guard: Arc<Guard>,
     nodes: Arc<Nodes>,
     passwords: Passwords,
     locks: Locks,
+    liveness: Liveness,
 }
 
 /// What takes turns.
@@ -94,21 +95,27 @@ impl Service {
         policies: Arc<Generations>,
         guard: Arc<Guard>,
         metrics: NodeMetrics,
+        host_id: Uuid,
     ) -> Self {
         Self {
-            gate: Gate::new(store.clone(), guard.clone()),
+            gate: Gate::new(store.clone(), guard),
             nodes: Arc::new(Nodes::new(store.clone(), secrets.clone(), metrics)),
             passwords: Passwords::new(store.clock().clone()),
             locks: Locks { scopes: KeyedMutex::new(), idempotency: KeyedMutex::new() },
+            liveness: Liveness::new(store.clock().clone(), host_id),
             store,
             secrets,
             policies,
-            guard,
         }
     }
 
     pub fn clock(&self) -> &Clock {
         self.store.clock()
+    }
+
+    /// The devices that are connected to this host.
+    pub fn liveness(&self) -> &Liveness {
+        &self.liveness
     }
 
     /// The nodes that are connected to this host.

@@ -35,6 +35,7 @@ pub struct Metrics {
     deliveries: Family<Ended, Counter>,
     pub certificates: CertificateMetrics,
     pub nodes: NodeMetrics,
+    pub heartbeats: HeartbeatMetrics,
     /// Connections that nodes refused.
     pub refused: Refusals,
     /// Connections to the API that were refused.
@@ -114,6 +115,21 @@ impl CertificateMetrics {
     }
 }
 
+/// Metrics of the heartbeats of agents.
+#[derive(Clone, Default)]
+pub struct HeartbeatMetrics {
+    heartbeats: Counter,
+    statements: Counter,
+}
+
+impl HeartbeatMetrics {
+    pub fn count(&self, sent: &StatementCounts) {
+        let (alone, in_transactions) = sent.totals();
+        self.heartbeats.inc();
+        self.statements.inc_by(alone + in_transactions);
+    }
+}
+
 /// Counter of connections that nodes refused, by limit.
 #[derive(Clone, Default)]
 pub struct Refusals(Family<RefusedBy, Counter>);
@@ -180,6 +196,7 @@ impl Metrics {
             deliveries: Family::default(),
             certificates: CertificateMetrics::default(),
             nodes: NodeMetrics::default(),
+            heartbeats: HeartbeatMetrics::default(),
             refused: Refusals::default(),
             connections: ConnectionRefusals::default(),
             statements: Family::default(),
@@ -202,6 +219,13 @@ impl Metrics {
         registry.register("certificates", "Certificates of public names", certificates);
         let expiry = metrics.certificates.expiry.clone();
         registry.register_with_unit("certificate_expiry", "Until the first certificate ends", Unit::Seconds, expiry);
+        let heartbeats = metrics.heartbeats.clone();
+        registry.register("agent_heartbeats", "Heartbeats of agents", heartbeats.heartbeats);
+        registry.register(
+            "agent_heartbeat_statements",
+            "Statements that heartbeats sent to the database",
+            heartbeats.statements,
+        );
         let refused = metrics.refused.0.clone();
         registry.register("node_refused", "Connections that a node refused, by the bound", refused);
         let refused = metrics.connections.0.clone();

@@ -80,6 +80,11 @@ pub async fn advance(write: &mut Write, operation: &mut Operation, to: Operation
     if passed.is_empty() || !write.compare_and_set_operation(before, operation).await? {
         return Ok(false);
     }
+    if to.is_terminal() {
+        // What was wanted of the devices may be something else now.
+        write.notify(Hint::Device(operation.device_id));
+        operation.handoff_from_device_id.into_iter().for_each(|device_id| write.notify(Hint::Device(device_id)));
+    }
     for operation in passed {
         events::operation_advanced(write, operation).await?;
     }

@@ -63,6 +63,19 @@ pub(crate) async fn lose(write: &mut Write, device_id: Uuid) -> Result<()> {
     if !write.is_silent(device_id).await? {
         return Ok(());
     }
+    time_out(write, device_id).await
+}
+
+/// As [`lose`], for a device whose connection this host holds and that it did not hear of for too long.
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn lose_held(write: &mut Write, connection: Connection) -> Result<()> {
+    if write.is_current(connection).await? { time_out(write, connection.device_id).await } else { Ok(()) }
+}
+
+async fn time_out(write: &mut Write, device_id: Uuid) -> Result<()> {
     set_offline(write, device_id, OfflineReason::Timeout).await?;
     operations::fail_of_lost_device(write, device_id).await
 }

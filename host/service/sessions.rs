@@ -1,6 +1,7 @@
 //! Sessions: opening and ending them, with the events of each.
 
 use culvert_domain::error::Result;
+use culvert_domain::lease::Lease;
 use culvert_domain::session::{EndReason, SESSION_LEASE, Target};
 use culvert_domain::tunnel::Tunnel;
 use uuid::Uuid;
@@ -83,13 +84,28 @@ pub async fn end_of_scope(write: &mut Write, scope_id: Uuid, reason: EndReason) 
 ///
 /// If the database fails.
 pub async fn expire(write: &mut Write, session_id: Uuid) -> Result<()> {
-    let Some(lease) = write.lease(session_id).await? else { return Ok(()) };
-    if lease.lease_until > write.now {
-        return Ok(());
+    match write.lease(session_id).await? {
+        Some(lease) if lease.lease_until <= write.now => end_expired(write, &lease).await,
+        _ => Ok(()),
     }
+}
+
+/// Ends a session whose lease this host has held, and whose agent did not renew it in time.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn expire_held(write: &mut Write, session_id: Uuid) -> Result<()> {
+    match write.lease(session_id).await? {
+        Some(lease) => end_expired(write, &lease).await,
+        None => Ok(()),
+    }
+}
+
+async fn end_expired(write: &mut Write, lease: &Lease) -> Result<()> {
     let gone = write.is_disconnected(lease.device_id).await?;
     let reason = if gone { EndReason::DeviceDisconnected } else { EndReason::LeaseExpired };
-    end(write, session_id, reason).await?;
+    end(write, lease.session_id, reason).await?;
     Ok(())
 }
 

@@ -42,6 +42,7 @@ const PING_WAIT: Duration = Duration::from_secs(1);
 const JOURNAL_BYTES: &str = "67108864";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
+const LIVENESS_CONNECTIONS: u32 = 2;
 
 #[derive(Clone)]
 pub enum Db {
@@ -49,6 +50,8 @@ pub enum Db {
     Sqlite { write: SqlitePool, read: SqlitePool },
     Postgres {
         pool: PgPool,
+        /// For [`Db::for_liveness`].
+        liveness: PgPool,
         /// Options without the statement timeouts: migrations may take longer.
         unbounded: Box<PgConnectOptions>,
     },
@@ -109,6 +112,16 @@ impl Db {
         })
     }
 
+    /// The same database by connections that nothing else uses.
+    pub(crate) fn for_liveness(&self) -> Self {
+        match self {
+            Self::Sqlite { .. } => self.clone(),
+            Self::Postgres { liveness, unbounded, .. } => {
+                Self::Postgres { pool: liveness.clone(), liveness: liveness.clone(), unbounded: unbounded.clone() }
+            }
+        }
+    }
+
     /// Whether the database answers a query within one second.
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
     pub async fn answers(&self) -> bool {
@@ -123,7 +136,10 @@ impl Db {
                 read.close().await;
                 write.close().await;
             }
-            Self::Postgres { pool, .. } => pool.close().await,
+            Self::Postgres { pool, liveness, .. } => {
+                pool.close().await;
+                liveness.close().await;
+            }
         }
     }
 }
@@ -248,19 +264,22 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
         ("lock_timeout", millis(LOCK_WAIT)),
         ("idle_in_transaction_session_timeout", millis(IDLE_IN_TRANSACTION)),
     ];
-    let pool = PgPoolOptions::new()
-        .max_connections(CONNECTIONS)
-        .acquire_timeout(POOL_WAIT)
-        .test_before_acquire(false)
-        .before_acquire(|connection, about| {
-            // A connection that was idle for less than a second is not pinged again.
-            let is_fresh = about.idle_for < PING_WAIT;
-            Box::pin(async move { Ok(is_fresh || is_alive(connection).await) })
-        })
-        .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
-        .connect_with(unbounded.clone().options(bounds))
-        .await?;
-    Ok(Db::Postgres { pool, unbounded: Box::new(unbounded) })
+    let options = unbounded.clone().options(bounds);
+    let pool = |most| {
+        PgPoolOptions::new()
+            .max_connections(most)
+            .acquire_timeout(POOL_WAIT)
+            .test_before_acquire(false)
+            .before_acquire(|connection, about| {
+                // A connection that was idle for less than a second is not pinged again.
+                let is_fresh = about.idle_for < PING_WAIT;
+                Box::pin(async move { Ok(is_fresh || is_alive(connection).await) })
+            })
+            .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
+    };
+    let liveness = pool(LIVENESS_CONNECTIONS).connect_lazy_with(options.clone());
+    let pool = pool(CONNECTIONS).connect_with(options).await?;
+    Ok(Db::Postgres { pool, liveness, unbounded: Box::new(unbounded) })
 }
 
 async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {

@@ -8,7 +8,7 @@ use super::error::{DbResult, StoreError};
 use super::keys::DeviceCode;
 use super::row::{Row, row};
 use super::sql::sql;
-use super::{Store, Write, scopes};
+use super::{Hint, Store, Write, scopes};
 use culvert_domain::caller::{Caller, Credential, Role, ScopeKind};
 use culvert_domain::device::{Description, Device, EnrolledDevice, NewDevice};
 use culvert_domain::error::{Error, Result};
@@ -166,18 +166,21 @@ impl Write {
 
     /// Sets whether commands at the device may create tunnels.
     pub async fn set_may_create(&mut self, id: Uuid, may_create: bool) -> Result<()> {
+        self.notify(Hint::Device(id));
         self.execute(sql!("UPDATE devices SET may_create = $2 WHERE id = $1"), args![id, may_create]).await?;
         Ok(())
     }
 
     /// Turns remote control on. Only the device itself may request this, with its signature.
     pub async fn turn_remote_control_on(&mut self, id: Uuid) -> Result<()> {
+        self.notify(Hint::Device(id));
         self.execute(sql!("UPDATE devices SET remote_control = TRUE WHERE id = $1"), args![id]).await?;
         Ok(())
     }
 
     /// Sets the local targets that the device's owner allows to remote control. The device has signed them.
     pub async fn set_allowed_targets(&mut self, id: Uuid, targets: Option<&[String]>) -> Result<()> {
+        self.notify(Hint::Device(id));
         let targets = targets.map(serde_json::to_string).transpose().map_err(Error::internal)?;
         self.execute(sql!("UPDATE devices SET allowed_targets = $2 WHERE id = $1"), args![id, targets.as_deref()])
             .await?;
@@ -197,6 +200,7 @@ impl Write {
 
     /// Turns remote control off. Every earlier consent becomes void.
     pub async fn revoke_consent(&mut self, id: Uuid) -> Result<()> {
+        self.notify(Hint::Device(id));
         let sql =
             sql!("UPDATE devices SET remote_control = FALSE, consent_revision = consent_revision + 1 WHERE id = $1");
         self.execute(sql, args![id]).await?;
@@ -206,6 +210,7 @@ impl Write {
     /// Moves a device to another scope. Its consent becomes void. Allowlists that contained it stay in force, even
     /// if they are empty now.
     pub async fn move_device(&mut self, id: Uuid, scope_id: Uuid) -> Result<()> {
+        self.notify(Hint::Device(id));
         self.execute(sql!("DELETE FROM tunnel_devices WHERE device_id = $1"), args![id]).await?;
         let sql = sql!(
             "UPDATE devices SET scope_id = $2, remote_control = FALSE, consent_revision = consent_revision + 1 \
@@ -216,6 +221,7 @@ impl Write {
     }
 
     pub async fn delete_device(&mut self, id: Uuid) -> Result<()> {
+        self.notify(Hint::Device(id));
         self.execute(sql!("DELETE FROM devices WHERE id = $1"), args![id]).await?;
         Ok(())
     }

@@ -27,7 +27,7 @@ pub mod migrations;
 pub mod operations;
 pub mod outbox;
 pub mod ports;
-mod presence;
+pub mod presence;
 mod prune;
 pub mod rate;
 pub mod routes;
@@ -67,6 +67,8 @@ pub struct Store {
     own_certificates: OnceLock<OwnCertificates>,
     /// The host name of the API, set at the start.
     own_name: OnceLock<String>,
+    /// Tells what this process has written from what others have.
+    process_id: Uuid,
 }
 
 /// Post-commit notification: which part of the host has new work, sent after a commit.
@@ -76,6 +78,8 @@ pub struct Store {
 pub enum Hint {
     /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
+    /// This lease: it has ended.
+    LeaseEnded(Uuid),
     /// The channel of this node: its assignments have changed.
     Node(Uuid),
     /// The worker that sends webhook deliveries.
@@ -94,6 +98,7 @@ pub struct Write {
     /// The http tunnels whose names this transaction has changed.
     renamed: BTreeSet<Uuid>,
     own_certificates: Option<OwnCertificates>,
+    process_id: Uuid,
 }
 
 impl Write {
@@ -124,7 +129,8 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        (Self { db, clock, tasks, hints, commits, own_certificates: OnceLock::new(), own_name: OnceLock::new() }, woken)
+        let (own_certificates, own_name, process_id) = (OnceLock::new(), OnceLock::new(), clock.id());
+        (Self { db, clock, tasks, hints, commits, own_certificates, own_name, process_id }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -154,15 +160,33 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (db, clock, hints, commits) =
-            (self.db.clone(), self.clock.clone(), self.hints.clone(), self.commits.clone());
+        self.write_in(self.db.clone(), scope_id, work).await
+    }
+
+    /// As [`Store::write`], without a scope and on connections of its own: what is alive is recorded however busy the others
+    /// are.
+    async fn write_liveness<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
+    {
+        self.write_in(self.db.for_liveness(), None, work).await
+    }
+
+    async fn write_in<T, F>(&self, db: Db, scope_id: Option<Uuid>, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
+    {
+        let (clock, hints, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
+        let process_id = self.process_id;
         let own_certificates = self.own_certificates.get().cloned();
         let transaction = async move {
             let tx = db.begin(scope_id).await?;
             // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
             let now = clock.now();
             let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
-            let mut write = Write { tx, now, clock, hints: Vec::new(), touched, renamed, own_certificates };
+            let mut write = Write { tx, now, clock, hints: Vec::new(), touched, renamed, own_certificates, process_id };
             match in_turn(&mut write, work).await {
                 Ok(value) => {
                     let Write { tx, hints: due, .. } = write;
@@ -197,5 +221,11 @@ where
     let value = work(write).await?;
     write.want_certificates().await?;
     write.raise_revisions().await?;
+    let woken = write.hints.iter().filter_map(|hint| if let Hint::Device(id) = hint { Some(*id) } else { None });
+    // In one order, so that two transactions do not wait for each other.
+    let woken: BTreeSet<Uuid> = woken.collect();
+    if !woken.is_empty() {
+        write.note_device_changes(&Vec::from_iter(woken)).await?;
+    }
     Ok(value)
 }

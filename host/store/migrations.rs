@@ -48,6 +48,7 @@ const FILES: &[File] = files! {
     17 "0017_local_services"
     18 "0018_certificates_by_status"
     19 "0019_growth"
+    20 "0020_liveness"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

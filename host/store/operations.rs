@@ -95,13 +95,6 @@ impl Store {
         Ok(rows.iter().map(operation).collect::<DbResult<_>>()?)
     }
 
-    /// The devices with a queued operation.
-    pub async fn devices_with_queued(&self) -> Result<Vec<Uuid>> {
-        let sql = sql!("SELECT DISTINCT device_id FROM operations WHERE status = 'queued'");
-        let rows = (&self.db).all(sql, args![]).await?;
-        Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
-    }
-
     /// The operations whose time is over, with the ids of their scopes.
     pub async fn due_operations(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = sql!("SELECT id, scope_id FROM operations WHERE due_at <= $1");

@@ -7,7 +7,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable};
-use super::sql::{Sql, sql};
+use super::sql::{Sql, by_ids, sql};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
@@ -19,6 +19,9 @@ use culvert_domain::event::OfflineReason;
 const TOLD_TIMES: u32 = 10;
 const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
+/// Most devices or sessions that are recorded in one transaction.
+const BATCH: usize = 500;
+
 /// Whether a device is online.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
@@ -26,14 +29,28 @@ pub struct Presence {
     pub offline_reason: Option<OfflineReason>,
 }
 
+/// How long a host that says nothing is taken to hold its connections. It says so once a minute, and may be without its
+/// database meanwhile.
+pub(super) const HELD_FOR: TimeDelta = TimeDelta::minutes(4);
+
+/// What one host holds: devices, and sessions whose leases were renewed.
+#[derive(Clone, Debug, Default)]
+pub struct Alive {
+    pub device_ids: Vec<Uuid>,
+    pub session_ids: Vec<Uuid>,
+}
+
 impl Store {
     /// Devices that are recorded as online but were not seen for too long, with the ids of their scopes.
     pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
         let sql = sql!(
             "SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
-             WHERE p.online = TRUE AND p.last_seen_at <= $1"
+                 WHERE p.online = TRUE AND p.host_id IS NULL AND p.last_seen_at <= $1 \
+             UNION ALL SELECT p.device_id, d.scope_id FROM device_presence p JOIN devices d ON d.id = p.device_id \
+                 WHERE p.online = TRUE AND p.host_id IS NOT NULL AND p.last_seen_at <= $2"
         );
-        let rows = (&self.db).all(sql, args![self.clock.now() - OFFLINE_AFTER]).await?;
+        let now = self.clock.now();
+        let rows = (&self.db).all(sql, args![now - OFFLINE_AFTER, now - HELD_FOR]).await?;
         Ok(readable(&rows, "device", ids))
     }
 
@@ -48,25 +65,37 @@ impl Store {
         Ok(readable(&rows, "device", ids))
     }
 
-    /// Records when connections were last seen. Connections that are not current, or that have ended, are
-    /// ignored.
-    pub async fn record_seen(&self, seen: Vec<(Connection, DateTime<Utc>)>) -> Result<()> {
-        if seen.is_empty() {
-            return Ok(());
+    /// Records that the devices and leases of a host are alive, in batches. Returns those that are the host's still.
+    pub async fn record_alive(&self, host_id: Uuid, alive: Alive) -> Result<Alive> {
+        let mut recorded = Alive::default();
+        for batch in alive.device_ids.chunks(BATCH) {
+            let ids = batch.to_vec();
+            let devices = self.write_liveness(move |write| Box::pin(write.record_devices(host_id, ids)));
+            recorded.device_ids.extend(devices.await?);
         }
-        self.write(None, move |write| {
-            Box::pin(async move {
-                for (Connection { device_id, epoch }, at) in seen {
-                    let sql = sql!(
-                        "UPDATE device_presence SET last_seen_at = $3, online = TRUE \
-                         WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL"
-                    );
-                    write.execute(sql, args![device_id, epoch, at]).await?;
-                }
-                Ok(())
-            })
-        })
-        .await
+        for batch in alive.session_ids.chunks(BATCH) {
+            let ids = batch.to_vec();
+            let sessions = self.write_liveness(move |write| Box::pin(write.record_leases(ids)));
+            recorded.session_ids.extend(sessions.await?);
+        }
+        Ok(recorded)
+    }
+
+    /// The devices whose agents another process has something to tell since this time, and when it was written.
+    pub async fn devices_changed_since(&self, since: DateTime<Utc>) -> Result<Vec<(Uuid, DateTime<Utc>)>> {
+        let sql = sql!("SELECT device_id, changed_at FROM device_changes WHERE changed_at > $1 AND changed_by <> $2");
+        let rows = (&self.db).all(sql, args![since, self.process_id]).await?;
+        Ok(readable(&rows, "device", |row| Ok((row.id("device_id")?, row.time("changed_at")?))))
+    }
+
+    /// The devices that are to run tunnels whose scope's suspension has ended since this time.
+    pub async fn devices_of_ended_suspensions(&self, since: DateTime<Utc>) -> Result<Vec<Uuid>> {
+        let sql = sql!(
+            "SELECT DISTINCT t.desired_device_id AS id FROM scopes c JOIN tunnels t ON t.scope_id = c.id \
+             WHERE c.suspended_until > $1 AND c.suspended_until <= $2 AND t.desired_device_id IS NOT NULL"
+        );
+        let rows = (&self.db).all(sql, args![since, self.clock.now()]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 }
 
@@ -81,10 +110,53 @@ const IS_CURRENT: Sql =
     sql!("SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL");
 
 impl Write {
-    /// Records that a connection has ended. The device stays online for a while, so that it can reconnect.
-    pub async fn disconnect_device(&mut self, connection: Connection) -> Result<()> {
-        let sql = sql!("UPDATE device_presence SET host_id = NULL WHERE device_id = $1 AND epoch = $2");
-        self.execute(sql, args![connection.device_id, connection.epoch]).await?;
+    /// Records that a connection has ended, and when the device was last heard of. The device stays online for a while, so
+    /// that it can reconnect.
+    pub async fn disconnect_device(&mut self, connection: Connection, seen_at: DateTime<Utc>) -> Result<()> {
+        let sql =
+            sql!("UPDATE device_presence SET host_id = NULL, last_seen_at = $3 WHERE device_id = $1 AND epoch = $2");
+        self.execute(sql, args![connection.device_id, connection.epoch, seen_at]).await?;
+        Ok(())
+    }
+
+    async fn record_devices(&mut self, host_id: Uuid, device_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {
+        let now = self.now;
+        let sql = by_ids!(
+            "UPDATE device_presence SET last_seen_at = $3, online = TRUE WHERE host_id = $2 AND device_id",
+            "$1",
+            "RETURNING device_id"
+        );
+        let rows = self.all(sql, args![&device_ids[..], host_id, now]).await?;
+        Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
+    }
+
+    async fn record_leases(&mut self, session_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {
+        let until = self.now + HELD_FOR;
+        let sql = by_ids!("UPDATE sessions SET lease_until = $2 WHERE ended_at IS NULL AND id", "$1", "RETURNING id");
+        let rows = self.all(sql, args![&session_ids[..], until]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+
+    /// Takes back what a host has held before it was started again: its devices have their whole time to come back.
+    pub async fn resume_host(&mut self, host_id: Uuid) -> Result<()> {
+        let now = self.now;
+        let sql = sql!("UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1");
+        self.execute(sql, args![host_id, now]).await?;
+        Ok(())
+    }
+
+    /// Notes which agents are to be told something, for the other processes on this database.
+    pub(super) async fn note_device_changes(&mut self, device_ids: &[Uuid]) -> Result<()> {
+        let sql = sql!(
+            sqlite: "INSERT INTO device_changes (device_id, changed_at, changed_by) \
+                     SELECT unhex(value), $2, $3 FROM json_each($1) WHERE TRUE ON CONFLICT (device_id) DO UPDATE \
+                     SET changed_at = excluded.changed_at, changed_by = excluded.changed_by",
+            postgres: "INSERT INTO device_changes (device_id, changed_at, changed_by) \
+                       SELECT unnest(CAST($1 AS UUID[])), $2, $3 ON CONFLICT (device_id) DO UPDATE \
+                       SET changed_at = excluded.changed_at, changed_by = excluded.changed_by"
+        );
+        let (now, process_id) = (self.now, self.process_id);
+        self.execute(sql, args![device_ids, now, process_id]).await?;
         Ok(())
     }
 
@@ -160,10 +232,12 @@ impl Write {
 
     /// Whether a device is recorded as online and was not seen for too long.
     pub async fn is_silent(&mut self, device_id: Uuid) -> Result<bool> {
-        let sql =
-            sql!("SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE AND last_seen_at <= $2");
-        let limit = self.now - OFFLINE_AFTER;
-        Ok(self.optional(sql, args![device_id, limit]).await?.is_some())
+        let sql = sql!(
+            "SELECT device_id FROM device_presence WHERE device_id = $1 AND online = TRUE \
+                  AND last_seen_at <= CASE WHEN host_id IS NULL THEN CAST($2 AS BIGINT) ELSE CAST($3 AS BIGINT) END"
+        );
+        let (left, held) = (self.now - OFFLINE_AFTER, self.now - HELD_FOR);
+        Ok(self.optional(sql, args![device_id, left, held]).await?.is_some())
     }
 }
 

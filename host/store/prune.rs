@@ -63,6 +63,7 @@ impl Store {
                 prune!("traffic_batches", "(node_id, boot_id, number)", "node_id, boot_id, number", "applied_at <= $1"),
                 now - KEEP_CHANGES,
             ),
+            (prune!("device_changes", "device_id", "device_id", "changed_at <= $1"), now - KEEP_CHANGES),
             (prune!("resting_subdomains", "(domain_id, subdomain)", "domain_id, subdomain", "until <= $1"), now),
             (prune!("resting_ports", "(node_id, port, transport)", "node_id, port, transport", "until <= $1"), now),
         ] {

@@ -7,7 +7,7 @@ use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
 use super::sql::sql;
-use super::{Store, Write};
+use super::{Hint, Store, Write};
 use culvert_domain::account::Account;
 use culvert_domain::caller::{Role, Scope, ScopeKind};
 use culvert_domain::error::Result;
@@ -128,6 +128,13 @@ impl Write {
     pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
         let sql = sql!("UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1");
         self.execute(sql, args![scope_id, plan]).await?;
+        // Devices may run again what was suspended.
+        let sql = sql!(
+            "SELECT DISTINCT desired_device_id AS id FROM tunnels WHERE scope_id = $1 AND desired_device_id IS NOT NULL"
+        );
+        for row in self.all(sql, args![scope_id]).await? {
+            self.notify(Hint::Device(row.id("id")?));
+        }
         // The host looks again at what runs under the plan.
         self.touch_scope(scope_id).await
     }

@@ -8,10 +8,11 @@ use uuid::Uuid;
 use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::{DbResult, StoreError};
+use super::presence::HELD_FOR;
 use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
 use super::tunnels::local_service;
-use super::{Store, Write};
+use super::{Hint, Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::lease::{Lease, LeasePort};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
@@ -193,9 +194,10 @@ impl Write {
         Ok(())
     }
 
-    /// Renews those of the leases that this device still holds, and returns their ids.
+    /// Renews those of the leases that this device still holds, and returns their ids. From here on, the host that has the
+    /// connection renews them by itself.
     pub async fn renew_leases(&mut self, session_ids: &[Uuid], device_id: Uuid) -> Result<Vec<Uuid>> {
-        let until = self.now + SESSION_LEASE;
+        let until = self.now + HELD_FOR;
         let sql = by_ids!(
             "UPDATE sessions SET lease_until = $3 WHERE device_id = $2 AND ended_at IS NULL AND id",
             "$1",
@@ -211,12 +213,22 @@ impl Write {
         Ok(self.one(sql, args![device_id]).await?.number("open")?)
     }
 
-    /// Renews all leases on a node, after a time in which the host was down and agents could not renew. An
-    /// agent that is still connected renews its leases before they expire again.
+    /// Sets when a lease ends that this host does not renew any longer.
+    pub async fn set_lease_end(&mut self, session_id: Uuid, until: DateTime<Utc>) -> Result<()> {
+        let sql = sql!("UPDATE sessions SET lease_until = $2 WHERE id = $1 AND ended_at IS NULL");
+        self.execute(sql, args![session_id, until]).await?;
+        Ok(())
+    }
+
+    /// Renews all leases on a node, after a time in which the host was down and agents could not renew. Those whose device
+    /// another host holds are that host's to renew.
     pub async fn extend_leases(&mut self, node_id: Uuid) -> Result<()> {
         let until = self.now + SESSION_LEASE;
-        let sql =
-            sql!("UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND lease_until < $2");
+        let sql = sql!(
+            "UPDATE sessions SET lease_until = $2 WHERE node_id = $1 AND ended_at IS NULL AND (lease_until < $2 \
+                 OR NOT EXISTS (SELECT 1 FROM device_presence p \
+                     WHERE p.device_id = sessions.device_id AND p.host_id IS NOT NULL))"
+        );
         self.execute(sql, args![node_id, until]).await?;
         Ok(())
     }
@@ -303,6 +315,7 @@ impl Write {
              RETURNING id, scope_id, tunnel_id, device_id, node_id, (ready_at IS NOT NULL) AS ready"
         );
         let row = self.optional(sql, args![session_id, now, StringArg(reason)]).await?;
+        self.notify(Hint::LeaseEnded(session_id));
         Ok(row.map(|row| Ok::<_, StoreError>((run(&row)?, row.flag("ready")?))).transpose()?)
     }
 

@@ -459,7 +459,8 @@ async fn heartbeat_with_too_many_leases_closes_connection(engine: Engine) {
     });
     within(SOON, goodbye).await;
     assert_eq!(within(SOON, stage.wire.next()).await, None);
-    assert_eq!(until().await, start_of_time() + SESSION_LEASE, "nothing was renewed");
+    // Nothing was renewed: the end of the connection leaves the time of the first renewal.
+    stage.host.until(async || (until().await == start_of_time() + SESSION_LEASE).then_some(())).await;
 }
 
 /// Twenty frames a second, a hundred at once; what is more waits, and nothing is lost.

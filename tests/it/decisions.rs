@@ -283,6 +283,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     let kinds: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE")).collect();
     assert_snapshot!(kinds.join("\n"), @"
     # TYPE culvert_http_requests counter
+    # TYPE culvert_http_request_statements counter
     # TYPE culvert_http_request_duration_seconds histogram
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
@@ -301,8 +302,11 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_acme_orders counter
     # TYPE culvert_certificates gauge
     # TYPE culvert_certificate_expiry_seconds gauge
+    # TYPE culvert_agent_heartbeats counter
+    # TYPE culvert_agent_heartbeat_statements counter
     # TYPE culvert_node_refused counter
     # TYPE culvert_api_refused counter
+    # TYPE culvert_database_statements counter
     # TYPE culvert_node_buffer_bytes gauge
     # TYPE culvert_agents_connected gauge
     # TYPE culvert_tunnels_served gauge

@@ -35,6 +35,7 @@ mod guide;
 mod idempotency;
 mod keys;
 mod limits;
+mod liveness;
 mod local_services;
 mod moves;
 mod newcomer;

@@ -43,10 +43,11 @@ impl Identified {
     /// # Errors
     ///
     /// If the hello lists too many ids, or the device has gone; if a policy or the database fails.
-    pub async fn accept(self, service: &Arc<Service>, host_id: Uuid) -> Result<(ConnectedDevice, ConsentState)> {
+    pub async fn accept(self, service: &Arc<Service>) -> Result<(ConnectedDevice, ConsentState)> {
         let Self { enrolled, hello } = self;
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
+        let host_id = service.liveness.host_id();
         let resumes = local_runs::plan_is_known(service, scope_id).await?;
         let _turn = service.locks.scopes.lock(scope_id).await;
         let accepted = service.store.write(Some(scope_id), move |write| {
@@ -70,6 +71,7 @@ impl Identified {
             })
         });
         let (connection, consent) = accepted.await?;
+        service.liveness.hold(connection, scope_id);
         let service = service.clone();
         Ok((ConnectedDevice { service, connection, scope_id, boot_id, public_key, held }, consent))
     }

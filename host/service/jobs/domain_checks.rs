@@ -40,7 +40,7 @@ async fn check_due(jobs: &Jobs) -> Result<()> {
 async fn check(jobs: &Jobs, due: DueDomain) -> Result<()> {
     let DueDomain { scope_id, tunnel_id, domain } = due;
     let Some(tunnel) = jobs.service.store.tunnel(scope_id, tunnel_id).await? else { return Ok(()) };
-    let found = jobs.service.guard.check_cname(&domain, &tunnel.cname_target()).await;
+    let found = jobs.service.gate.guard().check_cname(&domain, &tunnel.cname_target()).await;
     jobs.service
         .store
         .write(Some(scope_id), move |write| {

@@ -3,8 +3,8 @@
 use culvert_domain::error::{Chain, Result};
 use futures_util::{StreamExt, stream};
 
-use crate::{operations, presence, sessions, temporary_tunnels};
-use culvert_store::Store;
+use crate::liveness::Due;
+use crate::{Service, operations, presence, sessions, temporary_tunnels};
 use culvert_store::error::first_error;
 
 /// Maximum number of due items that are processed concurrently. If one waits for a lock, the others go on.
@@ -15,7 +15,9 @@ const AT_ONCE: usize = 8;
 /// # Errors
 ///
 /// If what is due cannot be read.
-pub async fn sweep(store: &Store) -> Result<()> {
+pub async fn sweep(service: &Service) -> Result<()> {
+    let (store, liveness) = (&service.store, &service.liveness);
+    let held = held(service).await;
     let (silent, expired, unfinished, untold, temporary) = tokio::join!(
         store.silent_devices(),
         store.expired_leases(),
@@ -23,6 +25,15 @@ pub async fn sweep(store: &Store) -> Result<()> {
         store.untold_devices(),
         store.due_temporary_tunnels(),
     );
+    // What this host holds is due by what it knows itself.
+    let silent = silent.map(|mut all| {
+        all.retain(|(device_id, _)| liveness.last_seen_at(*device_id).is_none());
+        all
+    });
+    let expired = expired.map(|mut all| {
+        all.retain(|(session_id, _)| liveness.lease_end(*session_id).is_none());
+        all
+    });
     let lost = each(silent, |(device_id, scope_id)| {
         store.write(Some(scope_id), move |write| Box::pin(presence::lose(write, device_id)))
     })
@@ -40,7 +51,26 @@ pub async fn sweep(store: &Store) -> Result<()> {
     })
     .await;
     let deleted = each(temporary, |(tunnel_id, scope_id)| temporary_tunnels::look_at(store, scope_id, tunnel_id)).await;
-    [ended, timed_out, published, deleted].into_iter().fold(lost, first_error)
+    [lost, ended, timed_out, published, deleted].into_iter().fold(held, first_error)
+}
+
+/// Devices and leases that this host has held. They stay due until the store knows.
+async fn held(service: &Service) -> Result<()> {
+    let (store, liveness) = (&service.store, &service.liveness);
+    let Due { silent, expired } = liveness.due();
+    let lost = each(Ok(silent), async |(connection, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(presence::lose_held(write, connection))).await?;
+        liveness.release(connection);
+        Ok(())
+    })
+    .await;
+    let ended = each(Ok(expired), async |(session_id, scope_id)| {
+        store.write(Some(scope_id), move |write| Box::pin(sessions::expire_held(write, session_id))).await?;
+        liveness.forget_lease(session_id);
+        Ok(())
+    })
+    .await;
+    first_error(lost, ended)
 }
 
 /// Processes due items and logs the failures. An error is returned only if the items could not be read.

@@ -76,6 +76,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     while let Some(next) = wake {
         match next {
             Hint::Device(device_id) => jobs.agents.wake(device_id),
+            Hint::LeaseEnded(session_id) => jobs.service.liveness.forget_lease(session_id),
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
         }
@@ -92,10 +93,10 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     // Another host may have written deliveries that are due now.
     jobs.deliveries.wake();
     let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
-        ("presence could not be noted", Box::pin(jobs.service.store.record_seen(jobs.agents.take_seen()))),
+        ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
         ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
-        ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service.store))),
-        ("queued operations could not be looked for", Box::pin(wake_queued(jobs))),
+        ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service))),
+        ("what other processes have changed could not be read", Box::pin(jobs.wakeups.look(jobs))),
         ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick())),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];
@@ -116,8 +117,10 @@ fn report(what: &str, result: Result<()>) {
     }
 }
 
-async fn wake_queued(jobs: &Jobs) -> Result<()> {
-    jobs.service.store.devices_with_queued().await?.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
+async fn record_alive(jobs: &Jobs) -> Result<()> {
+    let service = &jobs.service;
+    let replaced = service.liveness.record(&service.store).await?;
+    replaced.into_iter().for_each(|device_id| jobs.agents.replace(device_id));
     Ok(())
 }
 

@@ -93,11 +93,10 @@ impl Stage {
             let made = store.write(Some(scope_id), move |write| {
                 Box::pin(async move {
                     let mut ids = Vec::new();
-                    let domain_id = write.default_domain().await?.id;
+                    let domain_id = write.placement_candidates().await?.remove(0).domain_id;
                     for number in first..first + size {
                         let new = new_tunnel(write.clock.id(), scope_id, node_id, domain_id, number);
                         write.insert_tunnel(&new).await?;
-                        write.set_remote_port(new.id, 20_000 + u16::try_from(number).unwrap()).await?;
                         let tunnel = write.tunnel(scope_id, new.id).await?.unwrap();
                         let target = Target {
                             host: "127.0.0.1".into(),
@@ -154,7 +153,18 @@ fn new_tunnel(id: Uuid, scope_id: Uuid, node_id: Uuid, domain_id: Uuid, number: 
         pro_network: false,
         service: LocalService::default(),
     };
-    NewTunnel { id, scope_id, created_by: scope_id, spec, node_id, domain_id, basic_auth_hash: None }
+    let remote_port = 20_000 + u16::try_from(number).unwrap();
+    NewTunnel {
+        id,
+        scope_id,
+        created_by: scope_id,
+        spec,
+        node_id,
+        domain_id,
+        remote_port,
+        restricted: false,
+        basic_auth_hash: None,
+    }
 }
 
 /// Takes the place of the host's own node, and says that everything is served.

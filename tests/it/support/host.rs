@@ -270,9 +270,10 @@ impl TestHost {
     pub async fn until_renewed(&self, tunnel: Uuid) {
         let renewed = async || {
             let lease = self.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap();
-            (lease.lease_until == self.clock.now() + SESSION_LEASE).then_some(())
+            let end = self.app.service.liveness().lease_end(lease.session_id);
+            (end == Some(self.clock.now() + SESSION_LEASE)).then_some(())
         };
-        self.until(renewed).await;
+        self.until_found(renewed).await;
     }
 
     /// Lets time pass in steps of 10 seconds, while the agent renews its lease. It asks only when it has the last answer, so

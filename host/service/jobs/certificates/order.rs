@@ -136,7 +136,7 @@ async fn answer(
     if kind == ChallengeKind::Dns01 {
         for challenge in jobs.service.store.challenges(known.id).await? {
             let (name, value) = acme::txt_record(&challenge.name, &challenge.value);
-            if !jobs.service.guard.texts(&name).await.contains(&value) {
+            if !jobs.service.gate.guard().texts(&name).await.contains(&value) {
                 let since = known.ordered_at.unwrap_or(jobs.clock.now());
                 if jobs.clock.now() > since + VISIBLE_WITHIN {
                     return Err(refused(format!("the TXT record of {name} is not visible")));

@@ -1,0 +1,56 @@
+//! What agents may have to be told although no transaction of this process has changed it: changes by other processes, the
+//! end of a suspension, and other policies.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::error::Result;
+use culvert_wire::clock::Clock;
+use uuid::Uuid;
+
+use super::Jobs;
+
+/// How much later than its time a change can be seen: a transaction takes its time at its beginning.
+const COMMIT_WITHIN: TimeDelta = TimeDelta::seconds(20);
+
+pub struct Wakeups(Mutex<Seen>);
+
+struct Seen {
+    looked_at: DateTime<Utc>,
+    /// The changes that were seen, of the time that is looked at again.
+    changes: HashMap<Uuid, DateTime<Utc>>,
+    generation: Option<u64>,
+}
+
+impl Wakeups {
+    pub fn new(clock: &Clock) -> Self {
+        Self(Mutex::new(Seen { looked_at: clock.now(), changes: HashMap::new(), generation: None }))
+    }
+
+    /// Wakes the connections of the devices that are concerned.
+    pub(super) async fn look(&self, jobs: &Jobs) -> Result<()> {
+        let (store, now) = (&jobs.service.store, jobs.clock.now());
+        let since = self.seen(|seen| seen.looked_at);
+        let changed = store.devices_changed_since(since - COMMIT_WITHIN).await?;
+        let resumed = store.devices_of_ended_suspensions(since).await?;
+        let generation = jobs.service.policies_now().generation();
+        let (new, decides_otherwise) = self.seen(|seen| {
+            let new = changed.into_iter().filter(|(id, at)| seen.changes.insert(*id, *at) != Some(*at));
+            let new: Vec<Uuid> = new.map(|(device_id, _)| device_id).collect();
+            seen.changes.retain(|_, at| *at > now - COMMIT_WITHIN * 2);
+            seen.looked_at = now;
+            let former = seen.generation.replace(generation);
+            (new, former.is_some_and(|former| former != generation))
+        });
+        if decides_otherwise {
+            jobs.agents.wake_all();
+        }
+        new.into_iter().chain(resumed).for_each(|device_id| jobs.agents.wake(device_id));
+        Ok(())
+    }
+
+    fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

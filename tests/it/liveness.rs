@@ -1,0 +1,133 @@
+//! Heartbeats: they keep devices online and leases alive without the database, which hears of them once a minute.
+
+use std::time::Duration;
+
+use culvert_service::jobs::ticker;
+use culvert_test_macros::both_engines;
+use culvert_wire::control::{Done, Grant, ToAgent};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::api::Api;
+use crate::support::cable::Cable;
+use crate::support::host::{Engine, TestHost, new_database};
+use crate::support::wire::Wire;
+
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// A device that runs a tunnel, of which the test holds the wire.
+struct Stage {
+    host: TestHost,
+    api: Api,
+    tunnel: Uuid,
+    device: Uuid,
+    wire: Wire,
+    grant: Grant,
+}
+
+impl Stage {
+    async fn set(host: TestHost) -> Self {
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+        let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+        api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        let grant = wire.obey(Done::Start).await.unwrap();
+        Self { host, api, tunnel, device: device.id, wire, grant }
+    }
+
+    /// Lets heartbeats come, each ten seconds after the one before.
+    async fn beat(&mut self, times: u32) {
+        for _ in 0..times {
+            self.host.clock.advance(HEARTBEAT);
+            assert_eq!(self.wire.renew(&[self.grant.lease_id]).await, [self.grant.lease_id]);
+        }
+    }
+
+    async fn states(&self) -> (String, bool) {
+        let tunnel = self.api.get(&format!("/tunnels/{}", self.tunnel)).await;
+        let device = self.api.get(&format!("/devices/{}", self.device)).await;
+        (tunnel.data()["status"].as_str().unwrap().into(), device.data()["online"].as_bool().unwrap())
+    }
+
+    /// When the store takes the lease to end, in seconds from now.
+    async fn stored_end(&self) -> i64 {
+        let lease = self.host.app.store.lease_of_tunnel(self.tunnel).await.unwrap().unwrap();
+        (lease.lease_until - self.host.clock.now()).num_seconds()
+    }
+}
+
+fn running() -> (String, bool) {
+    ("running".into(), true)
+}
+
+#[both_engines]
+async fn heartbeat_that_changes_nothing_sends_no_statement(engine: Engine) {
+    let mut stage = Stage::set(TestHost::start(engine).await).await;
+    // The first one asks the store about the lease.
+    stage.beat(1).await;
+    let counts = async |stage: &Stage| {
+        let of = async |name: &str| stage.host.metric(name).await.unwrap();
+        (of("culvert_agent_heartbeats_total").await, of("culvert_agent_heartbeat_statements_total").await)
+    };
+    let before = counts(&stage).await;
+    stage.beat(20).await;
+    let after = counts(&stage).await;
+    assert_eq!((after.0 - before.0, after.1 - before.1), (20.0, 0.0));
+    stage.host.pass(Duration::ZERO).await;
+    assert_eq!(stage.states().await, running());
+}
+
+#[both_engines]
+async fn store_hears_once_a_minute_who_is_alive(engine: Engine) {
+    let mut stage = Stage::set(TestHost::start(engine).await).await;
+    stage.beat(1).await;
+    let first = stage.stored_end().await;
+    stage.beat(4).await;
+    stage.host.pass(Duration::ZERO).await;
+    assert_eq!(stage.stored_end().await, first - 40, "nothing was recorded");
+    stage.beat(1).await;
+    stage.host.pass(Duration::ZERO).await;
+    assert_eq!(stage.stored_end().await, first, "a minute after the start");
+}
+
+/// The database has the device as alive for minutes, and the host knows better.
+#[both_engines]
+async fn silent_device_is_offline_after_45_seconds_and_its_lease_over_after_30(engine: Engine) {
+    let mut stage = Stage::set(TestHost::start(engine).await).await;
+    stage.beat(7).await;
+    stage.host.pass(Duration::from_secs(29)).await;
+    assert_eq!(stage.states().await, running());
+    stage.host.pass(Duration::from_secs(1)).await;
+    assert!(stage.states().await.1);
+    assert_eq!(stage.host.app.store.lease_of_tunnel(stage.tunnel).await.unwrap().map(|lease| lease.session_id), None);
+    stage.host.pass(Duration::from_secs(15)).await;
+    assert!(!stage.states().await.1);
+}
+
+#[both_engines]
+async fn lease_that_has_ended_is_not_renewed(engine: Engine) {
+    let mut stage = Stage::set(TestHost::start(engine).await).await;
+    stage.beat(1).await;
+    assert_eq!(stage.api.delete(&format!("/tunnels/{}", stage.tunnel)).await.status, 200);
+    let revoked = |frame| if let ToAgent::Revoke { lease_id, .. } = frame { Some(lease_id) } else { None };
+    assert_eq!(stage.wire.until(revoked).await, stage.grant.lease_id);
+    assert!(stage.wire.renew(&[stage.grant.lease_id]).await.is_empty());
+}
+
+/// What is alive goes on without the database, and is not ended when it is back.
+#[tokio::test]
+async fn database_that_is_away_for_90_seconds_ends_nothing() {
+    let cable = Cable::of_database(&new_database().await).await;
+    let host = TestHost::with(Engine::Postgres, |config| config.database_url = Some(cable.url.clone())).await;
+    let mut stage = Stage::set(host).await;
+    stage.beat(5).await;
+    cable.cut();
+    stage.beat(9).await;
+    ticker::tick(&stage.host.app.jobs, 1).await;
+    cable.mend();
+    stage.host.until_found(async || stage.host.app.store.answers().await.then_some(())).await;
+    stage.host.pass(Duration::from_secs(1)).await;
+    assert_eq!(stage.states().await, running());
+    stage.beat(1).await;
+}
