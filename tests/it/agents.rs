@@ -514,6 +514,10 @@ async fn restarted_agent_resumes_running_tunnels(engine: Engine) {
     start(&host, &api, tunnel, json!({"device_id": device.id})).await;
     for (politely, reason) in [(true, "device_disconnected"), (false, "agent_restart")] {
         let (folder, state) = if politely { device.shut_down().await } else { device.kill().await };
+        if politely {
+            // Else the new process could come before its predecessor's goodbye is written.
+            host.until(async || (!sessions(&api, tunnel).await[0]["ended_at"].is_null()).then_some(())).await;
+        }
         device = TestDevice::start_again(folder, state, host.clock.clone());
         let running = async || {
             let sessions = sessions(&api, tunnel).await;
