@@ -50,7 +50,7 @@ pub enum Db {
     Sqlite { write: SqlitePool, read: SqlitePool },
     Postgres {
         pool: PgPool,
-        /// For [`Db::for_liveness`].
+        /// What is alive is recorded by connections that nothing else uses.
         liveness: PgPool,
         /// Options without the statement timeouts: migrations may take longer.
         unbounded: Box<PgConnectOptions>,
