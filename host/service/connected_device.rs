@@ -112,7 +112,7 @@ impl ConnectedDevice {
         self.service.store.active_operations(self.id()).await
     }
 
-    /// The ids of all open sessions of the device.
+    /// The ids of all open sessions of the device. This host forgets the others.
     ///
     /// # Errors
     ///
@@ -420,8 +420,8 @@ impl ConnectedDevice {
                     return Ok(());
                 }
                 write.disconnect_device(connection, seen_at).await?;
-                for (session_id, end) in leases {
-                    write.set_lease_end(session_id, end).await?;
+                for (end, session_ids) in leases {
+                    write.set_lease_ends(&session_ids, end).await?;
                 }
                 if let Some(reason) = for_good {
                     for lease in write.leases_of_device(connection.device_id).await? {

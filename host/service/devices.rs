@@ -25,7 +25,7 @@ impl Service {
     /// If the database fails.
     pub async fn devices(&self, caller: &Caller, page: Page) -> Result<PageRows<Device>> {
         let mut page = self.store.devices(caller.scope.id, page).await?;
-        page.rows.iter_mut().for_each(|device| self.see(device));
+        page.rows.iter_mut().for_each(|device| self.add_last_seen(device));
         Ok(page)
     }
 
@@ -36,12 +36,12 @@ impl Service {
     /// `Code::NotFound` if the scope has no such device; if the database fails.
     pub async fn device(&self, caller: &Caller, device_id: Uuid) -> Result<Device> {
         let mut device = self.store.device(caller.scope.id, device_id).await?.ok_or_else(Error::not_found)?;
-        self.see(&mut device);
+        self.add_last_seen(&mut device);
         Ok(device)
     }
 
     /// Adds when this host has last heard of a device.
-    fn see(&self, device: &mut Device) {
+    fn add_last_seen(&self, device: &mut Device) {
         device.last_seen_at = self.liveness.last_seen_at(device.id).or(device.last_seen_at);
     }
 }

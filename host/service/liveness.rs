@@ -3,7 +3,7 @@
 
 mod deadlines;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -53,17 +53,25 @@ struct HeldDevice {
 #[derive(Clone, Debug)]
 pub struct LastState {
     pub seen_at: DateTime<Utc>,
-    /// Its leases, and when they end.
-    pub leases: Vec<(Uuid, DateTime<Utc>)>,
+    /// Its leases, by when they end: those that were renewed together end together.
+    pub leases: BTreeMap<DateTime<Utc>, Vec<Uuid>>,
 }
 
 /// What is due now.
 #[derive(Clone, Debug, Default)]
 pub struct Due {
-    /// The connections of devices that were silent for too long, with the ids of their scopes.
-    pub silent: Vec<(Connection, Uuid)>,
+    /// Devices that were silent for too long.
+    pub silent: Vec<Silent>,
     /// Leases that were not renewed in time, with the ids of their scopes.
     pub expired: Vec<(Uuid, Uuid)>,
+}
+
+/// A device that was silent for too long.
+#[derive(Clone, Copy, Debug)]
+pub struct Silent {
+    pub connection: Connection,
+    pub scope_id: Uuid,
+    pub seen_at: DateTime<Utc>,
 }
 
 impl Liveness {
@@ -93,7 +101,7 @@ impl Liveness {
     /// Notes that a connection was heard of. False if it is not the device's newest one here.
     pub(crate) fn heard(&self, connection: Connection) -> bool {
         let (mut held, now) = (self.held(), self.clock.now());
-        let Some(device) = held.of(connection) else { return false };
+        let Some(device) = held.of_mut(connection) else { return false };
         device.seen_at = now;
         held.silence.set(connection.device_id, now + OFFLINE_AFTER);
         true
@@ -101,11 +109,11 @@ impl Liveness {
 
     /// Which of these leases the connection is known to hold, and the others.
     pub(crate) fn held_leases(&self, connection: Connection, lease_ids: Vec<Uuid>) -> (Vec<Uuid>, Vec<Uuid>) {
-        let (mut held, now) = (self.held(), self.clock.now());
-        let Some(leases) = held.of(connection).map(|device| device.leases.clone()) else {
-            return (Vec::new(), lease_ids);
+        let (held, now) = (self.held(), self.clock.now());
+        let device = of(&held.devices, connection);
+        let holds = |id: &Uuid| {
+            device.is_some_and(|device| device.leases.contains(id)) && held.ends.get(*id).is_some_and(|end| end > now)
         };
-        let holds = |id: &Uuid| leases.contains(id) && held.ends.get(*id).is_some_and(|end| end > now);
         lease_ids.into_iter().partition(holds)
     }
 
@@ -113,7 +121,7 @@ impl Liveness {
     pub(crate) fn renew(&self, connection: Connection, mut lease_ids: Vec<Uuid>) -> Vec<Uuid> {
         let (mut held, now) = (self.held(), self.clock.now());
         let Held { devices, ends, .. } = &mut *held;
-        let device = devices.get(&connection.device_id).filter(|device| device.connection == connection);
+        let device = of(devices, connection);
         lease_ids.retain(|id| device.is_some_and(|device| device.leases.contains(id)));
         lease_ids.iter().for_each(|id| ends.set(*id, now + SESSION_LEASE));
         lease_ids
@@ -122,7 +130,7 @@ impl Liveness {
     /// Holds leases that the store has renewed.
     pub(crate) fn hold_leases(&self, connection: Connection, lease_ids: &[Uuid]) {
         let (mut held, now) = (self.held(), self.clock.now());
-        let Some(device) = held.of(connection) else { return };
+        let Some(device) = held.of_mut(connection) else { return };
         device.leases.extend(lease_ids);
         for lease_id in lease_ids {
             held.ends.set(*lease_id, now + SESSION_LEASE);
@@ -144,17 +152,22 @@ impl Liveness {
     }
 
     pub(crate) fn last_state(&self, connection: Connection) -> Option<LastState> {
-        let mut held = self.held();
-        let device = held.of(connection)?;
-        let (seen_at, leases) = (device.seen_at, device.leases.clone());
-        let leases = leases.into_iter().filter_map(|id| Some((id, held.ends.get(id)?))).collect();
-        Some(LastState { seen_at, leases })
+        let held = self.held();
+        let Held { devices, ends, .. } = &*held;
+        let device = of(devices, connection)?;
+        let mut leases: BTreeMap<_, Vec<Uuid>> = BTreeMap::new();
+        for lease_id in &device.leases {
+            if let Some(end) = ends.get(*lease_id) {
+                leases.entry(end).or_default().push(*lease_id);
+            }
+        }
+        Some(LastState { seen_at: device.seen_at, leases })
     }
 
     /// Lets a connection go whose end the store knows.
     pub(crate) fn release(&self, connection: Connection) {
         let mut held = self.held();
-        if held.of(connection).is_none() {
+        if of(&held.devices, connection).is_none() {
             return;
         }
         let device = held.devices.remove(&connection.device_id);
@@ -177,7 +190,12 @@ impl Liveness {
         let scope_of = |device_id: &Uuid| held.devices.get(device_id).map(|device| device.scope_id);
         let silent = held.silence.due(now).filter_map(|id| held.devices.get(&id));
         let expired = held.ends.due(now).filter_map(|id| Some((id, scope_of(held.holders.get(&id)?)?)));
-        Due { silent: silent.map(|device| (device.connection, device.scope_id)).collect(), expired: expired.collect() }
+        let silent = silent.map(|HeldDevice { connection, scope_id, seen_at, .. }| Silent {
+            connection: *connection,
+            scope_id: *scope_id,
+            seen_at: *seen_at,
+        });
+        Due { silent: silent.collect(), expired: expired.collect() }
     }
 
     /// Tells the store once a minute who is alive. Returns the devices whose connections here do not count any longer.
@@ -215,9 +233,14 @@ impl Liveness {
     }
 }
 
+/// The device of a connection, if that is its newest one here.
+fn of(devices: &HashMap<Uuid, HeldDevice>, connection: Connection) -> Option<&HeldDevice> {
+    devices.get(&connection.device_id).filter(|device| device.connection == connection)
+}
+
 impl Held {
-    /// The device of a connection, if that is its newest one here.
-    fn of(&mut self, connection: Connection) -> Option<&mut HeldDevice> {
+    /// As [`of`], to change it.
+    fn of_mut(&mut self, connection: Connection) -> Option<&mut HeldDevice> {
         self.devices.get_mut(&connection.device_id).filter(|device| device.connection == connection)
     }
 

@@ -1,5 +1,6 @@
 //! Presence of devices: who is connected, and the events of going online and offline.
 
+use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::event::OfflineReason;
 use uuid::Uuid;
@@ -71,8 +72,13 @@ pub(crate) async fn lose(write: &mut Write, device_id: Uuid) -> Result<()> {
 /// # Errors
 ///
 /// If the database fails.
-pub(crate) async fn lose_held(write: &mut Write, connection: Connection) -> Result<()> {
-    if write.is_current(connection).await? { time_out(write, connection.device_id).await } else { Ok(()) }
+pub(crate) async fn lose_held(write: &mut Write, connection: Connection, seen_at: DateTime<Utc>) -> Result<()> {
+    if !write.is_current(connection).await? {
+        return Ok(());
+    }
+    // The store had the time with a delay.
+    write.disconnect_device(connection, seen_at).await?;
+    time_out(write, connection.device_id).await
 }
 
 async fn time_out(write: &mut Write, device_id: Uuid) -> Result<()> {

@@ -14,7 +14,7 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable, row};
-use super::sql::sql;
+use super::sql::{insert_ids, sql};
 use super::{Hint, Store, Write};
 
 /// Most assignments that are read at once.
@@ -248,16 +248,14 @@ impl Write {
                  ON CONFLICT (node_id) DO UPDATE SET revision = node_revisions.revision + 1 RETURNING revision"
             );
             let revision = self.one(sql, args![node_id]).await?.int("revision")?;
-            let sql = sql!(
-                sqlite: "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
-                         SELECT $1, unhex(value), $3, $4 FROM json_each($2) WHERE TRUE \
-                         ON CONFLICT (node_id, item_id) DO UPDATE \
-                         SET revision = excluded.revision, changed_at = excluded.changed_at",
-                postgres: "INSERT INTO assignment_changes (node_id, item_id, revision, changed_at) \
-                           SELECT $1, unnest(CAST($2 AS UUID[])), $3, $4 ON CONFLICT (node_id, item_id) DO UPDATE \
-                           SET revision = excluded.revision, changed_at = excluded.changed_at"
+            let sql = insert_ids!(
+                "INSERT INTO assignment_changes (item_id, node_id, revision, changed_at)",
+                "$1",
+                "$2, $3, $4",
+                "ON CONFLICT (node_id, item_id) DO UPDATE \
+                 SET revision = excluded.revision, changed_at = excluded.changed_at"
             );
-            self.execute(sql, args![node_id, &item_ids[..], revision, now]).await?;
+            self.execute(sql, args![&item_ids[..], node_id, revision, now]).await?;
             self.notify(Hint::Node(node_id));
         }
         Ok(())

@@ -74,7 +74,7 @@ pub struct Store {
 /// Post-commit notification: which part of the host has new work, sent after a commit.
 ///
 /// A lost hint costs about a second and no work, because every receiver also looks for work by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
     /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
@@ -92,7 +92,7 @@ pub struct Write {
     /// The one timestamp for everything that the transaction writes.
     pub now: DateTime<Utc>,
     pub clock: Clock,
-    hints: Vec<Hint>,
+    hints: BTreeSet<Hint>,
     /// What nodes have of tunnels and platform domains that this transaction has changed: node id and the other's id.
     touched: BTreeSet<(Uuid, Uuid)>,
     /// The http tunnels whose names this transaction has changed.
@@ -104,9 +104,7 @@ pub struct Write {
 impl Write {
     /// Adds a hint that is sent after the commit.
     pub fn notify(&mut self, wake: Hint) {
-        if !self.hints.contains(&wake) {
-            self.hints.push(wake);
-        }
+        self.hints.insert(wake);
     }
 }
 
@@ -186,7 +184,8 @@ impl Store {
             // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
             let now = clock.now();
             let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
-            let mut write = Write { tx, now, clock, hints: Vec::new(), touched, renamed, own_certificates, process_id };
+            let mut write =
+                Write { tx, now, clock, hints: BTreeSet::new(), touched, renamed, own_certificates, process_id };
             match in_turn(&mut write, work).await {
                 Ok(value) => {
                     let Write { tx, hints: due, .. } = write;
@@ -207,7 +206,7 @@ impl Store {
                 }
             }
         };
-        let transaction = statements::for_this_request(statements::of_this_request(), transaction);
+        let transaction = statements::for_this_request(transaction);
         let done = self.tasks.spawn(transaction.in_current_span()).await;
         done.unwrap_or_else(|panic| Err(Error::internal(panic)))
     }
@@ -221,11 +220,11 @@ where
     let value = work(write).await?;
     write.want_certificates().await?;
     write.raise_revisions().await?;
+    // In the order of the ids, so that two transactions do not wait for each other.
     let woken = write.hints.iter().filter_map(|hint| if let Hint::Device(id) = hint { Some(*id) } else { None });
-    // In one order, so that two transactions do not wait for each other.
-    let woken: BTreeSet<Uuid> = woken.collect();
+    let woken: Vec<Uuid> = woken.collect();
     if !woken.is_empty() {
-        write.note_device_changes(&Vec::from_iter(woken)).await?;
+        write.note_device_changes(&woken).await?;
     }
     Ok(value)
 }

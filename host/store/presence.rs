@@ -7,7 +7,7 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable};
-use super::sql::{Sql, by_ids, sql};
+use super::sql::{by_ids, insert_ids, sql};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
@@ -75,7 +75,10 @@ impl Store {
         }
         for batch in alive.session_ids.chunks(BATCH) {
             let ids = batch.to_vec();
-            let sessions = self.write_liveness(move |write| Box::pin(write.record_leases(ids)));
+            let sessions = self.write_liveness(move |write| {
+                let until = write.now + HELD_FOR;
+                Box::pin(async move { write.set_lease_ends(&ids, until).await })
+            });
             recorded.session_ids.extend(sessions.await?);
         }
         Ok(recorded)
@@ -99,16 +102,6 @@ impl Store {
     }
 }
 
-impl Store {
-    /// Whether this is the device's newest connection and has not ended.
-    pub async fn is_current(&self, connection: Connection) -> Result<bool> {
-        Ok((&self.db).optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
-    }
-}
-
-const IS_CURRENT: Sql =
-    sql!("SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL");
-
 impl Write {
     /// Records that a connection has ended, and when the device was last heard of. The device stays online for a while, so
     /// that it can reconnect.
@@ -130,13 +123,6 @@ impl Write {
         Ok(rows.iter().map(|row| row.id("device_id")).collect::<DbResult<_>>()?)
     }
 
-    async fn record_leases(&mut self, session_ids: Vec<Uuid>) -> Result<Vec<Uuid>> {
-        let until = self.now + HELD_FOR;
-        let sql = by_ids!("UPDATE sessions SET lease_until = $2 WHERE ended_at IS NULL AND id", "$1", "RETURNING id");
-        let rows = self.all(sql, args![&session_ids[..], until]).await?;
-        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
-    }
-
     /// Takes back what a host has held before it was started again: its devices have their whole time to come back.
     pub async fn resume_host(&mut self, host_id: Uuid) -> Result<()> {
         let now = self.now;
@@ -147,22 +133,22 @@ impl Write {
 
     /// Notes which agents are to be told something, for the other processes on this database.
     pub(super) async fn note_device_changes(&mut self, device_ids: &[Uuid]) -> Result<()> {
-        let sql = sql!(
-            sqlite: "INSERT INTO device_changes (device_id, changed_at, changed_by) \
-                     SELECT unhex(value), $2, $3 FROM json_each($1) WHERE TRUE ON CONFLICT (device_id) DO UPDATE \
-                     SET changed_at = excluded.changed_at, changed_by = excluded.changed_by",
-            postgres: "INSERT INTO device_changes (device_id, changed_at, changed_by) \
-                       SELECT unnest(CAST($1 AS UUID[])), $2, $3 ON CONFLICT (device_id) DO UPDATE \
-                       SET changed_at = excluded.changed_at, changed_by = excluded.changed_by"
+        let sql = insert_ids!(
+            "INSERT INTO device_changes (device_id, changed_at, changed_by)",
+            "$1",
+            "$2, $3",
+            "ON CONFLICT (device_id) DO UPDATE SET changed_at = excluded.changed_at, changed_by = excluded.changed_by"
         );
         let (now, process_id) = (self.now, self.process_id);
         self.execute(sql, args![device_ids, now, process_id]).await?;
         Ok(())
     }
 
-    /// As [`Store::is_current`].
+    /// Whether this is the device's newest connection and has not ended.
     pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
-        Ok(self.optional(IS_CURRENT, args![connection.device_id, connection.epoch]).await?.is_some())
+        let sql =
+            sql!("SELECT 1 AS one FROM device_presence WHERE device_id = $1 AND epoch = $2 AND host_id IS NOT NULL");
+        Ok(self.optional(sql, args![connection.device_id, connection.epoch]).await?.is_some())
     }
 
     /// The boot id of the agent's process, if the device is online.

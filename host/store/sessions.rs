@@ -213,11 +213,12 @@ impl Write {
         Ok(self.one(sql, args![device_id]).await?.number("open")?)
     }
 
-    /// Sets when a lease ends that this host does not renew any longer.
-    pub async fn set_lease_end(&mut self, session_id: Uuid, until: DateTime<Utc>) -> Result<()> {
-        let sql = sql!("UPDATE sessions SET lease_until = $2 WHERE id = $1 AND ended_at IS NULL");
-        self.execute(sql, args![session_id, until]).await?;
-        Ok(())
+    /// Sets when leases end that their host does not renew any longer, or only records once a minute. Returns those that are
+    /// open.
+    pub async fn set_lease_ends(&mut self, session_ids: &[Uuid], until: DateTime<Utc>) -> Result<Vec<Uuid>> {
+        let sql = by_ids!("UPDATE sessions SET lease_until = $2 WHERE ended_at IS NULL AND id", "$1", "RETURNING id");
+        let rows = self.all(sql, args![session_ids, until]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
     /// Renews all leases on a node, after a time in which the host was down and agents could not renew. Those whose device

@@ -46,3 +46,15 @@ macro_rules! by_ids {
     };
 }
 pub(crate) use by_ids;
+
+/// Makes a statement that inserts a row for each id of a list, from the beginning with the columns, of which the id's is the
+/// first, the list's placeholder, the values of the other columns and the rest.
+macro_rules! insert_ids {
+    ($insert:literal, $list:literal, $others:literal, $rest:literal) => {
+        $crate::sql::sql!(
+            sqlite: concat!($insert, " SELECT unhex(value), ", $others, " FROM json_each(", $list, ") WHERE TRUE ", $rest),
+            postgres: concat!($insert, " SELECT unnest(CAST(", $list, " AS UUID[])), ", $others, " ", $rest)
+        )
+    };
+}
+pub(crate) use insert_ids;

@@ -53,14 +53,12 @@ pub async fn counted<F: Future>(request: F) -> (F::Output, Arc<StatementCounts>)
 }
 
 /// A future that counts for the request that makes it, in whichever task it runs.
-pub(crate) async fn for_this_request<F: Future>(counts: Option<Arc<StatementCounts>>, work: F) -> F::Output {
-    match counts {
-        Some(counts) => OF_REQUEST.scope(counts, work).await,
-        None => work.await,
+pub(crate) fn for_this_request<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    let counts = OF_REQUEST.try_with(Arc::clone).ok();
+    async move {
+        match counts {
+            Some(counts) => OF_REQUEST.scope(counts, work).await,
+            None => work.await,
+        }
     }
-}
-
-/// The counts of the request that this task serves.
-pub(crate) fn of_this_request() -> Option<Arc<StatementCounts>> {
-    OF_REQUEST.try_with(Arc::clone).ok()
 }

@@ -483,9 +483,7 @@ async fn departing_member_device_moves_to_personal_scope(engine: Engine) {
 
     // Its agent comes back by itself. The host said when; the agent's time is the host's.
     let newer = Connection { device_id: device.id, epoch: 2 };
-    device
-        .until(async || !device.status().await.connected || crew.host.app.store.is_current(newer).await.unwrap())
-        .await;
+    device.until(async || !device.status().await.connected || crew.host.is_current(newer).await).await;
     crew.host.clock.advance(Duration::from_secs(10));
     crew.host.until_connections(device.id, 2).await;
     device.until_connected().await;

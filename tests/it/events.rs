@@ -9,7 +9,6 @@ use culvert_domain::caller::Role;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Done, Failure, ToAgent, ToHost};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::node::SessionTraffic;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -672,14 +671,7 @@ async fn exhausted_bandwidth_emits_tunnel_stopped_event(engine: Engine) {
     device.start_tunnel(&tunnel.to_string()).await.unwrap();
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     let scope = stage.ada.account_id;
-    let session_id = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-    let used = SessionTraffic { session_id, tunnel_id: tunnel, bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
-    let noted = stage
-        .host
-        .app
-        .store
-        .write(Some(scope), move |write| Box::pin(async move { write.add_traffic(scope, &[used]).await }));
-    noted.await.unwrap();
+    stage.host.use_up_month(scope, tunnel).await;
     visit(&stage.host, &stage.api, tunnel, b"hello").await.unwrap();
     stage.heard().await;
     stage.host.record_traffic().await;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use culvert_test_macros::both_engines;
-use culvert_wire::node::SessionTraffic;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -339,14 +338,7 @@ async fn visitor_traffic_is_counted_in_usage_and_sessions(engine: Engine) {
 async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: Engine) {
     let stage = Stage::set(engine, echo_service().await.port()).await;
     let (scope, tunnel) = (stage.ada.account_id, stage.tunnel);
-    let session_id = stage.host.app.store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
-    let used = SessionTraffic { session_id, tunnel_id: tunnel, bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
-    let noted = stage
-        .host
-        .app
-        .store
-        .write(Some(scope), move |write| Box::pin(async move { write.add_traffic(scope, &[used]).await }));
-    noted.await.unwrap();
+    stage.host.use_up_month(scope, tunnel).await;
     stage.host.set_plan(scope, "free").await;
     stage.host.record_traffic().await;
     assert_eq!(stage.tunnel().await["status"], "running");

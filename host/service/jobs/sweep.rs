@@ -3,7 +3,7 @@
 use culvert_domain::error::{Chain, Result};
 use futures_util::{StreamExt, stream};
 
-use crate::liveness::Due;
+use crate::liveness::{Due, Silent};
 use crate::{Service, operations, presence, sessions, temporary_tunnels};
 use culvert_store::error::first_error;
 
@@ -58,8 +58,8 @@ pub async fn sweep(service: &Service) -> Result<()> {
 async fn held(service: &Service) -> Result<()> {
     let (store, liveness) = (&service.store, &service.liveness);
     let Due { silent, expired } = liveness.due();
-    let lost = each(Ok(silent), async |(connection, scope_id)| {
-        store.write(Some(scope_id), move |write| Box::pin(presence::lose_held(write, connection))).await?;
+    let lost = each(Ok(silent), async |Silent { connection, scope_id, seen_at }| {
+        store.write(Some(scope_id), move |write| Box::pin(presence::lose_held(write, connection, seen_at))).await?;
         liveness.release(connection);
         Ok(())
     })

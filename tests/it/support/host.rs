@@ -22,6 +22,7 @@ use culvert_service::jobs::ticker;
 use culvert_service::secrets::Purpose;
 use culvert_store::keys::DeviceCode;
 use culvert_wire::clock::Clock;
+use culvert_wire::node::SessionTraffic;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor, PgConnection};
 use tempfile::TempDir;
@@ -259,11 +260,24 @@ impl TestHost {
     /// Waits until a device has connected for the nth time.
     pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
         let newest = Connection { device_id, epoch };
-        let look = async || {
-            let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(newest).await }));
-            read.await.unwrap().then_some(())
-        };
-        self.until(look).await;
+        self.until(async || self.is_current(newest).await.then_some(())).await;
+    }
+
+    /// Whether a connection is its device's newest one and has not ended.
+    pub async fn is_current(&self, connection: Connection) -> bool {
+        let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(connection).await }));
+        read.await.unwrap()
+    }
+
+    /// Has a running tunnel use its scope's month of 5 GB but for one byte.
+    pub async fn use_up_month(&self, scope_id: Uuid, tunnel_id: Uuid) {
+        let session_id = self.app.store.lease_of_tunnel(tunnel_id).await.unwrap().unwrap().session_id;
+        let used = SessionTraffic { session_id, tunnel_id, bytes_in: 5_000_000_000 - 1, bytes_out: 0 };
+        let added = self
+            .app
+            .store
+            .write(Some(scope_id), move |write| Box::pin(async move { write.add_traffic(scope_id, &[used]).await }));
+        added.await.unwrap();
     }
 
     /// Waits until a tunnel's lease has been renewed at this moment.
