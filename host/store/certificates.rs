@@ -139,7 +139,8 @@ impl Store {
 
     /// How many certificates have each status.
     pub async fn certificate_counts(&self) -> Result<Vec<(CertificateStatus, i64)>> {
-        let sql = sql!("SELECT status, COUNT(*) AS count FROM certificates GROUP BY status");
+        let sql =
+            sql!("SELECT status, CAST(SUM(certificates) AS BIGINT) AS count FROM certificate_counts GROUP BY status");
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(readable(&rows, "certificate", |row| Ok((row.string_enum("status")?, row.int("count")?))))
     }
@@ -154,7 +155,12 @@ impl Store {
     pub async fn want_certificates_of_tunnels(&self) -> Result<()> {
         let mut after = Uuid::nil();
         loop {
-            let sql = sql!("SELECT id FROM tunnels WHERE protocol = 'http' AND id > $1 ORDER BY id LIMIT $2");
+            // SQLite would otherwise read all of another index for each part.
+            let sql = sql!(
+                sqlite: "SELECT id FROM tunnels INDEXED BY sqlite_autoindex_tunnels_1 \
+                         WHERE protocol = 'http' AND id > $1 ORDER BY id LIMIT $2",
+                postgres: "SELECT id FROM tunnels WHERE protocol = 'http' AND id > $1 ORDER BY id LIMIT $2"
+            );
             let rows = (&self.db).all(sql, args![after, TUNNELS]).await?;
             let tunnel_ids = rows.iter().map(|row| row.id("id")).collect::<DbResult<Vec<_>>>()?;
             let Some(last) = tunnel_ids.last() else { return Ok(()) };

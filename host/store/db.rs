@@ -13,14 +13,13 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
-use sqlx::{
-    AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
-};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, SqlitePool};
 
 use uuid::Uuid;
 
 use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::error::{DbResult, StoreError};
+use crate::group_commit::{Member, Writer};
 use crate::migrations;
 use crate::row::Row;
 use crate::sql::{Sql, sql};
@@ -47,7 +46,7 @@ const LIVENESS_CONNECTIONS: u32 = 2;
 #[derive(Clone)]
 pub enum Db {
     /// SQLite allows one writer at a time, so one connection writes and the others are read-only.
-    Sqlite { write: SqlitePool, read: SqlitePool },
+    Sqlite { write: Writer, read: SqlitePool },
     Postgres {
         pool: PgPool,
         /// What is alive is recorded by connections that nothing else uses.
@@ -68,7 +67,7 @@ pub enum Schema {
 
 /// A transaction that writes.
 pub enum Tx {
-    Sqlite(Transaction<'static, Sqlite>),
+    Sqlite(Member),
     Postgres(PostgresTx),
 }
 
@@ -84,7 +83,7 @@ impl Db {
     /// Brings the schema up to date.
     pub async fn migrate(&self) -> Result<(), MigrateError> {
         match self {
-            Self::Sqlite { write, .. } => migrations::SQLITE.run(write).await,
+            Self::Sqlite { write, .. } => migrations::SQLITE.run(write.pool()).await,
             Self::Postgres { unbounded, .. } => {
                 let mut connection = PgConnection::connect_with(unbounded).await?;
                 let migrated = migrations::POSTGRES.run(&mut connection).await;
@@ -97,7 +96,7 @@ impl Db {
     /// Compares the schema of the database with that of this program.
     pub async fn schema(&self) -> Schema {
         let (migrator, applied) = match self {
-            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.acquire().await.ok()).await),
+            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.pool().acquire().await.ok()).await),
             Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(pool.acquire().await.ok()).await),
         };
         compare(migrator, &applied)
@@ -107,7 +106,7 @@ impl Db {
     /// SQLite a transaction that writes locks the whole database.
     pub async fn begin(&self, scope_id: Option<Uuid>) -> DbResult<Tx> {
         Ok(match self {
-            Self::Sqlite { write, .. } => Tx::Sqlite(write.begin_with("BEGIN IMMEDIATE").await?),
+            Self::Sqlite { write, .. } => Tx::Sqlite(write.begin().await?),
             Self::Postgres { pool, .. } => Tx::Postgres(PostgresTx::begin(pool, scope_id).await?),
         })
     }
@@ -134,7 +133,7 @@ impl Db {
         match self {
             Self::Sqlite { write, read } => {
                 read.close().await;
-                write.close().await;
+                write.pool().close().await;
             }
             Self::Postgres { pool, liveness, .. } => {
                 pool.close().await;
@@ -259,12 +258,17 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
     // Connects once without the pool, because a pool that cannot connect reports only a timeout.
     bounded(PgConnection::connect_with(&unbounded)).await?.close().await?;
     let millis = |wait: Duration| format!("{}ms", wait.as_millis());
-    let bounds = [
+    let settings = [
         ("statement_timeout", millis(STATEMENT_WAIT)),
         ("lock_timeout", millis(LOCK_WAIT)),
         ("idle_in_transaction_session_timeout", millis(IDLE_IN_TRANSACTION)),
+        // Every statement has its index. PostgreSQL would read some tables whole nevertheless, such as the presence of all
+        // devices each second, for it takes it that many of them are due. Plans that cannot do without would have it compile
+        // them, for what they seem to cost.
+        ("enable_seqscan", "off".into()),
+        ("jit", "off".into()),
     ];
-    let options = unbounded.clone().options(bounds);
+    let options = unbounded.clone().options(settings);
     let pool = |most| {
         PgPoolOptions::new()
             .max_connections(most)
@@ -295,7 +299,7 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
     // A connection to a file needs no ping: it cannot be lost.
     let pool =
         |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT).test_before_acquire(false);
-    let write = pool(1).connect_with(options.clone()).await?;
+    let write = Writer::new(pool(1).connect_with(options.clone()).await?, POOL_WAIT);
     let read = pool(READERS).connect_with(options.read_only(true)).await?;
     Ok(Db::Sqlite { write, read })
 }
@@ -344,7 +348,7 @@ impl Read for Tx {
         check(sql, args);
         count(PartOf::Transaction);
         Ok(match self {
-            Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(&mut **tx).await?),
+            Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(tx.connection()).await?),
             Tx::Postgres(tx) => {
                 postgres_rows(bounded(query!(sql.postgres, args, postgres_ids).fetch_all(&mut *tx.connection)).await?)
             }
@@ -355,7 +359,9 @@ impl Read for Tx {
         check(sql, args);
         count(PartOf::Transaction);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).fetch_optional(&mut **tx).await?.map(Row::Sqlite),
+            Tx::Sqlite(tx) => {
+                query!(sql.sqlite, args, sqlite_ids).fetch_optional(tx.connection()).await?.map(Row::Sqlite)
+            }
             Tx::Postgres(tx) => bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *tx.connection))
                 .await?
                 .map(Row::Postgres),
@@ -369,7 +375,7 @@ impl Tx {
         check(sql, args);
         count(PartOf::Transaction);
         Ok(match self {
-            Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).execute(&mut **tx).await?.rows_affected(),
+            Tx::Sqlite(tx) => query!(sql.sqlite, args, sqlite_ids).execute(tx.connection()).await?.rows_affected(),
             Tx::Postgres(tx) => {
                 bounded(query!(sql.postgres, args, postgres_ids).execute(&mut *tx.connection)).await?.rows_affected()
             }

@@ -20,6 +20,7 @@ mod devices;
 pub mod domains;
 pub mod error;
 pub mod facts;
+mod group_commit;
 pub mod idempotency;
 mod key_check;
 pub mod keys;

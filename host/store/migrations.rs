@@ -49,6 +49,7 @@ const FILES: &[File] = files! {
     18 "0018_certificates_by_status"
     19 "0019_growth"
     20 "0020_liveness"
+    21 "0021_certificate_counts"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

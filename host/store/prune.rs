@@ -20,22 +20,17 @@ const KEEP_USAGE: Months = Months::new(13);
 /// Maximum number of rows that are deleted in one transaction.
 const BATCH: u32 = 1000;
 
-/// Builds a statement that deletes at most `$2` rows.
+/// Builds a statement that deletes at most `$2` rows, the oldest first by an indexed column. It finds them by where they
+/// lie, so that its cost is that of these rows.
 macro_rules! prune {
-    ($table:literal, $key:literal, $columns:literal, $which:literal) => {
-        sql!(concat!(
-            "DELETE FROM ",
-            $table,
-            " WHERE ",
-            $key,
-            " IN (SELECT ",
-            $columns,
-            " FROM ",
-            $table,
-            " WHERE ",
-            $which,
-            " LIMIT $2)"
-        ))
+    ($table:literal, $column:literal, $which:literal) => {
+        sql!(
+            sqlite: prune!("rowid IN (SELECT rowid FROM ", $table, $column, $which, ")"),
+            postgres: prune!("ctid = ANY(ARRAY(SELECT ctid FROM ", $table, $column, $which, "))")
+        )
+    };
+    ($lying:literal, $table:literal, $column:literal, $which:literal, $end:literal) => {
+        concat!("DELETE FROM ", $table, " WHERE ", $lying, $table, " WHERE ", $column, $which, " ORDER BY ", $column, " LIMIT $2", $end)
     };
 }
 
@@ -45,35 +40,31 @@ impl Store {
         let now = self.clock.now();
         let mut result = Ok(());
         for (sql, until) in [
-            (prune!("idempotency", "(credential_id, key)", "credential_id, key", "expires_at <= $1"), now),
-            (prune!("device_codes", "hash", "hash", "expires_at <= $1"), now),
-            (prune!("operations", "id", "id", "finished_at IS NOT NULL AND finished_at <= $1"), now - KEEP_OPERATIONS),
-            (prune!("sessions", "id", "id", "ended_at IS NOT NULL AND ended_at <= $1"), now - KEEP_SESSIONS),
-            (prune!("deliveries", "id", "id", "finished_at IS NOT NULL AND finished_at <= $1"), now - KEEP_DELIVERIES),
+            (prune!("idempotency", "expires_at", " <= $1"), now),
+            (prune!("device_codes", "expires_at", " <= $1"), now),
+            (prune!("operations", "finished_at", " <= $1"), now - KEEP_OPERATIONS),
+            (prune!("sessions", "ended_at", " <= $1"), now - KEEP_SESSIONS),
+            (prune!("deliveries", "finished_at", " <= $1"), now - KEEP_DELIVERIES),
             (
                 prune!(
                     "events",
-                    "id",
-                    "id",
-                    "created_at <= $1 AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)"
+                    "created_at",
+                    " <= $1 AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)"
                 ),
                 now - KEEP_DELIVERIES,
             ),
-            (
-                prune!("traffic_batches", "(node_id, boot_id, number)", "node_id, boot_id, number", "applied_at <= $1"),
-                now - KEEP_CHANGES,
-            ),
-            (prune!("device_changes", "device_id", "device_id", "changed_at <= $1"), now - KEEP_CHANGES),
-            (prune!("resting_subdomains", "(domain_id, subdomain)", "domain_id, subdomain", "until <= $1"), now),
-            (prune!("resting_ports", "(node_id, port, transport)", "node_id, port, transport", "until <= $1"), now),
+            (prune!("traffic_batches", "applied_at", " <= $1"), now - KEEP_CHANGES),
+            (prune!("device_changes", "changed_at", " <= $1"), now - KEEP_CHANGES),
+            (prune!("resting_subdomains", "until", " <= $1"), now),
+            (prune!("resting_ports", "until", " <= $1"), now),
         ] {
             result = first_error(result, self.prune_all(sql, until.into()).await);
         }
         result = first_error(result, self.prune_changes(now - KEEP_CHANGES).await);
         let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
-        let sql = prune!("usage_days", "(tunnel_id, day)", "tunnel_id, day", "day < $1");
+        let sql = prune!("usage_days", "day", " < $1");
         result = first_error(result, self.prune_all(sql, first_day.into()).await);
-        let sql = prune!("usage_of_scopes", "(scope_id, day)", "scope_id, day", "day < $1");
+        let sql = prune!("usage_of_scopes", "day", " < $1");
         first_error(result, self.prune_all(sql, first_day.into()).await)
     }
 

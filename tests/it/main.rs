@@ -30,6 +30,8 @@ mod facts;
 mod failures;
 mod foreground;
 mod generated;
+mod group_commit;
+mod growth;
 mod guards;
 mod guide;
 mod idempotency;

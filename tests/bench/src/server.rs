@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 
 use culvert::app::Host;
 use culvert::config::{Config, Listen};
@@ -13,25 +12,18 @@ use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
 use culvert_policy::load::chain::Trust;
 use culvert_service::jobs::Ticker;
-use culvert_store::db::Db;
 use culvert_wire::clock::Clock;
-use salvo::conn::TcpListener;
-use salvo::{Depot, FlowCtrl, Handler, Listener, Request, Response, Router, Server, Service, async_trait};
 use serde::{Deserialize, Serialize};
-use sqlx::SqlitePool;
-use uuid::Uuid;
+
+use crate::bare::bare;
 
 /// The environment variable by which a benchmark knows that it is to be the server.
 const SERVER: &str = "BENCH_SERVER";
 
 const ACCOUNTS: usize = 256;
 
-/// Statements of the whole path, as sqlx logs them (target `sqlx::query`): those of a read, and of
-/// a create before, and in its transaction.
-pub const READS: usize = 4;
-const READS_BEFORE: usize = 3;
-const READS_WITHIN: usize = 7;
-const WRITES: usize = 5;
+/// The environment variable that has the servers use a PostgreSQL database, by its URL.
+const DATABASE: &str = "BENCH_DATABASE";
 
 /// Where the servers are, and what to ask for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -74,12 +66,19 @@ impl Servers {
     }
 
     pub fn with(decisions: Decisions) -> Self {
+        Self::on(decisions, None)
+    }
+
+    /// As [`Servers::with`], on a PostgreSQL database that is empty.
+    pub fn on(decisions: Decisions, database: Option<&str>) -> Self {
         if let Ok(how) = std::env::var(SERVER) {
             serve(if how == RECORDED { Decisions::Recorded } else { Decisions::Forgotten });
         }
         let program = std::env::current_exe().unwrap();
         let how = if decisions == Decisions::Recorded { RECORDED } else { "forgotten" };
-        let mut child = Command::new(program).env(SERVER, how).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = Command::new(program);
+        command.env(SERVER, how).envs(database.map(|url| (DATABASE, url)));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         Self { addresses: serde_json::from_str(&line).unwrap(), child }
@@ -134,12 +133,15 @@ fn serve(decisions: Decisions) -> ! {
         std::fs::write(&file, "").unwrap();
         (config.file, config.trust) = (Some(file), Trust::Path);
         config.decisions.file = (decisions == Decisions::Recorded).then(|| folder.path().join("decisions.jsonl"));
+        config.database_url = std::env::var(DATABASE).ok();
+        let things = config.database_url.clone();
         let host = Host::start(config, Clock::system(), Ticker::Auto).await.unwrap();
         let mut keys = Vec::new();
         for number in 0..ACCOUNTS {
             keys.push(key(&host, number).await);
         }
-        let bare = bare(folder.path().join("bare.db").to_str().unwrap()).await;
+        let things = things.unwrap_or_else(|| format!("sqlite:{}", folder.path().join("bare.db").display()));
+        let bare = bare(&things).await;
         let (admin, folder) = (host.admin_address, folder.path().into());
         let addresses = Addresses { host: host.address, admin, bare, folder, keys };
         println!("{}", serde_json::to_string(&addresses).unwrap());
@@ -160,61 +162,4 @@ async fn key(host: &Host, number: usize) -> String {
     });
     write.await.unwrap();
     key.reveal().into()
-}
-
-/// Routes that do nothing but the same number of statements.
-async fn bare(file: &str) -> SocketAddr {
-    let Db::Sqlite { write, read } = Db::open(&format!("sqlite:{file}")).await.unwrap() else { unreachable!() };
-    sqlx::query("CREATE TABLE things (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT").execute(&write).await.unwrap();
-    let pools = Arc::new(Pools { write, read, id: Uuid::from_u128(1) });
-    sqlx::query("INSERT INTO things VALUES ($1, 'one')").bind(pools.id).execute(&pools.write).await.unwrap();
-    let router = Router::with_path("things").get(Get(pools.clone())).post(Post(pools));
-    let acceptor = TcpListener::new(SocketAddr::from(([127, 0, 0, 1], 0))).bind().await;
-    let address = acceptor.inner().local_addr().unwrap();
-    tokio::spawn(Server::new(acceptor).serve(Service::new(router)));
-    address
-}
-
-struct Pools {
-    write: SqlitePool,
-    read: SqlitePool,
-    id: Uuid,
-}
-
-const SELECT: &str = "SELECT id, name FROM things WHERE id = $1";
-
-struct Get(Arc<Pools>);
-
-#[async_trait]
-impl Handler for Get {
-    async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let Pools { read, id, .. } = &*self.0;
-        for _ in 0..READS {
-            sqlx::query(SELECT).bind(*id).fetch_optional(read).await.unwrap();
-        }
-        res.render(salvo::writing::Json(serde_json::json!({"data": {"id": id, "name": "one"}})));
-    }
-}
-
-struct Post(Arc<Pools>);
-
-#[async_trait]
-impl Handler for Post {
-    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let body: serde_json::Value = req.parse_json().await.unwrap();
-        let Pools { write, read, id } = &*self.0;
-        for _ in 0..READS_BEFORE {
-            sqlx::query(SELECT).bind(*id).fetch_optional(read).await.unwrap();
-        }
-        let mut transaction = write.begin_with("BEGIN IMMEDIATE").await.unwrap();
-        for _ in 0..READS_WITHIN {
-            sqlx::query(SELECT).bind(*id).fetch_optional(&mut *transaction).await.unwrap();
-        }
-        for _ in 0..WRITES {
-            let insert = sqlx::query("INSERT INTO things VALUES ($1, 'another')").bind(Uuid::new_v4());
-            insert.execute(&mut *transaction).await.unwrap();
-        }
-        transaction.commit().await.unwrap();
-        res.render(salvo::writing::Json(serde_json::json!({"data": body})));
-    }
 }

@@ -1,0 +1,202 @@
+//! Group commit on SQLite. One connection writes, and a commit waits for the disk. So transactions that come while
+//! others are under way become members of one group: each runs alone, in its turn, and all are committed at once. A member
+//! goes on only when its group is committed; one that fails is undone alone, by its savepoint.
+//!
+//! sqlx has no such thing; of other crates, none was found for SQLite.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{Error, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
+
+/// Members of a group, at most: the first one waits for the last.
+const MOST: usize = 64;
+
+/// The connection that writes.
+#[derive(Clone)]
+pub struct Writer {
+    pool: SqlitePool,
+    /// Fair: who waits first has the first turn.
+    turn: Arc<Mutex<Turn>>,
+    longest_wait: Duration,
+}
+
+/// Whoever holds it uses the connection.
+#[derive(Default)]
+struct Turn {
+    group: Option<Group>,
+}
+
+/// The open transaction of the connection, with members that have done their work.
+struct Group {
+    tx: Transaction<'static, Sqlite>,
+    members: usize,
+    /// Whether a member has left its savepoint.
+    left: bool,
+    outcome: watch::Sender<Option<Outcome>>,
+}
+
+/// How the commit of a group came out; a failure, as text.
+type Outcome = Result<(), Arc<str>>;
+
+/// The transaction of one member.
+pub struct Member {
+    turn: OwnedMutexGuard<Turn>,
+    /// The first one needs no savepoint.
+    is_first: bool,
+    ended: bool,
+}
+
+impl Writer {
+    pub(crate) fn new(pool: SqlitePool, longest_wait: Duration) -> Self {
+        Self { pool, turn: Arc::default(), longest_wait }
+    }
+
+    pub(crate) fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+
+    /// Waits for its turn, and begins a transaction.
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    pub(crate) async fn begin(&self) -> Result<Member, Error> {
+        let turn = tokio::time::timeout(self.longest_wait, self.turn.clone().lock_owned()).await;
+        let mut turn = turn.map_err(|_| Error::PoolTimedOut)?;
+        if turn.group.as_ref().is_some_and(|group| group.members >= MOST) {
+            // Its members hear of a failure.
+            let _ = turn.commit().await;
+        }
+        let is_first = turn.begin_or_join(&self.pool).await?;
+        Ok(Member { turn, is_first, ended: false })
+    }
+}
+
+impl Turn {
+    /// Begins a group, or sets the savepoint of another member; whether it is the first one.
+    async fn begin_or_join(&mut self, pool: &SqlitePool) -> Result<bool, Error> {
+        let Some(group) = &mut self.group else {
+            let tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+            self.group = Some(Group { tx, members: 0, left: false, outcome: watch::Sender::new(None) });
+            return Ok(true);
+        };
+        let joined = group.join().await;
+        self.or_fail(joined).map(|()| false)
+    }
+
+    /// Commits the group, and tells its members.
+    async fn commit(&mut self) -> Result<(), Error> {
+        let Some(mut group) = self.group.take() else { return Ok(()) };
+        let committed = match group.undo_left().await {
+            Ok(()) => group.tx.commit().await,
+            Err(error) => Err(error),
+        };
+        group.outcome.send_replace(Some(committed.as_ref().map_err(|error| error.to_string().into()).copied()));
+        committed
+    }
+
+    /// After a failure of the savepoints themselves, nothing of the group is left: SQLite has ended the transaction.
+    fn or_fail(&mut self, result: Result<(), Error>) -> Result<(), Error> {
+        if let Err(error) = &result
+            && let Some(group) = self.group.take()
+        {
+            group.outcome.send_replace(Some(Err(error.to_string().into())));
+        }
+        result
+    }
+}
+
+impl Group {
+    async fn run(&mut self, sql: &'static str) -> Result<(), Error> {
+        sqlx::query(sql).execute(&mut *self.tx).await.map(drop)
+    }
+
+    async fn join(&mut self) -> Result<(), Error> {
+        self.undo_left().await?;
+        self.run("SAVEPOINT member").await
+    }
+
+    /// Undoes what a member did that ended without a word, such as by a panic.
+    async fn undo_left(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.left) { self.undo().await } else { Ok(()) }
+    }
+
+    async fn undo(&mut self) -> Result<(), Error> {
+        self.run("ROLLBACK TO member").await?;
+        self.run("RELEASE member").await
+    }
+}
+
+impl Member {
+    /// # Panics
+    ///
+    /// Never: the group is there for as long as a member has its turn.
+    #[expect(clippy::expect_used, reason = "only what ends a member takes the group")]
+    pub(crate) fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.turn.group.as_mut().expect("the group is open").tx
+    }
+
+    /// Hands the turn on, and waits until the group is committed: by this member, when all who waited before have had
+    /// their turns, or by another one.
+    pub(crate) async fn commit(mut self) -> Result<(), Error> {
+        self.ended = true;
+        let is_first = self.is_first;
+        let Some(group) = &mut self.turn.group else { return Err(lost("the group has ended")) };
+        let released = if is_first { Ok(()) } else { group.run("RELEASE member").await };
+        group.members += 1;
+        let mut outcome = group.outcome.subscribe();
+        self.turn.or_fail(released)?;
+        let turn = OwnedMutexGuard::mutex(&self.turn).clone();
+        drop(self);
+        let mut turn = tokio::select! {
+            biased;
+            committed = outcome.wait_for(Option::is_some) => return heard(committed.ok().as_deref()),
+            turn = turn.lock_owned() => turn,
+        };
+        if outcome.borrow().is_some() {
+            return heard(Some(&*outcome.borrow()));
+        }
+        turn.commit().await
+    }
+
+    pub(crate) async fn rollback(mut self) -> Result<(), Error> {
+        self.ended = true;
+        if self.is_first {
+            return match self.turn.group.take() {
+                Some(group) => group.tx.rollback().await,
+                None => Ok(()),
+            };
+        }
+        let Some(group) = &mut self.turn.group else { return Ok(()) };
+        let undone = group.undo().await;
+        self.turn.or_fail(undone)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        match &mut self.turn.group {
+            // sqlx rolls a dropped transaction back.
+            group if self.is_first => drop(group.take()),
+            Some(group) => group.left = true,
+            None => {}
+        }
+    }
+}
+
+/// What a member makes of the outcome of its group.
+fn heard(outcome: Option<&Option<Outcome>>) -> Result<(), Error> {
+    match outcome {
+        Some(Some(Ok(()))) => Ok(()),
+        Some(Some(Err(error))) => Err(lost(error)),
+        Some(None) | None => Err(lost("the group has ended")),
+    }
+}
+
+/// A failure of the group's commit. Nothing was written, so that it can be done again.
+fn lost(why: &str) -> Error {
+    Error::Io(io::Error::other(format!("transactions could not be committed together: {why}")))
+}

@@ -1,0 +1,207 @@
+//! The cost of a request or of a background job does not depend on how much there is: each is done by somebody who has
+//! little, amid few tunnels of others and amid many.
+//!
+//! Blocks that PostgreSQL reads are counted and compared. Times are only printed, for `tests/bench/growth`, which sets the
+//! sizes and the number of rounds.
+
+#![allow(clippy::print_stdout, reason = "the table is what `tests/bench/growth` is run for")]
+
+mod meter;
+mod plans;
+mod seed;
+mod walk;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use culvert_test_macros::both_engines;
+use insta::assert_snapshot;
+
+use crate::support::database::{columns, texts_of};
+use crate::support::host::{Engine, TestHost};
+use meter::Meter;
+use plans::{scans_on_postgres, scans_on_sqlite};
+use seed::seed;
+use walk::Stage;
+
+/// The tables of which the rows are as many as what people have and do.
+const GROWING: &[&str] = &[
+    "accounts",
+    "api_keys",
+    "assignment_changes",
+    "certificates",
+    "custom_domains",
+    "deliveries",
+    "device_changes",
+    "device_codes",
+    "device_presence",
+    "devices",
+    "events",
+    "extra_ports",
+    "firewall_rules",
+    "geoip_rules",
+    "idempotency",
+    "node_ports",
+    "operations",
+    "rate_windows",
+    "resting_ports",
+    "resting_subdomains",
+    "scopes",
+    "session_ports",
+    "sessions",
+    "team_members",
+    "temporary_tunnels",
+    "traffic_batches",
+    "tunnel_devices",
+    "tunnels",
+    "usage_days",
+    "usage_of_scopes",
+    "webhooks",
+];
+
+/// The tables of which the rows are as many as nodes, domains and orders of certificates that are under way.
+const FIXED: &[&str] = &[
+    "acme_accounts",
+    "acme_challenges",
+    "acme_orders",
+    "certificate_counts",
+    "key_checks",
+    "node_loads",
+    "node_revisions",
+    "nodes",
+    "platform_domains",
+    "presets",
+];
+
+/// Tunnels of others, few and many, as `TEST_GROWTH=1000,100000` says.
+fn sizes() -> (usize, usize) {
+    let sizes = std::env::var("TEST_GROWTH").unwrap_or_else(|_| "1000,10000".into());
+    let (few, many) = sizes.split_once(',').unwrap();
+    (few.parse().unwrap(), many.parse().unwrap())
+}
+
+/// How often everything is done, as `TEST_GROWTH_ROUNDS=100` says.
+fn rounds() -> usize {
+    std::env::var("TEST_GROWTH_ROUNDS").map_or(5, |rounds| rounds.parse().unwrap())
+}
+
+/// How often as many blocks are read amid many tunnels as amid few, at most.
+const MOST: f64 = 1.5;
+
+/// Blocks that are no growth: an index of many rows has a level more than one of few, and PostgreSQL reads a table of a
+/// page or two whole.
+const LEVELS: i64 = 10;
+
+#[tokio::test]
+async fn blocks_that_are_read_do_not_grow_with_what_others_have() {
+    let (mut small, mut large) = stages(Engine::Postgres).await;
+    for _ in 0..rounds() {
+        small.walk().await;
+        large.walk().await;
+    }
+    let (small, large) = (small.meter, large.meter);
+    println!("{}", table(&small, &large));
+    let mut grown = String::new();
+    for (what, few) in small.measured() {
+        let (few, many) = (few.reads(), large.measured()[what].reads());
+        if many.blocks as f64 > few.blocks as f64 * MOST && many.blocks > few.blocks + LEVELS {
+            writeln!(grown, "{what}: {} blocks, then {}: {:#?}", few.blocks, many.blocks, many.statements).unwrap();
+        }
+    }
+    assert!(grown.is_empty(), "{grown}");
+}
+
+/// By hand alone: the times, which differ from machine to machine.
+#[tokio::test]
+async fn every_route_and_job_is_walked_on_sqlite() {
+    let (mut small, mut large) = stages(Engine::Sqlite).await;
+    for _ in 0..rounds() {
+        small.walk().await;
+        large.walk().await;
+    }
+    println!("{}", table(&small.meter, &large.meter));
+}
+
+async fn stages(engine: Engine) -> (Stage, Stage) {
+    let (few, many) = sizes();
+    (Stage::set(engine, few).await, Stage::set(engine, many).await)
+}
+
+fn table(small: &Meter, large: &Meter) -> String {
+    let mut table = format!(
+        "{:<58}{:>8}{:>8}{:>8}{:>8}{:>10}{:>10}{:>10}{:>10}\n",
+        "", "blocks", "", "rows", "", "p50 µs", "", "p99 µs", ""
+    );
+    for (what, few) in small.measured() {
+        let many = &large.measured()[what];
+        writeln!(
+            table,
+            "{what:<58}{:>8}{:>8}{:>8}{:>8}{:>10}{:>10}{:>10}{:>10}",
+            few.reads().blocks,
+            many.reads().blocks,
+            few.reads().rows,
+            many.reads().rows,
+            few.micros(0.5),
+            many.micros(0.5),
+            few.micros(0.99),
+            many.micros(0.99)
+        )
+        .unwrap();
+    }
+    table
+}
+
+/// But for what an operator's command lists, and what a host does once when it starts: the keys that were used last, and
+/// the devices that it has held.
+#[tokio::test]
+async fn postgres_reads_no_growing_table_whole() {
+    let host = TestHost::start(Engine::Postgres).await;
+    seed(&host, Engine::Postgres, sizes().1).await;
+    let scans = scans_on_postgres(&host.config().database_url()).await;
+    assert_snapshot!(scans, @"
+    api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
+    api_keys | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
+    device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
+    devices | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    scopes | …SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id
+    team_members | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    ");
+}
+
+/// As on PostgreSQL, and orders of certificates are resumed once when a host starts.
+#[tokio::test]
+async fn sqlite_reads_no_growing_table_whole() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    seed(&host, Engine::Sqlite, sizes().1).await;
+    let scans = scans_on_sqlite(&host.config().database_url()).await;
+    assert_snapshot!(scans, @"
+    api_keys: SCAN api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
+    api_keys: SCAN k | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
+    certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
+    device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
+    devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    scopes: SCAN scopes USING INDEX sqlite_autoindex_scopes_1 | …SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id
+    ");
+}
+
+#[both_engines]
+async fn every_table_is_known_to_grow_or_not(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let columns = columns(&host.config().database_url()).await;
+    let columns = columns.keys().filter(|name| !name.starts_with("index ") && !name.starts_with("constraint "));
+    let tables: BTreeSet<&str> = columns.map(|name| name.split('.').next().unwrap()).collect();
+    let known: BTreeSet<&str> = GROWING.iter().chain(FIXED).copied().collect();
+    assert_eq!(tables, known);
+}
+
+/// Rows are there in every growing table, so that an empty one hides nothing.
+#[tokio::test]
+async fn seed_fills_every_growing_table() {
+    let host = TestHost::start(Engine::Postgres).await;
+    seed(&host, Engine::Postgres, 1000).await;
+    let url = host.config().database_url();
+    for table in GROWING {
+        let rows = texts_of(&url, &format!("SELECT COUNT(*)::text AS text FROM {table}")).await;
+        assert!(rows[0].parse::<u32>().unwrap() >= 5, "{table}: {}", rows[0]);
+    }
+}

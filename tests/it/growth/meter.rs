@@ -1,0 +1,101 @@
+//! What things cost: blocks and rows by PostgreSQL's own count, and time.
+
+use std::collections::BTreeMap;
+
+use culvert_wire::clock::Clock;
+use sqlx::postgres::PgConnection;
+use sqlx::{Connection, Row};
+
+use crate::support::host::{Engine, TestHost};
+
+pub struct Meter {
+    clock: Clock,
+    /// PostgreSQL's statistics of this test's database.
+    statistics: Option<PgConnection>,
+    measured: BTreeMap<String, Cost>,
+}
+
+/// What one thing cost, each time.
+#[derive(Default)]
+pub struct Cost {
+    reads: Vec<Reads>,
+    micros: Vec<i64>,
+}
+
+/// What PostgreSQL read for it.
+#[derive(Clone, Default)]
+pub struct Reads {
+    pub blocks: i64,
+    pub rows: i64,
+    /// Each statement with its blocks, the most first.
+    pub statements: Vec<(i64, String)>,
+}
+
+impl Meter {
+    pub async fn of(host: &TestHost, engine: Engine) -> Self {
+        let statistics = match engine {
+            Engine::Sqlite => None,
+            Engine::Postgres => {
+                let mut connection = PgConnection::connect(&host.config().database_url()).await.unwrap();
+                let extension = "CREATE EXTENSION pg_stat_statements";
+                sqlx::raw_sql(extension).execute(&mut connection).await.unwrap();
+                Some(connection)
+            }
+        };
+        Self { clock: Clock::system(), statistics, measured: BTreeMap::new() }
+    }
+
+    /// Does something, and notes under this name what it cost.
+    pub async fn note<T>(&mut self, what: &str, work: impl Future<Output = T>) -> T {
+        self.reset().await;
+        let began = self.clock.moment();
+        let result = work.await;
+        let micros = self.clock.moment().since(began).as_micros();
+        let reads = self.read().await;
+        let cost = self.measured.entry(what.into()).or_default();
+        cost.micros.push(i64::try_from(micros).unwrap());
+        cost.reads.push(reads);
+        result
+    }
+
+    async fn reset(&mut self) {
+        let Some(statistics) = &mut self.statistics else { return };
+        let sql =
+            "SELECT pg_stat_statements_reset(0, (SELECT oid FROM pg_database WHERE datname = current_database()), 0)";
+        sqlx::raw_sql(sql).execute(statistics).await.unwrap();
+    }
+
+    /// What was read since the last reset, but for what this meter itself reads.
+    async fn read(&mut self) -> Reads {
+        let Some(statistics) = &mut self.statistics else { return Reads::default() };
+        let sql = "SELECT shared_blks_hit + shared_blks_read AS blocks, rows, query \
+                   FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid \
+                   WHERE d.datname = current_database() AND s.query NOT LIKE '%pg_stat_statements%' ORDER BY 1 DESC";
+        let rows = sqlx::query(sql).fetch_all(statistics).await.unwrap();
+        let statements: Vec<(i64, String)> = rows.iter().map(|row| (row.get("blocks"), row.get("query"))).collect();
+        let blocks = statements.iter().map(|(blocks, _)| blocks).sum();
+        Reads { blocks, rows: rows.iter().map(|row| row.get::<i64, _>("rows")).sum(), statements }
+    }
+
+    /// Begins anew.
+    pub fn forget(&mut self) {
+        self.measured.clear();
+    }
+
+    pub fn measured(&self) -> &BTreeMap<String, Cost> {
+        &self.measured
+    }
+}
+
+impl Cost {
+    /// The least: what else goes on at the same time only adds to it.
+    pub fn reads(&self) -> &Reads {
+        self.reads.iter().min_by_key(|reads| reads.blocks).unwrap()
+    }
+
+    pub fn micros(&self, share: f64) -> i64 {
+        let mut sorted = self.micros.clone();
+        sorted.sort_unstable();
+        sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+    }
+}
