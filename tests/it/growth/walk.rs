@@ -174,9 +174,9 @@ impl Stage {
     async fn ask(&mut self, route: &str, ids: &[Uuid], body: Value) -> Uuid {
         let (method, path) = route.split_once(' ').unwrap();
         let mut ids = ids.iter();
-        let parts = path.split('/').map(|part| {
-            if part.starts_with('{') { ids.next().unwrap().to_string() } else { part.to_owned() }
-        });
+        let parts = path
+            .split('/')
+            .map(|part| if part.starts_with('{') { ids.next().unwrap().to_string() } else { part.to_owned() });
         let path = parts.collect::<Vec<_>>().join("/");
         let api = &self.api;
         let work = async {
