@@ -160,7 +160,7 @@ impl Tool {
 
     fn of(wasm: Vec<u8>) -> Result<Self, LoadError> {
         let engines = Engines::new(1).map_err(LoadError::engine)?;
-        let module = Module::read(&engines, &Artefacts::none(), wasm)?;
+        let module = Module::read(&engines, &Artefacts::none(), wasm, None)?;
         Ok(Self { engines, module })
     }
 }

@@ -181,7 +181,7 @@ fn module_that_asks_for_an_unknown_fact_is_refused() {
     let engines = Engines::new(1).unwrap();
     let load = |schema| {
         let module = Module { schema, ..GOOD };
-        Policy::read(&engines, &Artefacts::none(), module.component()).err().unwrap().to_string()
+        Policy::read(&engines, &Artefacts::none(), module.component(), None).err().unwrap().to_string()
     };
     let problem = load(r#"{"x-culvert-facts": ["tunnel.size"]}"#);
     assert!(problem.contains("there is no fact `tunnel.size`; there are credential, now, team.name"), "{problem}");

@@ -13,11 +13,12 @@ mod walk;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use culvert_test_macros::both_engines;
 use insta::assert_snapshot;
 
-use crate::support::database::{columns, texts_of};
+use crate::support::database::{columns, count};
 use crate::support::host::{Engine, TestHost};
 use meter::Meter;
 use plans::{scans_on_postgres, scans_on_sqlite};
@@ -78,6 +79,10 @@ fn sizes() -> (usize, usize) {
     let sizes = std::env::var("TEST_GROWTH").unwrap_or_else(|_| "1000,10000".into());
     let (few, many) = sizes.split_once(',').unwrap();
     (few.parse().unwrap(), many.parse().unwrap())
+}
+
+fn by_hand() -> bool {
+    std::env::var("TEST_GROWTH").is_ok()
 }
 
 /// How often everything is done, as `TEST_GROWTH_ROUNDS=100` says.
@@ -151,6 +156,25 @@ fn table(small: &Meter, large: &Meter) -> String {
     table
 }
 
+/// Also prints how long the longest deletion took, for `tests/bench/growth`.
+#[both_engines]
+async fn what_is_old_is_deleted_in_batches(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (few, many) = sizes();
+    seed(&host, engine, if by_hand() { many } else { few }).await;
+    let mut meter = Meter::of(&host, engine).await;
+    host.clock.advance(Duration::from_hours(24 * 91));
+    meter.note("prune", host.app.store.prune()).await.unwrap();
+    let url = host.config().database_url();
+    for table in ["operations", "sessions", "deliveries", "events"] {
+        let left = count(&url, table).await;
+        // Those that have not ended, and the events that wait for their delivery.
+        assert!(left <= (few.max(many) / 10) as i64, "{table}: {left}");
+    }
+    let all = meter.measured()["prune"].micros(1.0) / 1000;
+    println!("{engine:?}: {all} ms for all; the longest statement {:.1} ms", meter.longest().await);
+}
+
 /// But for what an operator's command lists, and what a host does once when it starts: the keys that were used last, and
 /// the devices that it has held.
 #[tokio::test]
@@ -201,7 +225,7 @@ async fn seed_fills_every_growing_table() {
     seed(&host, Engine::Postgres, 1000).await;
     let url = host.config().database_url();
     for table in GROWING {
-        let rows = texts_of(&url, &format!("SELECT COUNT(*)::text AS text FROM {table}")).await;
-        assert!(rows[0].parse::<u32>().unwrap() >= 5, "{table}: {}", rows[0]);
+        let rows = count(&url, table).await;
+        assert!(rows >= 5, "{table}: {rows}");
     }
 }

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
+use culvert_domain::session::EndReason;
 use culvert_service::jobs::ticker;
+use culvert_service::sessions;
 use culvert_test_macros::both_engines;
-use culvert_wire::control::{Done, Grant, ToAgent};
+use culvert_wire::control::{Done, Grant, ToAgent, ToHost};
 use serde_json::json;
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
-use crate::support::host::{Engine, TestHost, new_database};
+use crate::support::host::{Engine, TestHost, new_database, within};
 use crate::support::wire::Wire;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -19,6 +23,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 struct Stage {
     host: TestHost,
     api: Api,
+    scope: Uuid,
     tunnel: Uuid,
     device: Uuid,
     wire: Wire,
@@ -33,7 +38,7 @@ impl Stage {
         let (device, mut wire) = host.wired(&ada, ada.account_id).await;
         api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
         let grant = wire.obey(Done::Start).await.unwrap();
-        Self { host, api, tunnel, device: device.id, wire, grant }
+        Self { host, api, scope: ada.account_id, tunnel, device: device.id, wire, grant }
     }
 
     /// Lets heartbeats come, each ten seconds after the one before.
@@ -130,4 +135,78 @@ async fn database_that_is_away_for_90_seconds_ends_nothing() {
     stage.host.pass(Duration::from_secs(1)).await;
     assert_eq!(stage.states().await, running());
     stage.beat(1).await;
+}
+
+/// The agent stays connected all the time.
+#[both_engines]
+async fn end_of_a_suspension_resumes_what_ran(engine: Engine) {
+    let mut stage = Stage::set(TestHost::start(engine).await).await;
+    let (scope, until) = (stage.scope, stage.host.clock.now() + TimeDelta::seconds(20));
+    let suspended = stage.host.app.store.write(Some(scope), move |write| {
+        Box::pin(async move {
+            write.suspend_scope(scope, until).await?;
+            sessions::end_of_scope(write, scope, EndReason::LimitReached).await
+        })
+    });
+    suspended.await.unwrap();
+    stage.host.pass(Duration::ZERO).await;
+    assert_eq!(stage.states().await, ("suspended".into(), true));
+    stage.host.pass(Duration::from_secs(19)).await;
+    assert!(stage.wire.renew(&[]).await.is_empty());
+    stage.host.pass(Duration::from_secs(1)).await;
+    let resumed = within(20, async {
+        loop {
+            stage.wire.send(ToHost::Renew { sequence: 1, lease_ids: Vec::new() }).await;
+            match stage.wire.next().await.unwrap() {
+                ToAgent::Resume { grant } => break grant,
+                _ => continue,
+            }
+        }
+    });
+    assert_eq!(resumed.await.tunnel_id, stage.tunnel);
+}
+
+/// Who is alive is recorded by connections of its own.
+#[tokio::test]
+async fn scopes_that_are_locked_do_not_keep_the_store_from_hearing_who_is_alive() {
+    let mut stage = Stage::set(TestHost::start(Engine::Postgres).await).await;
+    stage.beat(1).await;
+    let first = stage.stored_end().await;
+    let mut apis = Vec::new();
+    for number in 0..16 {
+        apis.push(stage.host.api(&stage.host.person(&format!("person-{number}")).await.key));
+    }
+    let url = stage.host.config().database_url();
+    let mut locking = PgConnection::connect(&url).await.unwrap();
+    let mut watching = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT id FROM scopes FOR UPDATE").execute(&mut locking).await.unwrap();
+    // As many requests as the host has connections, each of a scope of its own.
+    let request = |api: Api| async move { api.post("/tunnels", json!({"local_port": 80})).await.status };
+    let waiting: Vec<_> = apis.into_iter().map(|api| tokio::spawn(request(api))).collect();
+    let waits = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    stage
+        .host
+        .until_found(async || {
+            let waits: i64 = sqlx::query_scalar(waits).fetch_one(&mut watching).await.unwrap();
+            (waits == 16).then_some(())
+        })
+        .await;
+    stage.beat(5).await;
+    let recorded = "SELECT MAX(lease_until) FROM sessions";
+    let before: i64 = sqlx::query_scalar(recorded).fetch_one(&mut watching).await.unwrap();
+    let jobs = stage.host.app.jobs.clone();
+    let tick = tokio::spawn(async move { ticker::tick(&jobs, 1).await });
+    stage
+        .host
+        .until_found(async || {
+            let now: i64 = sqlx::query_scalar(recorded).fetch_one(&mut watching).await.unwrap();
+            (now > before).then_some(())
+        })
+        .await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut locking).await.unwrap();
+    for answer in waiting {
+        assert_eq!(answer.await.unwrap(), 201);
+    }
+    tick.await.unwrap();
+    assert_eq!(stage.stored_end().await, first, "it was recorded");
 }

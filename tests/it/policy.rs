@@ -64,7 +64,7 @@ fn shipped_policy_cases_pass_and_cover_every_rule() {
     let (engines, artefacts) = (engines(), artefacts());
     for name in SHIPPED {
         for wasm in builds(name) {
-            let module = Module::read(&engines, &artefacts, wasm.clone()).unwrap();
+            let module = Module::read(&engines, &artefacts, wasm.clone(), None).unwrap();
             let (mut declared, mut met) = (BTreeSet::new(), BTreeSet::new());
             for file in File::read_all(Path::new(&format!("policies/{name}/cases"))).unwrap() {
                 let results = file.run(&engines, &module).unwrap();
@@ -184,7 +184,7 @@ fn policy_built_for_earlier_interface_decides_unchanged() {
     for name in FROZEN {
         let wasm = std::fs::read(dist(&format!("{name}@1.0.0"))).unwrap();
         let files = File::bundled(&wasm).unwrap();
-        let module = Module::read(&engines, &artefacts, wasm).unwrap();
+        let module = Module::read(&engines, &artefacts, wasm, None).unwrap();
         let outcomes = files.iter().flat_map(|file| file.run(&engines, &module).unwrap().outcomes);
         let outcomes: Vec<_> = outcomes.collect();
         assert!(outcomes.len() > 5, "{name} has lost its cases");

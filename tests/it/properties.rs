@@ -208,7 +208,7 @@ async fn cursors_are_bound_to_their_list_and_unforgeable() {
 fn policy_question_of_arbitrary_json_is_answered_or_refused() {
     let engines = Engines::new(1).unwrap();
     let wasm = std::fs::read("policies/dist/validation.wasm").unwrap();
-    let module = Module::read(&engines, &artefacts(), wasm).unwrap();
+    let module = Module::read(&engines, &artefacts(), wasm, None).unwrap();
     let configured = module.configure(&engines, &artefacts(), &Map::new(), Limits::generous()).unwrap();
     let module = UntypedModule::new(&engines, &configured).unwrap();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(64));

@@ -41,7 +41,7 @@ fn load_wasm(wasm: Vec<u8>) -> Result<Pinned, LoadError> {
 /// A team-role module as a host would ask it, and what sees its answers.
 pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<DecisionObserver>), LoadError> {
     let (engines, clock) = (engines(), Clock::manual(start_of_time()));
-    let module = Policy::read(&engines, &Artefacts::none(), wasm)?;
+    let module = Policy::read(&engines, &Artefacts::none(), wasm, None)?;
     let module = module.configure(&engines, &Artefacts::none(), &Map::new(), LIMITS)?;
     let loaded =
         vec![Loaded { entry: PolicyConfig::builtin(Kind::TeamRole), module: Arc::new(module), is_kept: false }];

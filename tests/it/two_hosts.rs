@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::host::{Engine, TestHost};
+use crate::support::host::{Engine, TestHost, within};
 
 /// The second host has a data folder and a node of its own.
 async fn two_hosts() -> (TestHost, TestHost) {
@@ -59,4 +59,17 @@ async fn key_that_was_revoked_at_one_host_is_refused_by_another_within_a_second(
     first.revoke(ada.key_id).await;
     second.clock.advance(Duration::from_secs(1));
     assert_eq!(other.get("/account").await.outcome(), "401 invalid_api_key");
+}
+
+/// The agent is connected to the other host, which looks for changes once a second.
+#[tokio::test]
+async fn command_that_one_host_took_reaches_an_agent_of_another_within_a_second() {
+    let (first, second) = two_hosts().await;
+    let ada = first.person("ada").await;
+    let (device, mut wire) = first.wired(&ada, ada.account_id).await;
+    let other = second.api(&ada.key);
+    let tunnel = other.post("/tunnels", json!({"local_port": 80})).await.id();
+    let start = other.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+    first.pass(Duration::from_secs(1)).await;
+    assert_eq!(within(20, wire.command()).await.operation_id, start);
 }

@@ -134,7 +134,7 @@ impl Loader {
         let Sourced { wasm, signature } =
             sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
         component::check_memory(&wasm, entry.limits()).map_err(load)?;
-        let module = Module::read(&self.engines, &self.artefacts, wasm).map_err(load)?;
+        let module = Module::read(&self.engines, &self.artefacts, wasm, Some(entry.kind)).map_err(load)?;
         if module.kind != entry.kind {
             return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));
         }

@@ -11,9 +11,9 @@ use jsonschema::Validator;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use wasmparser::{Parser, Payload};
-use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
+use wasmtime::{CacheStore, Engine};
 
 use crate::engine::bindings::types::Description;
 use crate::engine::engines::{self, Engines, MEMORY_LIMIT, Size, TABLE_ELEMENTS};
@@ -28,8 +28,11 @@ use crate::load::{SIZE_LIMIT, schema, snapshot};
 use culvert_domain::policy_fact::PolicyFacts;
 
 const TYPES: &str = "culvert:policy/types@";
-/// Most bytes of initial memory for a module to run in a pool.
-const SMALL_BYTES: usize = 1024 * 1024;
+/// Most bytes of initial memory for all of it to be copied after each call, and for a module to run in a pool.
+const SMALL_BYTES: usize = 256 * 1024;
+const MEDIUM_BYTES: usize = 1024 * 1024;
+/// Most bytes of a module whose compiled functions are kept for other modules of its kind as well.
+const SHARED_BYTES: usize = 1024 * 1024;
 
 /// A module that was read and described, but not yet configured.
 pub struct Module {
@@ -49,8 +52,11 @@ pub struct Module {
     size: Size,
     /// The name of its compiled form.
     artefact: String,
-    /// The name of the artefact that keeps its functions, compiled for the shards.
-    functions: String,
+    /// The names of the artefacts that keep its functions, compiled for the shards: its own, and that of the module of its
+    /// kind that was compiled last, of which it may be another version.
+    functions: Vec<String>,
+    /// The name of the artefact that keeps functions for the loader.
+    instrumented: Vec<String>,
 }
 
 /// A configured and compiled module, from which shards create instances.
@@ -64,6 +70,8 @@ pub struct Configured {
     /// The facts that it wants.
     pub facts: PolicyFacts,
     pub limits: Limits,
+    /// Bytes of memory that an instance starts with.
+    pub memory_bytes: usize,
     pub size: Size,
     /// Names of the files that hold compiled forms of it.
     pub artefacts: Vec<String>,
@@ -71,14 +79,19 @@ pub struct Configured {
 }
 
 impl Module {
-    /// Reads a module and calls its `describe`.
+    /// Reads a module, which is to be of this kind if one is named, and calls its `describe`.
     ///
     /// # Errors
     ///
     /// If the module is too large, is no component, imports functions or does not fit the contract, or its
     /// `describe` fails.
-    pub fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Self, LoadError> {
-        guarded(|| read(engines, artefacts, wasm))
+    pub fn read(
+        engines: &Engines,
+        artefacts: &Artefacts,
+        wasm: Vec<u8>,
+        kind: Option<Kind>,
+    ) -> Result<Self, LoadError> {
+        guarded(|| read(engines, artefacts, wasm, kind))
     }
 
     /// Configures the module with these settings and compiles the result.
@@ -146,7 +159,7 @@ fn initial_memory(wasm: &[u8]) -> usize {
     usize::try_from(memories.max().unwrap_or(0)).unwrap_or(usize::MAX).saturating_mul(64 * 1024)
 }
 
-fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Module, LoadError> {
+fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>, wanted: Option<Kind>) -> Result<Module, LoadError> {
     if wasm.len() > SIZE_LIMIT {
         return Err(LoadError::TooLarge);
     }
@@ -155,9 +168,14 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     }
     let engine = engines.loader();
     let key = artefacts.key(engine, &[b"instrumented", &wasm]);
+    let shared = |engine, what: &[u8]| {
+        let kind = wanted.filter(|_| wasm.len() <= SHARED_BYTES)?;
+        Some(artefacts.key(engine, &[what, kind.name().as_bytes()]))
+    };
+    let instrumented: Vec<String> = shared(engine, b"instrumented functions of").into_iter().collect();
     let code = match artefacts.find(&key) {
         Some(code) => code,
-        None => artefacts.kept(&key, compile(engine, &wasm)?),
+        None => artefacts.kept(&key, compile(engine, artefacts, &instrumented, &wasm)?),
     };
     let compiled = MachineCode::new(code).on(engine).map_err(LoadError::snapshot)?;
     let kind = kind_of(engine, &compiled)?;
@@ -165,7 +183,9 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
     let Described { description, facts, schema } = Described::of(engine, &compiled)?;
     let (initial_memory_bytes, size) = needs(&compiled);
     let digest = hex::encode(Sha256::digest(&wasm));
-    let functions = artefacts.key(engines.shards()[0].of(size), &[b"functions", &wasm]);
+    let shard = engines.shards()[0].of(size);
+    let own = artefacts.key(shard, &[b"functions", &wasm]);
+    let functions = std::iter::once(own).chain(shared(shard, b"functions of")).collect();
     Ok(Module {
         wasm,
         kind,
@@ -178,14 +198,20 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>) -> Result<Modul
         size,
         artefact: key,
         functions,
+        instrumented,
     })
 }
 
 /// The instrumented component, compiled for the loader's engine.
-fn compile(loader: &Engine, wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
+fn compile(loader: &Engine, artefacts: &Artefacts, functions: &[String], wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
     let not = |error: wasmtime::Error| LoadError::NotAComponent(load_error::chain(&error));
-    let compiler = engines::compiling_for_loader().map_err(LoadError::snapshot)?;
-    snapshot::instrumented(wasm).and_then(|wasm| compiler.precompile_component(&wasm).map_err(not)).or_else(|error| {
+    let precompile = |wasm: Vec<u8>| {
+        with_functions(artefacts, functions, |functions| {
+            let engine = engines::compiling_for_loader(functions).map_err(LoadError::snapshot)?;
+            engine.precompile_component(&wasm).map_err(not)
+        })
+    };
+    snapshot::instrumented(wasm).and_then(precompile).or_else(|error| {
         // What cannot be instrumented is mostly no policy at all, so the errors about that come first.
         let component = Component::from_binary(loader, wasm).map_err(not)?;
         kind_of(loader, &component)?;
@@ -195,20 +221,29 @@ fn compile(loader: &Engine, wasm: &[u8]) -> Result<Vec<u8>, LoadError> {
     })
 }
 
-/// A configured component, compiled for the shards. Functions that were compiled for other settings are not compiled
-/// again.
+/// A configured component, compiled for the shards.
 fn compile_configured(module: &Module, artefacts: &Artefacts, snapshot: &[u8]) -> Result<Vec<u8>, LoadError> {
-    let compile = |functions| {
+    with_functions(artefacts, &module.functions, |functions| {
         let engine = engines::compiling_for_shards(functions).map_err(LoadError::snapshot)?;
         engine.precompile_component(snapshot).map_err(LoadError::snapshot)
-    };
-    if !artefacts.keeps() {
+    })
+}
+
+/// Compiles with the functions that the first of these artefacts to be found has, and keeps the functions in all of them.
+/// So what did not change, be it with other settings or with another version of a module, is not compiled again.
+fn with_functions(
+    artefacts: &Artefacts,
+    names: &[String],
+    compile: impl Fn(Option<Arc<dyn CacheStore>>) -> Result<Vec<u8>, LoadError>,
+) -> Result<Vec<u8>, LoadError> {
+    if !artefacts.keeps() || names.is_empty() {
         return compile(None);
     }
-    let functions = Arc::new(FunctionCache::decode(artefacts.find(&module.functions).unwrap_or_default()));
+    let kept = names.iter().find_map(|name| artefacts.find(name));
+    let functions = Arc::new(FunctionCache::decode(kept.unwrap_or_default()));
     let code = compile(Some(functions.clone()))?;
     if let Some(functions) = functions.encode() {
-        artefacts.keep(&module.functions, &functions);
+        names.iter().for_each(|name| artefacts.keep(name, &functions));
     }
     Ok(code)
 }
@@ -218,10 +253,15 @@ fn needs(component: &Component) -> (usize, Size) {
     let Some(needs) = component.resources_required() else { return (0, Size::Large) };
     let bytes = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(64 * 1024);
     let memory = needs.max_initial_memory_size.map_or(0, bytes);
-    let large = memory > SMALL_BYTES
+    let large = memory > MEDIUM_BYTES
         || needs.num_memories > 1
         || needs.max_initial_table_size.is_some_and(|elements| elements > TABLE_ELEMENTS as u64);
-    (memory, if large { Size::Large } else { Size::Small })
+    let size = match memory {
+        _ if large => Size::Large,
+        0..=SMALL_BYTES => Size::Small,
+        _ => Size::Medium,
+    };
+    (memory, size)
 }
 
 fn configure(
@@ -250,9 +290,10 @@ fn configure(
     };
     let code = MachineCode::new(code);
     let component = code.on(engine).map_err(LoadError::snapshot)?;
-    // Asked again, because rules and facts can come from the settings.
+    // Asked again, because rules and facts can come from the settings, and so can what takes more memory.
     let Described { description, facts, .. } = Described::of(engine, &component)?;
-    let Module { kind, digest, size, .. } = module;
+    let (memory_bytes, size) = needs(&component);
+    let Module { kind, digest, .. } = module;
     Ok(Configured {
         kind: *kind,
         digest: digest.clone(),
@@ -260,8 +301,9 @@ fn configure(
         description,
         facts,
         limits,
-        size: *size,
-        artefacts: vec![module.artefact.clone(), module.functions.clone(), key],
+        memory_bytes,
+        size,
+        artefacts: [&module.functions[..], &module.instrumented, &[module.artefact.clone(), key]].concat(),
         code,
     })
 }

@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn code_runs_mapped_and_copied() {
-        let engine = engines::compiling_for_loader().unwrap();
+        let engine = engines::compiling_for_loader(None).unwrap();
         let code = engine.precompile_component(bundle::find("team-role").unwrap()).unwrap();
         let mapped = MachineCode::new(code.clone());
         assert_eq!(matches!(mapped.0, Place::Mapped(_)), cfg!(target_os = "linux"));

@@ -1,15 +1,18 @@
-//! What a UDP tunnel carries on loopback, by QUIC and by TLS, beside rathole with Noise, and what it adds to a round trip.
+//! What a UDP tunnel carries on loopback, by QUIC and by TLS, beside rathole with Noise and beside one hop of nginx, and
+//! what it adds to a round trip, also beside a TCP visitor.
 //!
-//! Needs rathole 0.5 (`cargo install rathole --version 0.5.0`) on the PATH.
+//! Needs rathole 0.5 (`cargo install rathole --version 0.5.0`), iperf3 and nginx with its stream module (Debian: `iperf3`,
+//! `nginx-light`, `libnginx-mod-stream`) on the PATH.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use culvert_bench::service::{ADDRESS, Service, echo_datagrams};
+use culvert_bench::service::{ADDRESS, Killed, Service, echo_datagrams};
 use culvert_bench::{median, rathole, verdict};
 use futures_util::future::join_all;
 use tokio::net::UdpSocket;
@@ -18,6 +21,10 @@ use tokio::time::timeout;
 /// Where a service sends each datagram back, and the public port of rathole that leads to it.
 const ECHO: u16 = 5511;
 const ECHO_NOISE: u16 = 5512;
+/// The public port of nginx that leads to it.
+const ECHO_NGINX: u16 = 5513;
+/// Where iperf3 listens.
+const BULK: u16 = 5514;
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_secs(3);
 /// Visitors at a time, and the datagrams of each that are under way.
@@ -28,9 +35,13 @@ const LOST_AFTER: Duration = Duration::from_millis(500);
 
 #[tokio::main]
 async fn main() {
-    if Command::new("rathole").arg("--version").output().is_err() {
-        println!("rathole is not there: cargo install rathole --version 0.5.0");
-        return;
+    for (program, version) in [("rathole", "--version"), ("iperf3", "--version"), ("nginx", "-v")] {
+        if Command::new(program).arg(version).output().is_err() {
+            println!(
+                "{program} is not there: cargo install rathole --version 0.5.0; apt-get install iperf3 nginx-light"
+            );
+            return;
+        }
     }
     let settings = [("CULVERT_NODE__FLOWS_PER_ADDRESS", "100000"), ("CULVERT_NODE__NEW_FLOWS_PER_SECOND", "100000")];
     tokio::spawn(echo_datagrams(ECHO));
@@ -39,17 +50,51 @@ async fn main() {
         let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
         let ours = service.udp_tunnel(ECHO).await;
         for length in [64, 1200] {
-            rates(length, &[("culvert", ours), ("rathole with Noise", ECHO_NOISE)]).await;
+            rates(length, &[("culvert", ours), ("rathole with Noise", ECHO_NOISE)], 2.0).await;
+        }
+        {
+            let _nginx = nginx(service.folder());
+            rates(1200, &[("culvert", ours), ("nginx in one hop", ECHO_NGINX)], 0.3).await;
         }
         round_trips(ours).await;
+        beside_bulk(ours, service.tunnel(BULK).await).await;
     }
     let service = Service::with(&[&settings[..], &[("CULVERT_NODE__UDP_LISTEN", "off")]].concat()).await;
     let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
     let ours = service.udp_tunnel(ECHO).await;
-    rates(1200, &[("culvert over TLS", ours), ("rathole with Noise", ECHO_NOISE)]).await;
+    rates(1200, &[("culvert over TLS", ours), ("rathole with Noise", ECHO_NOISE)], 2.0).await;
 }
 
-async fn rates(length: usize, [(name, ours), (peer_name, peer)]: &[(&str, u16); 2]) {
+/// nginx as a proxy of datagrams. `BENCH_NGINX_STREAM` says where its stream module is.
+fn nginx(folder: &Path) -> Killed {
+    let module = std::env::var("BENCH_NGINX_STREAM");
+    let module = module.unwrap_or_else(|_| "/usr/lib/nginx/modules/ngx_stream_module.so".into());
+    let path = folder.join("stream.conf");
+    let config = format!(
+        "load_module {module};\ndaemon off;\npid {folder}/stream.pid;\nworker_processes auto;\n\
+         events {{ worker_connections 4096; }}\n\
+         stream {{ server {{ listen {ADDRESS}:{ECHO_NGINX} udp reuseport; proxy_pass {ADDRESS}:{ECHO}; }} }}\n",
+        folder = folder.display()
+    );
+    std::fs::write(&path, config).unwrap();
+    Killed::spawn(Command::new("nginx").args(["-e", "stderr", "-c"]).arg(path))
+}
+
+/// The p99 of a round trip beside a TCP visitor of the same device that takes 1 Gbit/s.
+async fn beside_bulk(ours: u16, bulk: u16) {
+    let _server = Killed::spawn(Command::new("iperf3").args(["-s", "-B", ADDRESS, "-p", &BULK.to_string()]));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let line = ["-c", ADDRESS, "-p", &bulk.to_string(), "-b", "1G", "-t", "30"].map(String::from);
+    let mut visitor = Command::new("iperf3").args(line).stdout(Stdio::null()).spawn().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let times = times(ours).await;
+    assert!(visitor.try_wait().unwrap().is_none(), "the visitor has gone");
+    let _ = (visitor.kill(), visitor.wait());
+    let p99 = times[times.len() * 99 / 100];
+    verdict("ms of a round trip beside a TCP visitor of 1 Gbit/s, p99", p99, "<= 5", p99 <= 5.0);
+}
+
+async fn rates(length: usize, [(name, ours), (peer_name, peer)]: &[(&str, u16); 2], wanted: f64) {
     let (mut our_rates, mut peer_rates) = (Vec::new(), Vec::new());
     let (mut our_loss, mut peer_loss) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -66,7 +111,8 @@ async fn rates(length: usize, [(name, ours), (peer_name, peer)]: &[(&str, u16); 
         "datagrams of {length} bytes there and back, a second, {VISITORS} visitors with {UNDER_WAY} under way each"
     );
     println!("  {name} {rate:.0} ({loss:.2} % lost), {peer_name} {peer_rate:.0} ({peer_loss:.2} % lost)");
-    verdict(&format!("{name} to {peer_name}"), rate / peer_rate, ">= 2", rate >= 2.0 * peer_rate);
+    let ratio = rate / peer_rate;
+    verdict(&format!("{name} to {peer_name}"), ratio, &format!(">= {wanted}"), ratio >= wanted);
     verdict("percent lost", loss, "<= 0.5", loss <= 0.5);
 }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
+pub mod agents;
 pub mod bare;
 pub mod load;
 pub mod path;

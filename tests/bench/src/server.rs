@@ -10,6 +10,7 @@ use culvert::app::Host;
 use culvert::config::{Config, Listen};
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::Permissions;
+use culvert_domain::port::PortRange;
 use culvert_policy::load::chain::Trust;
 use culvert_service::jobs::Ticker;
 use culvert_wire::clock::Clock;
@@ -126,6 +127,8 @@ fn serve(decisions: Decisions) -> ! {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut config = Config { data_dir: folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
         config.node.listen = any;
+        // So many tunnels that each has a port.
+        config.node.ports = PortRange { first: 1025, last: 65_535 };
         (config.node.http_listen, config.node.https_listen) = (Listen::Off, Listen::Off);
         config.rate_limit.per_minute = u32::MAX;
         config.rate_limit.per_day = u32::MAX;

@@ -18,6 +18,7 @@ pub const ADDRESS: &str = "127.0.77.1";
 pub struct Service {
     programs: PathBuf,
     folder: TempDir,
+    settings: Vec<(String, String)>,
     key: String,
     device_id: String,
     http: Client,
@@ -58,17 +59,12 @@ impl Service {
 
     /// With other settings of the host, given as environment variables.
     pub async fn with(settings: &[(&str, &str)]) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--profile", "dist", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
-        assert!(build.status().unwrap().success());
-        let programs = root.join("target/dist").canonicalize().unwrap();
+        let programs = programs();
         let folder = tempfile::tempdir().unwrap();
-        let mut host = command(&programs, &folder, "culvert");
-        let host = Killed::spawn(host.envs(settings.iter().copied()).arg("serve"));
+        let settings: Vec<_> = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         let http = Client::builder().no_proxy().build().unwrap();
-        let ready = format!("http://{ADDRESS}:9180/readyz");
-        until(async || http.get(&ready).send().await.is_ok_and(|answer| answer.status().is_success())).await;
+        let host = serve(&programs, &folder, &settings);
+        until_ready(&http).await;
         let run = |program: &str, line: &str| {
             let output = command(&programs, &folder, program).args(line.split_whitespace()).output().unwrap();
             assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
@@ -86,6 +82,7 @@ impl Service {
             device_id: device["device_id"].as_str().unwrap().into(),
             programs,
             folder,
+            settings,
             http,
             host,
             agent,
@@ -135,6 +132,18 @@ impl Service {
         until(async || self.get(&format!("tunnels/{id}")).await["status"] == "running").await;
     }
 
+    /// Kills the host, starts it again, and waits until it is ready.
+    pub async fn kill_and_restart_host(&mut self) {
+        // The new one finds its ports free.
+        let _ = (self.host.0.kill(), self.host.0.wait());
+        self.host = serve(&self.programs, &self.folder, &self.settings);
+        until_ready(&self.http).await;
+    }
+
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     pub fn host(&self) -> &Killed {
         &self.host
     }
@@ -155,7 +164,7 @@ impl Service {
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["code"].as_str().unwrap().to_owned()
     }
 
-    async fn get(&self, path: &str) -> Value {
+    pub async fn get(&self, path: &str) -> Value {
         let request = self.http.get(format!("http://{ADDRESS}:8080/v2/{path}")).bearer_auth(&self.key);
         request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
     }
@@ -165,6 +174,28 @@ impl Service {
         let request = request.header("idempotency-key", Uuid::new_v4().to_string()).json(&body);
         request.send().await.unwrap().json::<Value>().await.unwrap()["data"].clone()
     }
+}
+
+/// Builds the programs as operators install them, unless `BENCH_PROGRAMS` names a folder that has them.
+fn programs() -> PathBuf {
+    if let Ok(folder) = std::env::var("BENCH_PROGRAMS") {
+        return folder.into();
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--profile", "dist", "-p", "culvert", "-p", "culvert-agent"]).current_dir(&root);
+    assert!(build.status().unwrap().success());
+    root.join("target/dist").canonicalize().unwrap()
+}
+
+fn serve(programs: &Path, folder: &TempDir, settings: &[(String, String)]) -> Killed {
+    let mut host = command(programs, folder, "culvert");
+    Killed::spawn(host.envs(settings.iter().map(|(name, value)| (name, value))).arg("serve"))
+}
+
+async fn until_ready(http: &Client) {
+    let ready = format!("http://{ADDRESS}:9180/readyz");
+    until(async || http.get(&ready).send().await.is_ok_and(|answer| answer.status().is_success())).await;
 }
 
 fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {

@@ -77,6 +77,14 @@ impl Meter {
         Reads { blocks, rows: rows.iter().map(|row| row.get::<i64, _>("rows")).sum(), statements }
     }
 
+    /// The longest statement since the last reset, in milliseconds; 0 on SQLite.
+    pub async fn longest(&mut self) -> f64 {
+        let Some(statistics) = &mut self.statistics else { return 0.0 };
+        let sql = "SELECT MAX(max_exec_time) FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid \
+                   WHERE d.datname = current_database() AND s.query LIKE 'DELETE%'";
+        sqlx::query_scalar(sql).fetch_one(statistics).await.unwrap()
+    }
+
     /// Begins anew.
     pub fn forget(&mut self) {
         self.measured.clear();

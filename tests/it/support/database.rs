@@ -54,6 +54,18 @@ pub async fn texts_of(url: &str, sql: &str) -> Vec<String> {
     rows.iter().map(|row| row.get("text")).collect()
 }
 
+/// The number of rows in a table.
+pub async fn count(url: &str, table: &str) -> i64 {
+    let sql = AssertSqlSafe(format!("SELECT COUNT(*) FROM {table}"));
+    if url.starts_with("sqlite:") {
+        let mut connection = SqliteConnection::connect(url).await.unwrap();
+        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
+    } else {
+        let mut connection = PgConnection::connect(url).await.unwrap();
+        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
+    }
+}
+
 /// Runs a script of statements, such as a dump, and makes a SQLite file that is not there.
 pub async fn execute_script(url: &str, script: &str) {
     let script = sqlx::raw_sql(AssertSqlSafe(script.to_owned()));
