@@ -18,10 +18,18 @@ use super::pace::Paces;
 const UNPROVEN: usize = 1024;
 const UNPROVEN_PER_ADDRESS: usize = 64;
 
+/// Handshakes that are checked or written down at the same time, so that many agents at once, as after a start of the host,
+/// leave the database to requests as well.
+const AT_ONCE: usize = 8;
+/// Handshakes that wait for that. An agent that is one too many is told to come back.
+const WAITING: usize = 512;
+
 pub struct Arrivals {
     /// Places for connected agents.
     places: Arc<Semaphore>,
     unproven: Arc<Unproven>,
+    at_once: Semaphore,
+    waiting: Semaphore,
     /// Serializes the arrivals of one device.
     arriving: KeyedMutex<Uuid>,
     pub(crate) paces: Arc<Paces>,
@@ -33,6 +41,8 @@ impl Arrivals {
         Self {
             places: Arc::new(Semaphore::new(agents)),
             unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
+            at_once: Semaphore::new(AT_ONCE),
+            waiting: Semaphore::new(WAITING),
             arriving: KeyedMutex::new(),
             paces: Arc::default(),
         }
@@ -46,6 +56,21 @@ impl Arrivals {
     /// A place for one more agent; `None` if all are taken.
     pub(crate) fn place(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().try_acquire_owned().ok()
+    }
+
+    /// Does the work of a handshake that has not proved its device, with few others; `None` if too many wait already.
+    pub(crate) async fn prove<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let waiting = self.waiting.try_acquire().ok()?;
+        let _one = self.at_once.acquire().await.ok()?;
+        drop(waiting);
+        Some(work.await)
+    }
+
+    /// As [`Arrivals::prove`], for a device that has proved itself.
+    pub(crate) async fn welcome<T>(&self, work: impl Future<Output = T>) -> T {
+        // The semaphore is never closed.
+        let _one = self.at_once.acquire().await;
+        work.await
     }
 
     /// Waits for a device's turn to connect: one arrival at a time, at a limited rate. `None` if too many

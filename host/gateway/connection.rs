@@ -37,6 +37,8 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 /// When agents should reconnect to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
+/// When agents should reconnect to a host to which many connect at once. They wait up to twice as long.
+const CROWDED_FOR: Duration = Duration::from_secs(3);
 /// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
@@ -57,6 +59,8 @@ enum End {
     Full,
     #[error("the device connects too often")]
     TooOften,
+    #[error("many agents connect to the host at once")]
+    Busy,
     #[error("the host is stopping")]
     Stopping,
     #[error("the agent does not speak this host's language: {0}")]
@@ -86,9 +90,10 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
             let span = tracing::info_span!("agent", device_id = %device.id());
             AgentConnection::new(control, link, device, consent, client).run().instrument(span).await;
         }
-        Ok(Err(end @ (End::Full | End::TooOften))) => {
+        Ok(Err(end @ (End::Full | End::TooOften | End::Busy))) => {
             control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
-            let reconnect_after_ms = BUSY_FOR.as_millis() as u64;
+            let later = if matches!(end, End::Busy) { CROWDED_FOR } else { BUSY_FOR };
+            let reconnect_after_ms = later.as_millis() as u64;
             let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
         }
         Ok(Err(End::Device(DeviceError::Failed(error)))) if !is_refusal(&error) => {
@@ -121,11 +126,11 @@ async fn handshake(
         return Err(End::Protocol("its first frame is no hello".into()));
     };
     let hello: Hello = *hello;
-    let identified = identify(&control.service, hello, &nonce).await?;
+    let identified = control.arrivals.prove(identify(&control.service, hello, &nonce)).await.ok_or(End::Busy)??;
     drop(stranger);
     let place = control.arrivals.place().ok_or(End::Full)?;
     let _turn = control.arrivals.turn(identified.device_id(), &control.clock).await.ok_or(End::TooOften)?;
-    let (device, consent) = identified.accept(&control.service).await?;
+    let (device, consent) = control.arrivals.welcome(identified.accept(&control.service)).await?;
     Ok((device, consent, place))
 }
 

@@ -26,6 +26,7 @@ use ipnet::IpNet;
 use salvo::http::{HeaderValue, StatusError};
 use salvo::websocket::WebSocketUpgrade;
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -52,6 +53,10 @@ pub fn router(control: &Arc<Control>) -> Router {
     Router::with_path(CONNECT_PATH.trim_start_matches('/')).get(Connect(control.clone()))
 }
 
+/// Bytes that a connection reads at once, which each of them has allocated all the time; the default is 128 KiB. Frames are
+/// mostly shorter, and a longer one is read in pieces.
+const READ_BUFFER: usize = 4 * 1024;
+
 struct Connect(Arc<Control>);
 
 #[async_trait]
@@ -63,8 +68,11 @@ impl Handler for Connect {
         let client = client_address(peer, forwarded, &control.trusted_proxies);
         let unproven = control.arrivals.unproven(client);
         let peer = req.remote_addr().clone().into_std();
-        let upgrade =
-            WebSocketUpgrade::new().protocols(&[PROTOCOL]).max_message_size(FRAME_LIMIT).max_frame_size(FRAME_LIMIT);
+        let config = WebSocketConfig::default()
+            .read_buffer_size(READ_BUFFER)
+            .max_message_size(Some(FRAME_LIMIT))
+            .max_frame_size(Some(FRAME_LIMIT));
+        let upgrade = WebSocketUpgrade::with_config(config).protocols(&[PROTOCOL]);
         let tasks = control.tasks.clone();
         let upgraded: Result<(), StatusError> = upgrade
             .upgrade(req, res, move |socket| async move {

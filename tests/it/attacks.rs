@@ -28,8 +28,9 @@ use culvert_wire::control::{CONNECT_PATH, Capability, Done, Failure, Grant, Hell
 use culvert_wire::enrolment::{ENROL_PATH, Enrol};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::socket;
-use futures_util::FutureExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -37,6 +38,9 @@ use sqlx::{Connection, Executor, PgConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
@@ -46,7 +50,7 @@ use crate::support::host::{Engine, Person, TestHost, start_of_time, within};
 use crate::support::program::Place;
 use crate::support::receiver::{Authority, Delivered, Receiver, Reply};
 use crate::support::visitor::{Visitor, echo_service, exchange, is_closed, named_service, service, visit};
-use crate::support::wire::Wire;
+use crate::support::wire::{Wire, hello_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_mins(1);
@@ -1806,4 +1810,49 @@ async fn node_ports_overlapping_host_listeners_are_refused() {
     // Beside each other is not over each other.
     let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__PORTS", "8444-9179");
     assert_eq!(place.serve().await.interrupt().await, Some(0));
+}
+
+/// Many agents at once, as after a start of the host: 8 handshakes are worked on, 512 wait, and one more comes back later.
+#[tokio::test]
+async fn agent_that_is_one_too_many_at_once_is_told_to_come_back() {
+    let host = proxied(Engine::Postgres).await;
+    let ada = host.person("ada").await;
+    let device = host.enrol(&ada, ada.account_id, &Capability::ALL).await;
+    let mut locking = PgConnection::connect(&host.config().database_url()).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE devices").execute(&mut locking).await.unwrap();
+    let greet = async |number: usize| {
+        let mut request = format!("ws://{}{CONNECT_PATH}", host.address).into_client_request().unwrap();
+        request.headers_mut().insert("sec-websocket-protocol", PROTOCOL.parse().unwrap());
+        let from = format!("198.51.{}.{}", number / 200, number % 200);
+        request.headers_mut().insert("x-forwarded-for", from.parse().unwrap());
+        let (mut socket, _) = connect_async(request).await.unwrap();
+        let challenge = socket.next().await.unwrap().unwrap();
+        let ToAgent::Challenge { nonce } = serde_json::from_str(challenge.to_text().unwrap()).unwrap() else {
+            panic!()
+        };
+        let hello = ToHost::Hello(Box::new(hello_of(&device, &nonce.0)));
+        socket.send(Message::text(serde_json::to_string(&hello).unwrap())).await.unwrap();
+        socket
+    };
+    let mut sockets = Vec::new();
+    for number in 0..530 {
+        sockets.push(greet(number).await);
+    }
+    // Whoever is answered while nothing is read from the table is told to come back.
+    let mut answers = sockets.iter_mut().map(StreamExt::next).collect::<FuturesUnordered<_>>();
+    let sent_away = within(SOON, async {
+        loop {
+            let answer = answers.next().await.unwrap().unwrap().unwrap();
+            if answer.to_text().unwrap().contains("many agents") {
+                break answer;
+            }
+        }
+    });
+    let ToAgent::Goodbye { reason, reconnect_after_ms } =
+        serde_json::from_str(sent_away.await.to_text().unwrap()).unwrap()
+    else {
+        panic!("no goodbye")
+    };
+    assert_eq!((reason.as_str(), reconnect_after_ms), ("many agents connect to the host at once", 3000));
+    sqlx::raw_sql("ROLLBACK").execute(&mut locking).await.unwrap();
 }

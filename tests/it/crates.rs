@@ -114,7 +114,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "culvert-gateway",
         crates: &["culvert-domain", "culvert-service", "culvert-wire"],
-        frameworks: &["salvo", "tokio"],
+        frameworks: &["salvo", "tokio", "tokio-tungstenite"],
     },
     Rule {
         name: "culvert-http",

@@ -59,26 +59,31 @@ impl TestHost {
             Some(ToAgent::Challenge { nonce }) => nonce,
             other => return Err(other),
         };
-        let mut hello = Hello {
-            device_id: device.id,
-            signature: device.key.sign(&connect_statement(device.id, &nonce.0)),
-            boot_id: Uuid::from_u128(1),
-            version: "1".into(),
-            platform: "test".into(),
-            capabilities: Capability::ALL.map(String::from).into(),
-            consent: ConsentState { enabled: false, revision: 0 },
-            signed_consent: None,
-            lease_ids: Vec::new(),
-            operation_ids: Vec::new(),
-            stopped: Vec::new(),
-            renews_tokens: true,
-        };
+        let mut hello = hello_of(device, &nonce.0);
         change(&mut hello);
         send(&mut socket, &ToHost::Hello(Box::new(hello))).await;
         match next(&mut socket).await {
             Some(ToAgent::Welcome(welcome)) => Ok(Wire { socket, welcome }),
             other => Err(other),
         }
+    }
+}
+
+/// How a device answers a challenge.
+pub fn hello_of(device: &Device, nonce: &[u8]) -> Hello {
+    Hello {
+        device_id: device.id,
+        signature: device.key.sign(&connect_statement(device.id, nonce)),
+        boot_id: Uuid::from_u128(1),
+        version: "1".into(),
+        platform: "test".into(),
+        capabilities: Capability::ALL.map(String::from).into(),
+        consent: ConsentState { enabled: false, revision: 0 },
+        signed_consent: None,
+        lease_ids: Vec::new(),
+        operation_ids: Vec::new(),
+        stopped: Vec::new(),
+        renews_tokens: true,
     }
 }
 
