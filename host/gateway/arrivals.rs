@@ -8,7 +8,7 @@ use culvert_service::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use culvert_service::metrics::ConnectionRefusals;
 use culvert_wire::clock::Clock;
 use culvert_wire::unproven::{Entry, Unproven};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use super::pace::Paces;
@@ -18,18 +18,19 @@ use super::pace::Paces;
 const UNPROVEN: usize = 1024;
 const UNPROVEN_PER_ADDRESS: usize = 64;
 
-/// Handshakes that are checked or written down at the same time, so that many agents at once, as after a start of the host,
-/// leave the database to requests as well.
+/// Handshakes that are checked at the same time, and as many that are written down, so that many agents at once, as after a
+/// start of the host, leave the database to requests as well.
 const AT_ONCE: usize = 8;
-/// Handshakes that wait for that. An agent that is one too many is told to come back.
+/// Handshakes that wait to be checked. An agent that is one too many is told to come back.
 const WAITING: usize = 512;
 
 pub struct Arrivals {
     /// Places for connected agents.
     places: Arc<Semaphore>,
     unproven: Arc<Unproven>,
-    at_once: Semaphore,
     waiting: Semaphore,
+    proving: Semaphore,
+    writing: Semaphore,
     /// Serializes the arrivals of one device.
     arriving: KeyedMutex<Uuid>,
     pub(crate) paces: Arc<Paces>,
@@ -41,8 +42,9 @@ impl Arrivals {
         Self {
             places: Arc::new(Semaphore::new(agents)),
             unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
-            at_once: Semaphore::new(AT_ONCE),
             waiting: Semaphore::new(WAITING),
+            proving: Semaphore::new(AT_ONCE),
+            writing: Semaphore::new(AT_ONCE),
             arriving: KeyedMutex::new(),
             paces: Arc::default(),
         }
@@ -61,16 +63,15 @@ impl Arrivals {
     /// Does the work of a handshake that has not proved its device, with few others; `None` if too many wait already.
     pub(crate) async fn prove<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let waiting = self.waiting.try_acquire().ok()?;
-        let _one = self.at_once.acquire().await.ok()?;
+        let _one = self.proving.acquire().await.ok()?;
         drop(waiting);
         Some(work.await)
     }
 
-    /// As [`Arrivals::prove`], for a device that has proved itself.
-    pub(crate) async fn welcome<T>(&self, work: impl Future<Output = T>) -> T {
+    /// A place among the few that write a device down. Whoever holds one waits for no other device.
+    pub(crate) async fn writing(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
-        let _one = self.at_once.acquire().await;
-        work.await
+        self.writing.acquire().await.ok()
     }
 
     /// Waits for a device's turn to connect: one arrival at a time, at a limited rate. `None` if too many

@@ -130,7 +130,7 @@ async fn handshake(
     drop(stranger);
     let place = control.arrivals.place().ok_or(End::Full)?;
     let _turn = control.arrivals.turn(identified.device_id(), &control.clock).await.ok_or(End::TooOften)?;
-    let (device, consent) = control.arrivals.welcome(identified.accept(&control.service)).await?;
+    let (device, consent) = identified.accept(&control.service, control.arrivals.writing()).await?;
     Ok((device, consent, place))
 }
 

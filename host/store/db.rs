@@ -299,7 +299,15 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
     // A connection to a file needs no ping: it cannot be lost.
     let pool =
         |most| SqlitePoolOptions::new().max_connections(most).acquire_timeout(POOL_WAIT).test_before_acquire(false);
-    let write = Writer::new(pool(1).connect_with(options.clone()).await?, POOL_WAIT);
+    // After an error of the disk SQLite has rolled back by itself, which sqlx does not notice: it would refuse to begin another
+    // transaction. The ping comes after a rollback that waits to be sent.
+    let write = pool(1).after_release(|connection, _| {
+        Box::pin(async move {
+            connection.ping().await?;
+            Ok(!connection.is_in_transaction())
+        })
+    });
+    let write = Writer::new(write.connect_with(options.clone()).await?, POOL_WAIT);
     let read = pool(READERS).connect_with(options.read_only(true)).await?;
     Ok(Db::Sqlite { write, read })
 }

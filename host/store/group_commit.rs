@@ -153,7 +153,8 @@ impl Member {
             committed = outcome.wait_for(Option::is_some) => return heard(committed.ok().as_deref()),
             turn = turn.lock_owned() => turn,
         };
-        if outcome.borrow().is_some() {
+        // Committed meanwhile, or given up in the middle of it.
+        if outcome.borrow().is_some() || outcome.has_changed().is_err() {
             return heard(Some(&*outcome.borrow()));
         }
         turn.commit().await

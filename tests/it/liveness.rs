@@ -157,9 +157,8 @@ async fn end_of_a_suspension_resumes_what_ran(engine: Engine) {
     let resumed = within(20, async {
         loop {
             stage.wire.send(ToHost::Renew { sequence: 1, lease_ids: Vec::new() }).await;
-            match stage.wire.next().await.unwrap() {
-                ToAgent::Resume { grant } => break grant,
-                _ => continue,
+            if let ToAgent::Resume { grant } = stage.wire.next().await.unwrap() {
+                break grant;
             }
         }
     });

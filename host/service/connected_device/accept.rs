@@ -38,12 +38,17 @@ pub async fn identify(service: &Service, hello: Hello, nonce: &[u8]) -> Result<I
 }
 
 impl Identified {
-    /// Accepts the device: from here on, this connection is the device's current one. Returns its consent as well.
+    /// Accepts the device: from here on, this connection is the device's current one. Returns its consent as well. `place` is
+    /// waited for, and what it gives held, for the write alone: after the turn of the scope, which can take long.
     ///
     /// # Errors
     ///
     /// If the hello lists too many ids, or the device has gone; if a policy or the database fails.
-    pub async fn accept(self, service: &Arc<Service>) -> Result<(ConnectedDevice, ConsentState)> {
+    pub async fn accept<P>(
+        self,
+        service: &Arc<Service>,
+        place: impl Future<Output = P>,
+    ) -> Result<(ConnectedDevice, ConsentState)> {
         let Self { enrolled, hello } = self;
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
@@ -70,7 +75,9 @@ impl Identified {
                 Ok((connection, consent::consent_of(write, &device).await?))
             })
         });
+        let place = place.await;
         let (connection, consent) = accepted.await?;
+        drop(place);
         service.liveness.hold(connection, scope_id);
         let service = service.clone();
         Ok((ConnectedDevice { service, connection, scope_id, boot_id, public_key, held }, consent))
