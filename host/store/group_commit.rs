@@ -19,13 +19,13 @@ const MOST: usize = 64;
 pub struct Writer {
     pool: SqlitePool,
     /// Fair: who waits first has the first turn.
-    turn: Arc<Mutex<Turn>>,
+    turn: Arc<Mutex<WriteConnection>>,
     longest_wait: Duration,
 }
 
 /// Whoever holds it uses the connection.
 #[derive(Default)]
-struct Turn {
+struct WriteConnection {
     group: Option<Group>,
 }
 
@@ -43,7 +43,7 @@ type Outcome = Result<(), Arc<str>>;
 
 /// The transaction of one member.
 pub struct Member {
-    turn: OwnedMutexGuard<Turn>,
+    turn: OwnedMutexGuard<WriteConnection>,
     /// The first one needs no savepoint.
     is_first: bool,
     ended: bool,
@@ -72,7 +72,7 @@ impl Writer {
     }
 }
 
-impl Turn {
+impl WriteConnection {
     /// Begins a group, or sets the savepoint of another member; whether it is the first one.
     async fn begin_or_join(&mut self, pool: &SqlitePool) -> Result<bool, Error> {
         let Some(group) = &mut self.group else {
