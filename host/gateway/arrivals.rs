@@ -60,9 +60,11 @@ impl Arrivals {
         self.places.clone().try_acquire_owned().ok()
     }
 
-    /// Does the work of a handshake that has not proved its device, with few others; `None` if too many wait already.
-    pub(crate) async fn prove<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    /// Does the work of a handshake that has not proved its device, with few others; `None` if too many wait already. A
+    /// connection that waits here makes no room for a newer one.
+    pub(crate) async fn prove<T>(&self, entry: &mut Entry, work: impl Future<Output = T>) -> Option<T> {
         let waiting = self.waiting.try_acquire().ok()?;
+        entry.hold();
         let _one = self.proving.acquire().await.ok()?;
         drop(waiting);
         Some(work.await)

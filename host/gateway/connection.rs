@@ -78,9 +78,10 @@ impl From<Error> for End {
 pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, stranger: Stranger) {
     let mut link = AgentSocket::new(socket, control.clock.clone());
     let (peer, client, evicted) = (stranger.peer, stranger.client, stranger.unproven.evicted.clone());
-    let greeted = control.clock.timeout(HELLO_WITHIN, handshake(&control, &mut link, stranger));
+    let greeted = control.clock.timeout(HELLO_WITHIN, Box::pin(handshake(&control, &mut link, stranger)));
     let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
-        return tracing::debug!("a connection had to go before it proved whose it is");
+        tracing::debug!("a connection had to go before it proved whose it is");
+        return say_goodbye(&mut link, &End::Busy.to_string(), CROWDED_FOR).await;
     };
     if let (Ok(Ok(_)), Some(peer)) = (&greeted, peer) {
         (control.on_proven)(peer);
@@ -93,13 +94,11 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
         Ok(Err(end @ (End::Full | End::TooOften | End::Busy))) => {
             control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
             let later = if matches!(end, End::Busy) { CROWDED_FOR } else { BUSY_FOR };
-            let reconnect_after_ms = later.as_millis() as u64;
-            let _ = link.send(&ToAgent::Goodbye { reason: end.to_string(), reconnect_after_ms }).await;
+            say_goodbye(&mut link, &end.to_string(), later).await;
         }
         Ok(Err(End::Device(DeviceError::Failed(error)))) if !is_refusal(&error) => {
             tracing::warn!(error = %Chain(&error), "an agent could not be let in");
-            let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
-            let _ = link.send(&ToAgent::Goodbye { reason: "the host is busy".into(), reconnect_after_ms }).await;
+            say_goodbye(&mut link, "the host is busy", RECONNECT_AFTER).await;
         }
         Ok(Err(End::Device(DeviceError::Failed(error)))) => {
             let (code, detail) = (error.code.as_str().to_owned(), error.detail.into_owned());
@@ -110,6 +109,12 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
     }
 }
 
+/// Tells an agent that its connection ends, and when to connect again.
+async fn say_goodbye(link: &mut AgentSocket, reason: &str, after: Duration) {
+    let goodbye = ToAgent::Goodbye { reason: reason.into(), reconnect_after_ms: after.as_millis() as u64 };
+    let _ = link.send(&goodbye).await;
+}
+
 /// Whether an error refuses the agent itself, as opposed to a failure of the host.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.code, Code::NotFound | Code::DeviceNotAllowed | Code::ValidationFailed)
@@ -118,7 +123,7 @@ fn is_refusal(error: &Error) -> bool {
 async fn handshake(
     control: &Control,
     link: &mut AgentSocket,
-    stranger: Stranger,
+    mut stranger: Stranger,
 ) -> Result<(ConnectedDevice, ConsentState, OwnedSemaphorePermit), End> {
     let nonce = control.clock.random::<32>();
     link.send(&ToAgent::Challenge { nonce: Base64Bytes(nonce.into()) }).await?;
@@ -126,7 +131,8 @@ async fn handshake(
         return Err(End::Protocol("its first frame is no hello".into()));
     };
     let hello: Hello = *hello;
-    let identified = control.arrivals.prove(identify(&control.service, hello, &nonce)).await.ok_or(End::Busy)??;
+    let work = identify(&control.service, hello, &nonce);
+    let identified = control.arrivals.prove(&mut stranger.unproven, work).await.ok_or(End::Busy)??;
     drop(stranger);
     let place = control.arrivals.place().ok_or(End::Full)?;
     let _turn = control.arrivals.turn(identified.device_id(), &control.clock).await.ok_or(End::TooOften)?;
@@ -163,9 +169,10 @@ impl AgentConnection {
         Self { control, link, handle, device, requests, sent, tokens_since, may_resume: false }
     }
 
+    /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
     async fn run(mut self) {
         tracing::info!("connected");
-        let end = match self.welcome().await {
+        let end = match Box::pin(self.welcome()).await {
             Ok(()) => self.listen().await,
             Err(end) => end,
         };
@@ -176,8 +183,7 @@ impl AgentConnection {
         }
         let reason = end.to_string();
         if !matches!(end, End::Gone | End::Goodbye | End::Silent | End::Stuck) {
-            let reconnect_after_ms = RECONNECT_AFTER.as_millis() as u64;
-            let _ = self.link.send(&ToAgent::Goodbye { reason: reason.clone(), reconnect_after_ms }).await;
+            say_goodbye(&mut self.link, &reason, RECONNECT_AFTER).await;
         }
         self.control.agents.remove(self.device.connection());
         let for_good = match end {
@@ -185,7 +191,7 @@ impl AgentConnection {
             End::Device(DeviceError::NotAllowed) => Some(OfflineReason::NotAllowed),
             _ => None,
         };
-        if let Err(error) = self.device.disconnect(for_good).await {
+        if let Err(error) = Box::pin(self.device.disconnect(for_good)).await {
             tracing::warn!(error = %Chain(&error), "the end of a connection was not noted");
         }
         tracing::info!(reason, "disconnected");
@@ -224,7 +230,7 @@ impl AgentConnection {
                 frame = paced(&mut self.link, &control, device_id) => {
                     heard = clock.moment();
                     match frame {
-                        Ok(frame) => self.on_frame(frame).await,
+                        Ok(frame) => Box::pin(self.on_frame(frame)).await,
                         Err(end) => Err(end),
                     }
                 }
@@ -232,7 +238,7 @@ impl AgentConnection {
                     Ok(answer) => self.link.send(&answer).await,
                     Err(error) => Err(error.into()),
                 },
-                () = woken.notified() => self.on_woken().await,
+                () = woken.notified() => Box::pin(self.on_woken()).await,
                 () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
             };
             if let Err(end) = step {

@@ -50,6 +50,7 @@ const FILES: &[File] = files! {
     19 "0019_growth"
     20 "0020_liveness"
     21 "0021_certificate_counts"
+    22 "0022_certificate_count_parts"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -235,9 +235,10 @@ async fn silent_api_connections_do_not_block_agents() {
     }
     let (_, mut wire) = within(SOON, host.wired(&ada, ada.account_id)).await;
     assert_eq!(within(SOON, wire.renew(&[])).await, Vec::<Uuid>::new());
-    // It was told a challenge, and nothing after that.
+    // It was told a challenge, and when to come back.
     let mut told = Vec::new();
     let _ = within(SOON, silent[0].read_to_end(&mut told)).await;
+    assert!(String::from_utf8_lossy(&told).contains("many agents connect to the host at once"));
     assert!(host.metric("culvert_api_refused_total{bound=\"unproven\"}").await.unwrap() >= 76.0);
 }
 

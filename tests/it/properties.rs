@@ -1,5 +1,7 @@
 //! Properties of what strangers and other programs send: frames, JSON, cursors, questions to policies.
 
+use std::net::IpAddr;
+
 use culvert_api_types::json_tree::JsonTree;
 use culvert_domain::page::CursorPosition;
 use culvert_policy::engine::engines::Engines;
@@ -14,6 +16,7 @@ use culvert_wire::failure_code::FailureCode;
 use culvert_wire::node::{
     AssignedPort, Assignment, BasicAuth, Certificate, Challenge, Route, RouteName, TlsIdentity, ToNode, Transport,
 };
+use culvert_wire::unproven::{Entry, Unproven};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -49,6 +52,35 @@ fn canonical(text: &str) -> String {
 }
 
 proptest! {
+    /// Connections come, are held and go; those that are open never exceed the limits, and a held one is never evicted.
+    #[test]
+    fn held_connection_is_never_evicted(steps in prop::collection::vec((0..3_u8, 0..3_u8), 0..60)) {
+        let unproven = Unproven::new(5, 3, || {});
+        let mut entries: Vec<(u8, Entry, bool)> = Vec::new();
+        for (step, number) in steps {
+            let picked = entries.iter().position(|(address, _, held)| *address == number && !held);
+            match (step, picked) {
+                (0, _) => {
+                    entries.push((number, unproven.enter(IpAddr::from([198, 51, 100, number])), false));
+                }
+                (1, Some(picked)) => {
+                    entries[picked].1.hold();
+                    entries[picked].2 = true;
+                }
+                _ if !entries.is_empty() => {
+                    entries.remove(usize::from(number) % entries.len());
+                }
+                _ => {}
+            }
+            prop_assert!(entries.iter().all(|(_, entry, held)| !held || !entry.evicted.is_cancelled()));
+            entries.retain(|(_, entry, _)| !entry.evicted.is_cancelled());
+            prop_assert!(entries.iter().filter(|(_, _, held)| !held).count() <= 5);
+            for address in 0..3 {
+                prop_assert!(entries.iter().filter(|(own, ..)| *own == address).count() <= 3);
+            }
+        }
+    }
+
     /// Spaces, the order of keys and escapes do not matter; the canonical text is its own canonical text.
     #[test]
     fn json_tree_canonical_text_is_stable(value in json_value()) {

@@ -20,19 +20,20 @@ pub(super) enum DeviceRequest {
 
 /// The requests of a connection. What was queued is carried out even if the connection ends meanwhile.
 pub(super) struct DeviceRequests {
-    queue: mpsc::Sender<DeviceRequest>,
-    answers: mpsc::Receiver<Result<ToAgent, DeviceError>>,
+    queue: mpsc::Sender<Box<DeviceRequest>>,
+    answers: mpsc::Receiver<Box<Result<ToAgent, DeviceError>>>,
 }
 
 impl DeviceRequests {
     pub(super) fn open(device: Arc<ConnectedDevice>, client: IpAddr) -> Self {
-        let (queue, mut requests) = mpsc::channel(QUEUE);
+        // Boxed, because channels allocate places for 32 and most connections never ask for anything.
+        let (queue, mut requests) = mpsc::channel::<Box<DeviceRequest>>(QUEUE);
         let (sender, answers) = mpsc::channel(1);
         tokio::spawn(async move {
             while let Some(request) = requests.recv().await {
-                let answer = carry_out(&device, request, client).await;
+                let answer = Box::pin(carry_out(&device, *request, client)).await;
                 // Whoever connects again asks again.
-                let _ = sender.send(answer).await;
+                let _ = sender.send(Box::new(answer)).await;
             }
         });
         Self { queue, answers }
@@ -44,9 +45,9 @@ impl DeviceRequests {
     ///
     /// The answer, where too many wait.
     pub(super) fn push(&self, request: DeviceRequest) -> Result<(), Box<ToAgent>> {
-        let Err(error) = self.queue.try_send(request) else { return Ok(()) };
+        let Err(error) = self.queue.try_send(Box::new(request)) else { return Ok(()) };
         let failure = Failure::new(FailureCode::RateLimited, "This device asks for too much at once.");
-        Err(Box::new(match error.into_inner() {
+        Err(Box::new(match *error.into_inner() {
             DeviceRequest::Create(WantedTunnel { request_id, .. }) => {
                 ToAgent::Created { request_id, outcome: Err(failure) }
             }
@@ -57,7 +58,7 @@ impl DeviceRequests {
     /// The next answer. It may be cancelled.
     pub(super) async fn answered(&mut self) -> Result<ToAgent, DeviceError> {
         match self.answers.recv().await {
-            Some(answer) => answer,
+            Some(answer) => *answer,
             // The task lives as long as this.
             None => std::future::pending().await,
         }

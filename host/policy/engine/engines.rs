@@ -54,7 +54,7 @@ pub enum Size {
     /// From a pool that copies the whole initial content again.
     Small,
     /// From a pool that asks the system which pages were written, where it is Linux 6.7 or newer, and copies these alone.
-    /// That costs about half a microsecond more, however much memory there is.
+    /// That costs less than a microsecond more, however much memory there is.
     Medium,
     /// From fresh memory, in some tens of microseconds.
     Large,

@@ -50,13 +50,11 @@ pub struct Module {
     /// The schema of its settings.
     schema: Validator,
     size: Size,
-    /// The name of its compiled form.
-    artefact: String,
+    /// The names of the artefacts of loading: its compiled form and, if they are shared, its functions for the loader.
+    loading: Vec<String>,
     /// The names of the artefacts that keep its functions, compiled for the shards: its own, and that of the module of its
     /// kind that was compiled last, of which it may be another version.
     functions: Vec<String>,
-    /// The name of the artefact that keeps functions for the loader.
-    instrumented: Vec<String>,
 }
 
 /// A configured and compiled module, from which shards create instances.
@@ -196,9 +194,8 @@ fn read(engines: &Engines, artefacts: &Artefacts, wasm: Vec<u8>, wanted: Option<
         compiled,
         schema,
         size,
-        artefact: key,
+        loading: [vec![key], instrumented].concat(),
         functions,
-        instrumented,
     })
 }
 
@@ -303,7 +300,7 @@ fn configure(
         limits,
         memory_bytes,
         size,
-        artefacts: [&module.functions[..], &module.instrumented, &[module.artefact.clone(), key]].concat(),
+        artefacts: [&module.functions[..], &module.loading, &[key]].concat(),
         code,
     })
 }

@@ -83,7 +83,6 @@ fn total(processes: &[Agents]) -> Report {
     processes.iter().map(Agents::report).fold(Report::default(), |sum, one| Report {
         connected: sum.connected + one.connected,
         refused: sum.refused + one.refused,
-        lost: sum.lost + one.lost,
     })
 }
 

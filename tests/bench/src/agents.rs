@@ -27,6 +27,9 @@ use uuid::Uuid;
 const AGENTS: &str = "BENCH_AGENTS";
 /// The addresses that agents come from: a host takes 64 handshakes of one at a time.
 const ADDRESSES: usize = 200;
+/// The agent's own waits before it connects again.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_mins(1);
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// What such a process is to do. All its devices have one key.
@@ -46,8 +49,6 @@ pub struct Report {
     pub connected: u64,
     /// Handshakes that the host has answered with a refusal.
     pub refused: u64,
-    /// Connections that ended otherwise.
-    pub lost: u64,
 }
 
 /// A running process.
@@ -111,7 +112,6 @@ struct Shared {
     clock: Clock,
     connected: AtomicU64,
     refused: AtomicU64,
-    lost: AtomicU64,
 }
 
 async fn play(plan: Plan) {
@@ -124,7 +124,6 @@ async fn play(plan: Plan) {
         clock: Clock::system(),
         connected: counter(),
         refused: counter(),
-        lost: counter(),
     });
     let apart = plan.over / u32::try_from(plan.devices.len()).unwrap();
     for (number, device_id) in plan.devices.into_iter().enumerate() {
@@ -137,7 +136,7 @@ async fn play(plan: Plan) {
     loop {
         tokio::time::sleep(REPORT_EVERY).await;
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        let report = Report { connected: of(&shared.connected), refused: of(&shared.refused), lost: of(&shared.lost) };
+        let report = Report { connected: of(&shared.connected), refused: of(&shared.refused) };
         println!("{}", serde_json::to_string(&report).unwrap());
         std::io::stdout().flush().unwrap();
     }
@@ -145,30 +144,40 @@ async fn play(plan: Plan) {
 
 type Socket = WebSocketStream<TcpStream>;
 
+/// What the host answered to a handshake.
+enum Connected {
+    Welcome(Box<Socket>, Duration),
+    /// It says when to come back.
+    Later(Duration),
+}
+
 impl Shared {
     /// Connects, and again after a loss, with the waits of the agent.
     async fn live(&self, device_id: Uuid, number: usize) {
         let mut leases = Vec::new();
-        let mut retry = Duration::from_secs(1);
+        let mut retry = RETRY_FIRST;
         loop {
-            let mut wait = self.clock.jitter(retry);
-            match self.connect(device_id, number, &leases).await {
-                Some((mut socket, heartbeat)) => {
-                    retry = Duration::from_secs(1);
+            let asked = match self.connect(device_id, number, &leases).await {
+                Some(Connected::Welcome(mut socket, heartbeat)) => {
+                    retry = RETRY_FIRST;
                     self.connected.fetch_add(1, Relaxed);
                     let asked = self.serve(&mut socket, heartbeat, &mut leases).await;
                     self.connected.fetch_sub(1, Relaxed);
-                    wait = asked
-                        .map_or_else(|| self.clock.jitter(retry), |after| after + self.clock.jitter(after.max(retry)));
+                    asked
                 }
-                None => retry = (retry * 2).min(Duration::from_mins(1)),
-            }
-            self.lost.fetch_add(1, Relaxed);
+                Some(Connected::Later(after)) => Some(after),
+                None => None,
+            };
+            let wait = match asked {
+                Some(after) => after + self.clock.jitter(after.max(RETRY_FIRST)),
+                None => self.clock.jitter(retry),
+            };
+            retry = (retry * 2).min(RETRY_MOST);
             tokio::time::sleep(wait).await;
         }
     }
 
-    async fn connect(&self, device_id: Uuid, number: usize, leases: &[Uuid]) -> Option<(Socket, Duration)> {
+    async fn connect(&self, device_id: Uuid, number: usize, leases: &[Uuid]) -> Option<Connected> {
         let socket = TcpSocket::new_v4().unwrap();
         let [.., low] = (number % ADDRESSES).to_be_bytes();
         socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 78, low + 1), 0))).ok()?;
@@ -194,7 +203,12 @@ impl Shared {
         };
         send(&mut socket, &ToHost::Hello(Box::new(hello))).await?;
         match next(&mut socket).await? {
-            ToAgent::Welcome(welcome) => Some((socket, Duration::from_millis(welcome.heartbeat_ms))),
+            ToAgent::Welcome(welcome) => {
+                Some(Connected::Welcome(Box::new(socket), Duration::from_millis(welcome.heartbeat_ms)))
+            }
+            ToAgent::Goodbye { reconnect_after_ms, .. } => {
+                Some(Connected::Later(Duration::from_millis(reconnect_after_ms)))
+            }
             ToAgent::Refused { .. } => {
                 self.refused.fetch_add(1, Relaxed);
                 None

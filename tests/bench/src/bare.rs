@@ -28,26 +28,8 @@ const INSERT: &str = "INSERT INTO things VALUES ($1, 'another')";
 pub async fn bare(url: &str) -> SocketAddr {
     let id = Uuid::new_v4();
     let pools = match url.strip_prefix("sqlite:") {
-        Some(file) => {
-            let options = SqliteConnectOptions::new()
-                .filename(file)
-                .create_if_missing(true)
-                .journal_mode(SqliteJournalMode::Wal)
-                .synchronous(SqliteSynchronous::Full);
-            let pool = |most| SqlitePoolOptions::new().max_connections(most).test_before_acquire(false);
-            let write = pool(1).connect_with(options.clone()).await.unwrap();
-            let create = "CREATE TABLE things (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT";
-            sqlx::query(create).execute(&write).await.unwrap();
-            sqlx::query(INSERT).bind(id).execute(&write).await.unwrap();
-            Pools::Sqlite { write, read: pool(4).connect_with(options.read_only(true)).await.unwrap() }
-        }
-        None => {
-            let pool = PgPoolOptions::new().max_connections(16).test_before_acquire(false).connect(url).await.unwrap();
-            let create = "CREATE TABLE IF NOT EXISTS things (id UUID PRIMARY KEY, name TEXT NOT NULL)";
-            sqlx::query(create).execute(&pool).await.unwrap();
-            sqlx::query(INSERT).bind(id).execute(&pool).await.unwrap();
-            Pools::Postgres(pool)
-        }
+        Some(file) => sqlite(file, id).await,
+        None => postgres(url, id).await,
     };
     let bare = Arc::new(Bare { pools, id });
     let router = Router::with_path("things").get(Get(bare.clone())).post(Post(bare));
@@ -55,6 +37,28 @@ pub async fn bare(url: &str) -> SocketAddr {
     let address = acceptor.inner().local_addr().unwrap();
     tokio::spawn(Server::new(acceptor).serve(Service::new(router)));
     address
+}
+
+async fn sqlite(file: &str, id: Uuid) -> Pools {
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full);
+    let pool = |most| SqlitePoolOptions::new().max_connections(most).test_before_acquire(false);
+    let write = pool(1).connect_with(options.clone()).await.unwrap();
+    let create = "CREATE TABLE things (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT";
+    sqlx::query(create).execute(&write).await.unwrap();
+    sqlx::query(INSERT).bind(id).execute(&write).await.unwrap();
+    Pools::Sqlite { write, read: pool(4).connect_with(options.read_only(true)).await.unwrap() }
+}
+
+async fn postgres(url: &str, id: Uuid) -> Pools {
+    let pool = PgPoolOptions::new().max_connections(16).test_before_acquire(false).connect(url).await.unwrap();
+    let create = "CREATE TABLE IF NOT EXISTS things (id UUID PRIMARY KEY, name TEXT NOT NULL)";
+    sqlx::query(create).execute(&pool).await.unwrap();
+    sqlx::query(INSERT).bind(id).execute(&pool).await.unwrap();
+    Pools::Postgres(pool)
 }
 
 struct Get(Arc<Bare>);

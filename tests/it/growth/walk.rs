@@ -61,7 +61,7 @@ impl Stage {
         self.run_tunnel(tunnel, device, &mut wire).await;
         self.change_webhook().await;
         self.use_domain().await;
-        self.delete_tunnel(tunnel).await;
+        self.ask("DELETE /tunnels/{tunnel_id}", &[tunnel], Value::Null).await;
         self.do_jobs().await;
         drop(wire);
         let covered =
@@ -153,10 +153,6 @@ impl Stage {
         self.ask("DELETE /tunnels/{tunnel_id}/domain", &of, Value::Null).await;
         self.api.delete(&format!("/tunnels/{}", web.id())).await.data();
         self.settle().await;
-    }
-
-    async fn delete_tunnel(&mut self, tunnel: Uuid) {
-        self.ask("DELETE /tunnels/{tunnel_id}", &[tunnel], Value::Null).await;
     }
 
     async fn do_jobs(&mut self) {
