@@ -34,6 +34,7 @@ use crate::config::{AcmeDns, Config, ConfigError, Listen, NodeConfig};
 use crate::embedded::{self, Embedded};
 use crate::policies;
 use crate::site;
+use culvert_dashboard::Dashboard;
 use culvert_gateway::{self as gateway, Arrivals, Control};
 use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
@@ -69,6 +70,8 @@ pub struct App {
     connections: Arc<Connections>,
     pub embedded: Arc<Embedded>,
     pub api: Arc<Api>,
+    /// None where it is turned off.
+    pub dashboard: Option<Arc<Dashboard>>,
     pub control: Arc<Control>,
     pub jobs: Arc<Jobs>,
     pub admin: Arc<Admin>,
@@ -102,7 +105,7 @@ impl Host {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         let store = Arc::new(store);
-        store.set_own_name(config.public_host());
+        store.set_own_names(vec![config.public_host(), config.dashboard_host()]);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
@@ -118,6 +121,9 @@ impl Host {
             stop: stop.clone(),
         };
         let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
+        if config.dashboard.enabled {
+            site::check_dashboard(&config, &store).await?;
+        }
         let parts = Parts {
             store,
             secrets,
@@ -147,8 +153,9 @@ impl Host {
         start_certificates(&app).await?;
         app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.connections.clone());
-        let agents = gateway::router(&app.control);
-        let api = (http::service(&app.api, vec![agents]), admission, app.config.api.connections);
+        let mut more = vec![gateway::router(&app.control)];
+        more.extend(app.dashboard.iter().flat_map(culvert_dashboard::routers));
+        let api = (http::service(&app.api, more), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
         let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
@@ -209,22 +216,11 @@ struct Parts {
 
 /// Makes the service and the context of each of its callers.
 fn compose(config: Config, clock: Clock, parts: Parts) -> App {
-    let Parts {
-        store,
-        secrets,
-        policies,
-        guard,
-        deliveries,
-        certificates,
-        metrics,
-        embedded,
-        admin_token,
-        tasks,
-        stop,
-    } = parts;
-    let policies = Arc::new(policies);
+    let Parts { store, secrets, metrics, embedded, tasks, stop, .. } = parts;
+    let policies = Arc::new(parts.policies);
     let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
-    let service = Service::new(store.clone(), secrets.clone(), policies.clone(), guard, metrics.nodes.clone(), host_id);
+    let service =
+        Service::new(store.clone(), secrets.clone(), policies.clone(), parts.guard, metrics.nodes.clone(), host_id);
     let service = Arc::new(service);
     let metrics = Arc::new(metrics);
     let api = Arc::new(api(&config, &service, &metrics));
@@ -239,8 +235,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         agents: control.agents.clone(),
         rate_limits: api.rate_limits.clone(),
         wakeups: Wakeups::new(&clock),
-        deliveries,
-        certificates,
+        deliveries: parts.deliveries,
+        certificates: parts.certificates,
         metrics: metrics.clone(),
         clock: clock.clone(),
         stop,
@@ -253,13 +249,28 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         metrics,
         embedded: embedded.clone(),
         host_id: service.liveness().host_id(),
-        token: admin_token,
+        token: parts.admin_token,
         metrics_open: config.metrics_open,
         is_loopback: config.admin_listen.ip().is_loopback(),
         config_file: config.file.clone(),
         geoip_database: config.geoip.database.clone(),
     });
-    App { config, clock, store, secrets, policies, service, connections, embedded, api, control, jobs, admin }
+    let dashboard = site::dashboard(&config, &service).map(Arc::new);
+    App {
+        config,
+        clock,
+        store,
+        secrets,
+        policies,
+        service,
+        connections,
+        embedded,
+        api,
+        dashboard,
+        control,
+        jobs,
+        admin,
+    }
 }
 
 /// Locks the data folder, so that only one host uses it. The lock is released when the process ends in any

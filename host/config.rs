@@ -2,6 +2,7 @@
 //! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
 
 mod certificates;
+mod dashboard;
 mod node;
 
 use std::fmt;
@@ -17,6 +18,7 @@ pub use certificates::{AcmeConfig, AcmeDns, CertificatesConfig};
 use culvert_domain::field_path;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
+pub use dashboard::DashboardConfig;
 use node::check_domain;
 pub use node::{HttpConfig, Listen, NodeConfig};
 
@@ -50,6 +52,7 @@ pub struct Config {
     pub default_plan: String,
     pub rate_limit: RateLimit,
     pub api: ApiConfig,
+    pub dashboard: DashboardConfig,
     /// Whether `/metrics` answers without the operator's token.
     pub metrics_open: bool,
     /// Networks whose `X-Forwarded-For` header is believed.
@@ -164,6 +167,7 @@ impl Default for Config {
             default_plan: "self-hosted".into(),
             rate_limit: RateLimit { per_minute: 120, per_day: 10_000, failed_auth_per_minute: 30 },
             api: ApiConfig { connections: 4096, connections_per_address: 256, agents: 20_000 },
+            dashboard: DashboardConfig::default(),
             metrics_open: false,
             trusted_proxies: Vec::new(),
             node: NodeConfig::default(),
@@ -248,6 +252,7 @@ impl Config {
             ));
         }
         self.acme.check()?;
+        self.dashboard.check()?;
         self.check_bounds()?;
         if !(0.0..=1.0).contains(&self.decisions.sample) {
             return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));
@@ -400,8 +405,16 @@ impl Config {
 
     /// The host name of `public_url`.
     pub fn public_host(&self) -> String {
-        let url = reqwest::Url::parse(&self.public_url()).ok();
-        url.and_then(|url| url.host_str().map(String::from)).unwrap_or_default()
+        host_of(&self.public_url())
+    }
+
+    pub fn dashboard_url(&self) -> String {
+        self.dashboard.url.clone().unwrap_or_else(|| format!("{}{}", self.public_url(), dashboard::PATH))
+    }
+
+    /// The host name of the dashboard.
+    pub fn dashboard_host(&self) -> String {
+        host_of(&self.dashboard_url())
     }
 
     /// Without a slash at its end.
@@ -422,6 +435,11 @@ impl Config {
     pub fn secret_key_file(&self) -> PathBuf {
         self.secret_key_file.clone().unwrap_or_else(|| self.data_dir.join("secret.key"))
     }
+}
+
+fn host_of(url: &str) -> String {
+    let url = reqwest::Url::parse(url).ok();
+    url.and_then(|url| url.host_str().map(String::from)).unwrap_or_default()
 }
 
 /// Whether listeners at these addresses take the same connections.

@@ -1,8 +1,64 @@
-//! Whether the API and the tunnels are of one site for browsers, which then share cookies.
+//! The dashboard, and whether the API, the dashboard and the tunnels are of one site for browsers, which then share cookies.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::config::Config;
+use culvert_dashboard::{Dashboard, Site};
+use culvert_domain::error::Chain;
+use culvert_service::Service;
+use culvert_service::sign_ins::SignIns;
+use culvert_store::Store;
+
+use crate::config::{Config, ConfigError};
+
+/// The dashboard, unless it is turned off.
+pub(crate) fn dashboard(config: &Config, service: &Arc<Service>) -> Option<Dashboard> {
+    // The URL was checked with the settings.
+    let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
+    Some(Dashboard {
+        service: service.clone(),
+        sign_ins: SignIns::new(service.clock().clone(), config.dashboard.lifetimes()),
+        site,
+        public_url: config.public_url(),
+        docs_url: config.docs_url(),
+        trusted_proxies: config.trusted_proxies.clone(),
+        status_of: culvert_http::problem::status,
+    })
+}
+
+/// Refuses a dashboard whose host name tunnels are served under: their pages would get the cookies of people who are signed
+/// in. It looks at the settings of this host, and at the nodes and domains that the database knows.
+///
+/// # Errors
+///
+/// The setting, and the name that is the same; if the database fails.
+pub(crate) async fn check_dashboard(config: &Config, store: &Store) -> Result<(), ConfigError> {
+    let host = config.dashboard_host();
+    let shared = |what: &str| {
+        let problem = format!(
+            "must not be a name that tunnels are served under ({what}); give it another name, or set dashboard.enabled \
+             to false"
+        );
+        Err(ConfigError::new("dashboard.url", problem))
+    };
+    for (setting, node) in config.nodes() {
+        if host == node.hostname {
+            return shared(&format!("{setting}.hostname is the same"));
+        }
+        if node.domain.as_ref().is_some_and(|domain| is_below(&host, domain)) {
+            return shared(&format!("{setting}.domain leads there"));
+        }
+    }
+    let database = |e| ConfigError::new("database_url", Chain(&e));
+    if store.nodes().await.map_err(database)?.iter().any(|node| host == node.hostname) {
+        return shared("a node has the same name");
+    }
+    let domains = store.platform_domains().await.map_err(database)?;
+    match domains.iter().find(|known| is_below(&host, &known.domain)) {
+        Some(known) => shared(&format!("the platform domain {} leads there", known.domain)),
+        None => Ok(()),
+    }
+}
 
 /// Warns where a tunnel's page could set cookies for the API's host, or read those that it has set: cookies know no ports,
 /// and go to all names below the one that they are for (RFC 6265, section 5.1.3). A page may also set them for any name

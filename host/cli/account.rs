@@ -7,6 +7,7 @@ use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_service::accounts;
+use culvert_service::links::{self, NewLink};
 
 #[derive(Subcommand)]
 pub(super) enum Account {
@@ -21,28 +22,63 @@ pub(super) enum Account {
         #[arg(long)]
         plan: Option<String>,
     },
+    /// Make a link by which somebody comes into the dashboard; it can be used once, within 30 minutes
+    Link {
+        #[arg(long)]
+        email: String,
+    },
 }
 
 impl Account {
     pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
-        let Self::Create { email, name, plan } = self;
-        let plan = plan.unwrap_or_else(|| config.default_plan.clone());
-        check_email(&email)?;
-        operator::check_name("--name", &name)?;
-        let (store, secrets) = operator::store_and_secrets(config).await?;
-        operator::check_plan(config, &secrets, &plan).await?;
-        let account = accounts::create(&store, email.clone(), name, plan).await;
-        let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
-        let value = json!({
-            "id": account.id,
-            "email": account.email,
-            "display_name": account.name,
-            "plan_name": account.plan,
-            "created_at": account.created_at,
-        });
-        print(output, &value, || format!("account {} ({}), plan {}", account.id, account.email, account.plan));
-        Ok(())
+        match self {
+            Self::Create { email, name, plan } => create(config, output, email, name, plan).await,
+            Self::Link { email } => link(config, output, &email).await,
+        }
     }
+}
+
+async fn create(
+    config: &Config,
+    output: Output,
+    email: String,
+    name: String,
+    plan: Option<String>,
+) -> Result<(), CliError> {
+    let plan = plan.unwrap_or_else(|| config.default_plan.clone());
+    check_email(&email)?;
+    operator::check_name("--name", &name)?;
+    let (store, secrets) = operator::store_and_secrets(config).await?;
+    operator::check_plan(config, &secrets, &plan).await?;
+    let account = accounts::create(&store, email.clone(), name, plan).await;
+    let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
+    let value = json!({
+        "id": account.id,
+        "email": account.email,
+        "display_name": account.name,
+        "plan_name": account.plan,
+        "created_at": account.created_at,
+    });
+    print(output, &value, || format!("account {} ({}), plan {}", account.id, account.email, account.plan));
+    Ok(())
+}
+
+async fn link(config: &Config, output: Output, email: &str) -> Result<(), CliError> {
+    if !config.dashboard.enabled {
+        return Err(refused("the dashboard is turned off; set dashboard.enabled to true first"));
+    }
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, email).await?;
+    let NewLink { secret, expires_at } = links::create(&store, account.id).await?;
+    let url = entrance(config, &secret);
+    let value = json!({"url": url, "expires_at": expires_at});
+    print(output, &value, || format!("{url}\n(for {}, once, until {})", account.email, expires_at.format("%F %R UTC")));
+    Ok(())
+}
+
+/// The URL of a link. The secret stands in its fragment, which no server sees.
+pub(super) fn entrance(config: &Config, secret: &str) -> String {
+    format!("{}/enter#{secret}", config.dashboard_url())
 }
 
 fn check_email(email: &str) -> Result<(), CliError> {

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
+use super::account::entrance;
 use super::{CliError, refused, serve};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
@@ -29,6 +30,7 @@ use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_policy::load::chain::Trust;
 use culvert_service::api_keys::{self, NewKey};
 use culvert_service::jobs::Ticker;
+use culvert_service::links;
 use culvert_service::{accounts, enrolment};
 use culvert_store::keys::DeviceCode;
 
@@ -129,7 +131,7 @@ async fn set_up(
         None => None,
     };
     let names = web.iter().flat_map(|tunnel| names(app, tunnel)).collect();
-    Ok(introduction(&client, &tunnel, names, folder))
+    Ok(introduction(&client, &tunnel, names, &dashboard(app).await?, folder))
 }
 
 /// Whether the node gives names to http tunnels.
@@ -160,7 +162,21 @@ fn names(app: &App, web: &Value) -> Vec<(String, String)> {
     vec![in_the_clear, (url, fetch)]
 }
 
-fn introduction(client: &ApiClient, tunnel: &Value, names: Vec<(String, String)>, folder: &Path) -> String {
+/// The line with a link into the dashboard, which can be used once: the next start prints another.
+async fn dashboard(app: &App) -> Result<String, CliError> {
+    let account = app.store.account_by_email(EMAIL).await?.filter(|_| app.dashboard.is_some());
+    let Some(account) = account else { return Ok(String::new()) };
+    let link = links::create(&app.store, account.id).await?;
+    Ok(format!("dashboard      {}\n    ", entrance(&app.config, &link.secret)))
+}
+
+fn introduction(
+    client: &ApiClient,
+    tunnel: &Value,
+    names: Vec<(String, String)>,
+    dashboard: &str,
+    folder: &Path,
+) -> String {
     let address = &tunnel["public_address"];
     let public = format!("{}:{}", address["hostname"].as_str().unwrap_or_default(), address["port"]);
     let target = format!("{}:{}", tunnel["local_host"].as_str().unwrap_or_default(), tunnel["local_port"]);
@@ -176,6 +192,7 @@ fn introduction(client: &ApiClient, tunnel: &Value, names: Vec<(String, String)>
     format!(
         "Culvert is running:\n\n    \
          http://{public}  →  this machine, {target}\n    {named}\n    \
+         {dashboard}\
          API            {api}\n    \
          API key        {key}\n    \
          documentation  {documentation}/docs\n    \
@@ -197,7 +214,7 @@ async fn first_account(app: &App) -> Result<(String, String), CliError> {
     };
     let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
     let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);
-    let NewKey { key, .. } = api_keys::create(&app.store, account.id, account.id, permissions, None).await?;
+    let NewKey { key, .. } = api_keys::create(&app.store, account.id, account.id, permissions, None, "dev").await?;
     let (code, _) = enrolment::create_code(
         &app.store,
         DeviceCode { account_id: account.id, scope_id: account.id, may_create: true },

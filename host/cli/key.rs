@@ -26,6 +26,9 @@ pub(super) enum Key {
         /// When the key ends (RFC 3339) [default: never]
         #[arg(long)]
         expires_at: Option<DateTime<Utc>>,
+        /// What you call the key
+        #[arg(long, default_value = "")]
+        name: String,
     },
     /// List keys
     List,
@@ -39,8 +42,8 @@ pub(super) enum Key {
 impl Key {
     pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         match self {
-            Self::Create { account, team, scopes, expires_at } => {
-                create(config, output, &account, team.as_deref(), &scopes, expires_at).await
+            Self::Create { account, team, scopes, expires_at, name } => {
+                create(config, output, &account, team.as_deref(), &scopes, expires_at, &name).await
             }
             Self::List => list(config, output).await,
             Self::Revoke { key } => revoke(config, output, key).await,
@@ -55,13 +58,17 @@ async fn create(
     team: Option<&str>,
     scopes: &str,
     expires_at: Option<DateTime<Utc>>,
+    name: &str,
 ) -> Result<(), CliError> {
+    if !name.is_empty() {
+        operator::check_name("--name", name)?;
+    }
     let permissions = Permissions::parse(scopes).map_err(|problem| CliError::Usage(format!("--scopes: {problem}")))?;
     let store = operator::store(config).await?;
     let account = operator::account(&store, account).await?;
     let scope_id = operator::scope(&store, &account, team).await?;
     let NewKey { id, key, created_at } =
-        api_keys::create(&store, account.id, scope_id, permissions, expires_at).await?;
+        api_keys::create(&store, account.id, scope_id, permissions, expires_at, name).await?;
     let value = json!({
         "id": id,
         "key": key.reveal(),
@@ -83,6 +90,7 @@ async fn list(config: &Config, output: Output) -> Result<(), CliError> {
         json!({
             "id": key.id,
             "prefix": format!("ctk_{}", key.public_id),
+            "name": key.name,
             "account": key.email,
             "team": key.team,
             "scopes": key.permissions.iter().collect::<Vec<_>>(),

@@ -51,6 +51,9 @@ string_enum! {
         WebhooksDelete "webhooks.delete",
         WebhooksTest "webhooks.test",
         WebhooksListDeliveries "webhooks.list_deliveries",
+        KeysCreate "keys.create",
+        KeysRevoke "keys.revoke",
+        DevicesCreateCode "devices.create_code",
     }
 }
 
@@ -59,9 +62,9 @@ impl Action {
         self.as_str()
     }
 
-    /// The API scope that it needs.
-    pub fn permission(self) -> Permission {
-        match self {
+    /// The API scope that a key needs for it. None where no key may do it, but a person who is signed in.
+    pub fn permission(self) -> Option<Permission> {
+        Some(match self {
             Action::ServiceRead | Action::AccountRead | Action::UsageRead | Action::ScopePresetsList => {
                 Permission::AccountRead
             }
@@ -97,7 +100,8 @@ impl Action {
             Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
                 Permission::WebhooksWrite
             }
-        }
+            Action::KeysCreate | Action::KeysRevoke | Action::DevicesCreateCode => return None,
+        })
     }
 
     /// The remote action that it asks a device for.

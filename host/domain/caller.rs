@@ -42,13 +42,15 @@ pub enum Credential {
     },
     /// A device's key, on the control channel: a command at the device acts for the device's owner.
     Device(Uuid),
+    /// A person's sign-in, in the dashboard.
+    SignIn(Uuid),
 }
 
 impl Credential {
-    /// The id of the API key or of the device.
+    /// The id of the API key, of the device or of the sign-in.
     pub fn id(self) -> Uuid {
         match self {
-            Self::Key { id, .. } | Self::Device(id) => id,
+            Self::Key { id, .. } | Self::Device(id) | Self::SignIn(id) => id,
         }
     }
 }

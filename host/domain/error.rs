@@ -132,6 +132,15 @@ pub fn is_code(text: &str) -> bool {
 }
 
 impl Code {
+    /// Whether the dashboard alone answers with it, and no endpoint of the API.
+    pub fn is_of_dashboard(&self) -> bool {
+        use Code::{CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LinkNotValid, SignInRequired};
+        matches!(
+            self,
+            SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired | KeyLimitReached | LinkNotValid
+        )
+    }
+
     /// The code of a denial: one of the host's own, or one that the policy brought along.
     pub fn from_policy(code: String) -> Self {
         Self::ALL.iter().find(|own| own.as_str() == code).cloned().unwrap_or(Self::Policy(code))
@@ -267,6 +276,18 @@ codes! {
         "Remove it from the other tunnel first."
     AlreadyOnNode "already_on_node" "The tunnel is on this node"
         "Choose another node of `GET /nodes`."
+    SignInRequired "sign_in_required" "Sign in first"
+        "Nobody is signed in, or the sign-in has ended. Sign in at the dashboard."
+    CrossOriginRequest "cross_origin_request" "The request comes from another site"
+        "The dashboard takes changes from its own pages alone. Open the dashboard and do it there."
+    FormExpired "form_expired" "The form is too old"
+        "A form is good for 12 hours, for the sign-in that opened it. Send it again."
+    ElevationRequired "elevation_required" "Prove who you are"
+        "The change needs the password once more, because somebody else may have found the browser open."
+    KeyLimitReached "key_limit_reached" "There is no room for more API keys"
+        "An account has at most 50 valid keys in a scope. Revoke one first."
+    LinkNotValid "link_not_valid" "The link is not valid"
+        "A link can be used once, within 30 minutes. Whoever runs the server makes another one: `culvert account link`."
     InternalError "internal_error" "Something went wrong"
         "The fault is ours. Report the request id; a retry with the same Idempotency-Key is safe."
     ServiceUnavailable "service_unavailable" "The service is not available"

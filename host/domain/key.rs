@@ -58,6 +58,7 @@ fn checksum(body: &str) -> String {
 
 /// A one-time code by which a device enrols: five groups of four, read in any case, with or
 /// without the hyphens.
+#[derive(Clone)]
 pub struct EnrolmentCode(String);
 
 /// Without the hyphens.

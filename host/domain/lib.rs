@@ -28,6 +28,7 @@ pub mod port;
 pub mod preset;
 pub mod protocol;
 pub mod session;
+pub mod sign_in;
 pub mod string_enum;
 pub mod text;
 pub mod tunnel;

@@ -42,6 +42,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/operate/backup.md"
     "docs/operate/bounds.md"
     "docs/operate/cli.md"
+    "docs/operate/dashboard.md"
     "docs/operate/http-tunnels.md"
     "docs/operate/install.md"
     "docs/operate/metrics.md"
@@ -80,6 +81,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0027-udp.md"
     "docs/develop/decisions/0028-local-services.md"
     "docs/develop/decisions/0029-cost.md"
+    "docs/develop/decisions/0030-sign-ins.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

@@ -187,7 +187,7 @@ fn reference(document: &Value) -> Markup {
             pre { "curl " (server) "/account -H 'Authorization: Bearer <API_KEY>'" }
             p {
                 "Every endpoint needs an API key with the scope it names. Keys are made by the operator, "
-                "with " code { "culvert key create" } ", until the dashboard stands."
+                "in the dashboard, or with " code { "culvert key create" } "."
             }
             p {
                 "Lists take " code { "limit" } " and " code { "cursor" } "; where an " code { "Idempotency-Key" }

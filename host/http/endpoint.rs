@@ -61,8 +61,9 @@ impl Endpoint {
     async fn answer(&self, req: &mut Request, depot: &Depot) -> Result<Answered> {
         let Self { api, row } = self;
         let caller = depot.get_typed::<Caller>().map_err(|_| Error::internal("a request without its caller"))?.clone();
-        if !caller.permissions.contains(row.action.permission()) {
-            let detail = format!("The key lacks the scope {}.", row.action.permission());
+        let needed = row.action.permission().ok_or_else(Error::not_found)?;
+        if !caller.permissions.contains(needed) {
+            let detail = format!("The key lacks the scope {needed}.");
             return Err(Error::new(Code::InsufficientScope, detail));
         }
         let policies =

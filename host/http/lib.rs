@@ -84,7 +84,8 @@ pub fn is_page(path: &str) -> bool {
 /// Whom a path is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthRequirement {
-    /// Documentation, and the agents, which prove who they are in their own way.
+    /// Documentation, and the icon that browsers ask for; the agents and the dashboard, which find out in their own way who
+    /// asks.
     Anybody,
     /// Version 1 of the API.
     FormerClients,
@@ -95,7 +96,7 @@ pub enum AuthRequirement {
 /// Of a normalised path.
 pub fn auth_requirement(path: &str) -> AuthRequirement {
     let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if is_page(path) || below("/agent") {
+    if is_page(path) || path == "/favicon.ico" || below("/agent") || below("/dashboard") || below("/assets") {
         AuthRequirement::Anybody
     } else if below("/v1") {
         AuthRequirement::FormerClients

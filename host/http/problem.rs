@@ -46,17 +46,21 @@ impl<'a> From<&'a Fault> for FieldError<'a> {
 /// The status of a code.
 pub fn status(code: &Code) -> StatusCode {
     match code {
-        Code::ApiVersionGone => StatusCode::GONE,
-        Code::MissingApiKey | Code::InvalidApiKey => StatusCode::UNAUTHORIZED,
+        Code::ApiVersionGone | Code::LinkNotValid => StatusCode::GONE,
+        Code::MissingApiKey | Code::InvalidApiKey | Code::SignInRequired => StatusCode::UNAUTHORIZED,
         Code::RateLimited | Code::DailyQuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Code::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
         Code::UnsupportedContentEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        Code::InsufficientScope | Code::FeatureNotAvailable | Code::PlanLimitReached | Code::Policy(_) => {
-            StatusCode::FORBIDDEN
-        }
+        Code::InsufficientScope
+        | Code::FeatureNotAvailable
+        | Code::PlanLimitReached
+        | Code::CrossOriginRequest
+        | Code::FormExpired
+        | Code::ElevationRequired
+        | Code::Policy(_) => StatusCode::FORBIDDEN,
         Code::HostRequired
         | Code::InvalidContentType
         | Code::InvalidJson
@@ -82,6 +86,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::OperationInProgress
         | Code::DomainInUse
         | Code::AlreadyOnNode
+        | Code::KeyLimitReached
         | Code::WebhookLimitReached
         | Code::WebhookDisabled => StatusCode::CONFLICT,
         Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,

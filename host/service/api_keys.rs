@@ -1,11 +1,28 @@
-//! API keys, as the operator makes them.
+//! API keys: those that the operator makes, and those that people make for themselves in the dashboard.
 
-use chrono::{DateTime, Utc};
-use culvert_domain::error::Result;
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_api_types::requests::Input;
+use culvert_domain::caller::{Caller, Role};
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::ResourceFacts;
 use culvert_domain::key::ApiKey;
+use culvert_domain::page::{Page, PageRows};
 use culvert_domain::permission::Permissions;
-use culvert_store::Store;
+use culvert_domain::plan::Entitlement;
+use culvert_domain::text;
+use culvert_store::keys::KeyRecord;
+use culvert_store::{Store, Write};
 use uuid::Uuid;
+
+use crate::Service;
+use crate::commit::Change;
+use crate::gate::{Permit, RequestDraft};
+
+/// Keys of an account in a scope that can be used.
+const PER_ACCOUNT: u32 = 50;
+const NAME_CHARACTERS: std::ops::RangeInclusive<usize> = 1..=100;
+/// Days that a key may last, where it ends at all.
+const DAYS: std::ops::RangeInclusive<i64> = 1..=3650;
 
 /// A key that was created. Its secret is known now and never again.
 pub struct NewKey {
@@ -14,7 +31,7 @@ pub struct NewKey {
     pub created_at: DateTime<Utc>,
 }
 
-/// Creates a key of an account, for a scope.
+/// Creates a key of an account, for a scope, on behalf of the operator.
 ///
 /// # Errors
 ///
@@ -25,23 +42,131 @@ pub async fn create(
     scope_id: Uuid,
     permissions: Permissions,
     expires_at: Option<DateTime<Utc>>,
+    name: &str,
 ) -> Result<NewKey> {
-    let key = ApiKey::generate(store.clock());
+    let (key, name) = (ApiKey::generate(store.clock()), name.to_owned());
     store
         .write(None, move |write| {
             Box::pin(async move {
-                let id = write.create_key(&key, account_id, scope_id, permissions, expires_at).await?;
+                let id = write.create_key(&key, account_id, scope_id, permissions, expires_at, &name).await?;
                 Ok(NewKey { id, key, created_at: write.now })
             })
         })
         .await
 }
 
-/// Revokes a key, named by its id or by how it begins. `None` if there is no such key.
+/// Revokes a key, named by its id or by how it begins, on behalf of the operator. `None` if there is no such key.
 ///
 /// # Errors
 ///
 /// If the database fails.
 pub async fn revoke(store: &Store, key: String) -> Result<Option<Uuid>> {
     store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await
+}
+
+impl Service {
+    /// A page of the keys of the caller's scope: a member's own, and for everybody else those of all.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn keys(&self, caller: &Caller, page: Page) -> Result<PageRows<KeyRecord>> {
+        self.store.keys_of_scope(caller.scope.id, own_alone(caller), page).await
+    }
+}
+
+/// The account whose keys alone are a caller's business, if not those of all.
+fn own_alone(caller: &Caller) -> Option<Uuid> {
+    (caller.role == Some(Role::Member)).then_some(caller.account_id)
+}
+
+/// A key that somebody wants, as typed.
+#[derive(Clone, Debug, Default)]
+pub struct WantedKey {
+    pub name: String,
+    /// API scopes, or the name of a preset.
+    pub scopes: String,
+    /// For how many days; for ever if it is empty.
+    pub days: String,
+}
+
+/// A key that may be made.
+#[derive(Clone, Debug)]
+pub struct KeyDefinition {
+    name: String,
+    permissions: Permissions,
+    lifetime: Option<TimeDelta>,
+}
+
+impl RequestDraft for WantedKey {
+    type Valid = KeyDefinition;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<KeyDefinition, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let name = self.name.trim().to_owned();
+        if !NAME_CHARACTERS.contains(&name.chars().count()) || !text::is_plain(&name) {
+            faults.push(Fault::new("name", "must have 1 to 100 characters, none of them a control character"));
+        }
+        let permissions = Permissions::parse(&self.scopes).map_err(|problem| Fault::new("scopes", problem.to_string()));
+        let days = match self.days.trim() {
+            "" => Ok(None),
+            days => days.parse().ok().filter(|days| DAYS.contains(days)).map(Some).ok_or_else(|| {
+                Fault::new("days", format!("must be a number from {} to {}, or empty", DAYS.start(), DAYS.end()))
+            }),
+        };
+        match (permissions, days) {
+            (Ok(permissions), Ok(days)) if faults.is_empty() => {
+                Ok(KeyDefinition { name, permissions, lifetime: days.map(TimeDelta::days) })
+            }
+            (permissions, days) => {
+                faults.extend(permissions.err());
+                faults.extend(days.err());
+                Err(faults)
+            }
+        }
+    }
+}
+
+/// Makes a key of the caller, for the caller's scope.
+pub struct CreateKey {
+    pub definition: KeyDefinition,
+    pub key: ApiKey,
+}
+
+impl Change for CreateKey {
+    type Done = NewKey;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<NewKey> {
+        let (caller, KeyDefinition { name, permissions, lifetime }) = (permit.caller(), &self.definition);
+        if write.valid_keys_of(caller.account_id, caller.scope.id).await? >= PER_ACCOUNT {
+            return Err(Error::of(Code::KeyLimitReached));
+        }
+        let expires_at = lifetime.map(|lifetime| write.now + lifetime);
+        let id =
+            write.create_key(&self.key, caller.account_id, caller.scope.id, *permissions, expires_at, name).await?;
+        Ok(NewKey { id, key: self.key.clone(), created_at: write.now })
+    }
+}
+
+/// Revokes a key of the caller's scope. Revoking it again changes nothing.
+pub struct RevokeKey {
+    pub key_id: Uuid,
+}
+
+impl Change for RevokeKey {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let caller = permit.caller();
+        let revoked = write.revoke_key_of(caller.scope.id, own_alone(caller), self.key_id).await?;
+        if revoked { Ok(()) } else { Err(Error::not_found()) }
+    }
 }

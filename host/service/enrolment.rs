@@ -3,11 +3,13 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::key::EnrolmentCode;
-use culvert_store::Store;
 use culvert_store::keys::DeviceCode;
+use culvert_store::{Store, Write};
 use uuid::Uuid;
 
 use super::Service;
+use crate::commit::Change;
+use crate::gate::Permit;
 use culvert_domain::device::NewDevice;
 
 /// How long an enrolment code can be used.
@@ -30,6 +32,23 @@ pub async fn create_code(store: &Store, stands_for: DeviceCode) -> Result<(Enrol
             })
         })
         .await
+}
+
+/// Makes a code for a device of the caller, in the caller's scope.
+pub struct CreateCode {
+    pub code: EnrolmentCode,
+}
+
+impl Change for CreateCode {
+    type Done = DateTime<Utc>;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<DateTime<Utc>> {
+        let caller = permit.caller();
+        let stands_for = DeviceCode { account_id: caller.account_id, scope_id: caller.scope.id, may_create: false };
+        let expires_at = write.now + CODE_LIFETIME;
+        write.create_device_code(&EnrolmentCode::hash(self.code.reveal()), stands_for, expires_at).await?;
+        Ok(expires_at)
+    }
 }
 
 /// Creates a device for a valid enrolment code; `None` if the code is used up, too old or wrong.

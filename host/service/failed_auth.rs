@@ -20,9 +20,10 @@ const NETWORK: (u32, u32) = (24, 48);
 /// Prefix lengths of providers.
 const PROVIDER: (u32, u32) = (16, 32);
 
-/// Failures of one address within a minute. An IPv6 client has a /64 to itself.
+/// Failures of one address within a time, which is a minute if nothing else is said. An IPv6 client has a /64 to itself.
 pub struct FailedAuthLimiter {
-    per_minute: u32,
+    most: u32,
+    within: Duration,
     windows: Mutex<Windows>,
 }
 
@@ -31,20 +32,24 @@ struct Windows(LruCache<Option<IpAddr>, (Moment, u32)>);
 
 impl FailedAuthLimiter {
     pub fn new(per_minute: u32) -> Self {
-        Self { per_minute, windows: Mutex::new(Windows(LruCache::new(MAX_ENTRIES))) }
+        Self::within(per_minute, MINUTE)
+    }
+
+    pub fn within(most: u32, within: Duration) -> Self {
+        Self { most, within, windows: Mutex::new(Windows(LruCache::new(MAX_ENTRIES))) }
     }
 
     /// Counts one failure. Returns how long to wait if that was one too many.
     pub fn count(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
         let mut windows = self.windows();
-        windows.remove_expired(now);
+        windows.remove_expired(now, self.within);
         let key = windows.key(client);
         if !windows.0.contains_key(&key) {
             windows.0.insert(key, (now, 0));
         }
         let (start, count) = windows.0.peek_mut(&key)?;
-        if *count >= self.per_minute {
-            return Some(MINUTE.saturating_sub(now.since(*start)));
+        if *count >= self.most {
+            return Some(self.within.saturating_sub(now.since(*start)));
         }
         *count += 1;
         None
@@ -55,7 +60,7 @@ impl FailedAuthLimiter {
         let windows = self.windows();
         let (start, count) = windows.0.peek(&windows.key(client))?;
         let age = now.since(*start);
-        (*count >= self.per_minute && age < MINUTE).then(|| MINUTE.saturating_sub(age))
+        (*count >= self.most && age < self.within).then(|| self.within.saturating_sub(age))
     }
 
     /// How many addresses and networks are remembered.
@@ -82,8 +87,8 @@ impl Windows {
     }
 
     /// Removes the windows that are over. The oldest is at the front: `peek` does not move an entry.
-    fn remove_expired(&mut self, now: Moment) {
-        while self.0.iter().next().is_some_and(|(_, (start, _))| now.since(*start) >= MINUTE) {
+    fn remove_expired(&mut self, now: Moment, within: Duration) {
+        while self.0.iter().next().is_some_and(|(_, (start, _))| now.since(*start) >= within) {
             self.0.remove_lru();
         }
     }

@@ -312,7 +312,7 @@ impl Gate {
         permit: &Permit,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
-        let caller = self.store.caller_of(permit.caller.credential).await?;
+        let caller = self.store.caller_of(permit.caller.credential, permit.caller.scope.id).await?;
         self.admit(policies, &caller, permit.action, permit.subject, body).await
     }
 

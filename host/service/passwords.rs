@@ -1,21 +1,35 @@
 //! Password hashing: Argon2id (RFC 9106), a few hashes at a time.
 
-use argon2::{Argon2, PasswordHasher};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
 use culvert_domain::error::{Error, Result};
 use culvert_wire::clock::Clock;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
-/// Hashes that are computed at the same time, at most: each takes 19 MiB of memory.
-const AT_ONCE: usize = 2;
+/// Cores that hashing leaves to everything else. Each hash takes 19 MiB of memory.
+const SPARED_CORES: usize = 1;
+const MOST_HASHERS: usize = 2;
+/// Checks that wait for a hasher, at most.
+const WAITING: usize = 16;
+/// When it is worth trying again where too many wait.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) struct Passwords {
     hashers: Semaphore,
+    waiting: Semaphore,
+    /// The hash of a password that nobody has.
+    nobodys: OnceCell<String>,
     clock: Clock,
 }
 
 impl Passwords {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { hashers: Semaphore::new(AT_ONCE), clock }
+        let cores = available_parallelism().map_or(1, usize::from);
+        let hashers = cores.saturating_sub(SPARED_CORES).clamp(1, MOST_HASHERS);
+        let (hashers, waiting) = (Semaphore::new(hashers), Semaphore::new(WAITING));
+        Self { hashers, waiting, nobodys: OnceCell::new(), clock }
     }
 
     /// Hashes a password. Hashing is slow on purpose, so it runs on a blocking thread.
@@ -31,5 +45,39 @@ impl Passwords {
             Argon2::default().hash_password_with_salt(password.as_bytes(), &salt).map(|hash| hash.to_string())
         });
         hashed.await.map_err(Error::internal)?.map(Some).map_err(Error::internal)
+    }
+
+    /// Whether a password is the one of a hash. Without a hash it is not, after the same work.
+    ///
+    /// # Errors
+    ///
+    /// If too many checks wait; if the hash is none.
+    pub(crate) async fn check(&self, password: String, hash: Option<String>) -> Result<bool> {
+        let is_known = hash.is_some();
+        let hash = match hash {
+            Some(hash) => hash,
+            None => self.nobodys().await?,
+        };
+        let _one = self.next_hasher().await?;
+        let checked = tokio::task::spawn_blocking(move || {
+            let hash = PasswordHash::new(&hash).map_err(Error::internal)?;
+            Ok::<_, Error>(Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
+        });
+        Ok(checked.await.map_err(Error::internal)?? && is_known)
+    }
+
+    async fn next_hasher(&self) -> Result<SemaphorePermit<'_>> {
+        let busy = || Error::unavailable("too many passwords are being checked").after(RETRY_AFTER);
+        let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
+        self.hashers.acquire().await.map_err(Error::internal)
+    }
+
+    async fn nobodys(&self) -> Result<String> {
+        let make = async || {
+            let password = self.clock.random::<32>().map(|byte| char::from(byte % 26 + b'a'));
+            let hash = self.hash(Some(password.iter().collect())).await?;
+            hash.ok_or_else(|| Error::internal("a password without a hash"))
+        };
+        self.nobodys.get_or_try_init(make).await.cloned()
     }
 }

@@ -38,6 +38,8 @@ pub enum Purpose {
     Certificates,
     /// Compiled policies.
     Artefacts,
+    /// The keys of forms.
+    Forms,
     /// The value by which a database recognises its host's keys.
     KeyCheck,
 }
@@ -52,6 +54,7 @@ impl Purpose {
             Purpose::Webhooks => b"webhooks",
             Purpose::Certificates => b"certificates",
             Purpose::Artefacts => b"artefacts",
+            Purpose::Forms => b"forms",
             Purpose::KeyCheck => b"key check",
         }
     }

@@ -66,15 +66,15 @@ impl Store {
         Ok(rows.iter().map(platform_domain).collect::<DbResult<_>>()?)
     }
 
-    /// Says under which host name the API is reached.
-    pub fn set_own_name(&self, name: String) {
+    /// Says under which host names the API and the dashboard are reached.
+    pub fn set_own_names(&self, names: Vec<String>) {
         // It is said once, at the start.
-        let _ = self.own_name.set(name);
+        let _ = self.own_names.set(names);
     }
 
-    /// Whether a name is that of the API or of a node.
+    /// Whether a name is that of the API, of the dashboard or of a node.
     pub async fn is_own_name(&self, name: &str) -> Result<bool> {
-        if self.own_name.get().is_some_and(|own| own.eq_ignore_ascii_case(name)) {
+        if self.own_names.get().is_some_and(|own| own.iter().any(|own| own.eq_ignore_ascii_case(name))) {
             return Ok(true);
         }
         Ok(self.nodes().await?.iter().any(|node| node.hostname.eq_ignore_ascii_case(name)))

@@ -101,6 +101,9 @@ impl Write {
             Credential::Device(_) => {
                 select_inputs!("JOIN devices d ON d.id = $4 AND d.scope_id = s.id AND d.owner_id = $2")
             }
+            Credential::SignIn(_) => {
+                select_inputs!("JOIN sign_ins k ON k.id = $4 AND k.account_id = $2 AND k.expires_at > $6")
+            }
         };
         let args = args![scope_id, caller.account_id, tunnel_id, caller.credential.id(), key, now];
         let row = self.optional(sql, args).await?.ok_or_else(|| keys::not_valid(caller.credential))?;

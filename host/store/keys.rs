@@ -13,6 +13,7 @@ use super::{Store, Write, scopes};
 use culvert_domain::caller::{Caller, Credential, Role, ScopeKind};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::key::ApiKey;
+use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::permission::Permissions;
 
 /// An API key as the operator sees it.
@@ -20,6 +21,8 @@ use culvert_domain::permission::Permissions;
 pub struct KeyRecord {
     pub id: Uuid,
     pub public_id: String,
+    /// What its owner calls it; it may have no name.
+    pub name: String,
     pub email: String,
     pub team: Option<String>,
     pub permissions: Permissions,
@@ -69,6 +72,17 @@ macro_rules! select_key_owner {
     };
 }
 
+macro_rules! select_key_record {
+    ($rest:literal) => {
+        sql!(concat!(
+            "SELECT k.id, k.public_id, k.name, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
+                    a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \
+             FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ",
+            $rest
+        ))
+    };
+}
+
 impl Store {
     /// Reads a key with its account, scope, role and plan. `None` for a revoked key, and for a key of a Team
     /// that its account has left.
@@ -77,18 +91,19 @@ impl Store {
         admissible(row)
     }
 
-    /// The current caller of a credential that was valid a moment ago.
+    /// The current caller of a credential that was valid a moment ago, in the scope that it was used in.
     ///
     /// # Errors
     ///
     /// If it is not valid any longer; if the database fails.
-    pub async fn caller_of(&self, credential: Credential) -> Result<Caller> {
+    pub async fn caller_of(&self, credential: Credential, scope_id: Uuid) -> Result<Caller> {
         let caller = match credential {
             Credential::Key { id, .. } => {
                 let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![id]).await?;
                 admissible(row)?.map(|owner| owner.caller)
             }
             Credential::Device(id) => self.caller_of_device(id).await?,
+            Credential::SignIn(id) => self.caller_of_sign_in(id, scope_id).await?,
         };
         caller.ok_or_else(|| not_valid(credential))
     }
@@ -110,14 +125,25 @@ impl Store {
     }
 
     pub async fn keys(&self) -> Result<Vec<KeyRecord>> {
-        let sql = sql!(
-            "SELECT k.id, k.public_id, k.grants, k.created_at, k.expires_at, k.revoked_at, k.last_used_at, \
-                    a.email, CASE WHEN s.kind = 'team' THEN s.name END AS team \
-             FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id \
-             ORDER BY k.created_at, k.id"
-        );
-        let rows = (&self.db).all(sql, args![]).await?;
+        let rows = (&self.db).all(select_key_record!("ORDER BY k.created_at, k.id"), args![]).await?;
         Ok(rows.iter().map(key_record).collect::<DbResult<_>>()?)
+    }
+
+    /// A page of the keys of a scope; with an account, of its own.
+    pub async fn keys_of_scope(
+        &self,
+        scope_id: Uuid,
+        account_id: Option<Uuid>,
+        page: Page,
+    ) -> Result<PageRows<KeyRecord>> {
+        let sql = select_key_record!(
+            "WHERE k.scope_id = $1 AND k.account_id = COALESCE($2, k.account_id) AND (k.created_at, k.id) < ($3, $4) \
+             ORDER BY k.created_at DESC, k.id DESC LIMIT $5"
+        );
+        let args = args![scope_id, account_id, page.after.micros(), page.after.id, page.limit_plus_one()];
+        let rows = (&self.db).all(sql, args).await?;
+        let keys = rows.iter().map(key_record).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.truncate(keys, |key| CursorPosition { at: key.created_at, id: key.id }))
     }
 }
 
@@ -129,16 +155,37 @@ impl Write {
         scope_id: Uuid,
         permissions: Permissions,
         expires_at: Option<DateTime<Utc>>,
+        name: &str,
     ) -> Result<Uuid> {
         let id = self.clock.id();
         let (hash, permissions, now) = (key.secret_hash(), permissions.to_words(), self.now);
         let sql = sql!(
-            "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+            "INSERT INTO api_keys (id, public_id, secret_hash, account_id, scope_id, grants, created_at, expires_at, name) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         );
-        let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &permissions, now, expires_at];
+        let args = args![id, key.public_id(), &hash[..], account_id, scope_id, &permissions, now, expires_at, name];
         self.execute(sql, args).await?;
         Ok(id)
+    }
+
+    /// How many keys an account has in a scope that can be used.
+    pub async fn valid_keys_of(&mut self, account_id: Uuid, scope_id: Uuid) -> Result<u32> {
+        let now = self.now;
+        let sql = sql!(
+            "SELECT COUNT(*) AS keys FROM api_keys WHERE account_id = $1 AND scope_id = $2 AND revoked_at IS NULL \
+             AND (expires_at IS NULL OR expires_at > $3)"
+        );
+        Ok(self.one(sql, args![account_id, scope_id, now]).await?.number("keys")?)
+    }
+
+    /// Revokes a key of a scope; with an account, one of its own. False if there is none.
+    pub async fn revoke_key_of(&mut self, scope_id: Uuid, account_id: Option<Uuid>, id: Uuid) -> Result<bool> {
+        let now = self.now;
+        let sql = sql!(
+            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $4) \
+             WHERE id = $1 AND scope_id = $2 AND account_id = COALESCE($3, account_id)"
+        );
+        Ok(self.execute(sql, args![id, scope_id, account_id, now]).await? == 1)
     }
 
     /// Revokes a key, found by its id or public id. Returns the id if there is such a key. Revoking it again
@@ -190,6 +237,7 @@ pub(super) fn not_valid(credential: Credential) -> Error {
         Credential::Device(_) => {
             Error::new(Code::DeviceNotAllowed, "This device has been removed, or its owner has left the Team.")
         }
+        Credential::SignIn(_) => Error::of(Code::SignInRequired),
     }
 }
 
@@ -212,7 +260,7 @@ fn key_owner(row: &Row) -> DbResult<KeyOwner> {
 
 fn key_record(row: &Row) -> DbResult<KeyRecord> {
     Ok(row!(row => KeyRecord {
-        id: id, public_id: text, email: text, team: optional_text, created_at: time,
+        id: id, public_id: text, name: text, email: text, team: optional_text, created_at: time,
         expires_at: optional_time, revoked_at: optional_time, last_used_at: optional_time;
         permissions: permissions(row)?,
     }))

@@ -35,6 +35,7 @@ pub mod routes;
 mod row;
 pub mod scopes;
 pub mod sessions;
+pub mod sign_ins;
 pub mod sql;
 pub mod statements;
 pub mod temporary_tunnels;
@@ -66,8 +67,8 @@ pub struct Store {
     commits: watch::Sender<u64>,
     /// Set at the start, if names of tunnels get certificates of their own.
     own_certificates: OnceLock<OwnCertificates>,
-    /// The host name of the API, set at the start.
-    own_name: OnceLock<String>,
+    /// The host names of the API and of the dashboard, set at the start.
+    own_names: OnceLock<Vec<String>>,
     /// Tells what this process has written from what others have.
     process_id: Uuid,
 }
@@ -128,8 +129,8 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        let (own_certificates, own_name, process_id) = (OnceLock::new(), OnceLock::new(), clock.id());
-        (Self { db, clock, tasks, hints, commits, own_certificates, own_name, process_id }, woken)
+        let (own_certificates, own_names, process_id) = (OnceLock::new(), OnceLock::new(), clock.id());
+        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, process_id }, woken)
     }
 
     pub fn clock(&self) -> &Clock {

@@ -51,6 +51,7 @@ const FILES: &[File] = files! {
     20 "0020_liveness"
     21 "0021_certificate_counts"
     22 "0022_certificate_count_parts"
+    23 "0023_people"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -42,6 +42,8 @@ impl Store {
         for (sql, until) in [
             (prune!("idempotency", "expires_at", " <= $1"), now),
             (prune!("device_codes", "expires_at", " <= $1"), now),
+            (prune!("links", "expires_at", " <= $1"), now),
+            (prune!("sign_ins", "expires_at", " <= $1"), now),
             (prune!("operations", "finished_at", " <= $1"), now - KEEP_OPERATIONS),
             (prune!("sessions", "ended_at", " <= $1"), now - KEEP_SESSIONS),
             (prune!("deliveries", "finished_at", " <= $1"), now - KEEP_DELIVERIES),

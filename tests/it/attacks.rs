@@ -47,7 +47,7 @@ use crate::support::api::{Answer, Api};
 use crate::support::database::{execute, texts_of};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost, start_of_time, within};
-use crate::support::program::Place;
+use crate::support::program::{Place, fails};
 use crate::support::receiver::{Authority, Delivered, Receiver, Reply};
 use crate::support::visitor::{Visitor, echo_service, exchange, is_closed, named_service, service, visit};
 use crate::support::wire::{Wire, hello_of};
@@ -183,13 +183,6 @@ async fn operator(host: &TestHost) -> Place {
 /// Permissions, as `chmod` is told of them.
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o777
-}
-
-/// `2: culvert: …`, the exit code and the last line of what stands on standard error.
-async fn fails(place: &Place, line: &str) -> String {
-    let output = within(SOON, place.run(line)).await;
-    let said = String::from_utf8(output.stderr).unwrap();
-    format!("{}: {}", output.status.code().unwrap(), said.trim_end().lines().last().unwrap_or_default())
 }
 
 // The agents' door.

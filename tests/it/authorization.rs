@@ -96,7 +96,7 @@ impl Member {
             (none, "401 missing_api_key"),
             (unknown, "401 invalid_api_key"),
             (revoked, "401 invalid_api_key"),
-            (&self.narrow[&row.action.permission()], "403 insufficient_scope"),
+            (&self.narrow[&row.action.permission().unwrap()], "403 insufficient_scope"),
         ] {
             assert_eq!(ask(api, row, target.clone()).await, refused, "{} {}", row.method, row.path);
         }

@@ -69,7 +69,7 @@ async fn every_command_with_json_prints_one_object(engine: Engine) {
     culvert team add --team Engines --account bob@example.com --role member: account_id id role
     culvert team set-role --team Engines --account bob@example.com --role admin: account_id id role
     culvert key create --account bob@example.com --team Engines --scopes tunnels:read,tunnels:write: account_id created_at expires_at id key scope_id scopes
-    culvert key list: data[account created_at expires_at id last_used_at prefix revoked_at scopes team]
+    culvert key list: data[account created_at expires_at id last_used_at name prefix revoked_at scopes team]
     culvert device code --account bob@example.com --team Engines: code expires_at
     culvert device list: data
     culvert node list: data[country hostname id name pro_only region region_flag status]
@@ -190,7 +190,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, dashboard, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
     let mut said = String::new();
     for settings in [

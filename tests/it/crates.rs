@@ -122,6 +122,11 @@ const RULES: &[Rule] = &[
         frameworks: &["maud", "pulldown-cmark", "salvo"],
     },
     Rule {
+        name: "culvert-dashboard",
+        crates: &["culvert-api-types", "culvert-domain", "culvert-service", "culvert-wire"],
+        frameworks: &["maud", "salvo"],
+    },
+    Rule {
         name: "culvert-agent",
         crates: &["culvert-wire"],
         frameworks: &["aws-lc-rs", "quinn", "reqwest", "rustls", "tokio", "tokio-rustls", "tokio-tungstenite"],
@@ -131,6 +136,7 @@ const RULES: &[Rule] = &[
         crates: &[
             "culvert-agent",
             "culvert-certificates",
+            "culvert-dashboard",
             "culvert-domain",
             "culvert-gateway",
             "culvert-http",

@@ -55,7 +55,7 @@ async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
     host.app
         .store
         .write(None, move |write| {
-            Box::pin(async move { write.create_key(&made, id, id, permissions, Some(until)).await })
+            Box::pin(async move { write.create_key(&made, id, id, permissions, Some(until), "").await })
         })
         .await
         .unwrap();

@@ -18,6 +18,8 @@ mod conformance;
 mod connections;
 mod crash;
 mod crates;
+mod dashboard;
+mod dashboard_sign_in;
 mod data_connections;
 mod datagrams;
 mod decisions;

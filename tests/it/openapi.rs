@@ -50,7 +50,7 @@ fn route_table_matches_snapshot() {
             row.method.as_str(),
             row.path,
             row.status,
-            row.action.permission(),
+            row.action.permission().unwrap(),
             row.takes
         )
     };
@@ -252,7 +252,7 @@ fn every_error_code_is_documented_with_its_status() {
             assert!(described.insert(code.as_str().unwrap().to_owned()), "{code} stands twice");
         }
     }
-    for code in Code::ALL.iter().filter(|code| !described.contains(code.as_str())) {
+    for code in Code::ALL.iter().filter(|code| !code.is_of_dashboard() && !described.contains(code.as_str())) {
         // What is answered to requests that are no endpoint's.
         let stands = format!("`{}` ({})", code.as_str(), status(code).as_u16());
         assert!(document["info"]["description"].as_str().unwrap().contains(&stands), "{stands}");

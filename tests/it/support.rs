@@ -18,6 +18,7 @@ pub mod proxies;
 pub mod receiver;
 pub mod registry;
 pub mod relay;
+pub mod tab;
 pub mod visitor;
 pub mod web;
 pub mod wire;

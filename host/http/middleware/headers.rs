@@ -37,11 +37,12 @@ impl Handler for Headers {
         let is_page = is_page(Path::of(depot));
         let headers = res.headers_mut();
         headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
-        headers.insert(REFERRER, HeaderValue::from_static("no-referrer"));
+        // The dashboard has its own.
+        headers.entry(REFERRER).or_insert(HeaderValue::from_static("no-referrer"));
         if is_page {
             headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGES));
         } else {
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
         }
     }
 }

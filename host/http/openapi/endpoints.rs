@@ -36,12 +36,13 @@ pub(super) fn paths(schemas: &mut Schemas) -> Map<String, Value> {
 }
 
 fn operation(row: &Row, schemas: &mut Schemas) -> Value {
+    let scope = row.action.permission().map(|scope| scope.to_string()).unwrap_or_default();
     let mut operation = json!({
         "operationId": operation_id(row.action),
         "tags": [tag(row)],
         "summary": row.title,
-        "description": format!("Needs the scope `{}`.", row.action.permission()),
-        "x-scope": row.action.permission(),
+        "description": format!("Needs the scope `{scope}`."),
+        "x-scope": scope,
         "parameters": parameters(row),
         "responses": responses(row, schemas),
     });

@@ -15,13 +15,17 @@ pub(super) fn responses(statuses: &BTreeSet<u16>, problem: &Schema, docs_url: &s
 
 /// The codes of all other statuses, for the description.
 pub(super) fn codes_beside(statuses: &BTreeSet<u16>) -> String {
-    let beside = Code::ALL.iter().filter(|code| !statuses.contains(&status(code)));
+    let beside = of_the_api().filter(|code| !statuses.contains(&status(code)));
     beside.map(|code| format!("`{}` ({})", code.as_str(), status(code))).collect::<Vec<_>>().join(" or ")
 }
 
 /// The codes that have a status.
 pub(super) fn codes(status: u16) -> impl Iterator<Item = &'static Code> {
-    Code::ALL.iter().filter(move |code| self::status(code) == status)
+    of_the_api().filter(move |code| self::status(code) == status)
+}
+
+fn of_the_api() -> impl Iterator<Item = &'static Code> {
+    Code::ALL.iter().filter(|code| !code.is_of_dashboard())
 }
 
 fn status(code: &Code) -> u16 {

@@ -82,7 +82,7 @@ impl ConnectedDevice {
         keep: Keep,
     ) -> Result<Answered> {
         let (service, device_id) = (&self.service, self.id());
-        let caller = service.store.caller_of(Credential::Device(device_id)).await?;
+        let caller = service.store.caller_of(Credential::Device(device_id), self.scope_id).await?;
         let admitted = service.admit(policies, &caller, Action::TunnelsCreate, Resource::Scope, body).await?;
         let password_hash = service.hash_password(admitted.valid.basic_auth_password.clone()).await?;
         let change = |definition| {
@@ -114,7 +114,7 @@ impl ConnectedDevice {
 
     async fn try_delete(&self, request_id: Uuid, tunnel_id: Uuid, client: IpAddr) -> Result<()> {
         let (service, policies) = (&self.service, self.policies(request_id, client));
-        let caller = service.store.caller_of(Credential::Device(self.id())).await?;
+        let caller = service.store.caller_of(Credential::Device(self.id()), self.scope_id).await?;
         let body = read::<NoBody>(None);
         let admitted =
             service.admit(&policies, &caller, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), body).await?;

@@ -57,6 +57,7 @@ impl FactSources<'_> {
             PolicyFact::Credential => match caller.credential {
                 Credential::Key { .. } => "key".into(),
                 Credential::Device(_) => "device".into(),
+                Credential::SignIn(_) => "session".into(),
             },
             PolicyFact::Now => time(context.now),
             PolicyFact::TeamName => (caller.scope.kind == ScopeKind::Team).then_some(caller.scope.name.as_str()).into(),
@@ -136,8 +137,8 @@ fn of_key(fact: PolicyFact, caller: &Caller) -> Value {
             PermissionPreset::ALL.iter().find(|preset| preset.permissions() == permissions).map(|p| p.id).into()
         }
         (Credential::Key { .. }, _) => permissions.iter().map(StringEnum::as_str).collect(),
-        (Credential::Device(_), PolicyFact::KeyScopes) => json!([]),
-        (Credential::Device(_), _) => Value::Null,
+        (Credential::Device(_) | Credential::SignIn(_), PolicyFact::KeyScopes) => json!([]),
+        (Credential::Device(_) | Credential::SignIn(_), _) => Value::Null,
     }
 }
 

@@ -160,7 +160,7 @@ async fn key(host: &Host, number: usize) -> String {
     let write = host.app.store.write(None, move |write| {
         Box::pin(async move {
             let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
-            write.create_key(&made, account.id, account.id, permissions, None).await
+            write.create_key(&made, account.id, account.id, permissions, None, "").await
         })
     });
     write.await.unwrap();

@@ -203,6 +203,7 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
     command.current_dir(folder.path()).env("HOME", folder.path());
     for (name, value) in [
         ("CULVERT_LISTEN", format!("{ADDRESS}:8080")),
+        ("CULVERT_DASHBOARD__ENABLED", "false".into()),
         ("CULVERT_ADMIN_LISTEN", format!("{ADDRESS}:9180")),
         ("CULVERT_NODE__LISTEN", format!("{ADDRESS}:7835")),
         ("CULVERT_NODE__BIND", ADDRESS.into()),

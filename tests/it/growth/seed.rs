@@ -97,14 +97,23 @@ impl Seed {
                  CASE WHEN i % 5 = 0 THEN {later} END, {past}, {past}, CASE WHEN i % 5 = 0 THEN 1 ELSE 0 END"
             ),
         );
+        insert(scopes, "passwords", "account_id, hash, changed_at", format!("{own}, 'none', {past}"));
+        let hash = match self.engine {
+            Engine::Sqlite => "CAST('seed' || i AS BLOB)",
+            Engine::Postgres => "CAST('seed' || i AS BYTEA)",
+        };
+        insert(scopes, "links", "hash, account_id, expires_at", format!("{hash}, {own}, {later}"));
+        insert(
+            scopes,
+            "sign_ins",
+            "id, hash, account_id, method, agent, created_at, last_seen_at, expires_at",
+            format!("{}, {hash}, {own}, 'link', 'seed', {past}, {past}, {later}", self.id(15, "i")),
+        );
         insert(
             scopes,
             "device_codes",
             "hash, account_id, scope_id, expires_at",
-            match self.engine {
-                Engine::Sqlite => format!("CAST('seed' || i AS BLOB), {own}, {own}, {later}"),
-                Engine::Postgres => format!("CAST('seed' || i AS BYTEA), {own}, {own}, {later}"),
-            },
+            format!("{hash}, {own}, {own}, {later}"),
         );
         let of_2 = scope("i / 2");
         insert(

@@ -320,7 +320,7 @@ impl TestHost {
             .app
             .store
             .write(None, move |write| {
-                Box::pin(async move { write.create_key(&made, account_id, scope_id, permissions, None).await })
+                Box::pin(async move { write.create_key(&made, account_id, scope_id, permissions, None, "").await })
             })
             .await
             .unwrap();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::host::{Engine, new_database, own_address};
+use super::host::{Engine, new_database, own_address, within};
 use super::share_artefacts;
 
 /// A folder to work in, an address to listen on, and what the programs are told of both by their
@@ -48,6 +48,8 @@ impl Place {
             ("CULVERT_NODE__HTTP_LISTEN".into(), format!("{address}:8081")),
             ("CULVERT_NODE__HTTPS_LISTEN".into(), format!("{address}:8443")),
             ("CULVERT_NODE__HOSTNAME".into(), address.to_string()),
+            // The API's address is the node's as well.
+            ("CULVERT_DASHBOARD__URL".into(), "http://localhost:8080/dashboard".into()),
         ];
         if engine == Engine::Postgres {
             environment.push(("CULVERT_DATABASE_URL".into(), new_database().await));
@@ -175,12 +177,19 @@ fn read(output: impl AsyncRead + Send + Unpin + 'static) -> mpsc::UnboundedRecei
 impl Program {
     /// The next line that holds a text.
     pub async fn until(&mut self, text: &str) -> String {
-        let mut before = String::new();
+        self.lines_until(text).await.pop().unwrap()
+    }
+
+    /// All lines until one holds a text, with that one.
+    pub async fn lines_until(&mut self, text: &str) -> Vec<String> {
+        let mut lines = Vec::new();
         loop {
             match self.lines.recv().await {
-                Some(line) if line.contains(text) => return line,
-                Some(line) => before += &format!("{line}\n"),
-                None => panic!("it ended without saying `{text}`:\n{before}"),
+                Some(line) => lines.push(line),
+                None => panic!("it ended without saying `{text}`:\n{}", lines.join("\n")),
+            }
+            if lines.last().is_some_and(|line| line.contains(text)) {
+                return lines;
             }
         }
     }
@@ -206,4 +215,11 @@ impl Program {
         assert!(sent.success());
         self.child.wait().await.unwrap().code()
     }
+}
+
+/// What a command says that must fail: its exit code and the last line of its standard error.
+pub async fn fails(place: &Place, line: &str) -> String {
+    let output = within(60, place.run(line)).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    format!("{}: {}", output.status.code().unwrap(), said.trim_end().lines().last().unwrap_or_default())
 }

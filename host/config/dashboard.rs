@@ -1,0 +1,63 @@
+//! Settings of the dashboard.
+
+use chrono::TimeDelta;
+use culvert_service::sign_ins::Lifetimes;
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DashboardConfig {
+    /// Whether people can sign in. Documentation is served either way.
+    pub enabled: bool,
+    /// URL under which browsers reach the dashboard (default: `<public_url>/dashboard`). Its host name must be none that
+    /// tunnels are served under.
+    pub url: Option<String>,
+    /// Days after which a sign-in ends, 1 to 365.
+    pub session_days: u32,
+    /// Days without a request after which a sign-in ends, at most `session_days`.
+    pub session_idle_days: u32,
+}
+
+const DAYS: std::ops::RangeInclusive<u32> = 1..=365;
+/// The path of the dashboard.
+pub(super) const PATH: &str = "/dashboard";
+
+impl Default for DashboardConfig {
+    fn default() -> Self {
+        Self { enabled: true, url: None, session_days: 30, session_idle_days: 7 }
+    }
+}
+
+impl DashboardConfig {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if let Some(url) = &self.url {
+            let fits = |url: reqwest::Url| {
+                let is_bare = url.path() == PATH && url.query().is_none() && url.fragment().is_none();
+                matches!(url.scheme(), "http" | "https") && url.username().is_empty() && is_bare
+            };
+            if !reqwest::Url::parse(url).is_ok_and(fits) {
+                return Err(ConfigError::new(
+                    "dashboard.url",
+                    "must be an http:// or https:// URL with the path /dashboard",
+                ));
+            }
+        }
+        if !DAYS.contains(&self.session_days) {
+            return Err(ConfigError::new("dashboard.session_days", "must be between 1 and 365"));
+        }
+        if !(1..=self.session_days).contains(&self.session_idle_days) {
+            return Err(ConfigError::new(
+                "dashboard.session_idle_days",
+                "must be between 1 and dashboard.session_days",
+            ));
+        }
+        Ok(())
+    }
+
+    pub fn lifetimes(&self) -> Lifetimes {
+        let days = |days: u32| TimeDelta::days(days.into());
+        Lifetimes { absolute: days(self.session_days), idle: days(self.session_idle_days) }
+    }
+}

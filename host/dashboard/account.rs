@@ -1,0 +1,117 @@
+//! The person's own account: its password, and where it is signed in.
+
+use culvert_domain::error::{Error, Fault, Result};
+use maud::{Markup, html};
+
+use crate::ROOT;
+use crate::answer::Answer;
+use crate::form::KEY;
+use crate::path::own_page;
+use crate::sign_in::signed_in;
+use crate::view::{badge, field, page, time};
+use crate::visit::{Posted, Visit};
+
+const PASSWORD: &str = "/dashboard/account/password";
+const CONFIRM: &str = "/dashboard/account/confirm";
+const END_OTHERS: &str = "/dashboard/account/sign-ins/end-others";
+
+pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+    let sign_ins = visit.service().sign_ins_of(&visit.sign_in).await?;
+    let content = html! {
+        p.muted { (visit.sign_in.name) " · " (visit.sign_in.email) }
+        (password(visit))
+        section {
+            h2 { "Where you are signed in" }
+            div.scroll role="region" aria-label="Sign-ins" tabindex="0" { table {
+                thead { tr { th { "Browser" } th { "Address" } th { "By" } th { "Last used" } th { "Ends" } th {} } }
+                tbody {
+                    @for one in &sign_ins {
+                        @let path = format!("{ROOT}/account/sign-ins/{}/end", one.id);
+                        tr {
+                            td.long { @if one.client.agent.is_empty() { "unknown" } @else { (one.client.agent) } }
+                            td { code { (one.client.address.as_deref().unwrap_or("unknown")) } }
+                            td { (one.method) }
+                            td { (time::at(one.last_seen_at)) }
+                            td { (time::at(one.expires_at)) }
+                            td {
+                                @if one.id == visit.sign_in.id { (badge::plain("this one")) }
+                                @else { (field::button(visit, &path, "End")) }
+                            }
+                        }
+                    }
+                }
+            } }
+            @if sign_ins.len() > 1 { (field::button(visit, END_OTHERS, "End all others")) }
+        }
+    };
+    Ok(page::signed_in(visit, "Account", &content))
+}
+
+fn password(visit: &Visit) -> Markup {
+    let may_set = visit.is_elevated() || visit.sign_in.may_set_first_password(visit.service().clock().now());
+    html! {
+        section {
+            h2 { "Password" }
+            @if may_set {
+                @if !visit.sign_in.has_password {
+                    p { "Set a password, with which you sign in from now on. A link is for one time." }
+                }
+                form method="post" action=(PASSWORD) {
+                    (field::hidden(KEY, &visit.form_key(PASSWORD)))
+                    input type="hidden" name="username" autocomplete="username" value=(visit.sign_in.email);
+                    (field::text(&field::Field { name: "password", label: "New password", kind: "password",
+                        autocomplete: Some("new-password"), required: true, fault: visit.fault("password"),
+                        hint: Some("12 to 256 characters. All other sign-ins of yours end."),
+                        ..field::Field::default() }))
+                    button type="submit" { "Set password" }
+                }
+            } @else if visit.sign_in.has_password {
+                (confirmation(visit, &format!("{ROOT}/account"), "To change it, type the present one first."))
+            } @else {
+                p { "You have none, and the link that you came by is older than 10 minutes. Come in with another one." }
+            }
+        }
+    }
+}
+
+/// Asks for the password once more; then it leads to a page.
+pub(crate) fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
+    html! {
+        form method="post" action=(CONFIRM) {
+            p { (why) }
+            (field::hidden(KEY, &visit.form_key(CONFIRM)))
+            (field::hidden("next", next))
+            (field::text(&field::Field { name: "current_password", label: "Password", kind: "password",
+                autocomplete: Some("current-password"), required: true, fault: visit.fault("current_password"),
+                ..field::Field::default() }))
+            button type="submit" { "Confirm" }
+        }
+    }
+}
+
+pub(crate) async fn set_password(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (dashboard, new) = (&visit.dashboard, posted.form.get("password").to_owned());
+    let value = dashboard.sign_ins.set_password(&dashboard.service, &visit.sign_in, new).await?;
+    Ok(signed_in(dashboard, &value, ROOT))
+}
+
+pub(crate) async fn confirm(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (dashboard, form) = (&visit.dashboard, &posted.form);
+    let password = form.get("current_password");
+    let value = dashboard.sign_ins.elevate(&dashboard.service, &visit.sign_in, password, &visit.client).await?;
+    let wrong = || Error::invalid(vec![Fault::new("current_password", "is wrong")]);
+    let next = own_page(form.get("next")).unwrap_or(ROOT);
+    Ok(signed_in(dashboard, &value.ok_or_else(wrong)?, next))
+}
+
+pub(crate) async fn end_sign_in(visit: &Visit, _: Posted) -> Result<Answer> {
+    let dashboard = &visit.dashboard;
+    dashboard.sign_ins.end(&dashboard.service, &visit.sign_in, Some(visit.id()?)).await?;
+    Ok(Answer::see_other(&format!("{ROOT}/account")))
+}
+
+pub(crate) async fn end_others(visit: &Visit, _: Posted) -> Result<Answer> {
+    let dashboard = &visit.dashboard;
+    dashboard.sign_ins.end(&dashboard.service, &visit.sign_in, None).await?;
+    Ok(Answer::see_other(&format!("{ROOT}/account")))
+}

@@ -1,0 +1,52 @@
+//! The table of forms: what each of them does.
+
+use culvert_domain::error::Result;
+use futures_util::future::BoxFuture;
+
+use crate::answer::Answer;
+use crate::path::{Named, matches};
+use crate::visit::{Posted, Visit};
+use crate::{account, devices, keys, tunnels};
+
+/// A form that is posted to a path below `/dashboard`.
+pub struct Act {
+    /// As in the table of pages.
+    pub path: &'static str,
+    /// The page that is shown again if it is refused.
+    pub page: &'static str,
+    /// Whether the person must have just proved who it is.
+    pub needs_elevation: bool,
+    pub(crate) run: Run,
+}
+
+type Run = for<'v> fn(&'v Visit, Posted) -> BoxFuture<'v, Result<Answer>>;
+
+pub const ACTIONS: &[Act] = &[
+    act("{s}/tunnels", "{s}/tunnels/new", |visit, posted| Box::pin(tunnels::create(visit, posted))),
+    act("{s}/tunnels/{id}/start", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::start(visit, posted))),
+    act("{s}/tunnels/{id}/stop", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::stop(visit, posted))),
+    act("{s}/tunnels/{id}/restart", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::restart(visit, posted))),
+    act("{s}/tunnels/{id}/delete", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::delete(visit, posted))),
+    act("{s}/devices/code", "{s}/devices", |visit, posted| Box::pin(devices::create_code(visit, posted))),
+    act("{s}/devices/{id}/remote-control-off", "{s}/devices", |visit, posted| {
+        Box::pin(devices::turn_remote_control_off(visit, posted))
+    }),
+    elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
+    act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
+    act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),
+    act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
+    act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
+    act("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),
+];
+
+const fn act(path: &'static str, page: &'static str, run: Run) -> Act {
+    Act { path, page, needs_elevation: false, run }
+}
+
+const fn elevated(path: &'static str, page: &'static str, run: Run) -> Act {
+    Act { path, page, needs_elevation: true, run }
+}
+
+pub(crate) fn find(path: &str) -> Option<(&'static Act, Named)> {
+    ACTIONS.iter().find_map(|act| Some((act, matches(act.path, path)?)))
+}

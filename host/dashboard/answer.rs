@@ -1,0 +1,90 @@
+//! What a request is answered with, and the headers that every page has.
+
+use std::time::Duration;
+
+use maud::Markup;
+use salvo::Response;
+use salvo::http::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
+    REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, STRICT_TRANSPORT_SECURITY,
+};
+use salvo::http::{ResBody, StatusCode};
+
+/// Nothing from elsewhere, nothing inline, and no page stands in another one. Scripts make no HTML from text.
+const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; \
+                   connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; \
+                   require-trusted-types-for 'script'; trusted-types 'none'";
+const PERMISSIONS: &str = "accelerometer=(), camera=(), display-capture=(), geolocation=(), gyroscope=(), magnetometer=(), \
+                           microphone=(), midi=(), payment=(), usb=()";
+
+pub(crate) struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Option<Markup>,
+}
+
+impl Answer {
+    pub(crate) fn page(status: StatusCode, page: Markup) -> Self {
+        Self { status, headers: HeaderMap::new(), body: Some(page) }
+    }
+
+    /// Leads to another page with GET (RFC 9110, section 15.4.4).
+    pub(crate) fn see_other(path: &str) -> Self {
+        Self { status: StatusCode::SEE_OTHER, headers: HeaderMap::new(), body: None }.with(LOCATION, path)
+    }
+
+    pub(crate) fn with(mut self, name: HeaderName, value: &str) -> Self {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.append(name, value);
+        }
+        self
+    }
+
+    pub(crate) fn with_cookie(self, cookie: &str) -> Self {
+        self.with(SET_COOKIE, cookie)
+    }
+
+    pub(crate) fn allowing(self, methods: &str) -> Self {
+        self.with(ALLOW, methods)
+    }
+
+    pub(crate) fn retry_after(self, wait: Option<Duration>) -> Self {
+        match wait {
+            Some(wait) => self.with(RETRY_AFTER, &seconds(wait).to_string()),
+            None => self,
+        }
+    }
+
+    pub(crate) fn write(self, res: &mut Response, is_https: bool) {
+        let Self { status, headers, body } = self;
+        res.status_code(status);
+        let own = res.headers_mut();
+        for (name, value) in [
+            (CONTENT_SECURITY_POLICY, CSP),
+            (REFERRER_POLICY, "same-origin"),
+            (CACHE_CONTROL, "no-store"),
+            (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+            (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+            (HeaderName::from_static("permissions-policy"), PERMISSIONS),
+        ] {
+            own.insert(name, HeaderValue::from_static(value));
+        }
+        if is_https {
+            own.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+        }
+        for (name, value) in &headers {
+            own.append(name, value.clone());
+        }
+        if let Some(body) = body {
+            own.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+            res.replace_body(ResBody::Once(body.into_string().into()));
+        } else {
+            res.replace_body(ResBody::Once(bytes::Bytes::new()));
+        }
+    }
+}
+
+/// Whole seconds, at least one.
+pub(crate) fn seconds(wait: Duration) -> u64 {
+    wait.as_secs_f64().ceil().max(1.0) as u64
+}

@@ -1,0 +1,37 @@
+//! The cookie of a sign-in (RFC 6265). Tunnels of the same host name would get it, so the dashboard's name is its own.
+
+use chrono::{DateTime, Utc};
+use salvo::Request;
+use salvo::http::header::COOKIE;
+
+use crate::Site;
+
+/// Characters of a value: 32 bytes in base64url.
+const CHARACTERS: usize = 43;
+
+/// `__Host-` has browsers refuse a cookie that another name or a page without TLS sets.
+fn name(site: &Site) -> &'static str {
+    if site.is_https { "__Host-culvert" } else { "culvert_local" }
+}
+
+/// The value that a request brings. None if it brings two, of which one may be planted.
+pub(crate) fn value(req: &Request, site: &Site) -> Option<String> {
+    let headers = req.headers().get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
+    let pairs = headers.flat_map(|header| header.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let mut values = pairs.filter(|(known, _)| *known == name(site)).map(|(_, value)| value);
+    let value = values.next().filter(|value| value.len() == CHARACTERS)?;
+    values.next().is_none().then(|| value.to_owned())
+}
+
+pub(crate) fn set(site: &Site, value: &str, expires_at: DateTime<Utc>, now: DateTime<Utc>) -> String {
+    let seconds = (expires_at - now).num_seconds().max(0);
+    format!("{}={value}; Max-Age={seconds}; {}", name(site), attributes(site))
+}
+
+pub(crate) fn clear(site: &Site) -> String {
+    format!("{}=; Max-Age=0; {}", name(site), attributes(site))
+}
+
+fn attributes(site: &Site) -> &'static str {
+    if site.is_https { "Path=/; HttpOnly; SameSite=Lax; Secure" } else { "Path=/; HttpOnly; SameSite=Lax" }
+}

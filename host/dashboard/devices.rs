@@ -1,0 +1,109 @@
+//! Devices: the machines that run an agent.
+
+use culvert_api_types::json_tree::JsonTree;
+use culvert_api_types::read::{NoBody, read};
+use culvert_api_types::requests::DevicePatch;
+use culvert_domain::action::Action;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::key::EnrolmentCode;
+use culvert_service::call::Answered;
+use culvert_service::devices::UpdateDevice;
+use culvert_service::enrolment::CreateCode;
+use culvert_service::idempotency::StoredResponse;
+use maud::{Markup, html};
+use salvo::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::answer::Answer;
+use crate::view::{badge, field, list, page, secret, time};
+use crate::visit::{Posted, Visit};
+
+/// What people call a device.
+pub(crate) fn name(device: &Device) -> String {
+    device.name.clone().unwrap_or_else(|| format!("device {}", &device.id.to_string()[..8]))
+}
+
+pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
+    let devices = visit.service().devices(&visit.caller, visit.page()).await?;
+    let content = html! {
+        (field::button(visit, &visit.in_scope("/devices/code"), "Add a device"))
+        @if devices.rows.is_empty() {
+            p.empty { "There are no devices yet. A device is a machine that runs the agent; tunnels lead to its ports." }
+        } @else {
+            (table(visit, &devices.rows))
+            (list::more(visit.next(devices.next).as_deref()))
+        }
+    };
+    Ok(page::signed_in(visit, "Devices", &content))
+}
+
+pub(crate) fn table(visit: &Visit, devices: &[Device]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Devices" tabindex="0" { table {
+            thead { tr { th { "Name" } th { "State" } th { "Agent" } th { "Remote control" } th { "Last seen" } } }
+            tbody {
+                @for device in devices {
+                    @let off = visit.in_scope(&format!("/devices/{}/remote-control-off", device.id));
+                    tr {
+                        td { (name(device)) div.muted { (device.platform.as_deref().unwrap_or("")) } }
+                        td { (badge::online(device.online)) }
+                        td { (device.version.as_deref().unwrap_or("unknown")) }
+                        td {
+                            @if device.remote_control {
+                                "on "
+                                @if device.owner_id == visit.caller.account_id { (field::button(visit, &off, "Switch off")) }
+                            } @else {
+                                "off; the device turns it on: " code { "culvert-agent remote-control enable" }
+                            }
+                        }
+                        td { (time::maybe(device.last_seen_at, "never")) }
+                    }
+                }
+            }
+        } }
+    }
+}
+
+pub(crate) async fn create_code(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let service = visit.service();
+    let code = EnrolmentCode::generate(service.clock());
+    let shown = code.reveal().to_owned();
+    let render = move |_| {
+        let body = serde_json::to_vec(&json!({"code": shown})).map_err(Error::internal)?;
+        Ok(StoredResponse { status: 201, body })
+    };
+    let run = async {
+        let (policies, caller) = (&visit.policies, &visit.caller);
+        let body = read::<NoBody>(None);
+        let admitted = service.admit(policies, caller, Action::DevicesCreateCode, Resource::Scope, body).await?;
+        let change = |()| CreateCode { code: code.clone() };
+        service.commit(policies, admitted, Some(&posted.key), change, render).await
+    };
+    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
+    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
+    let enrol = format!(
+        "culvert-agent enroll --server {} --code {}",
+        visit.dashboard.public_url,
+        answer["code"].as_str().unwrap_or_default()
+    );
+    let content = html! {
+        p { "On the machine that is to be a device:" }
+        (secret::shown_once("Enrolment", &enrol, "The code is good once, within 10 minutes."))
+        p { "Then let it be controlled from here, if you want to; only the device can turn that on:" }
+        (secret::command("culvert-agent remote-control enable"))
+        (secret::command("culvert-agent run"))
+        p { a href=(visit.in_scope("/devices")) { "All devices" } }
+    };
+    Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "Add a device", &content)))
+}
+
+pub(crate) async fn turn_remote_control_off(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let device_id = visit.id()?;
+    let body = JsonTree::Object(vec![("remote_control_enabled".into(), JsonTree::Bool(false))]);
+    let body = read::<DevicePatch>(Some(&body));
+    let change = |patch| UpdateDevice { device_id, patch };
+    visit.change_with(posted, Action::DevicesUpdate, Resource::Device(device_id), body, change).await?;
+    Ok(Answer::see_other(&visit.in_scope("/devices")))
+}

@@ -1,0 +1,76 @@
+//! What browsers post: `application/x-www-form-urlencoded`.
+
+use culvert_api_types::json_tree::JsonTree;
+use culvert_domain::error::{Code, Error, Result};
+use salvo::Request;
+use salvo::http::{Mime, ParseError};
+
+/// Bytes of a form.
+const LIMIT: usize = 256 * 1024;
+/// The field that holds the form's key.
+pub(crate) const KEY: &str = "form_key";
+
+/// The fields of a form, each once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Form {
+    fields: Vec<(String, String)>,
+}
+
+impl Form {
+    /// Reads a request's form.
+    ///
+    /// # Errors
+    ///
+    /// `payload_too_large`; `invalid_content_type` if it is no form; `validation_failed` if a field stands twice.
+    pub(crate) async fn read(req: &mut Request) -> Result<Self> {
+        let is_form = |mime: Mime| mime.essence_str() == "application/x-www-form-urlencoded";
+        if !req.content_type().is_some_and(is_form) {
+            return Err(Error::new(Code::InvalidContentType, "The dashboard takes forms alone."));
+        }
+        let bytes = match req.payload_with_max_size(LIMIT).await {
+            Ok(bytes) => bytes.clone(),
+            Err(ParseError::PayloadTooLarge) => return Err(Error::of(Code::PayloadTooLarge)),
+            Err(error) => return Err(Error::new(Code::InvalidJson, format!("The form could not be read: {error}."))),
+        };
+        let mut fields: Vec<(String, String)> = Vec::new();
+        for (name, value) in url::form_urlencoded::parse(&bytes) {
+            if fields.iter().any(|(known, _)| *known == name) {
+                return Err(Error::new(Code::InvalidJson, "A field of the form stands twice."));
+            }
+            fields.push((name.into_owned(), value.into_owned()));
+        }
+        Ok(Self { fields })
+    }
+
+    /// A field as typed; empty if it is not there.
+    pub(crate) fn get(&self, name: &str) -> &str {
+        self.fields.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
+    }
+
+    /// The same without the secrets, to be shown again.
+    pub(crate) fn without_secrets(mut self) -> Self {
+        self.fields.retain(|(name, _)| !name.contains("password") && name != KEY && name != "link");
+        self
+    }
+
+    /// The fields but for the key, as the body of a request.
+    pub(crate) fn tree(&self) -> JsonTree {
+        let fields = self.fields.iter().filter(|(name, _)| name != KEY);
+        JsonTree::Object(fields.map(|(name, value)| (name.clone(), JsonTree::Text(value.clone()))).collect())
+    }
+
+    /// The body of an API request from these fields. Those that are empty are left out, and numbers become numbers; what is
+    /// none stays text, for which the reader of the request has a fault.
+    pub(crate) fn body(&self, texts: &[&str], numbers: &[&str]) -> JsonTree {
+        let filled = |name: &&&str| !self.get(name).trim().is_empty();
+        let text = |name: &&str| ((*name).to_owned(), JsonTree::Text(self.get(name).trim().to_owned()));
+        let number = |name: &&str| {
+            let typed = self.get(name).trim();
+            let value =
+                typed.parse::<u64>().map_or_else(|_| JsonTree::Text(typed.into()), |n| JsonTree::Number(n.into()));
+            ((*name).to_owned(), value)
+        };
+        let texts = texts.iter().filter(filled).map(text);
+        JsonTree::Object(texts.chain(numbers.iter().filter(filled).map(number)).collect())
+    }
+}

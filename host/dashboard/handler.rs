@@ -1,0 +1,161 @@
+//! The order of a request: host name, origin, sign-in, limits, route, scope, form and its key.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use culvert_domain::caller::Caller;
+use culvert_domain::error::{Chain, Code, Error, Result};
+use culvert_domain::sign_in::SignIn;
+use culvert_service::forms::FormId;
+use culvert_service::gate::PinnedPolicies;
+use culvert_service::idempotency::IdempotencyKey;
+use culvert_service::sign_ins::Client;
+use culvert_wire::client_network::client_address;
+use salvo::http::header::{HeaderValue, USER_AGENT};
+use salvo::http::{Method, StatusCode};
+use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
+use uuid::Uuid;
+
+use crate::actions::{self, Act};
+use crate::answer::Answer;
+use crate::form::{Form, KEY};
+use crate::path::Named;
+use crate::view::notice;
+use crate::visit::{Posted, Refused, Visit};
+use crate::{Dashboard, ROOT, Site, cookie, pages, sign_in};
+
+pub(crate) struct Pages(pub Arc<Dashboard>);
+
+#[async_trait]
+impl Handler for Pages {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
+        let dashboard = &self.0;
+        let answer = match answer(dashboard, req, depot).await {
+            Ok(answer) => answer,
+            Err(error) => problem(dashboard, &error),
+        };
+        answer.write(res, dashboard.site.is_https);
+    }
+}
+
+/// A page that says what went wrong.
+pub(crate) fn problem(dashboard: &Dashboard, error: &Error) -> Answer {
+    if error.source.is_some() {
+        tracing::error!(error = %Chain(error), "a page could not be shown");
+    }
+    Answer::page((dashboard.status_of)(&error.code), notice::whole(error, &dashboard.docs_url))
+        .retry_after(error.retry_after)
+}
+
+async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) -> Result<Answer> {
+    let site = &dashboard.site;
+    let path = req.uri().path().to_owned();
+    let reads = matches!(*req.method(), Method::GET | Method::HEAD);
+    if !site.is_named_by(req) {
+        return Ok(if reads && Site::is_asked_by_address(req) && site.is_loopback {
+            Answer::see_other(&format!("{}{path}", site.origin))
+        } else {
+            Answer::page(StatusCode::MISDIRECTED_REQUEST, notice::other_host(site))
+        });
+    }
+    if !site.is_private() {
+        return Ok(Answer::page(StatusCode::FORBIDDEN, notice::needs_https(site)));
+    }
+    if !reads && *req.method() != Method::POST {
+        return Ok(problem(dashboard, &Error::of(Code::MethodNotAllowed)).allowing("GET, HEAD, POST"));
+    }
+    if !reads {
+        site.check(req)?;
+    }
+    let client = client(dashboard, req);
+    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
+    let known = match cookie::value(req, site) {
+        Some(value) => dashboard.sign_ins.find(&dashboard.service, &value).await?,
+        None => None,
+    };
+    if let Some(answer) = sign_in::answer(dashboard, req, &below, known.as_ref(), &client).await? {
+        return Ok(answer);
+    }
+    let Some(sign_in) = known else { return sign_in_first(dashboard, req, &below, reads) };
+    dashboard.sign_ins.count(&sign_in, !reads)?;
+    if below.is_empty() {
+        return Ok(Answer::see_other(&format!("{ROOT}/me")));
+    }
+    let policies = depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?;
+    let visit = async |named: Named| {
+        let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
+        let teams = dashboard.service.teams_of(&sign_in).await?;
+        let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
+        let (path, ids, after) = (path.clone(), named.ids, req.query::<String>("after"));
+        let client = client.clone();
+        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, after, client, refused: None })
+    };
+    if reads {
+        let (page, named) = pages::find(&below).ok_or_else(|| no_page(&below))?;
+        return Ok(Answer::page(StatusCode::OK, (page.view)(&visit(named).await?).await?));
+    }
+    let (act, named) = actions::find(&below).ok_or_else(|| no_page(&below))?;
+    let visit = visit(named).await?;
+    let form = Form::read(req).await?;
+    post(visit, act, form).await
+}
+
+/// A path with pages alone takes no forms, and one with forms alone shows no page.
+fn no_page(below: &str) -> Error {
+    let is_known = pages::find(below).is_some() || actions::find(below).is_some();
+    Error::of(if is_known { Code::MethodNotAllowed } else { Code::NotFound })
+}
+
+/// Leads to the sign-in, and from there to the page that was asked for.
+fn sign_in_first(dashboard: &Dashboard, req: &Request, below: &str, reads: bool) -> Result<Answer> {
+    if !reads {
+        return Ok(problem(dashboard, &Error::of(Code::SignInRequired)));
+    }
+    let next = if pages::find(below).is_some() { req.uri().path() } else { "" };
+    Ok(Answer::see_other(&sign_in::address(next)))
+}
+
+async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
+    let scope_id = match scope {
+        None | Some("me") => sign_in.account_id,
+        Some(id) => Uuid::parse_str(id).map_err(|_| Error::not_found())?,
+    };
+    dashboard.service.caller_of_sign_in(sign_in, scope_id).await
+}
+
+/// Carries a form out; where that is refused, shows its page again with what was typed and why.
+async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
+    let done = match key(&visit, &form) {
+        Ok(key) if visit.is_elevated() || !act.needs_elevation => {
+            (act.run)(&visit, Posted { form: form.clone(), key }).await
+        }
+        Ok(_) => Err(Error::of(Code::ElevationRequired)),
+        Err(error) => Err(error),
+    };
+    let error = match done {
+        Ok(answer) => return Ok(answer),
+        Err(error) if error.source.is_some() || error.code == Code::NotFound => return Err(error),
+        Err(error) => error,
+    };
+    let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);
+    visit.refused = Some(Refused { form: form.without_secrets(), error });
+    visit.path = visit.path_of(act.page);
+    let page = pages::by_pattern(act.page).ok_or_else(Error::not_found)?;
+    Ok(Answer::page(status, (page.view)(&visit).await?).retry_after(wait))
+}
+
+/// The form's key, which is good for one sign-in and one path.
+fn key(visit: &Visit, form: &Form) -> Result<IdempotencyKey> {
+    let id = FormId { sign_in: visit.sign_in.id, path: &visit.path };
+    let key = visit.service().open_form_key(id, form.get(KEY)).ok_or_else(|| Error::of(Code::FormExpired))?;
+    let request = format!("POST\n{}\n\n{}", visit.path, form.tree().canonical()).into_bytes();
+    Ok(IdempotencyKey { credential_id: visit.sign_in.id, key: key.to_string(), request })
+}
+
+fn client(dashboard: &Dashboard, req: &Request) -> Client {
+    let forwarded = req.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes);
+    let peer: Option<IpAddr> = req.remote_addr().ip();
+    let address = peer.map(|peer| client_address(peer, forwarded, &dashboard.trusted_proxies));
+    let agent = req.headers().get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default().to_owned();
+    Client { address, agent }
+}

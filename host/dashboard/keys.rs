@@ -1,0 +1,116 @@
+//! API keys, which are made and revoked here and never by the API.
+
+use culvert_api_types::read::Body;
+use culvert_domain::action::Action;
+use culvert_domain::error::{Error, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::key::ApiKey;
+use culvert_domain::permission::PermissionPreset;
+use culvert_service::api_keys::{CreateKey, NewKey, RevokeKey, WantedKey};
+use culvert_service::call::Answered;
+use culvert_service::idempotency::StoredResponse;
+use maud::{Markup, html};
+use salvo::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::account::confirmation;
+use crate::answer::Answer;
+use crate::form::KEY;
+use crate::view::{badge, field, list, page, secret, time};
+use crate::visit::{Posted, Visit};
+
+pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
+    let keys = visit.service().keys(&visit.caller, visit.page()).await?;
+    let now = visit.service().clock().now();
+    let content = html! {
+        p {
+            "A program sends its key with each request: " code { "Authorization: Bearer ctk_…" } ". "
+            a href=(visit.dashboard.docs_url) { "What the API does" }
+        }
+        (new_key(visit))
+        @if keys.rows.is_empty() { p.empty { "There are no keys yet." } } @else {
+            div.scroll role="region" aria-label="Keys" tabindex="0" { table {
+                thead { tr { th { "Name" } th { "Begins with" } th { "Of" } th { "Last used" } th { "Ends" } th {} } }
+                tbody {
+                    @for key in &keys.rows {
+                        @let is_over = key.revoked_at.is_some() || key.expires_at.is_some_and(|at| at <= now);
+                        tr {
+                            td { @if key.name.is_empty() { "–" } @else { (key.name) } div.muted { (key.permissions.to_words()) } }
+                            td { code { "ctk_" (key.public_id) "…" } }
+                            td { (key.email) }
+                            td { (time::maybe(key.last_used_at, "never")) }
+                            td { (time::maybe(key.expires_at, "never")) }
+                            td {
+                                @if key.revoked_at.is_some() { (badge::plain("revoked")) }
+                                @else if is_over { (badge::plain("ended")) }
+                                @else { (field::button(visit, &visit.in_scope(&format!("/keys/{}/revoke", key.id)), "Revoke")) }
+                            }
+                        }
+                    }
+                }
+            } }
+            (list::more(visit.next(keys.next).as_deref()))
+        }
+    };
+    Ok(page::signed_in(visit, "Keys", &content))
+}
+
+fn new_key(visit: &Visit) -> Markup {
+    let path = visit.in_scope("/keys");
+    html! {
+        section {
+            h2 { "New key" }
+            @if !visit.sign_in.has_password {
+                p { a href="/dashboard/account" { "Set a password" } " first: a key is made by who can prove who it is." }
+            } @else if !visit.is_elevated() {
+                (confirmation(visit, &path, "Before you make a key, type your password once more."))
+            } @else {
+                form method="post" action=(path) {
+                    (field::hidden(KEY, &visit.form_key(&path)))
+                    (field::text(&field::Field { name: "name", label: "Name", required: true, value: visit.typed("name").unwrap_or_default(),
+                        fault: visit.fault("name"), hint: Some("What it is for, such as “backup script”."), ..field::Field::default() }))
+                    (field::select("scopes", "May", visit.typed("scopes").unwrap_or("read_only"), visit.fault("scopes"),
+                        PermissionPreset::ALL.iter().map(|preset| (preset.id, format!("{}: {}", preset.name, preset.description)))))
+                    (field::text(&field::Field { name: "days", label: "Ends after days", kind: "text", inputmode: Some("numeric"),
+                        value: visit.typed("days").unwrap_or("90"), fault: visit.fault("days"),
+                        hint: Some("Empty: it lasts until it is revoked."), ..field::Field::default() }))
+                    button type="submit" { "Make key" }
+                }
+            }
+        }
+    }
+}
+
+/// What is stored of a key, so that a reload shows the same one and makes no other.
+fn stored(new: &NewKey) -> Result<StoredResponse> {
+    let body = serde_json::to_vec(&json!({"key": new.key.reveal()})).map_err(Error::internal)?;
+    Ok(StoredResponse { status: 201, body })
+}
+
+pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (service, form) = (visit.service(), &posted.form);
+    let field = |name| form.get(name).to_owned();
+    let draft = WantedKey { name: field("name"), scopes: field("scopes"), days: field("days") };
+    let body = Body { draft, faults: Vec::new(), unknown: Vec::new() };
+    let key = ApiKey::generate(service.clock());
+    let run = async {
+        let (policies, caller) = (&visit.policies, &visit.caller);
+        let admitted = service.admit(policies, caller, Action::KeysCreate, Resource::Scope, body).await?;
+        let change = |definition| CreateKey { definition, key: key.clone() };
+        service.commit(policies, admitted, Some(&posted.key), change, |new| stored(&new)).await
+    };
+    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
+    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
+    let key = answer["key"].as_str().unwrap_or_default();
+    let content = html! {
+        (secret::shown_once("Your key", key, "It is shown this once. Whoever has it may do what the key may."))
+        p { a href=(visit.in_scope("/keys")) { "All keys" } }
+    };
+    Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "Key made", &content)))
+}
+
+pub(crate) async fn revoke(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let key_id = visit.id()?;
+    visit.change(posted, Action::KeysRevoke, Resource::Scope, |()| RevokeKey { key_id }).await?;
+    Ok(Answer::see_other(&visit.in_scope("/keys")))
+}

@@ -1,0 +1,62 @@
+//! The dashboard: pages for people who are signed in. It changes things by the use cases and through the gate of the API;
+//! what only people may do, no API key can.
+//!
+//! A request passes, in this order: the host name, the origin, the sign-in, its limits, the route and the scope, the form and
+//! its key (`handler.rs`). [`pages`] is the table of pages, [`actions`] that of forms.
+
+#![deny(unsafe_code)]
+#![warn(unreachable_pub)]
+
+mod account;
+pub mod actions;
+mod answer;
+mod assets;
+mod cookie;
+mod devices;
+mod form;
+mod handler;
+mod keys;
+mod operations;
+mod origin;
+mod overview;
+pub mod pages;
+mod path;
+mod sign_in;
+mod tunnels;
+mod view;
+mod visit;
+
+use std::sync::Arc;
+
+use culvert_domain::error::Code;
+use culvert_service::Service;
+use culvert_service::sign_ins::SignIns;
+use ipnet::IpNet;
+use salvo::Router;
+use salvo::http::StatusCode;
+
+use handler::Pages;
+pub use origin::Site;
+
+/// What the pages are served with.
+pub struct Dashboard {
+    pub service: Arc<Service>,
+    pub sign_ins: SignIns,
+    pub site: Site,
+    /// URL under which agents reach the host.
+    pub public_url: String,
+    pub docs_url: String,
+    /// Networks whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// The HTTP status of a code, as the API answers it.
+    pub status_of: fn(&Code) -> StatusCode,
+}
+
+/// Where the pages are.
+pub const ROOT: &str = "/dashboard";
+
+/// The routes of the dashboard and of what its pages need.
+pub fn routers(dashboard: &Arc<Dashboard>) -> Vec<Router> {
+    let pages = Router::with_path("dashboard/{**rest}").goal(Pages(dashboard.clone()));
+    vec![pages, assets::router()]
+}

@@ -1,0 +1,42 @@
+//! The table of pages.
+
+use culvert_domain::error::Result;
+use futures_util::future::BoxFuture;
+use maud::Markup;
+
+use crate::path::{Named, matches};
+use crate::visit::Visit;
+use crate::{account, devices, keys, operations, overview, tunnels};
+
+/// One page, below `/dashboard`.
+pub struct Page {
+    /// `{s}` is `me` or the id of a Team, `{id}` an id.
+    pub path: &'static str,
+    pub(crate) view: View,
+}
+
+type View = for<'v> fn(&'v Visit) -> BoxFuture<'v, Result<Markup>>;
+
+pub const PAGES: &[Page] = &[
+    page("{s}", |visit| Box::pin(overview::show(visit))),
+    page("{s}/tunnels", |visit| Box::pin(tunnels::list(visit))),
+    page("{s}/tunnels/new", |visit| Box::pin(std::future::ready(Ok(tunnels::new(visit))))),
+    page("{s}/tunnels/{id}", |visit| Box::pin(tunnels::show(visit))),
+    page("{s}/devices", |visit| Box::pin(devices::list(visit))),
+    page("{s}/operations", |visit| Box::pin(operations::list(visit))),
+    page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),
+    page("{s}/keys", |visit| Box::pin(keys::list(visit))),
+    page("account", |visit| Box::pin(account::show(visit))),
+];
+
+const fn page(path: &'static str, view: View) -> Page {
+    Page { path, view }
+}
+
+pub(crate) fn find(path: &str) -> Option<(&'static Page, Named)> {
+    PAGES.iter().find_map(|page| Some((page, matches(page.path, path)?)))
+}
+
+pub(crate) fn by_pattern(pattern: &str) -> Option<&'static Page> {
+    PAGES.iter().find(|page| page.path == pattern)
+}

@@ -1,0 +1,272 @@
+//! Tunnels: all of them, one, and a new one.
+
+use culvert_api_types::json_tree::JsonTree;
+use culvert_api_types::read::read;
+use culvert_api_types::requests::{NewTunnel, StartTunnel};
+use culvert_domain::action::Action;
+use culvert_domain::device::Device;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::operation::RemoteAction;
+use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel_devices::TunnelDevices;
+use culvert_service::call::Answered;
+use culvert_service::idempotency::StoredResponse;
+use culvert_service::operations::requests::{ActOnRunning, Start};
+use culvert_service::tunnels::{CreateTunnel, DeleteTunnel};
+use maud::{Markup, html};
+use serde_json::{Value, json};
+
+use crate::answer::Answer;
+use crate::devices;
+use crate::form::KEY;
+use crate::view::{badge, bytes, field, list, page};
+use crate::visit::{Posted, Visit};
+
+pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
+    let tunnels = visit.service().tunnels(&visit.caller, visit.page()).await?;
+    let content = html! {
+        p { a.button href=(visit.in_scope("/tunnels/new")) { "New tunnel" } }
+        @if tunnels.rows.is_empty() {
+            p.empty { "There are no tunnels yet. A tunnel leads from a public address to a port of one of your devices." }
+        } @else {
+            (table(visit, &tunnels.rows))
+            (list::more(visit.next(tunnels.next).as_deref()))
+        }
+    };
+    Ok(page::signed_in(visit, "Tunnels", &content))
+}
+
+pub(crate) fn table(visit: &Visit, tunnels: &[Tunnel]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Tunnels" tabindex="0" { table {
+            thead { tr { th { "Name" } th { "State" } th { "Public address" } th { "Leads to" } } }
+            tbody {
+                @for tunnel in tunnels {
+                    tr {
+                        td { a href=(visit.in_scope(&format!("/tunnels/{}", tunnel.id))) { (tunnel.spec.name) } }
+                        td { (badge::tunnel(tunnel.status())) }
+                        td { (address(tunnel)) }
+                        td { code { (tunnel.spec.local_host) ":" (tunnel.spec.local_port) } }
+                    }
+                }
+            }
+        } }
+    }
+}
+
+/// Where visitors reach it: a link where that is a web page.
+fn address(tunnel: &Tunnel) -> Markup {
+    let address = tunnel.public_address();
+    html! {
+        @if let Some(url) = address.url {
+            a href=(url) rel="noreferrer" { code { (url) } }
+        } @else {
+            code { (address.hostname) ":" (address.port) }
+        }
+    }
+}
+
+pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+    let (tunnel, authorized) = visit.service().tunnel_with_devices(&visit.caller, visit.id()?).await?;
+    let bandwidth = visit.service().tunnel_bandwidth(&visit.caller, tunnel.id).await?;
+    let content = html! {
+        p.line {
+            (badge::tunnel(tunnel.status())) " " (address(&tunnel)) " leads to "
+            code { (tunnel.spec.local_host) ":" (tunnel.spec.local_port) }
+            @if let Some(device) = &authorized.current { " on " (devices::name(device)) }
+        }
+        (state(visit, &tunnel))
+        (controls(visit, &tunnel, &authorized))
+        section {
+            h2 { "Settings" }
+            dl {
+                dt { "Protocol" } dd { (tunnel.spec.protocol) }
+                dt { "Node" } dd { (tunnel.node.name) }
+                @if let Some(domain) = &tunnel.custom_domain { dt { "Custom domain" } dd { (domain) } }
+                @if tunnel.spec.basic_auth { dt { "Basic auth" } dd { (tunnel.spec.basic_auth_user.as_deref().unwrap_or("")) } }
+                dt { "Today" } dd { (bytes::traffic(bandwidth.today)) }
+                dt { "This month" } dd { (bytes::traffic(bandwidth.month)) }
+                dt { "Id" } dd { code { (tunnel.id) } }
+            }
+        }
+        section {
+            h2 { "Delete" }
+            (delete_form(visit, &visit.in_scope(&format!("/tunnels/{}/delete", tunnel.id))))
+        }
+    };
+    // While something is under way, the page looks again by itself.
+    let looks_again = tunnel.operation.is_some() || tunnel.moving;
+    Ok(page::reloading(visit, &tunnel.spec.name, looks_again, &content))
+}
+
+/// The name is typed, so that no slip of the hand gives an address up.
+fn delete_form(visit: &Visit, path: &str) -> Markup {
+    html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(path)))
+            (field::text(&field::Field { name: "name", label: "The tunnel's name", required: true, fault: visit.fault("name"),
+                hint: Some("The address is given up, and visitors reach nothing any more."), ..field::Field::default() }))
+            button type="submit" { "Delete tunnel" }
+        }
+    }
+}
+
+/// What is wrong with it, or under way.
+fn state(visit: &Visit, tunnel: &Tunnel) -> Markup {
+    html! {
+        @if let Some(operation) = &tunnel.operation {
+            p.notice {
+                "The action " (operation.action) " is " (operation.status) ". "
+                a href=(visit.in_scope(&format!("/operations/{}", operation.id))) { "How it goes" }
+            }
+        }
+        @if let Some(error) = &tunnel.start_error { p.notice.bad { "The last start failed: " (error) } }
+        @if let Some(run) = &tunnel.run {
+            @if !run.agent_connected { p.notice.warn { "The device's agent is away. It comes back by itself, or the tunnel ends." } }
+            @if let Some(error) = &run.target_error { p.notice.warn { "The local service does not answer: " (error) } }
+        }
+        @if tunnel.suspended { p.notice.warn { "The month's bandwidth is used up." } }
+    }
+}
+
+fn controls(visit: &Visit, tunnel: &Tunnel, authorized: &TunnelDevices) -> Markup {
+    let path = |action: &str| visit.in_scope(&format!("/tunnels/{}/{action}", tunnel.id));
+    html! {
+        @if tunnel.running_on().is_some() {
+            div.row { (field::button(visit, &path("stop"), "Stop")) (field::button(visit, &path("restart"), "Restart")) }
+        }
+        @if authorized.authorized.is_empty() {
+            p.empty { "No device may run it. " a href=(visit.in_scope("/devices")) { "Add a device" } }
+        } @else {
+            div.scroll role="region" aria-label="Devices" tabindex="0" { table {
+                thead { tr { th { "Device" } th { "State" } th {} } }
+                tbody { @for device in &authorized.authorized { (start_row(visit, tunnel, device, &path("start"))) } }
+            } }
+        }
+    }
+}
+
+fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str) -> Markup {
+    let refused = device.check_capabilities(RemoteAction::Start).err();
+    let runs_here = tunnel.running_on() == Some(device.id);
+    let label = if tunnel.running_on().is_some() { "Move it here" } else { "Start" };
+    html! {
+        tr {
+            td { (devices::name(device)) }
+            td { (badge::online(device.online)) }
+            td {
+                @if runs_here { "runs it" }
+                @else if let Some(error) = refused { span.muted { (error.detail) " " code { (error.code.as_str()) } } }
+                @else {
+                    form method="post" action=(path) {
+                        (field::hidden(KEY, &visit.form_key(path)))
+                        (field::hidden("device_id", &device.id.to_string()))
+                        button type="submit" { (label) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn new(visit: &Visit) -> Markup {
+    let path = visit.in_scope("/tunnels");
+    let text = |name, label, hint| field::Field {
+        name,
+        label,
+        hint: Some(hint),
+        value: visit.typed(name).unwrap_or_default(),
+        fault: visit.fault(name),
+        ..field::Field::default()
+    };
+    let protocols = [
+        ("http", "http: web pages, by a name".to_owned()),
+        ("tcp", "tcp: anything else, by a port".to_owned()),
+        ("udp", "udp: games and the like, by a port".to_owned()),
+        ("both", "both: tcp and udp on one port".to_owned()),
+    ];
+    let content = html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(&path)))
+            (field::text(&field::Field { required: true, ..text("name", "Name", "What you call it.") }))
+            (field::select("protocol", "Protocol", visit.typed("protocol").unwrap_or("http"), visit.fault("protocol"), protocols.into_iter()))
+            (field::text(&field::Field { value: visit.typed("local_host").unwrap_or("127.0.0.1"),
+                ..text("local_host", "Local host", "Where the service is, as the device sees it.") }))
+            (field::text(&field::Field { inputmode: Some("numeric"), required: true,
+                ..text("local_port", "Local port", "The port of the service, such as 3000.") }))
+            (field::text(&text("subdomain", "Subdomain", "For http; one is made up if you leave it empty.")))
+            button type="submit" { "Create tunnel" }
+        }
+    };
+    page::signed_in(visit, "New tunnel", &content)
+}
+
+pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let service = visit.service();
+    let tree = posted.form.body(&["name", "protocol", "local_host", "subdomain"], &["local_port"]);
+    let run = async {
+        let (policies, caller) = (&visit.policies, &visit.caller);
+        let body = read::<NewTunnel>(Some(&tree));
+        let admitted = service.admit(policies, caller, Action::TunnelsCreate, Resource::Scope, body).await?;
+        let change = |definition| CreateTunnel { definition, password_hash: None };
+        let render = |tunnel: Tunnel| {
+            let body = serde_json::to_vec(&json!({"id": tunnel.id})).map_err(Error::internal)?;
+            Ok(StoredResponse { status: 201, body })
+        };
+        service.commit(policies, admitted, Some(&posted.key), change, render).await
+    };
+    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
+    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
+    let id = answer["id"].as_str().unwrap_or_default();
+    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{id}"))))
+}
+
+pub(crate) async fn start(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let tunnel = visit.service().tunnel(&visit.caller, tunnel_id).await?;
+    let mut tree = posted.form.body(&["device_id"], &[]);
+    if let JsonTree::Object(fields) = &mut tree {
+        // The button says so where the tunnel runs on another device.
+        let handoff = tunnel.running_on().is_some();
+        fields.push(("handoff".into(), JsonTree::Bool(handoff)));
+    }
+    let change = |choice| Start { tunnel_id, choice };
+    let body = read::<StartTunnel>(Some(&tree));
+    visit.change_with(posted, Action::TunnelsStart, Resource::Tunnel(tunnel_id), body, change).await?;
+    to_tunnel(visit)
+}
+
+pub(crate) async fn stop(visit: &Visit, posted: Posted) -> Result<Answer> {
+    act_on_running(visit, posted, Action::TunnelsStop, RemoteAction::Stop).await
+}
+
+pub(crate) async fn restart(visit: &Visit, posted: Posted) -> Result<Answer> {
+    act_on_running(visit, posted, Action::TunnelsRestart, RemoteAction::Restart).await
+}
+
+async fn act_on_running(visit: &Visit, posted: Posted, asked: Action, action: RemoteAction) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let change = |()| ActOnRunning { tunnel_id, action };
+    visit.change(posted, asked, Resource::Tunnel(tunnel_id), change).await?;
+    to_tunnel(visit)
+}
+
+pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let tunnel = match visit.service().tunnel(&visit.caller, tunnel_id).await {
+        // A second click finds it gone.
+        Err(error) if error.code == Code::NotFound => return Ok(Answer::see_other(&visit.in_scope("/tunnels"))),
+        tunnel => tunnel?,
+    };
+    if posted.form.get("name").trim() != tunnel.spec.name.trim() {
+        return Err(Error::invalid(vec![Fault::new("name", "must be the name of this tunnel")]));
+    }
+    let change = |()| DeleteTunnel { tunnel_id };
+    visit.change(posted, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), change).await?;
+    Ok(Answer::see_other(&visit.in_scope("/tunnels")))
+}
+
+fn to_tunnel(visit: &Visit) -> Result<Answer> {
+    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}", visit.id()?))))
+}

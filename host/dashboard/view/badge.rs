@@ -1,0 +1,38 @@
+//! States, by word and colour.
+
+use culvert_domain::operation::OperationStatus;
+use culvert_domain::tunnel::TunnelStatus;
+use maud::{Markup, html};
+
+fn badge(class: &str, word: &str) -> Markup {
+    html! { span.badge.(class) { (word) } }
+}
+
+pub(crate) fn plain(word: &str) -> Markup {
+    badge("plain", word)
+}
+
+pub(crate) fn online(online: bool) -> Markup {
+    if online { badge("ok", "online") } else { badge("plain", "offline") }
+}
+
+pub(crate) fn tunnel(status: TunnelStatus) -> Markup {
+    let class = match status {
+        TunnelStatus::Running => "ok",
+        TunnelStatus::Starting | TunnelStatus::Stopping | TunnelStatus::Moving => "info",
+        TunnelStatus::Degraded | TunnelStatus::Suspended => "warn",
+        TunnelStatus::Error => "bad",
+        TunnelStatus::Stopped => "plain",
+    };
+    badge(class, &status.to_string())
+}
+
+pub(crate) fn operation(status: OperationStatus) -> Markup {
+    let class = match status {
+        OperationStatus::Succeeded => "ok",
+        OperationStatus::Queued | OperationStatus::Claimed | OperationStatus::Running => "info",
+        OperationStatus::Failed => "bad",
+        OperationStatus::Expired | OperationStatus::Canceled => "warn",
+    };
+    badge(class, &status.to_string())
+}

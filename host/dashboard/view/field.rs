@@ -1,0 +1,91 @@
+//! Fields of forms, each with its label, and what is wrong with it beside it.
+
+use maud::{Markup, html};
+
+use crate::form::KEY;
+use crate::visit::Visit;
+
+/// A line to type in.
+#[derive(Clone, Copy)]
+pub(crate) struct Field<'a> {
+    pub name: &'a str,
+    pub label: &'a str,
+    /// The `type` of the input.
+    pub kind: &'a str,
+    pub value: &'a str,
+    pub hint: Option<&'a str>,
+    pub fault: Option<&'a str>,
+    pub autocomplete: Option<&'a str>,
+    pub inputmode: Option<&'a str>,
+    pub required: bool,
+}
+
+impl Default for Field<'_> {
+    fn default() -> Self {
+        Self {
+            name: "",
+            label: "",
+            kind: "text",
+            value: "",
+            hint: None,
+            fault: None,
+            autocomplete: Some("off"),
+            inputmode: None,
+            required: false,
+        }
+    }
+}
+
+pub(crate) fn text(field: &Field<'_>) -> Markup {
+    let Field { name, label, kind, value, hint, fault, autocomplete, inputmode, required } = field;
+    let (hint_id, fault_id) = (format!("{name}-hint"), format!("{name}-fault"));
+    let described = if fault.is_some() { Some(&fault_id) } else { hint.map(|_| &hint_id) };
+    html! {
+        div.field {
+            label for=(name) { (label) }
+            input id=(name) name=(name) type=(kind) value=(value) autocomplete=[autocomplete] inputmode=[inputmode]
+                required[*required] aria-invalid=[fault.map(|_| "true")] aria-describedby=[described];
+            (beside(&hint_id, *hint, &fault_id, *fault))
+        }
+    }
+}
+
+pub(crate) fn select<'a>(
+    name: &str,
+    label: &str,
+    chosen: &str,
+    fault: Option<&str>,
+    options: impl Iterator<Item = (&'a str, String)>,
+) -> Markup {
+    let fault_id = format!("{name}-fault");
+    html! {
+        div.field {
+            label for=(name) { (label) }
+            select id=(name) name=(name) aria-invalid=[fault.map(|_| "true")] aria-describedby=[fault.map(|_| &fault_id)] {
+                @for (value, text) in options { option value=(value) selected[value == chosen] { (text) } }
+            }
+            (beside("", None, &fault_id, fault))
+        }
+    }
+}
+
+fn beside(hint_id: &str, hint: Option<&str>, fault_id: &str, fault: Option<&str>) -> Markup {
+    html! {
+        @if let Some(fault) = fault { p.fault id=(fault_id) { (fault) } }
+        @else if let Some(hint) = hint { p.hint id=(hint_id) { (hint) } }
+    }
+}
+
+pub(crate) fn hidden(name: &str, value: &str) -> Markup {
+    html! { input type="hidden" name=(name) value=(value); }
+}
+
+/// A form that is one button.
+pub(crate) fn button(visit: &Visit, path: &str, label: &str) -> Markup {
+    html! {
+        form.button-form method="post" action=(path) {
+            (hidden(KEY, &visit.form_key(path)))
+            button type="submit" { (label) }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The frame of every page.
+
+use maud::{DOCTYPE, Markup, html};
+
+use super::{field, refusal};
+use crate::form::KEY;
+use crate::visit::Visit;
+use crate::{ROOT, assets};
+
+const SIGN_OUT: &str = "/dashboard/sign-out";
+
+fn frame(title: &str, reloads: bool, body: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                @if reloads { noscript { meta http-equiv="refresh" content="2"; } }
+                title { (title) " · Culvert" }
+                link rel="icon" href=(assets::icon());
+                link rel="stylesheet" href=(assets::style_sheet());
+                script src=(assets::script()) defer {}
+            }
+            body data-reloads[reloads] { a.skip href="#content" { "To the content" } (body) }
+        }
+    }
+}
+
+/// A page for somebody who is not signed in.
+pub(crate) fn narrow(title: &str, docs_url: &str, content: &Markup) -> Markup {
+    frame(
+        title,
+        false,
+        &html! {
+            main #content .narrow {
+                p.brand { "culvert" }
+                h1 { (title) }
+                (content)
+                p.muted { a href=(docs_url) { "Documentation" } }
+            }
+        },
+    )
+}
+
+pub(crate) fn signed_in(visit: &Visit, title: &str, content: &Markup) -> Markup {
+    reloading(visit, title, false, content)
+}
+
+/// As [`signed_in`]; the page is loaded again every two seconds while something is under way.
+pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Markup) -> Markup {
+    let refused = visit.refused.as_ref();
+    frame(
+        title,
+        reloads && refused.is_none(),
+        &html! {
+            (header(visit))
+            div.columns {
+                (navigation(visit))
+                main #content {
+                    h1 { (title) }
+                    @if let Some(refused) = refused { (refusal::error(&refused.error)) }
+                    (content)
+                }
+            }
+        },
+    )
+}
+
+fn header(visit: &Visit) -> Markup {
+    html! {
+        header {
+            a.brand href=(ROOT) { "culvert" }
+            nav aria-label="Scopes" {
+                a href=(format!("{ROOT}/me")) aria-current=[(visit.caller.role.is_none()).then_some("true")] { "Personal" }
+                @for team in &visit.teams {
+                    a href=(format!("{ROOT}/{}", team.scope.id))
+                        aria-current=[(team.scope.id == visit.caller.scope.id).then_some("true")] { (team.scope.name) }
+                }
+            }
+            nav.own aria-label="Account" {
+                a href=(visit.dashboard.docs_url) { "Documentation" }
+                a href=(format!("{ROOT}/account")) { (visit.sign_in.name) }
+                form.button-form method="post" action=(SIGN_OUT) {
+                    (field::hidden(KEY, &visit.form_key(SIGN_OUT)))
+                    button type="submit" { "Sign out" }
+                }
+            }
+        }
+    }
+}
+
+fn navigation(visit: &Visit) -> Markup {
+    let pages = [
+        ("", "Overview"),
+        ("/tunnels", "Tunnels"),
+        ("/devices", "Devices"),
+        ("/operations", "Operations"),
+        ("/keys", "Keys"),
+    ];
+    html! {
+        nav.side aria-label="Pages" {
+            @for (path, label) in pages {
+                @let path = visit.in_scope(path);
+                a href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
+            }
+        }
+    }
+}

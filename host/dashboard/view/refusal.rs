@@ -1,0 +1,22 @@
+//! What went wrong, and what to do.
+
+use culvert_domain::error::{Code, Error};
+use maud::{Markup, html};
+
+use crate::ROOT;
+use crate::answer::seconds;
+
+/// A refusal at the top of a page.
+pub(crate) fn error(error: &Error) -> Markup {
+    html! {
+        div.notice.bad role="alert" {
+            p { (error.detail) }
+            @if let Some(rule) = &error.rule { p { "The rule of a policy that refuses it: " code { (rule) } } }
+            @if error.code == Code::ElevationRequired {
+                p { a href=(format!("{ROOT}/account")) { "Type your password once more" } }
+            }
+            @if let Some(wait) = error.retry_after { p { "Try again in " (seconds(wait)) " seconds." } }
+            p.muted { code { (error.code.as_str()) } }
+        }
+    }
+}

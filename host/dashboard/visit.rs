@@ -1,0 +1,149 @@
+//! One request of somebody who is signed in.
+
+use std::sync::Arc;
+
+use culvert_api_types::read::{Body, NoBody, read};
+use culvert_domain::action::Action;
+use culvert_domain::caller::{Caller, ScopeKind};
+use culvert_domain::error::{Error, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::page::{CursorPosition, Page};
+use culvert_domain::sign_in::{Membership, SignIn};
+use culvert_service::Service;
+use culvert_service::commit::Change;
+use culvert_service::cursors::ListId;
+use culvert_service::forms::FormId;
+use culvert_service::gate::{PinnedPolicies, RequestDraft};
+use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
+use culvert_service::sign_ins::Client;
+use uuid::Uuid;
+
+use crate::form::Form;
+use crate::{Dashboard, ROOT};
+
+/// Rows of a list.
+const ROWS: u32 = 25;
+
+pub(crate) struct Visit {
+    pub dashboard: Arc<Dashboard>,
+    pub policies: PinnedPolicies,
+    pub sign_in: SignIn,
+    /// The person, in the scope that the path names; in its own where it names none.
+    pub caller: Caller,
+    pub teams: Vec<Membership>,
+    /// The whole path.
+    pub path: String,
+    pub ids: Vec<Uuid>,
+    /// Where the list that the page shows goes on.
+    pub after: Option<String>,
+    pub client: Client,
+    /// What was posted and not carried out.
+    pub refused: Option<Refused>,
+}
+
+/// A form that was not carried out, and why.
+pub(crate) struct Refused {
+    pub form: Form,
+    pub error: Error,
+}
+
+/// A form that is to be carried out.
+pub(crate) struct Posted {
+    pub form: Form,
+    pub key: IdempotencyKey,
+}
+
+impl Visit {
+    pub(crate) fn service(&self) -> &Service {
+        &self.dashboard.service
+    }
+
+    /// The first id in the path.
+    pub(crate) fn id(&self) -> Result<Uuid> {
+        self.ids.first().copied().ok_or_else(Error::not_found)
+    }
+
+    /// A path below the scope of this page.
+    pub(crate) fn in_scope(&self, rest: &str) -> String {
+        let scope = match self.caller.scope.kind {
+            ScopeKind::Personal => "me".to_owned(),
+            ScopeKind::Team => self.caller.scope.id.to_string(),
+        };
+        format!("{ROOT}/{scope}{rest}")
+    }
+
+    /// The path of a page, by its pattern, with the scope and the ids of this one.
+    pub(crate) fn path_of(&self, pattern: &str) -> String {
+        let mut ids = self.ids.iter();
+        let parts = pattern.split('/').map(|part| match part {
+            "{s}" => self.in_scope("").rsplit('/').next().unwrap_or_default().to_owned(),
+            "{id}" => ids.next().map(Uuid::to_string).unwrap_or_default(),
+            other => other.to_owned(),
+        });
+        format!("{ROOT}/{}", parts.collect::<Vec<_>>().join("/"))
+    }
+
+    /// A key for a form that leads to a path.
+    pub(crate) fn form_key(&self, path: &str) -> String {
+        self.service().form_key(FormId { sign_in: self.sign_in.id, path })
+    }
+
+    pub(crate) fn is_elevated(&self) -> bool {
+        self.sign_in.is_elevated(self.service().clock().now())
+    }
+
+    /// Carries out a change that takes nothing else.
+    pub(crate) async fn change<C: Change>(
+        &self,
+        posted: Posted,
+        action: Action,
+        subject: Resource,
+        change: impl Fn(()) -> C,
+    ) -> Result<()> {
+        self.change_with(posted, action, subject, read::<NoBody>(None), change).await
+    }
+
+    /// Decides on a change and carries it out, once for a form.
+    pub(crate) async fn change_with<D: RequestDraft, C: Change>(
+        &self,
+        Posted { key, .. }: Posted,
+        action: Action,
+        subject: Resource,
+        body: Body<D>,
+        change: impl Fn(D::Valid) -> C,
+    ) -> Result<()> {
+        let (service, policies) = (self.service(), &self.policies);
+        let run = async {
+            let admitted = service.admit(policies, &self.caller, action, subject, body).await?;
+            let render = |_| Ok(StoredResponse { status: 204, body: Vec::new() });
+            service.commit(policies, admitted, Some(&key), change, render).await
+        };
+        service.carry_out(Some(&key), run).await.map(drop)
+    }
+
+    /// The page of the list that was asked for. A cursor that is none begins anew.
+    pub(crate) fn page(&self) -> Page {
+        let open = |cursor: &String| self.service().open_cursor(self.list(), cursor);
+        Page { limit: ROWS, after: self.after.as_ref().and_then(open).unwrap_or(CursorPosition::START) }
+    }
+
+    /// The address of the next page of the list.
+    pub(crate) fn next(&self, next: Option<CursorPosition>) -> Option<String> {
+        next.map(|position| format!("{}?after={}", self.path, self.service().cursor(self.list(), position)))
+    }
+
+    fn list(&self) -> ListId<'_> {
+        ListId { scope_id: self.caller.scope.id, path: &self.path }
+    }
+
+    /// What was typed into a field of a form that is shown again.
+    pub(crate) fn typed(&self, name: &str) -> Option<&str> {
+        self.refused.as_ref().map(|refused| refused.form.get(name))
+    }
+
+    /// What is wrong with a field.
+    pub(crate) fn fault(&self, name: &str) -> Option<&str> {
+        let faults = self.refused.iter().flat_map(|refused| &refused.error.faults);
+        faults.into_iter().find(|fault| fault.field == name).map(|fault| fault.message.as_str())
+    }
+}

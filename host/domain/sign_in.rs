@@ -1,0 +1,64 @@
+//! A person at a browser. Its session is called a sign-in, because a session is a tunnel's.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use super::caller::{Role, Scope};
+use super::string_enum::string_enum;
+
+/// For how long somebody who has just proved who it is need not prove it again.
+pub const ELEVATION: TimeDelta = TimeDelta::minutes(10);
+
+string_enum! {
+    /// How somebody came in.
+    SignInMethod {
+        Link "link",
+        Password "password",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignIn {
+    pub id: Uuid,
+    pub account_id: Uuid,
+    pub email: String,
+    /// What the account is called.
+    pub name: String,
+    pub method: SignInMethod,
+    pub client: SignInClient,
+    pub created_at: DateTime<Utc>,
+    pub last_seen_at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+    pub elevated_until: Option<DateTime<Utc>>,
+    /// Whether the account has a password.
+    pub has_password: bool,
+}
+
+/// The browser of a sign-in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SignInClient {
+    pub address: Option<String>,
+    /// What it calls itself.
+    pub agent: String,
+}
+
+impl SignIn {
+    /// Whether the person has just proved who it is.
+    pub fn is_elevated(&self, now: DateTime<Utc>) -> bool {
+        self.elevated_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether it may set the account's password without proving more: it has just come by a link, and the account has
+    /// no password yet.
+    pub fn may_set_first_password(&self, now: DateTime<Utc>) -> bool {
+        let is_new = now < self.created_at + ELEVATION;
+        !self.has_password && self.method == SignInMethod::Link && is_new
+    }
+}
+
+/// A scope that an account acts in: its own, or a Team's with its role there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    pub scope: Scope,
+    pub role: Option<Role>,
+}

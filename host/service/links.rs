@@ -1,0 +1,54 @@
+//! One-time links, by which people come into the dashboard. The secret stands in the fragment of the URL, which no
+//! server and no proxy sees.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::error::Result;
+use culvert_store::Store;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// How long a link can be used.
+const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
+
+/// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
+const CHARACTERS: usize = 43;
+
+/// A link's secret, and when it ends.
+pub struct NewLink {
+    pub secret: String,
+    pub expires_at: DateTime<Utc>,
+}
+
+/// Creates a link for an account.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
+    let secret = URL_SAFE_NO_PAD.encode(store.clock().random::<32>());
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                let expires_at = write.now + LINK_LIFETIME;
+                write.create_link(&hash(&secret), account_id, expires_at).await?;
+                Ok(NewLink { secret, expires_at })
+            })
+        })
+        .await
+}
+
+/// The hash by which a secret is found.
+pub(crate) fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+/// The same, for what has the form of a secret at all. People may paste the whole link.
+pub(crate) fn hash_of(typed: &str) -> Option<[u8; 32]> {
+    let typed = typed.trim();
+    let secret = typed.rsplit_once('#').map_or(typed, |(_, secret)| secret);
+    let fits =
+        secret.len() == CHARACTERS && secret.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    fits.then(|| hash(secret))
+}

@@ -1,0 +1,159 @@
+// From the link that `culvert dev` prints to bytes through a tunnel, and every page in every kind of browser.
+
+import { readFile } from "node:fs/promises";
+import { get } from "node:http";
+import { KINDS, World } from "./world.mjs";
+
+const PASSWORD = "gravel otter lantern 42";
+const printed = await readFile(process.argv[2], "utf8");
+const link = printed.match(/http:\/\/localhost:\d+\/dashboard\/enter#\S+/)[0];
+const service = printed.match(/this machine, 127\.0\.0\.1:(\d+)/)[1];
+const hostile = printed.match(/http:\/\/hello\.tunnel\.localhost:\d+/)[0];
+const { origin } = new URL(link);
+const base = `${origin}/dashboard/me`;
+
+const world = await World.open();
+let clicks = 0;
+const click = async (page, name) => {
+  clicks += 1;
+  await page.getByRole("button", { name, exact: true }).click();
+};
+
+async function comeIn() {
+  const window = await world.window("desktop", origin);
+  const { page } = window;
+  await page.goto(link);
+  world.check(new URL(page.url()).hash === "", "the secret stays in the address bar");
+  await world.look(window, "enter");
+  await click(page, "Come in");
+  await page.waitForURL("**/dashboard/account");
+  await world.look(window, "account");
+  await page.getByLabel("New password").fill(PASSWORD);
+  await click(page, "Set password");
+  await page.waitForURL("**/dashboard/me");
+  return window;
+}
+
+async function makeTunnel(window) {
+  const { page } = window;
+  await page.goto(`${base}/tunnels/new`);
+  clicks += 2;
+  await page.getByLabel("Name").fill("from the browser");
+  await page.getByLabel("Protocol").selectOption("tcp");
+  await page.getByLabel("Local port").fill(service);
+  await click(page, "Create tunnel");
+  await page.waitForURL(/tunnels\/[0-9a-f-]{36}$/);
+  await click(page, "Start");
+  // The page looks again by itself while the device is at it.
+  await page.getByText("running", { exact: true }).waitFor();
+  await world.look(window, "tunnel");
+  const address = await page.locator("p.line code").first().innerText();
+  const answer = await new Promise((resolve, reject) => {
+    get(`http://${address}/`, async (response) => resolve(Buffer.concat(await response.toArray()).toString())).on("error", reject);
+  });
+  world.check(answer.includes("Hello from the other end"), `the tunnel answers ${answer}`);
+  return page.url();
+}
+
+async function refuse(window) {
+  const { page } = window;
+  await page.goto(`${base}/tunnels/new`);
+  await page.getByLabel("Name").fill("\u202e<img src=x onerror=alert(1)>");
+  await page.getByLabel("Local port").fill("none");
+  await click(page, "Create tunnel");
+  world.check((await page.getByLabel("Local port").getAttribute("aria-invalid")) === "true", "the fault is not at its field");
+  await world.look(window, "fault");
+}
+
+// With the keys of the keyboard alone.
+async function signInByKeyboard() {
+  const window = await world.window("desktop", origin, { expected: [401] });
+  const { page } = window;
+  await page.goto(`${origin}/dashboard/me/keys`);
+  await world.look(window, "sign-in");
+  for (const password of ["not the password", PASSWORD]) {
+    await page.getByLabel("E-mail").focus();
+    await page.keyboard.press("Control+A");
+    await page.keyboard.type("dev@culvert.test");
+    await page.keyboard.press("Tab");
+    await page.keyboard.type(password);
+    await page.keyboard.press("Enter");
+    if (password !== PASSWORD) await page.getByRole("alert").waitFor();
+  }
+  await page.waitForURL("**/dashboard/me/keys");
+  await page.getByLabel("Name").fill("browser");
+  await click(page, "Make key");
+  await page.getByRole("heading", { name: "Your key" }).waitFor();
+  await world.look(window, "key");
+  await page.reload();
+  await page.getByRole("heading", { name: "Your key" }).waitFor();
+  await page.goto(`${base}/keys`);
+  const revocable = await page.getByRole("button", { name: "Revoke" }).count();
+  world.check(revocable === 2, `beside the key of culvert dev there are ${revocable - 1} keys`);
+  await click(page, "Sign out");
+  await page.waitForURL("**/dashboard/sign-in");
+  await page.goBack();
+  world.check(!(await page.content()).includes("Revoke"), "the back button shows a page after signing out");
+  await window.context.close();
+}
+
+// A page behind a tunnel does what it can to somebody who is signed in.
+async function attack(storageState) {
+  // The service behind the tunnel has no icon.
+  const window = await world.window("desktop", null, { storageState, expected: [403, 404] });
+  const { page } = window;
+  await page.goto(`${base}/devices`);
+  const form = await page.locator('form[action$="/devices/code"]').evaluate((form) => ({
+    action: form.action,
+    key: form.elements.form_key.value,
+  }));
+  await page.goto(hostile);
+  world.check((await page.evaluate(() => document.cookie)) === "", "a tunnel's page reads a cookie");
+  const read = await page.evaluate(async (url) => {
+    const options = { credentials: "include" };
+    return fetch(url, options).then(() => "read").catch(() => "refused");
+  }, `${base}/keys`);
+  world.check(read === "refused", "a tunnel's page reads a page of the dashboard");
+  // That the browser says so as well is as it should be.
+  const ofTheRefusal = (problem) => ["CORS", "net::ERR_FAILED", `failed: ${base}/keys`].some((text) => problem.includes(text));
+  world.problems = world.problems.filter((problem) => !ofTheRefusal(problem));
+  const answered = page.waitForResponse((response) => response.url() === form.action);
+  await page.evaluate(({ action, key }) => {
+    const forged = document.createElement("form");
+    Object.assign(forged, { method: "post", action });
+    const field = document.createElement("input");
+    Object.assign(field, { name: "form_key", value: key });
+    forged.append(field);
+    document.body.append(forged);
+    forged.submit();
+  }, form);
+  world.check((await answered).status() === 403, "a tunnel's page posts a form of the dashboard");
+  await window.context.close();
+}
+
+const began = Date.now();
+const first = await comeIn();
+const tunnel = await makeTunnel(first);
+const seconds = (Date.now() - began) / 1000;
+console.log(`from the link to bytes through a tunnel: ${clicks} clicks, ${seconds.toFixed(1)} s`);
+world.check(clicks <= 8 && seconds <= 60, "more than 8 clicks or 60 s");
+const storageState = await first.context.storageState();
+await first.context.close();
+
+const refused = await world.window("desktop", origin, { storageState, expected: [422] });
+await refuse(refused);
+await refused.context.close();
+const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/keys"].map((path) => base + path);
+for (const kind of Object.keys(KINDS)) {
+  const window = await world.window(kind, origin, { storageState });
+  for (const url of [...pages, tunnel, `${origin}/dashboard/account`]) {
+    await window.page.goto(url);
+    world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
+    await world.look(window, url === tunnel ? "one-tunnel" : url.split("/dashboard/")[1].replaceAll("/", "-"));
+  }
+  await window.context.close();
+}
+await signInByKeyboard();
+await attack(storageState);
+await world.close();
+console.log(`every page in ${Object.keys(KINDS).length} kinds of browsers: nothing to complain of`);

@@ -1,0 +1,144 @@
+//! A tab of a browser without script: it keeps cookies, sends what a page's form holds, and shows where it is led.
+
+use std::collections::BTreeMap;
+
+use reqwest::header::{HOST, LOCATION, ORIGIN, SET_COOKIE};
+use reqwest::{Client, Method, RequestBuilder, redirect};
+
+use super::host::TestHost;
+
+/// The host's name in every test.
+pub const NAME: &str = "api.example.test";
+pub const SITE: &str = "https://api.example.test";
+
+#[derive(Clone)]
+pub struct Tab {
+    base: String,
+    http: Client,
+    pub cookies: BTreeMap<String, String>,
+}
+
+/// What a tab shows.
+pub struct Shown {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Tab {
+    pub fn open(host: &TestHost) -> Self {
+        let http = Client::builder().no_proxy().redirect(redirect::Policy::none()).build().unwrap();
+        Self { base: host.url(), http, cookies: BTreeMap::new() }
+    }
+
+    /// A tab of somebody who has just come in by a link.
+    pub async fn entered(host: &TestHost, account_id: uuid::Uuid) -> Self {
+        let mut tab = Self::open(host);
+        let link = culvert_service::links::create(&host.app.store, account_id).await.unwrap();
+        let page = tab.get("/dashboard/enter").await;
+        let shown = tab.submit(&page, "/dashboard/enter", &[("link", &link.secret)]).await;
+        assert_eq!(shown.led_to(), "/dashboard/account", "{}", shown.text);
+        tab
+    }
+
+    /// The same, with a password: it may make keys.
+    pub async fn with_password(host: &TestHost, account_id: uuid::Uuid) -> Self {
+        let mut tab = Self::entered(host, account_id).await;
+        let page = tab.get("/dashboard/account").await;
+        let shown = tab.submit(&page, "/dashboard/account/password", &[("password", PASSWORD)]).await;
+        assert_eq!(shown.led_to(), "/dashboard", "{}", shown.text);
+        tab
+    }
+
+    /// A request as a browser would make it; nothing is followed.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let cookies: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let request = self.http.request(method, format!("{}{path}", self.base)).header(HOST, NAME);
+        if cookies.is_empty() { request } else { request.header("cookie", cookies.join("; ")) }
+    }
+
+    pub async fn send(&mut self, request: RequestBuilder) -> Shown {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        for cookie in headers.get_all(SET_COOKIE) {
+            let (name, rest) = cookie.to_str().unwrap().split_once('=').unwrap();
+            let value = rest.split(';').next().unwrap();
+            if value.is_empty() {
+                self.cookies.remove(name);
+            } else {
+                self.cookies.insert(name.into(), value.into());
+            }
+        }
+        Shown { status, headers, text: response.text().await.unwrap() }
+    }
+
+    pub async fn get(&mut self, path: &str) -> Shown {
+        let request = self.request(Method::GET, path);
+        self.send(request).await
+    }
+
+    /// Sends the form of a page that leads to a path, with what a person types.
+    pub async fn submit(&mut self, page: &Shown, path: &str, typed: &[(&str, &str)]) -> Shown {
+        let mut fields = page.form(path);
+        for (name, value) in typed {
+            fields.retain(|(known, _)| known != name);
+            fields.push(((*name).into(), (*value).into()));
+        }
+        self.post(path, &fields).await
+    }
+
+    pub async fn post(&mut self, path: &str, fields: &[(String, String)]) -> Shown {
+        let request = self.form_request(path, fields).header(ORIGIN, SITE).header("sec-fetch-site", "same-origin");
+        self.send(request).await
+    }
+
+    /// A posted form without the headers that say where it comes from.
+    pub fn form_request(&self, path: &str, fields: &[(String, String)]) -> RequestBuilder {
+        let encoded = reqwest::Url::parse_with_params("http://x", fields).unwrap();
+        let body = encoded.query().unwrap_or_default().to_owned();
+        self.request(Method::POST, path).header("content-type", "application/x-www-form-urlencoded").body(body)
+    }
+}
+
+/// A password that nobody guesses.
+pub const PASSWORD: &str = "gravel otter lantern 42";
+
+impl Shown {
+    /// Where it leads.
+    pub fn led_to(&self) -> &str {
+        match self.headers.get(LOCATION) {
+            Some(path) => path.to_str().unwrap(),
+            None => "nowhere",
+        }
+    }
+
+    /// The fields of the form that leads to a path, as the page has them.
+    pub fn form(&self, path: &str) -> Vec<(String, String)> {
+        let start = self.text.find(&format!("action=\"{path}\""));
+        let start = start.unwrap_or_else(|| panic!("no form leads to {path}: {}", self.text));
+        let form = &self.text[start..];
+        let form = &form[..form.find("</form>").unwrap()];
+        let mut fields = Vec::new();
+        for tag in form.split('<').filter(|tag| tag.starts_with("input")) {
+            let attribute = |name: &str| {
+                let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
+                Some(rest.split('"').next()?.to_owned())
+            };
+            if let Some(name) = attribute("name") {
+                fields.push((name, attribute("value").unwrap_or_default()));
+            }
+        }
+        fields
+    }
+
+    /// Status, and the code that the page names.
+    pub fn outcome(&self) -> String {
+        let code = self.text.split("class=\"muted\"><code>").nth(1).and_then(|rest| rest.split('<').next());
+        format!("{} {}", self.status, code.unwrap_or("-"))
+    }
+
+    /// What is said to be wrong with a field.
+    pub fn fault(&self, field: &str) -> Option<&str> {
+        self.text.split(&format!("id=\"{field}-fault\">")).nth(1).and_then(|rest| rest.split('<').next())
+    }
+}
