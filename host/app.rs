@@ -400,6 +400,7 @@ fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
         clock: service.clock().clone(),
         public_url: config.public_url(),
         docs_url: config.docs_url(),
+        start_page: if config.dashboard.enabled { culvert_dashboard::ROOT } else { "/docs" },
         trusted_proxies: config.trusted_proxies.clone(),
     }
 }

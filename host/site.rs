@@ -33,7 +33,7 @@ pub(crate) fn dashboard(config: &Config, service: &Arc<Service>) -> Option<Dashb
 ///
 /// The setting, and the name that is the same; if the database fails.
 pub(crate) async fn check_dashboard(config: &Config, store: &Store) -> Result<(), ConfigError> {
-    let host = config.dashboard_host();
+    let host = normalised(&config.dashboard_host());
     let shared = |what: &str| {
         let problem = format!(
             "must not be a name that tunnels are served under ({what}); give it another name, or set dashboard.enabled \
@@ -42,19 +42,22 @@ pub(crate) async fn check_dashboard(config: &Config, store: &Store) -> Result<()
         Err(ConfigError::new("dashboard.url", problem))
     };
     for (setting, node) in config.nodes() {
-        if host == node.hostname {
+        if host == normalised(&node.hostname) {
             return shared(&format!("{setting}.hostname is the same"));
         }
-        if node.domain.as_ref().is_some_and(|domain| is_below(&host, domain)) {
+        if node.domain.as_ref().is_some_and(|domain| is_below(&host, &normalised(domain))) {
             return shared(&format!("{setting}.domain leads there"));
         }
     }
     let database = |e| ConfigError::new("database_url", Chain(&e));
-    if store.nodes().await.map_err(database)?.iter().any(|node| host == node.hostname) {
+    if store.nodes().await.map_err(database)?.iter().any(|node| host == normalised(&node.hostname)) {
         return shared("a node has the same name");
     }
     let domains = store.platform_domains().await.map_err(database)?;
-    match domains.iter().find(|known| is_below(&host, &known.domain)) {
+    if store.has_custom_domain(&host).await.map_err(database)? {
+        return shared("it is the custom domain of a tunnel");
+    }
+    match domains.iter().find(|known| is_below(&host, &normalised(&known.domain))) {
         Some(known) => shared(&format!("the platform domain {} leads there", known.domain)),
         None => Ok(()),
     }
@@ -84,6 +87,11 @@ pub(crate) fn warn_if_shared(config: &Config) {
             );
         }
     }
+}
+
+/// A host name in one spelling: names have no case, and may end with a dot.
+fn normalised(name: &str) -> String {
+    name.trim_end_matches('.').to_ascii_lowercase()
 }
 
 /// Whether a name is a domain or below it.

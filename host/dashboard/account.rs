@@ -16,7 +16,8 @@ const CONFIRM: &str = "/dashboard/account/confirm";
 const END_OTHERS: &str = "/dashboard/account/sign-ins/end-others";
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
-    let sign_ins = visit.service().sign_ins_of(&visit.sign_in).await?;
+    let known = &visit.dashboard.sign_ins;
+    let sign_ins = known.all_of(visit.service(), &visit.sign_in).await?;
     let content = html! {
         p.muted { (visit.sign_in.name) " · " (visit.sign_in.email) }
         (password(visit))
@@ -32,7 +33,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                             td { code { (one.client.address.as_deref().unwrap_or("unknown")) } }
                             td { (one.method) }
                             td { (time::at(one.last_seen_at)) }
-                            td { (time::at(one.expires_at)) }
+                            td { (time::at(known.end_of(one))) }
                             td {
                                 @if one.id == visit.sign_in.id { (badge::plain("this one")) }
                                 @else { (field::button(visit, &path, "End")) }
@@ -48,7 +49,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
 }
 
 fn password(visit: &Visit) -> Markup {
-    let may_set = visit.is_elevated() || visit.sign_in.may_set_first_password(visit.service().clock().now());
+    let may_set = visit.sign_in.may_set_password(visit.service().clock().now());
     html! {
         section {
             h2 { "Password" }
@@ -68,7 +69,7 @@ fn password(visit: &Visit) -> Markup {
             } @else if visit.sign_in.has_password {
                 (confirmation(visit, &format!("{ROOT}/account"), "To change it, type the present one first."))
             } @else {
-                p { "You have none, and the link that you came by is older than 10 minutes. Come in with another one." }
+                p { "You have none, and you came by a link more than 10 minutes ago. Come in with another one." }
             }
         }
     }
@@ -80,7 +81,7 @@ pub(crate) fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
         form method="post" action=(CONFIRM) {
             p { (why) }
             (field::hidden(KEY, &visit.form_key(CONFIRM)))
-            (field::hidden("next", next))
+            (field::hidden("next", visit.typed("next").unwrap_or(next)))
             (field::text(&field::Field { name: "current_password", label: "Password", kind: "password",
                 autocomplete: Some("current-password"), required: true, fault: visit.fault("current_password"),
                 ..field::Field::default() }))

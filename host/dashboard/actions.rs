@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
-use crate::{account, devices, keys, tunnels};
+use crate::{access, account, devices, keys, new_tunnel, tunnels};
 
 /// A form that is posted to a path below `/dashboard`.
 pub struct Act {
@@ -22,11 +22,18 @@ pub struct Act {
 type Run = for<'v> fn(&'v Visit, Posted) -> BoxFuture<'v, Result<Answer>>;
 
 pub const ACTIONS: &[Act] = &[
-    act("{s}/tunnels", "{s}/tunnels/new", |visit, posted| Box::pin(tunnels::create(visit, posted))),
+    act("{s}/tunnels", "{s}/tunnels/new", |visit, posted| Box::pin(new_tunnel::create(visit, posted))),
     act("{s}/tunnels/{id}/start", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::start(visit, posted))),
     act("{s}/tunnels/{id}/stop", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::stop(visit, posted))),
     act("{s}/tunnels/{id}/restart", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::restart(visit, posted))),
     act("{s}/tunnels/{id}/delete", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::delete(visit, posted))),
+    act("{s}/tunnels/{id}/settings", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::change(visit, posted))),
+    act("{s}/tunnels/{id}/access/addresses", "{s}/tunnels/{id}/access", |visit, posted| {
+        Box::pin(access::save_addresses(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/access/countries", "{s}/tunnels/{id}/access", |visit, posted| {
+        Box::pin(access::save_countries(visit, posted))
+    }),
     act("{s}/devices/code", "{s}/devices", |visit, posted| Box::pin(devices::create_code(visit, posted))),
     act("{s}/devices/{id}/remote-control-off", "{s}/devices", |visit, posted| {
         Box::pin(devices::turn_remote_control_off(visit, posted))

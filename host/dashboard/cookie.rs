@@ -1,13 +1,11 @@
 //! The cookie of a sign-in (RFC 6265). Tunnels of the same host name would get it, so the dashboard's name is its own.
 
 use chrono::{DateTime, Utc};
+use culvert_service::links::SECRET_CHARACTERS;
 use salvo::Request;
 use salvo::http::header::COOKIE;
 
 use crate::Site;
-
-/// Characters of a value: 32 bytes in base64url.
-const CHARACTERS: usize = 43;
 
 /// `__Host-` has browsers refuse a cookie that another name or a page without TLS sets.
 fn name(site: &Site) -> &'static str {
@@ -19,7 +17,7 @@ pub(crate) fn value(req: &Request, site: &Site) -> Option<String> {
     let headers = req.headers().get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
     let pairs = headers.flat_map(|header| header.split(';')).filter_map(|pair| pair.trim().split_once('='));
     let mut values = pairs.filter(|(known, _)| *known == name(site)).map(|(_, value)| value);
-    let value = values.next().filter(|value| value.len() == CHARACTERS)?;
+    let value = values.next().filter(|value| value.len() == SECRET_CHARACTERS)?;
     values.next().is_none().then(|| value.to_owned())
 }
 

@@ -5,16 +5,14 @@ use culvert_api_types::read::{NoBody, read};
 use culvert_api_types::requests::DevicePatch;
 use culvert_domain::action::Action;
 use culvert_domain::device::Device;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::Result;
 use culvert_domain::facts::Resource;
 use culvert_domain::key::EnrolmentCode;
-use culvert_service::call::Answered;
 use culvert_service::devices::UpdateDevice;
 use culvert_service::enrolment::CreateCode;
-use culvert_service::idempotency::StoredResponse;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::answer::Answer;
 use crate::view::{badge, field, list, page, secret, time};
@@ -67,26 +65,16 @@ pub(crate) fn table(visit: &Visit, devices: &[Device]) -> Markup {
 }
 
 pub(crate) async fn create_code(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let service = visit.service();
-    let code = EnrolmentCode::generate(service.clock());
+    let code = EnrolmentCode::generate(visit.service().clock());
     let shown = code.reveal().to_owned();
-    let render = move |_| {
-        let body = serde_json::to_vec(&json!({"code": shown})).map_err(Error::internal)?;
-        Ok(StoredResponse { status: 201, body })
-    };
-    let run = async {
-        let (policies, caller) = (&visit.policies, &visit.caller);
-        let body = read::<NoBody>(None);
-        let admitted = service.admit(policies, caller, Action::DevicesCreateCode, Resource::Scope, body).await?;
-        let change = |()| CreateCode { code: code.clone() };
-        service.commit(policies, admitted, Some(&posted.key), change, render).await
-    };
-    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
-    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
+    let change = |()| CreateCode { code: code.clone() };
+    let answer = move |_| json!({"code": shown});
+    let body = read::<NoBody>(None);
+    let made = visit.make(&posted, Action::DevicesCreateCode, Resource::Scope, body, change, answer).await?;
     let enrol = format!(
         "culvert-agent enroll --server {} --code {}",
         visit.dashboard.public_url,
-        answer["code"].as_str().unwrap_or_default()
+        made["code"].as_str().unwrap_or_default()
     );
     let content = html! {
         p { "On the machine that is to be a device:" }
@@ -104,6 +92,6 @@ pub(crate) async fn turn_remote_control_off(visit: &Visit, posted: Posted) -> Re
     let body = JsonTree::Object(vec![("remote_control_enabled".into(), JsonTree::Bool(false))]);
     let body = read::<DevicePatch>(Some(&body));
     let change = |patch| UpdateDevice { device_id, patch };
-    visit.change_with(posted, Action::DevicesUpdate, Resource::Device(device_id), body, change).await?;
+    visit.change_with(&posted, Action::DevicesUpdate, Resource::Device(device_id), body, change).await?;
     Ok(Answer::see_other(&visit.in_scope("/devices")))
 }

@@ -1,12 +1,14 @@
 //! What browsers post: `application/x-www-form-urlencoded`.
 
 use culvert_api_types::json_tree::JsonTree;
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Code, Error, Fault, Result};
 use salvo::Request;
 use salvo::http::{Mime, ParseError};
 
 /// Bytes of a form.
 const LIMIT: usize = 256 * 1024;
+/// Fields of a form: more than any has.
+const FIELDS: usize = 64;
 /// The field that holds the form's key.
 pub(crate) const KEY: &str = "form_key";
 
@@ -34,17 +36,24 @@ impl Form {
         };
         let mut fields: Vec<(String, String)> = Vec::new();
         for (name, value) in url::form_urlencoded::parse(&bytes) {
+            if fields.len() == FIELDS {
+                return Err(Error::new(Code::PayloadTooLarge, format!("A form has at most {FIELDS} fields.")));
+            }
             if fields.iter().any(|(known, _)| *known == name) {
-                return Err(Error::new(Code::InvalidJson, "A field of the form stands twice."));
+                return Err(Error::invalid(vec![Fault::new(name, "must stand once")]));
             }
             fields.push((name.into_owned(), value.into_owned()));
         }
         Ok(Self { fields })
     }
 
+    pub(crate) fn find(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
     /// A field as typed; empty if it is not there.
     pub(crate) fn get(&self, name: &str) -> &str {
-        self.fields.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
+        self.find(name).unwrap_or_default()
     }
 
     /// The same without the secrets, to be shown again.

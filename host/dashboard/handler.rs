@@ -32,18 +32,21 @@ impl Handler for Pages {
         let dashboard = &self.0;
         let answer = match answer(dashboard, req, depot).await {
             Ok(answer) => answer,
-            Err(error) => problem(dashboard, &error),
+            Err(error) => {
+                let id = depot.get_typed::<PinnedPolicies>().ok().and_then(PinnedPolicies::request_id);
+                problem(dashboard, &error, id)
+            }
         };
         answer.write(res, dashboard.site.is_https);
     }
 }
 
 /// A page that says what went wrong.
-pub(crate) fn problem(dashboard: &Dashboard, error: &Error) -> Answer {
+fn problem(dashboard: &Dashboard, error: &Error, request_id: Option<Uuid>) -> Answer {
     if error.source.is_some() {
         tracing::error!(error = %Chain(error), "a page could not be shown");
     }
-    Answer::page((dashboard.status_of)(&error.code), notice::whole(error, &dashboard.docs_url))
+    Answer::page((dashboard.status_of)(&error.code), notice::whole(error, &dashboard.docs_url, request_id))
         .retry_after(error.retry_after)
 }
 
@@ -62,7 +65,7 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         return Ok(Answer::page(StatusCode::FORBIDDEN, notice::needs_https(site)));
     }
     if !reads && *req.method() != Method::POST {
-        return Ok(problem(dashboard, &Error::of(Code::MethodNotAllowed)).allowing("GET, HEAD, POST"));
+        return Ok(problem(dashboard, &Error::of(Code::MethodNotAllowed), None).allowing("GET, HEAD, POST"));
     }
     if !reads {
         site.check(req)?;
@@ -70,7 +73,7 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     let client = client(dashboard, req);
     let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
     let known = match cookie::value(req, site) {
-        Some(value) => dashboard.sign_ins.find(&dashboard.service, &value).await?,
+        Some(value) => dashboard.sign_ins.find(&dashboard.service, &value, client.address).await?,
         None => None,
     };
     if let Some(answer) = sign_in::answer(dashboard, req, &below, known.as_ref(), &client).await? {
@@ -91,25 +94,27 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, after, client, refused: None })
     };
     if reads {
-        let (page, named) = pages::find(&below).ok_or_else(|| no_page(&below))?;
+        // After a refusal the address bar has the path of a form.
+        if let Some((act, named)) = actions::find(&below).filter(|_| pages::find(&below).is_none()) {
+            return Ok(Answer::see_other(&visit(named).await?.path_of(act.page)));
+        }
+        let (page, named) = pages::find(&below).ok_or_else(Error::not_found)?;
         return Ok(Answer::page(StatusCode::OK, (page.view)(&visit(named).await?).await?));
     }
-    let (act, named) = actions::find(&below).ok_or_else(|| no_page(&below))?;
+    let Some((act, named)) = actions::find(&below) else {
+        let is_page = pages::find(&below).is_some();
+        let refused = if is_page { Error::of(Code::MethodNotAllowed) } else { Error::not_found() };
+        return Ok(problem(dashboard, &refused, None).allowing("GET, HEAD"));
+    };
     let visit = visit(named).await?;
     let form = Form::read(req).await?;
     post(visit, act, form).await
 }
 
-/// A path with pages alone takes no forms, and one with forms alone shows no page.
-fn no_page(below: &str) -> Error {
-    let is_known = pages::find(below).is_some() || actions::find(below).is_some();
-    Error::of(if is_known { Code::MethodNotAllowed } else { Code::NotFound })
-}
-
 /// Leads to the sign-in, and from there to the page that was asked for.
 fn sign_in_first(dashboard: &Dashboard, req: &Request, below: &str, reads: bool) -> Result<Answer> {
     if !reads {
-        return Ok(problem(dashboard, &Error::of(Code::SignInRequired)));
+        return Ok(problem(dashboard, &Error::of(Code::SignInRequired), None));
     }
     let next = if pages::find(below).is_some() { req.uri().path() } else { "" };
     Ok(Answer::see_other(&sign_in::address(next)))
@@ -134,7 +139,8 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
     };
     let error = match done {
         Ok(answer) => return Ok(answer),
-        Err(error) if error.source.is_some() || error.code == Code::NotFound => return Err(error),
+        Err(error) if error.source.is_some() => return Err(error),
+        Err(error) if matches!(error.code, Code::NotFound | Code::SignInRequired) => return Err(error),
         Err(error) => error,
     };
     let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);

@@ -2,16 +2,14 @@
 
 use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::Result;
 use culvert_domain::facts::Resource;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::PermissionPreset;
-use culvert_service::api_keys::{CreateKey, NewKey, RevokeKey, WantedKey};
-use culvert_service::call::Answered;
-use culvert_service::idempotency::StoredResponse;
+use culvert_service::api_keys::{CreateKey, NewKey, WantedKey};
 use maud::{Markup, html};
 use salvo::http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::account::confirmation;
 use crate::answer::Answer;
@@ -81,27 +79,16 @@ fn new_key(visit: &Visit) -> Markup {
     }
 }
 
-/// What is stored of a key, so that a reload shows the same one and makes no other.
-fn stored(new: &NewKey) -> Result<StoredResponse> {
-    let body = serde_json::to_vec(&json!({"key": new.key.reveal()})).map_err(Error::internal)?;
-    Ok(StoredResponse { status: 201, body })
-}
-
 pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let (service, form) = (visit.service(), &posted.form);
-    let field = |name| form.get(name).to_owned();
+    let field = |name| posted.form.get(name).to_owned();
     let draft = WantedKey { name: field("name"), scopes: field("scopes"), days: field("days") };
     let body = Body { draft, faults: Vec::new(), unknown: Vec::new() };
-    let key = ApiKey::generate(service.clock());
-    let run = async {
-        let (policies, caller) = (&visit.policies, &visit.caller);
-        let admitted = service.admit(policies, caller, Action::KeysCreate, Resource::Scope, body).await?;
-        let change = |definition| CreateKey { definition, key: key.clone() };
-        service.commit(policies, admitted, Some(&posted.key), change, |new| stored(&new)).await
-    };
-    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
-    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
-    let key = answer["key"].as_str().unwrap_or_default();
+    let key = ApiKey::generate(visit.service().clock());
+    let change = |definition| CreateKey { definition, key: key.clone() };
+    // A reload shows the same key and makes no other.
+    let answer = |new: NewKey| json!({"key": new.key.reveal()});
+    let made = visit.make(&posted, Action::KeysCreate, Resource::Scope, body, change, answer).await?;
+    let key = made["key"].as_str().unwrap_or_default();
     let content = html! {
         (secret::shown_once("Your key", key, "It is shown this once. Whoever has it may do what the key may."))
         p { a href=(visit.in_scope("/keys")) { "All keys" } }
@@ -109,8 +96,7 @@ pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
     Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "Key made", &content)))
 }
 
-pub(crate) async fn revoke(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let key_id = visit.id()?;
-    visit.change(posted, Action::KeysRevoke, Resource::Scope, |()| RevokeKey { key_id }).await?;
+pub(crate) async fn revoke(visit: &Visit, _: Posted) -> Result<Answer> {
+    visit.service().revoke_key(&visit.caller, visit.id()?).await?;
     Ok(Answer::see_other(&visit.in_scope("/keys")))
 }

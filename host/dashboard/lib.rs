@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod access;
 mod account;
 pub mod actions;
 mod answer;
@@ -16,6 +17,7 @@ mod devices;
 mod form;
 mod handler;
 mod keys;
+mod new_tunnel;
 mod operations;
 mod origin;
 mod overview;

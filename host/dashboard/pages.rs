@@ -6,7 +6,7 @@ use maud::Markup;
 
 use crate::path::{Named, matches};
 use crate::visit::Visit;
-use crate::{account, devices, keys, operations, overview, tunnels};
+use crate::{access, account, devices, keys, new_tunnel, operations, overview, tunnels};
 
 /// One page, below `/dashboard`.
 pub struct Page {
@@ -20,8 +20,9 @@ type View = for<'v> fn(&'v Visit) -> BoxFuture<'v, Result<Markup>>;
 pub const PAGES: &[Page] = &[
     page("{s}", |visit| Box::pin(overview::show(visit))),
     page("{s}/tunnels", |visit| Box::pin(tunnels::list(visit))),
-    page("{s}/tunnels/new", |visit| Box::pin(std::future::ready(Ok(tunnels::new(visit))))),
+    page("{s}/tunnels/new", |visit| Box::pin(std::future::ready(Ok(new_tunnel::show(visit))))),
     page("{s}/tunnels/{id}", |visit| Box::pin(tunnels::show(visit))),
+    page("{s}/tunnels/{id}/access", |visit| Box::pin(access::show(visit))),
     page("{s}/devices", |visit| Box::pin(devices::list(visit))),
     page("{s}/operations", |visit| Box::pin(operations::list(visit))),
     page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),

@@ -4,6 +4,9 @@ use uuid::Uuid;
 
 use crate::ROOT;
 
+/// Where the button to sign out leads.
+pub(crate) const SIGN_OUT: &str = "/dashboard/sign-out";
+
 /// Characters of the page that a sign-in leads to.
 const LONGEST_NEXT: usize = 512;
 

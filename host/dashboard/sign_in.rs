@@ -15,13 +15,12 @@ use uuid::Uuid;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::own_page;
+use crate::path::{SIGN_OUT, own_page};
 use crate::view::{field, page, refusal};
 use crate::{Dashboard, ROOT, cookie};
 
 const ENTER: &str = "/dashboard/enter";
 const SIGN_IN: &str = "/dashboard/sign-in";
-const SIGN_OUT: &str = "/dashboard/sign-out";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
 
 /// The address of the sign-in, which leads to a page afterwards.
@@ -43,15 +42,18 @@ pub(crate) async fn answer(
     let posts = *req.method() == Method::POST;
     Ok(Some(match (path, posts) {
         ("enter", false) => Answer::page(StatusCode::OK, enter_page(dashboard, None)),
-        ("sign-in", false) if known.is_some() => Answer::see_other(ROOT),
         ("sign-in", false) => {
             let next = req.query::<String>("next").unwrap_or_default();
-            Answer::page(StatusCode::OK, sign_in_page(dashboard, own_page(&next).unwrap_or_default(), "", None))
+            let next = own_page(&next).unwrap_or_default();
+            match known {
+                Some(_) => Answer::see_other(if next.is_empty() { ROOT } else { next }),
+                None => Answer::page(StatusCode::OK, sign_in_page(dashboard, next, "", None)),
+            }
         }
         ("enter", true) => enter(dashboard, Form::read(req).await?, client).await?,
         ("sign-in", true) => sign_in(dashboard, Form::read(req).await?, client).await?,
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
-        ("sign-out", false) => return Err(Error::of(Code::MethodNotAllowed)),
+        ("sign-out", false) => Answer::see_other(ROOT),
         _ => return Ok(None),
     }))
 }

@@ -1,8 +1,8 @@
-//! Tunnels: all of them, one, and a new one.
+//! Tunnels: all of them, and one.
 
 use culvert_api_types::json_tree::JsonTree;
 use culvert_api_types::read::read;
-use culvert_api_types::requests::{NewTunnel, StartTunnel};
+use culvert_api_types::requests::{StartTunnel, TunnelPatch};
 use culvert_domain::action::Action;
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
@@ -10,12 +10,9 @@ use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
 use culvert_domain::tunnel::Tunnel;
 use culvert_domain::tunnel_devices::TunnelDevices;
-use culvert_service::call::Answered;
-use culvert_service::idempotency::StoredResponse;
 use culvert_service::operations::requests::{ActOnRunning, Start};
-use culvert_service::tunnels::{CreateTunnel, DeleteTunnel};
+use culvert_service::tunnels::{DeleteTunnel, UpdateTunnel};
 use maud::{Markup, html};
-use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::devices;
@@ -78,8 +75,10 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
         (state(visit, &tunnel))
         (controls(visit, &tunnel, &authorized))
+        p { a href=(visit.in_scope(&format!("/tunnels/{}/access", tunnel.id))) { "Who may visit" } }
         section {
             h2 { "Settings" }
+            (settings(visit, &tunnel))
             dl {
                 dt { "Protocol" } dd { (tunnel.spec.protocol) }
                 dt { "Node" } dd { (tunnel.node.name) }
@@ -100,12 +99,35 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     Ok(page::reloading(visit, &tunnel.spec.name, looks_again, &content))
 }
 
+/// What can be changed of it here; everything else is changed by the API.
+fn settings(visit: &Visit, tunnel: &Tunnel) -> Markup {
+    let path = visit.in_scope(&format!("/tunnels/{}/settings", tunnel.id));
+    let port = tunnel.spec.local_port.to_string();
+    let text = |name, label, value| field::Field {
+        name,
+        label,
+        value: visit.typed(name).unwrap_or(value),
+        fault: visit.fault(name),
+        required: true,
+        ..field::Field::default()
+    };
+    html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(&path)))
+            (field::text(&text("name", "Name", &tunnel.spec.name)))
+            (field::text(&text("local_host", "Local host", &tunnel.spec.local_host)))
+            (field::text(&field::Field { inputmode: Some("numeric"), ..text("local_port", "Local port", &port) }))
+            button type="submit" { "Save settings" }
+        }
+    }
+}
+
 /// The name is typed, so that no slip of the hand gives an address up.
 fn delete_form(visit: &Visit, path: &str) -> Markup {
     html! {
         form method="post" action=(path) {
             (field::hidden(KEY, &visit.form_key(path)))
-            (field::text(&field::Field { name: "name", label: "The tunnel's name", required: true, fault: visit.fault("name"),
+            (field::text(&field::Field { name: "confirm_name", label: "The tunnel's name", required: true, fault: visit.fault("confirm_name"),
                 hint: Some("The address is given up, and visitors reach nothing any more."), ..field::Field::default() }))
             button type="submit" { "Delete tunnel" }
         }
@@ -162,6 +184,7 @@ fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str) -> Mar
                     form method="post" action=(path) {
                         (field::hidden(KEY, &visit.form_key(path)))
                         (field::hidden("device_id", &device.id.to_string()))
+                        @if tunnel.running_on().is_some() { (field::hidden("handoff", "yes")) }
                         button type="submit" { (label) }
                     }
                 }
@@ -170,70 +193,25 @@ fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str) -> Mar
     }
 }
 
-pub(crate) fn new(visit: &Visit) -> Markup {
-    let path = visit.in_scope("/tunnels");
-    let text = |name, label, hint| field::Field {
-        name,
-        label,
-        hint: Some(hint),
-        value: visit.typed(name).unwrap_or_default(),
-        fault: visit.fault(name),
-        ..field::Field::default()
-    };
-    let protocols = [
-        ("http", "http: web pages, by a name".to_owned()),
-        ("tcp", "tcp: anything else, by a port".to_owned()),
-        ("udp", "udp: games and the like, by a port".to_owned()),
-        ("both", "both: tcp and udp on one port".to_owned()),
-    ];
-    let content = html! {
-        form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(&path)))
-            (field::text(&field::Field { required: true, ..text("name", "Name", "What you call it.") }))
-            (field::select("protocol", "Protocol", visit.typed("protocol").unwrap_or("http"), visit.fault("protocol"), protocols.into_iter()))
-            (field::text(&field::Field { value: visit.typed("local_host").unwrap_or("127.0.0.1"),
-                ..text("local_host", "Local host", "Where the service is, as the device sees it.") }))
-            (field::text(&field::Field { inputmode: Some("numeric"), required: true,
-                ..text("local_port", "Local port", "The port of the service, such as 3000.") }))
-            (field::text(&text("subdomain", "Subdomain", "For http; one is made up if you leave it empty.")))
-            button type="submit" { "Create tunnel" }
-        }
-    };
-    page::signed_in(visit, "New tunnel", &content)
-}
-
-pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let service = visit.service();
-    let tree = posted.form.body(&["name", "protocol", "local_host", "subdomain"], &["local_port"]);
-    let run = async {
-        let (policies, caller) = (&visit.policies, &visit.caller);
-        let body = read::<NewTunnel>(Some(&tree));
-        let admitted = service.admit(policies, caller, Action::TunnelsCreate, Resource::Scope, body).await?;
-        let change = |definition| CreateTunnel { definition, password_hash: None };
-        let render = |tunnel: Tunnel| {
-            let body = serde_json::to_vec(&json!({"id": tunnel.id})).map_err(Error::internal)?;
-            Ok(StoredResponse { status: 201, body })
-        };
-        service.commit(policies, admitted, Some(&posted.key), change, render).await
-    };
-    let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(&posted.key), run).await?;
-    let answer: Value = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
-    let id = answer["id"].as_str().unwrap_or_default();
-    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{id}"))))
+pub(crate) async fn change(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let tree = posted.form.body(&["name", "local_host"], &["local_port"]);
+    let change = |change| UpdateTunnel { tunnel_id, change, password_hash: None };
+    let body = read::<TunnelPatch>(Some(&tree));
+    visit.change_with(&posted, Action::TunnelsUpdate, Resource::Tunnel(tunnel_id), body, change).await?;
+    to_tunnel(visit)
 }
 
 pub(crate) async fn start(visit: &Visit, posted: Posted) -> Result<Answer> {
     let tunnel_id = visit.id()?;
-    let tunnel = visit.service().tunnel(&visit.caller, tunnel_id).await?;
     let mut tree = posted.form.body(&["device_id"], &[]);
     if let JsonTree::Object(fields) = &mut tree {
-        // The button says so where the tunnel runs on another device.
-        let handoff = tunnel.running_on().is_some();
-        fields.push(("handoff".into(), JsonTree::Bool(handoff)));
+        // What the button said when the page was made: it may run elsewhere by now.
+        fields.push(("handoff".into(), JsonTree::Bool(posted.form.get("handoff") == "yes")));
     }
     let change = |choice| Start { tunnel_id, choice };
     let body = read::<StartTunnel>(Some(&tree));
-    visit.change_with(posted, Action::TunnelsStart, Resource::Tunnel(tunnel_id), body, change).await?;
+    visit.change_with(&posted, Action::TunnelsStart, Resource::Tunnel(tunnel_id), body, change).await?;
     to_tunnel(visit)
 }
 
@@ -248,7 +226,7 @@ pub(crate) async fn restart(visit: &Visit, posted: Posted) -> Result<Answer> {
 async fn act_on_running(visit: &Visit, posted: Posted, asked: Action, action: RemoteAction) -> Result<Answer> {
     let tunnel_id = visit.id()?;
     let change = |()| ActOnRunning { tunnel_id, action };
-    visit.change(posted, asked, Resource::Tunnel(tunnel_id), change).await?;
+    visit.change(&posted, asked, Resource::Tunnel(tunnel_id), change).await?;
     to_tunnel(visit)
 }
 
@@ -259,11 +237,11 @@ pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
         Err(error) if error.code == Code::NotFound => return Ok(Answer::see_other(&visit.in_scope("/tunnels"))),
         tunnel => tunnel?,
     };
-    if posted.form.get("name").trim() != tunnel.spec.name.trim() {
-        return Err(Error::invalid(vec![Fault::new("name", "must be the name of this tunnel")]));
+    if posted.form.get("confirm_name").trim() != tunnel.spec.name.trim() {
+        return Err(Error::invalid(vec![Fault::new("confirm_name", "must be the name of this tunnel")]));
     }
     let change = |()| DeleteTunnel { tunnel_id };
-    visit.change(posted, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), change).await?;
+    visit.change(&posted, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), change).await?;
     Ok(Answer::see_other(&visit.in_scope("/tunnels")))
 }
 

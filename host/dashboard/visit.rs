@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use culvert_api_types::read::{Body, NoBody, read};
 use culvert_domain::action::Action;
-use culvert_domain::caller::{Caller, ScopeKind};
+use culvert_domain::caller::{Caller, Scope, ScopeKind};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::page::{CursorPosition, Page};
-use culvert_domain::sign_in::{Membership, SignIn};
+use culvert_domain::sign_in::SignIn;
 use culvert_service::Service;
+use culvert_service::call::Answered;
 use culvert_service::commit::Change;
 use culvert_service::cursors::ListId;
 use culvert_service::forms::FormId;
 use culvert_service::gate::{PinnedPolicies, RequestDraft};
 use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_service::sign_ins::Client;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::form::Form;
@@ -30,7 +32,7 @@ pub(crate) struct Visit {
     pub sign_in: SignIn,
     /// The person, in the scope that the path names; in its own where it names none.
     pub caller: Caller,
-    pub teams: Vec<Membership>,
+    pub teams: Vec<Scope>,
     /// The whole path.
     pub path: String,
     pub ids: Vec<Uuid>,
@@ -95,7 +97,7 @@ impl Visit {
     /// Carries out a change that takes nothing else.
     pub(crate) async fn change<C: Change>(
         &self,
-        posted: Posted,
+        posted: &Posted,
         action: Action,
         subject: Resource,
         change: impl Fn(()) -> C,
@@ -103,22 +105,40 @@ impl Visit {
         self.change_with(posted, action, subject, read::<NoBody>(None), change).await
     }
 
-    /// Decides on a change and carries it out, once for a form.
+    /// Carries out a change.
     pub(crate) async fn change_with<D: RequestDraft, C: Change>(
         &self,
-        Posted { key, .. }: Posted,
+        posted: &Posted,
         action: Action,
         subject: Resource,
         body: Body<D>,
         change: impl Fn(D::Valid) -> C,
     ) -> Result<()> {
+        self.make(posted, action, subject, body, change, |_| Value::Null).await.map(drop)
+    }
+
+    /// Decides on a change and carries it out, once for a form. What `answer` makes of it is stored and is the same for each
+    /// repetition.
+    pub(crate) async fn make<D: RequestDraft, C: Change>(
+        &self,
+        Posted { key, .. }: &Posted,
+        action: Action,
+        subject: Resource,
+        body: Body<D>,
+        change: impl Fn(D::Valid) -> C,
+        answer: impl Fn(C::Done) -> Value + Clone + Send + Sync + 'static,
+    ) -> Result<Value> {
         let (service, policies) = (self.service(), &self.policies);
         let run = async {
             let admitted = service.admit(policies, &self.caller, action, subject, body).await?;
-            let render = |_| Ok(StoredResponse { status: 204, body: Vec::new() });
-            service.commit(policies, admitted, Some(&key), change, render).await
+            let render = move |done| {
+                let body = serde_json::to_vec(&answer(done)).map_err(Error::internal)?;
+                Ok(StoredResponse { status: 200, body })
+            };
+            service.commit(policies, admitted, Some(key), change, render).await
         };
-        service.carry_out(Some(&key), run).await.map(drop)
+        let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(key), run).await?;
+        serde_json::from_slice(&answer.body).map_err(Error::internal)
     }
 
     /// The page of the list that was asked for. A cursor that is none begins anew.
@@ -138,7 +158,7 @@ impl Visit {
 
     /// What was typed into a field of a form that is shown again.
     pub(crate) fn typed(&self, name: &str) -> Option<&str> {
-        self.refused.as_ref().map(|refused| refused.form.get(name))
+        self.refused.as_ref().and_then(|refused| refused.form.find(name))
     }
 
     /// What is wrong with a field.

@@ -52,7 +52,6 @@ string_enum! {
         WebhooksTest "webhooks.test",
         WebhooksListDeliveries "webhooks.list_deliveries",
         KeysCreate "keys.create",
-        KeysRevoke "keys.revoke",
         DevicesCreateCode "devices.create_code",
     }
 }
@@ -100,7 +99,7 @@ impl Action {
             Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
                 Permission::WebhooksWrite
             }
-            Action::KeysCreate | Action::KeysRevoke | Action::DevicesCreateCode => return None,
+            Action::KeysCreate | Action::DevicesCreateCode => return None,
         })
     }
 

@@ -3,7 +3,6 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::caller::{Role, Scope};
 use super::string_enum::string_enum;
 
 /// For how long somebody who has just proved who it is need not prove it again.
@@ -48,17 +47,10 @@ impl SignIn {
         self.elevated_until.is_some_and(|until| now < until)
     }
 
-    /// Whether it may set the account's password without proving more: it has just come by a link, and the account has
-    /// no password yet.
-    pub fn may_set_first_password(&self, now: DateTime<Utc>) -> bool {
-        let is_new = now < self.created_at + ELEVATION;
-        !self.has_password && self.method == SignInMethod::Link && is_new
+    /// Whether it may set the account's password: the person has just proved who it is, or has just come by a link, which
+    /// is how a forgotten password is replaced.
+    pub fn may_set_password(&self, now: DateTime<Utc>) -> bool {
+        let came_by_link = self.method == SignInMethod::Link && now < self.created_at + ELEVATION;
+        self.is_elevated(now) || came_by_link
     }
-}
-
-/// A scope that an account acts in: its own, or a Team's with its role there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    pub scope: Scope,
-    pub role: Option<Role>,
 }

@@ -45,8 +45,8 @@ pub(crate) fn router(api: &Arc<Api>) -> Router {
     });
     Router::new()
         .append(&mut pages.collect())
-        .get(ToDocs)
-        .head(ToDocs)
+        .get(StartPage(api.start_page))
+        .head(StartPage(api.start_page))
         .push(fixed("docs", Rendered::page(&reference(&document))))
         .push(Router::with_path("docs/errors").get(errors.clone()).head(errors))
         .push(fixed("docs/policies", Rendered::page(&policies())))
@@ -119,13 +119,14 @@ impl Handler for BookPage {
     }
 }
 
+/// Leads from `/` to where people begin.
 #[derive(Clone, Copy)]
-struct ToDocs;
+struct StartPage(&'static str);
 
 #[async_trait]
-impl Handler for ToDocs {
+impl Handler for StartPage {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Redirect::found("/docs"));
+        res.render(Redirect::found(self.0));
     }
 }
 

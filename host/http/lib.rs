@@ -58,6 +58,8 @@ pub struct Api {
     pub clock: Clock,
     pub public_url: String,
     pub docs_url: String,
+    /// Where `/` leads to.
+    pub start_page: &'static str,
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
 }

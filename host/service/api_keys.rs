@@ -75,6 +75,22 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Revokes a key of the caller's scope: a member its own, everybody else any. No policy is asked whether a right may be
+    /// taken away. Revoking a key again changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such key; if the database fails.
+    pub async fn revoke_key(&self, caller: &Caller, key_id: Uuid) -> Result<()> {
+        let (scope_id, account_id) = (caller.scope.id, own_alone(caller));
+        let revoke = self.store.write(Some(scope_id), move |write| {
+            Box::pin(async move { write.revoke_key_of(scope_id, account_id, key_id).await })
+        });
+        if revoke.await? { Ok(()) } else { Err(Error::not_found()) }
+    }
+}
+
 /// The account whose keys alone are a caller's business, if not those of all.
 fn own_alone(caller: &Caller) -> Option<Uuid> {
     (caller.role == Some(Role::Member)).then_some(caller.account_id)
@@ -153,20 +169,5 @@ impl Change for CreateKey {
         let id =
             write.create_key(&self.key, caller.account_id, caller.scope.id, *permissions, expires_at, name).await?;
         Ok(NewKey { id, key: self.key.clone(), created_at: write.now })
-    }
-}
-
-/// Revokes a key of the caller's scope. Revoking it again changes nothing.
-pub struct RevokeKey {
-    pub key_id: Uuid,
-}
-
-impl Change for RevokeKey {
-    type Done = ();
-
-    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
-        let caller = permit.caller();
-        let revoked = write.revoke_key_of(caller.scope.id, own_alone(caller), self.key_id).await?;
-        if revoked { Ok(()) } else { Err(Error::not_found()) }
     }
 }

@@ -14,6 +14,8 @@ use culvert_domain::device::NewDevice;
 
 /// How long an enrolment code can be used.
 const CODE_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+/// Codes that somebody has in a scope. One more ends the oldest.
+const CODES_PER_ACCOUNT: u32 = 5;
 
 /// Creates a code by which a device enrols. Returns when it expires, as well.
 ///
@@ -46,6 +48,7 @@ impl Change for CreateCode {
         let caller = permit.caller();
         let stands_for = DeviceCode { account_id: caller.account_id, scope_id: caller.scope.id, may_create: false };
         let expires_at = write.now + CODE_LIFETIME;
+        write.delete_older_device_codes(caller.account_id, caller.scope.id, CODES_PER_ACCOUNT - 1).await?;
         write.create_device_code(&EnrolmentCode::hash(self.code.reveal()), stands_for, expires_at).await?;
         Ok(expires_at)
     }

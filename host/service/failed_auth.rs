@@ -55,6 +55,15 @@ impl FailedAuthLimiter {
         None
     }
 
+    /// Takes back what was counted last of an address.
+    pub fn forgive(&self, client: Option<IpAddr>) {
+        let mut windows = self.windows();
+        let key = windows.key(client);
+        if let Some((_, count)) = windows.0.peek_mut(&key) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
     /// How long an address has to wait, if it has failed too often.
     pub fn wait(&self, client: Option<IpAddr>, now: Moment) -> Option<Duration> {
         let windows = self.windows();

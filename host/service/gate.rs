@@ -57,6 +57,11 @@ impl PinnedPolicies {
     pub fn generation(&self) -> u64 {
         self.pinned.generation()
     }
+
+    /// The id of the request that they decide on; none where no request asks.
+    pub fn request_id(&self) -> Option<Uuid> {
+        self.context.request_id
+    }
 }
 
 /// A code by which a loaded policy refuses requests.

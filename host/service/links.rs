@@ -13,7 +13,7 @@ use uuid::Uuid;
 const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 
 /// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
-const CHARACTERS: usize = 43;
+pub const SECRET_CHARACTERS: usize = 43;
 
 /// A link's secret, and when it ends.
 pub struct NewLink {
@@ -48,7 +48,7 @@ pub(crate) fn hash(secret: &str) -> [u8; 32] {
 pub(crate) fn hash_of(typed: &str) -> Option<[u8; 32]> {
     let typed = typed.trim();
     let secret = typed.rsplit_once('#').map_or(typed, |(_, secret)| secret);
-    let fits =
-        secret.len() == CHARACTERS && secret.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    let fits = secret.len() == SECRET_CHARACTERS
+        && secret.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
     fits.then(|| hash(secret))
 }

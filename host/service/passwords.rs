@@ -4,7 +4,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_wire::clock::Clock;
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
@@ -58,16 +58,26 @@ impl Passwords {
             Some(hash) => hash,
             None => self.nobodys().await?,
         };
-        let _one = self.next_hasher().await?;
-        let checked = tokio::task::spawn_blocking(move || {
+        let check = move || {
             let hash = PasswordHash::new(&hash).map_err(Error::internal)?;
             Ok::<_, Error>(Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
-        });
-        Ok(checked.await.map_err(Error::internal)?? && is_known)
+        };
+        let checked = self.work(check).await?.ok_or_else(|| Error::internal("a password could not be checked"))?;
+        Ok(checked? && is_known)
+    }
+
+    /// Does work that takes long, in the place of a hash. `None` if it panics.
+    ///
+    /// # Errors
+    ///
+    /// If too much waits.
+    pub(crate) async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>> {
+        let _one = self.next_hasher().await?;
+        Ok(tokio::task::spawn_blocking(work).await.ok())
     }
 
     async fn next_hasher(&self) -> Result<SemaphorePermit<'_>> {
-        let busy = || Error::unavailable("too many passwords are being checked").after(RETRY_AFTER);
+        let busy = || Error::new(Code::ServiceUnavailable, "Too many passwords are being checked.").after(RETRY_AFTER);
         let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
         self.hashers.acquire().await.map_err(Error::internal)
     }

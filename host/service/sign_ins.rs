@@ -11,19 +11,19 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
-use culvert_domain::caller::Caller;
+use culvert_domain::caller::{Caller, Scope};
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::sign_in::{ELEVATION, Membership, SignIn, SignInClient, SignInMethod};
+use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod};
 use culvert_domain::text;
 use culvert_store::sign_ins::NewSignIn;
 use culvert_wire::clock::{Clock, Moment};
 use hashlink::LruCache;
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::{Service, links};
+use crate::Service;
+use crate::links::{self, hash};
 use strength::{PASSWORD_CHARACTERS, check_strength};
-use throttle::Throttle;
+use throttle::{Account, Throttle};
 
 /// How old a sign-in may be that is taken from the cache.
 const FRESH: Duration = Duration::from_secs(1);
@@ -44,8 +44,8 @@ pub struct Lifetimes {
     pub idle: TimeDelta,
 }
 
-/// Sign-ins by the hashes of their values, as they were at a moment.
-type Remembered = LruCache<[u8; 32], (Moment, Option<SignIn>)>;
+/// The hashes of values that sign-ins have, and what was last read of them.
+type Remembered = LruCache<[u8; 32], Option<(Moment, SignIn)>>;
 
 /// Who is signed in, and how often strangers may try to.
 pub struct SignIns {
@@ -81,38 +81,64 @@ impl SignIns {
         Self { clock, lifetimes, remembered, throttle: Throttle::new() }
     }
 
-    /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over.
+    /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of
+    /// an address that has made up too many.
     ///
     /// # Errors
     ///
     /// If the database fails.
-    pub async fn find(&self, service: &Service, value: &str) -> Result<Option<SignIn>> {
+    pub async fn find(&self, service: &Service, value: &str, address: Option<IpAddr>) -> Result<Option<SignIn>> {
         let (hash, asked) = (hash(value), self.clock.moment());
-        let remembered = self.remembered(|cache| {
-            cache.peek(&hash).and_then(|(read, known)| (asked.since(*read) < FRESH).then(|| known.clone()))
-        });
-        let known = match remembered {
-            Some(known) => known,
-            None => self.read(service, hash, asked).await?,
+        let known = self.remembered(|cache| cache.get(&hash).cloned());
+        if known.is_none() && self.throttle.unknown.wait(address, asked).is_some() {
+            return Ok(None);
+        }
+        let sign_in = match known {
+            Some(Some((read, sign_in))) if asked.since(read) < FRESH => Some(sign_in),
+            _ => self.read(service, hash, asked, address).await?,
         };
         let now = self.clock.now();
-        Ok(known.filter(|known| now < known.expires_at && now < known.last_seen_at + self.lifetimes.idle))
+        Ok(sign_in.filter(|sign_in| now < self.end_of(sign_in)))
     }
 
-    async fn read(&self, service: &Service, hash: [u8; 32], asked: Moment) -> Result<Option<SignIn>> {
-        let known = service.store.sign_in(&hash).await?;
-        if let Some(sign_in) = &known {
-            let now = self.clock.now();
-            let is_idle = now >= sign_in.last_seen_at + self.lifetimes.idle;
-            if !is_idle && now - sign_in.last_seen_at >= NOTED_EVERY {
-                let id = sign_in.id;
-                let note =
-                    service.store.write(None, move |write| Box::pin(async move { write.note_sign_in_seen(id).await }));
-                note.await?;
-            }
+    async fn read(
+        &self,
+        service: &Service,
+        hash: [u8; 32],
+        asked: Moment,
+        address: Option<IpAddr>,
+    ) -> Result<Option<SignIn>> {
+        let Some(sign_in) = service.store.sign_in(&hash).await? else {
+            self.remembered(|cache| cache.remove(&hash));
+            self.throttle.unknown.count(address, asked);
+            return Ok(None);
+        };
+        let now = self.clock.now();
+        if now < self.end_of(&sign_in) && now - sign_in.last_seen_at >= NOTED_EVERY {
+            let id = sign_in.id;
+            let note =
+                service.store.write(None, move |write| Box::pin(async move { write.note_sign_in_seen(id).await }));
+            note.await?;
         }
-        self.remembered(|cache| cache.insert(hash, (asked, known.clone())));
-        Ok(known)
+        self.remembered(|cache| cache.insert(hash, Some((asked, sign_in.clone()))));
+        Ok(Some(sign_in))
+    }
+
+    /// When a sign-in ends if it is not used any more.
+    pub fn end_of(&self, sign_in: &SignIn) -> DateTime<Utc> {
+        sign_in.expires_at.min(sign_in.last_seen_at + self.lifetimes.idle)
+    }
+
+    /// The sign-ins of the same account, the last used first.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn all_of(&self, service: &Service, sign_in: &SignIn) -> Result<Vec<SignIn>> {
+        let mut all = service.store.sign_ins_of(sign_in.account_id).await?;
+        let now = self.clock.now();
+        all.retain(|one| now < self.end_of(one));
+        Ok(all)
     }
 
     /// Counts a request of a sign-in, of which there may be so many in a minute.
@@ -149,7 +175,9 @@ impl SignIns {
                 write.create_sign_in(&new, PER_ACCOUNT).await.map(Some)
             })
         });
-        entered.await?.map(|_| value).ok_or_else(not_valid)
+        entered.await?.ok_or_else(not_valid)?;
+        self.expect(&value);
+        Ok(value)
     }
 
     /// Signs somebody in with a password. `None` if it is not right: whether there is such an account is not told, and
@@ -165,7 +193,8 @@ impl SignIns {
         password: &str,
         client: &Client,
     ) -> Result<Option<SignInValue>> {
-        let Some((account_id, _)) = self.check_password(service, email, password, client.address).await? else {
+        let tried = hash(&email.to_lowercase());
+        let Some(account_id) = self.check_password(service, email, password, client.address, tried).await? else {
             return Ok(None);
         };
         let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Password, client);
@@ -174,6 +203,7 @@ impl SignIns {
             .store
             .write(None, move |write| Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await }));
         create.await?;
+        self.expect(&value);
         Ok(Some(value))
     }
 
@@ -189,7 +219,8 @@ impl SignIns {
         password: &str,
         client: &Client,
     ) -> Result<Option<SignInValue>> {
-        if self.check_password(service, &sign_in.email, password, client.address).await?.is_none() {
+        let tried = hash(&sign_in.id.to_string());
+        if self.check_password(service, &sign_in.email, password, client.address, tried).await?.is_none() {
             return Ok(None);
         }
         self.give_new_value(service, sign_in, None).await.map(Some)
@@ -202,16 +233,16 @@ impl SignIns {
     /// `elevation_required` if somebody may be there who only found the browser open; `validation_failed` for a password
     /// that is too short, too long or too easy to guess.
     pub async fn set_password(&self, service: &Service, sign_in: &SignIn, password: String) -> Result<SignInValue> {
-        let now = self.clock.now();
-        if !sign_in.is_elevated(now) && !sign_in.may_set_first_password(now) {
+        if !sign_in.may_set_password(self.clock.now()) {
             return Err(Error::of(Code::ElevationRequired));
         }
-        check_strength(&password, sign_in)?;
+        check_strength(&service.passwords, &password, sign_in).await?;
         let hash = service.passwords.hash(Some(password)).await?;
         self.give_new_value(service, sign_in, hash).await
     }
 
-    /// Gives a sign-in another value and elevates it; with a password's hash, sets that as well.
+    /// Gives a sign-in another value and elevates it; with a password's hash, sets that as well. Whether it may is looked at
+    /// once more, because it may have ended meanwhile.
     async fn give_new_value(
         &self,
         service: &Service,
@@ -221,24 +252,32 @@ impl SignIns {
         let (id, account_id, expires_at) = (sign_in.id, sign_in.account_id, sign_in.expires_at);
         let value = new_value(&self.clock);
         let hash = hash(&value);
-        let changed = service.store.write(None, move |write| {
+        let change = service.store.write(None, move |write| {
             Box::pin(async move {
+                let now = write.now;
+                let current = write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
+                if password.is_some() && !current.may_set_password(now) {
+                    return Err(Error::of(Code::ElevationRequired));
+                }
+                if !write.elevate_sign_in(id, &hash, now + ELEVATION).await? {
+                    return Err(Error::of(Code::SignInRequired));
+                }
                 if let Some(password) = password {
                     write.set_password(account_id, &password).await?;
                     write.end_other_sign_ins(account_id, id).await?;
+                    write.delete_links_of(account_id).await?;
                 }
-                let until = write.now + ELEVATION;
-                write.elevate_sign_in(id, &hash, until).await
+                Ok(())
             })
         });
-        if !changed.await? {
-            return Err(Error::of(Code::SignInRequired));
-        }
-        self.forget();
-        Ok(SignInValue { value, expires_at })
+        change.await?;
+        self.read_again(account_id);
+        let value = SignInValue { value, expires_at };
+        self.expect(&value);
+        Ok(value)
     }
 
-    /// Ends a sign-in of the account; with none, all but this one.
+    /// Ends a sign-in of the account; with none, all but this one, and the links that were not used.
     ///
     /// # Errors
     ///
@@ -247,33 +286,37 @@ impl SignIns {
         let (own, account_id) = (sign_in.id, sign_in.account_id);
         let end = service.store.write(None, move |write| {
             Box::pin(async move {
-                match other {
-                    Some(id) => write.end_sign_in(account_id, id).await,
-                    None => write.end_other_sign_ins(account_id, own).await,
+                if let Some(id) = other {
+                    return write.end_sign_in(account_id, id).await;
                 }
+                write.delete_links_of(account_id).await?;
+                write.end_other_sign_ins(account_id, own).await
             })
         });
         end.await?;
-        self.forget();
+        self.read_again(account_id);
         Ok(())
     }
 
+    /// The account whose password it is. Whether there is such an account costs the same time.
     async fn check_password(
         &self,
         service: &Service,
         email: &str,
         password: &str,
         address: Option<IpAddr>,
-    ) -> Result<Option<(Uuid, String)>> {
-        let now = self.clock.moment();
-        let account = hash(&email.to_lowercase());
-        self.throttle.before_password(address, account, now).map_err(wait_for)?;
-        let known = service.store.password_by_email(email).await?;
-        let hash = known.as_ref().map(|(_, hash)| hash.clone());
-        let is_right = password.chars().count() <= *PASSWORD_CHARACTERS.end()
-            && service.passwords.check(password.to_owned(), hash).await?;
-        self.throttle.after_password(address, account, is_right, now);
-        Ok(known.filter(|_| is_right))
+        tried: Account,
+    ) -> Result<Option<Uuid>> {
+        self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
+        let is_possible = !email.contains(char::is_control) && password.chars().count() <= *PASSWORD_CHARACTERS.end();
+        let known = if is_possible { service.store.password_by_email(email).await? } else { None };
+        let (account_id, hash) = known.unzip();
+        let password = if is_possible { password.to_owned() } else { String::new() };
+        if !service.passwords.check(password, hash).await? {
+            return Ok(None);
+        }
+        self.throttle.password_was_right(address, tried);
+        Ok(account_id)
     }
 
     fn new_sign_in(&self, account_id: Uuid, method: SignInMethod, client: &Client) -> (SignInValue, NewSignIn) {
@@ -287,9 +330,20 @@ impl SignIns {
         look(&mut self.remembered.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What this host has just changed is true at once.
-    fn forget(&self) {
-        self.remembered(LruCache::clear);
+    /// What this host has just changed of an account is true at once. It looks at all sign-ins that are remembered; such
+    /// changes are rare.
+    fn read_again(&self, account_id: Uuid) {
+        self.remembered(|cache| {
+            let of_account = |known: &&mut Option<(Moment, SignIn)>| {
+                known.as_ref().is_some_and(|(_, sign_in)| sign_in.account_id == account_id)
+            };
+            cache.iter_mut().map(|(_, known)| known).filter(of_account).for_each(|known| *known = None);
+        });
+    }
+
+    /// A value that a sign-in has from now on: it is not taken for a made-up one.
+    fn expect(&self, value: &SignInValue) {
+        self.remembered(|cache| cache.insert(hash(&value.value), None));
     }
 }
 
@@ -308,26 +362,13 @@ impl Service {
     /// # Errors
     ///
     /// If the database fails.
-    pub async fn teams_of(&self, sign_in: &SignIn) -> Result<Vec<Membership>> {
+    pub async fn teams_of(&self, sign_in: &SignIn) -> Result<Vec<Scope>> {
         self.store.teams_of(sign_in.account_id).await
-    }
-
-    /// The sign-ins of the same account, the last used first.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn sign_ins_of(&self, sign_in: &SignIn) -> Result<Vec<SignIn>> {
-        self.store.sign_ins_of(sign_in.account_id).await
     }
 }
 
 fn new_value(clock: &Clock) -> String {
     URL_SAFE_NO_PAD.encode(clock.random::<32>())
-}
-
-fn hash(text: &str) -> [u8; 32] {
-    Sha256::digest(text).into()
 }
 
 fn wait_for(wait: Duration) -> Error {

@@ -53,6 +53,14 @@ macro_rules! columns {
     };
 }
 
+impl Store {
+    /// Whether this custom domain is assigned to a tunnel.
+    pub async fn has_custom_domain(&self, domain: &str) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM custom_domains WHERE domain = $1 AND assigned = TRUE");
+        Ok((&self.db).optional(sql, args![domain]).await?.is_some())
+    }
+}
+
 /// A custom domain whose DNS check is due.
 #[derive(Clone, Debug)]
 pub struct DueDomain {

@@ -98,12 +98,15 @@ impl Store {
     /// If it is not valid any longer; if the database fails.
     pub async fn caller_of(&self, credential: Credential, scope_id: Uuid) -> Result<Caller> {
         let caller = match credential {
+            // Whoever has left a Team may be signed in all the same.
+            Credential::SignIn(id) => {
+                return self.caller_of_sign_in(id, scope_id).await?.ok_or_else(Error::not_found);
+            }
             Credential::Key { id, .. } => {
                 let row = (&self.db).optional(select_key_owner!("k.id = $1"), args![id]).await?;
                 admissible(row)?.map(|owner| owner.caller)
             }
             Credential::Device(id) => self.caller_of_device(id).await?,
-            Credential::SignIn(id) => self.caller_of_sign_in(id, scope_id).await?,
         };
         caller.ok_or_else(|| not_valid(credential))
     }
@@ -214,6 +217,16 @@ impl Write {
         );
         let DeviceCode { account_id, scope_id, may_create } = code;
         self.execute(sql, args![hash, account_id, scope_id, may_create, until]).await?;
+        Ok(())
+    }
+
+    /// Ends the codes of an account in a scope but for the newest ones.
+    pub async fn delete_older_device_codes(&mut self, account_id: Uuid, scope_id: Uuid, but: u32) -> Result<()> {
+        let sql = sql!(
+            "DELETE FROM device_codes WHERE hash IN (SELECT hash FROM (SELECT hash FROM device_codes \
+                 WHERE account_id = $1 AND scope_id = $2 ORDER BY expires_at DESC LIMIT 1000 OFFSET $3) AS older)"
+        );
+        self.execute(sql, args![account_id, scope_id, but]).await?;
         Ok(())
     }
 

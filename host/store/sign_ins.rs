@@ -9,10 +9,10 @@ use super::error::{DbResult, StoreError};
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write, scopes};
-use culvert_domain::caller::{Caller, Credential, Role};
+use culvert_domain::caller::{Caller, Credential, Role, Scope};
 use culvert_domain::error::Result;
 use culvert_domain::permission::{Permission, Permissions};
-use culvert_domain::sign_in::{Membership, SignIn, SignInClient, SignInMethod};
+use culvert_domain::sign_in::{SignIn, SignInClient, SignInMethod};
 use culvert_domain::string_enum::StringEnum;
 
 /// Teams that are shown of one account, and sign-ins.
@@ -76,16 +76,13 @@ impl Store {
     }
 
     /// The Teams that an account is in, by their names.
-    pub async fn teams_of(&self, account_id: Uuid) -> Result<Vec<Membership>> {
+    pub async fn teams_of(&self, account_id: Uuid) -> Result<Vec<Scope>> {
         let sql = sql!(
-            "SELECT s.id, s.kind, s.name, s.plan, m.role FROM team_members m JOIN scopes s ON s.id = m.team_id \
+            "SELECT s.id, s.kind, s.name, s.plan FROM team_members m JOIN scopes s ON s.id = m.team_id \
              WHERE m.account_id = $1 ORDER BY s.name, s.id LIMIT $2"
         );
         let rows = (&self.db).all(sql, args![account_id, SHOWN]).await?;
-        let membership = |row: &Row| {
-            Ok::<_, StoreError>(Membership { scope: scopes::scope(row)?, role: row.optional_string_enum("role")? })
-        };
-        Ok(rows.iter().map(membership).collect::<DbResult<_>>()?)
+        Ok(rows.iter().map(scopes::scope).collect::<DbResult<_>>()?)
     }
 
     /// The account of an e-mail address, and its password's hash.
@@ -118,8 +115,21 @@ impl Write {
         Ok(row.map(|row| row.id("account_id")).transpose()?)
     }
 
+    /// Ends the links of an account that were not used.
+    pub async fn delete_links_of(&mut self, account_id: Uuid) -> Result<()> {
+        self.execute(sql!("DELETE FROM links WHERE account_id = $1"), args![account_id]).await?;
+        Ok(())
+    }
+
+    /// A sign-in as it is now, unless it is over.
+    pub async fn sign_in(&mut self, id: Uuid) -> Result<Option<SignIn>> {
+        let now = self.now;
+        let row = self.optional(select_sign_in!("i.id = $1 AND i.expires_at > $2"), args![id, now]).await?;
+        Ok(row.as_ref().map(sign_in).transpose()?)
+    }
+
     /// Adds a sign-in. Of more than `most` of the account, those that were not used for the longest time end.
-    pub async fn create_sign_in(&mut self, new: &NewSignIn, most: u32) -> Result<Uuid> {
+    pub async fn create_sign_in(&mut self, new: &NewSignIn, most: u32) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
         let sql = sql!(
             "INSERT INTO sign_ins (id, hash, account_id, method, address, agent, created_at, last_seen_at, expires_at, \
@@ -135,7 +145,7 @@ impl Write {
                  ORDER BY last_seen_at DESC LIMIT 1000 OFFSET $3) AS longest_idle)"
         );
         self.execute(sql, args![*account_id, id, i64::from(most) - 1]).await?;
-        Ok(id)
+        Ok(())
     }
 
     pub async fn note_sign_in_seen(&mut self, id: Uuid) -> Result<()> {

@@ -18,7 +18,9 @@ CREATE TABLE links (
     account_id UUID    NOT NULL REFERENCES accounts (id),
     expires_at BIGINT  NOT NULL
 );
+CREATE INDEX links_by_account ON links (account_id);
 CREATE INDEX links_by_expiry ON links (expires_at);
+CREATE INDEX device_codes_by_account ON device_codes (account_id, scope_id);
 
 CREATE TABLE sign_ins (
     id             UUID    NOT NULL PRIMARY KEY,

@@ -146,10 +146,10 @@ await refused.context.close();
 const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/keys"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
-  for (const url of [...pages, tunnel, `${origin}/dashboard/account`]) {
+  for (const url of [...pages, tunnel, `${tunnel}/access`, `${origin}/dashboard/account`]) {
     await window.page.goto(url);
     world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
-    await world.look(window, url === tunnel ? "one-tunnel" : url.split("/dashboard/")[1].replaceAll("/", "-"));
+    await world.look(window, url.replace(tunnel, "/dashboard/one-tunnel").split("/dashboard/")[1].replaceAll("/", "-"));
   }
   await window.context.close();
 }

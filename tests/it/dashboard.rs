@@ -98,6 +98,41 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     assert_eq!(eves.get(&of_team).await.outcome(), "404 not_found");
 }
 
+/// Each form, by who may not send it: nobody who is signed out, and nobody of another scope, even with a key of ours.
+#[both_engines]
+async fn forms_are_for_members_of_the_scope(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, eve) = (host.person("ada").await, host.person("eve").await);
+    let team = host.team("Lab", &ada).await;
+    let own = tunnel(&host, &ada, "web").await;
+    let mut eves = Tab::with_password(&host, eve.account_id).await;
+    let dashboard = host.app.dashboard.as_ref().unwrap();
+    let value = eves.cookies["__Host-culvert"].clone();
+    let sign_in = dashboard.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
+    for action in culvert_dashboard::actions::ACTIONS {
+        for scope in ["me".to_owned(), team.to_string()] {
+            let path = action.path.replace("{s}", &scope).replace("{id}", &own.to_string());
+            let path = format!("/dashboard/{path}");
+            let key = host.app.service.form_key(culvert_service::forms::FormId { sign_in, path: &path });
+            let form = vec![("form_key".to_owned(), key), ("confirm_name".to_owned(), "web".to_owned())];
+            assert_eq!(Tab::open(&host).post(&path, &form).await.outcome(), "401 sign_in_required", "{path}");
+            let shown = eves.post(&path, &form).await;
+            let is_of_others = scope != "me" || action.path.contains("{id}");
+            if action.path.starts_with("{s}") && is_of_others {
+                let refused = shown.outcome() == "404 not_found" || shown.led_to() == "/dashboard/me/tunnels";
+                assert!(refused, "{path}: {}", shown.outcome());
+            }
+            host.clock.advance(Duration::from_secs(2));
+        }
+        let seen = eves
+            .get(&format!("/dashboard/{}", action.path.replace("{s}", "me").replace("{id}", &own.to_string())))
+            .await;
+        assert!(matches!(seen.status, 200 | 303 | 404), "{}: {}", action.path, seen.outcome());
+    }
+    let tunnels = host.api(&ada.key).get("/tunnels").await;
+    assert_eq!(tunnels.data()[0]["name"], "web", "hers is untouched");
+}
+
 /// A sign-in leads back to the page that was asked for, and to no other place.
 #[both_engines]
 async fn sign_in_leads_to_pages_of_ours_alone(engine: Engine) {
@@ -148,10 +183,70 @@ async fn tunnel_is_created_once_for_a_form_and_faults_stand_at_their_fields(engi
     let one = tab.get(created.led_to()).await;
     assert!(one.text.contains("game") && one.text.contains("stopped") && one.text.contains("No device may run it"));
     let delete = format!("{}/delete", created.led_to());
-    let shown = tab.submit(&one, &delete, &[("name", "gam")]).await;
-    assert_eq!((shown.status, shown.fault("name")), (422, Some("must be the name of this tunnel")));
-    assert_eq!(tab.submit(&one, &delete, &[("name", "game")]).await.led_to(), path);
+    let shown = tab.submit(&one, &delete, &[("confirm_name", "other")]).await;
+    assert_eq!((shown.status, shown.fault("confirm_name")), (422, Some("must be the name of this tunnel")));
+    assert_eq!(tab.submit(&one, &delete, &[("confirm_name", "game")]).await.led_to(), path);
     assert_eq!(tab.get(created.led_to()).await.status, 404);
+}
+
+#[both_engines]
+async fn tunnel_is_changed_and_says_who_may_visit(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let (id, api) = (tunnel(&host, &ada, "web").await, host.api(&ada.key));
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let path = format!("/dashboard/me/tunnels/{id}");
+    let page = tab.get(&path).await;
+    let settings = format!("{path}/settings");
+    let shown = tab.submit(&page, &settings, &[("name", "shop"), ("local_port", "0")]).await;
+    assert_eq!(
+        (shown.outcome().as_str(), shown.fault("local_port")),
+        ("422 validation_failed", Some("must be between 1 and 65535"))
+    );
+    assert!(shown.text.contains("value=\"shop\""), "what was typed is there");
+    let typed = [("name", "shop"), ("local_port", "8000")];
+    assert_eq!(tab.submit(&page, &settings, &typed).await.led_to(), path);
+    let changed = api.get(&format!("/tunnels/{id}")).await;
+    assert_eq!((&changed.data()["name"], &changed.data()["local_port"]), (&json!("shop"), &json!(8000)));
+
+    let access = format!("{path}/access");
+    let page = tab.get(&access).await;
+    assert!(page.text.contains("everybody may visit."));
+    let addresses = format!("{access}/addresses");
+    let bad = [("refuse", "203.0.113.0/24 the scanner\r\nnowhere"), ("let_in", "2001:db8::/32\r\n\r\n300.1.1.1")];
+    let shown = tab.submit(&page, &addresses, &bad).await;
+    let faults = [shown.fault("refuse"), shown.fault("let_in")].map(|fault| fault.unwrap_or("none").to_owned());
+    assert_eq!(shown.status, 422);
+    assert_snapshot!(faults.join("\n"), @"
+    “nowhere” must be an IPv4 or IPv6 address, in ip_cidr with or without a prefix length
+    “300.1.1.1” must be an IPv4 or IPv6 address, in ip_cidr with or without a prefix length
+    ");
+    assert!(shown.text.contains("203.0.113.0/24 the scanner\r\nnowhere</textarea>"));
+    let good = [("refuse", "203.0.113.0/24 the scanner"), ("let_in", "2001:db8::/32\r\n198.51.100.7")];
+    let page = tab.get(&access).await;
+    assert_eq!(tab.submit(&page, &addresses, &good).await.led_to(), access);
+    let countries = [("refuse_countries", "kp, ir"), ("let_in_countries", "de AT")];
+    assert_eq!(tab.submit(&page, &format!("{access}/countries"), &countries).await.led_to(), access);
+    let firewall = api.get(&format!("/tunnels/{id}/firewall")).await;
+    let rules = firewall.data()["rules"].as_array().unwrap();
+    let rule = |number: usize| (rules[number]["rule_type"].clone(), rules[number]["ip_cidr"].clone());
+    assert_eq!(rule(0), (json!("blacklist"), json!("203.0.113.0/24")));
+    assert_eq!((rules.len(), rule(2)), (3, (json!("whitelist"), json!("198.51.100.7/32"))));
+    assert_eq!(rules[0]["description"], "the scanner");
+    let geoip = api.get(&format!("/tunnels/{id}/geoip")).await;
+    assert_eq!(geoip.data()["rules"].as_array().unwrap().len(), 4);
+    let page = tab.get(&access).await;
+    assert!(
+        page.text
+            .contains("the addresses that are let in may visit, from the countries that are let in, but for those")
+    );
+    assert!(
+        page.text.contains("198.51.100.7/32</textarea>") && page.text.contains("value=\"AT DE\"")
+            || page.text.contains("value=\"DE AT\"")
+    );
+    // A refused list of countries leaves the addresses on the page as they are.
+    let shown = tab.submit(&page, &format!("{access}/countries"), &[("let_in_countries", "Germany")]).await;
+    assert!(shown.status == 422 && shown.text.contains("203.0.113.0/24 the scanner</textarea>"), "{}", shown.text);
 }
 
 #[both_engines]
@@ -198,7 +293,7 @@ async fn policies_decide_in_the_dashboard_as_in_the_api(engine: Engine) {
     let mut tab = Tab::with_password(&host, grace.account_id).await;
     let path = format!("/dashboard/{team}/tunnels/{id}");
     let page = tab.get(&path).await;
-    let refused = tab.submit(&page, &format!("{path}/delete"), &[("name", "web")]).await;
+    let refused = tab.submit(&page, &format!("{path}/delete"), &[("confirm_name", "web")]).await;
     assert_eq!(refused.outcome(), "403 team_role_forbidden");
     assert!(refused.text.contains("The rule of a policy that refuses it: <code>own-tunnel</code>"), "{}", refused.text);
     let key = host.key(grace.account_id, team, "full_access").await;
@@ -280,13 +375,19 @@ async fn keys_of_a_team_are_shown_by_role(engine: Engine) {
     let team = host.team("Lab", &ada).await;
     host.join(team, &grace, Role::Member).await;
     let of_ada = host.key(ada.account_id, team, "full_access").await;
-    host.key(grace.account_id, team, "read_only").await;
+    let of_grace = host.key(grace.account_id, team, "read_only").await;
     let path = format!("/dashboard/{team}/keys");
     let mut adas = Tab::with_password(&host, ada.account_id).await;
     let mut graces = Tab::with_password(&host, grace.account_id).await;
     let shown = (adas.get(&path).await.text, graces.get(&path).await.text);
     assert!(shown.0.contains("ada@example.test") && shown.0.contains("grace@example.test"));
     assert!(!shown.1.contains("ada@example.test") && shown.1.contains("grace@example.test"));
+    // Whatever policies say to a member: its own key it takes back, and no other.
+    let page = graces.get(&path).await;
+    let own = format!("{path}/{}/revoke", of_grace.key_id);
+    assert_eq!(graces.submit(&page, &own, &[]).await.led_to(), path);
+    host.clock.advance(Duration::from_secs(1));
+    assert_eq!(host.api(&of_grace.key).get("/tunnels").await.outcome(), "401 invalid_api_key");
     let revoke = format!("{path}/{}/revoke", of_ada.key_id);
     let page = adas.get(&path).await;
     assert_eq!(adas.submit(&page, &revoke, &[]).await.led_to(), path);
@@ -391,6 +492,7 @@ async fn pages_and_assets_have_their_headers(engine: Engine) {
     }
     assert!(size < 90_000, "the first visit has {size} bytes");
     assert_eq!(tab.get("/assets/ui-0000000000000000.js").await.status, 404);
+    assert_eq!(tab.get("/").await.led_to(), "/dashboard");
     assert_eq!(tab.get("/favicon.ico").await.status, 404, "it is no wrong key of the browser's address");
     let head = tab.request(Method::HEAD, "/dashboard/sign-in");
     let head = tab.send(head).await;
@@ -399,7 +501,7 @@ async fn pages_and_assets_have_their_headers(engine: Engine) {
     let too_long = too_long.header("sec-fetch-site", "same-origin");
     assert_eq!(tab.send(too_long).await.outcome(), "413 payload_too_large");
     let twice = [("email".to_owned(), "a".to_owned()), ("email".to_owned(), "b".to_owned())];
-    assert_eq!(tab.post("/dashboard/sign-in", &twice).await.status, 400);
+    assert_eq!(tab.post("/dashboard/sign-in", &twice).await.status, 422);
 }
 
 /// The command's link is printed and comes into no log, however much is logged.

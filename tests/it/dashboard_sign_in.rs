@@ -9,7 +9,7 @@ use insta::assert_snapshot;
 use reqwest::Method;
 use uuid::Uuid;
 
-use crate::support::host::{Engine, TestHost};
+use crate::support::host::{Engine, TestHost, within};
 use crate::support::program::{Place, fails};
 use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
 
@@ -110,18 +110,85 @@ async fn password_is_set_once_by_link_and_then_signs_in(engine: Engine) {
     assert_eq!((wrong.outcome(), unknown.outcome()), ("401 sign_in_required".into(), "401 sign_in_required".into()));
     let shown = sign_in(&mut stranger, "ADA@example.test", PASSWORD).await;
     assert_eq!((shown.status, shown.led_to()), (303, "/dashboard"));
-    // A link does not change the password that is there, and nobody does who has not just typed it.
+    // A link replaces a forgotten password, soon after it was used; else the present one has to be typed.
     let mut linked = Tab::entered(&host, ada.account_id).await;
+    let unused = link(&host, ada.account_id).await;
+    host.clock.advance(Duration::from_secs(601));
     assert!(!linked.get(ACCOUNT).await.text.contains(path));
+    let mut linked = Tab::entered(&host, ada.account_id).await;
+    let page = linked.get(ACCOUNT).await;
+    let other = "another otter, another lantern";
+    assert_eq!(linked.submit(&page, path, &[("password", other)]).await.led_to(), "/dashboard");
+    assert_eq!(stranger.get("/dashboard/me").await.status, 303, "all other sign-ins have ended");
+    let page = Tab::open(&host).get(ENTER).await;
+    assert_eq!(Tab::open(&host).submit(&page, ENTER, &[("link", &unused)]).await.outcome(), "410 link_not_valid");
+    assert_eq!(sign_in(&mut stranger, "ada@example.test", PASSWORD).await.status, 401);
+    assert_eq!(sign_in(&mut stranger, "ada@example.test", other).await.led_to(), "/dashboard");
     host.clock.advance(Duration::from_secs(601));
     let page = stranger.get(ACCOUNT).await;
     assert!(!page.text.contains(path));
     let confirm = "/dashboard/account/confirm";
     let shown = stranger.submit(&page, confirm, &[("current_password", "wrong")]).await;
     assert_eq!((shown.status, shown.fault("current_password")), (422, Some("is wrong")));
-    let shown = stranger.submit(&page, confirm, &[("current_password", PASSWORD)]).await;
+    let shown = stranger.submit(&page, confirm, &[("current_password", other)]).await;
     assert_eq!(shown.led_to(), ACCOUNT);
     assert!(stranger.get(ACCOUNT).await.text.contains(path));
+    // What is hard to rate is rated soon, and what the rating breaks at is easy to guess.
+    let page = stranger.get(ACCOUNT).await;
+    for password in ["12".repeat(50), "4@8({[<3&69#!1|0$5+7%2".repeat(10), "12121212".repeat(30)] {
+        let shown = within(20, stranger.submit(&page, path, &[("password", &password)])).await;
+        assert!(matches!(shown.status, 303 | 422), "{password}: {}", shown.outcome());
+    }
+    // An address of mail that no database takes is nobody's.
+    let mut nobody = Tab::open(&host);
+    assert_eq!(sign_in(&mut nobody, "a\0@example.test", other).await.outcome(), "401 sign_in_required");
+}
+
+/// The password of somebody who is being thrown out stays what it was.
+#[both_engines]
+async fn ended_sign_in_sets_no_password(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let mut owner = Tab::with_password(&host, ada.account_id).await;
+    let thief = Tab::entered(&host, ada.account_id).await;
+    let dashboard = host.app.dashboard.as_ref().unwrap();
+    let value = &thief.cookies[COOKIE];
+    let known = dashboard.sign_ins.find(&host.app.service, value, None).await.unwrap().unwrap();
+    let page = owner.get(ACCOUNT).await;
+    let ended = owner.submit(&page, "/dashboard/account/sign-ins/end-others", &[]).await;
+    assert_eq!(ended.led_to(), ACCOUNT);
+    let set = dashboard.sign_ins.set_password(&host.app.service, &known, "whoever took the browser".into()).await;
+    assert_eq!(set.err().unwrap().code.as_str(), "sign_in_required");
+    let mut again = Tab::open(&host);
+    assert_eq!(sign_in(&mut again, "ada@example.test", PASSWORD).await.led_to(), "/dashboard");
+    assert_eq!(owner.get("/dashboard/me").await.status, 200);
+}
+
+/// Whatever a stranger sends costs little.
+#[both_engines]
+async fn strangers_are_bounded(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let mut signed_in = Tab::with_password(&host, ada.account_id).await;
+    let mut tab = Tab::open(&host);
+    let many: Vec<_> = (0..30_000).map(|number| (format!("{number:x}"), String::new())).collect();
+    assert_eq!(tab.post(SIGN_IN, &many).await.outcome(), "413 payload_too_large");
+    // Twenty at once are no more tries than twenty one after the other.
+    let page = tab.get(SIGN_IN).await;
+    let typed = [("email", "ada@example.test"), ("password", "wrong")];
+    let tries = (0..20).map(|_| {
+        let (mut tab, page) = (tab.clone(), &page);
+        async move { tab.submit(page, SIGN_IN, &typed).await.status }
+    });
+    let tries = join_all(tries).await;
+    assert_eq!(tries.iter().filter(|status| **status == 401).count(), 3, "{tries:?}");
+    // Made-up cookies of an address come to nothing, also where one of them were right; who was there before is.
+    let mut made_up = Tab::open(&host);
+    for number in 0..60 {
+        made_up.cookies.insert(COOKIE.into(), format!("{number:043}"));
+        assert_eq!(made_up.get("/dashboard/me").await.status, 303);
+    }
+    assert_eq!(signed_in.get("/dashboard/me").await.status, 200, "the host knows its cookie");
 }
 
 /// Wrong passwords cost a wait that doubles, for the account; and ten from one address in five minutes are all.
@@ -307,6 +374,8 @@ async fn another_host_name_is_answered_nothing(engine: Engine) {
     let shown =
         client.get(format!("{}/dashboard/sign-in", off.url())).header("host", "culvert.test").send().await.unwrap();
     assert_eq!(shown.status(), 404);
+    let start = client.get(format!("{}/", off.url())).send().await.unwrap();
+    assert_eq!((start.status().as_u16(), &start.headers()["location"]), (302, &"/docs".parse().unwrap()));
 }
 
 /// Cookies know no ports: a dashboard with the host name of tunnels would be theirs.

@@ -27,6 +27,6 @@ for (const block of document.querySelectorAll("[data-copy]")) {
 // While something is under way, the page looks again, unless somebody is at a field of it.
 if (document.body.hasAttribute("data-reloads")) {
   setInterval(() => {
-    if (!document.hidden && !document.activeElement.matches("input, select")) location.reload();
+    if (!document.hidden && !document.activeElement.matches("input, select, textarea")) location.reload();
   }, 2000);
 }

@@ -50,6 +50,20 @@ pub(crate) fn text(field: &Field<'_>) -> Markup {
     }
 }
 
+/// A list, a line each.
+pub(crate) fn lines(name: &str, label: &str, value: &str, fault: Option<&str>) -> Markup {
+    let fault_id = format!("{name}-fault");
+    html! {
+        div.field {
+            label for=(name) { (label) }
+            // The line break that a browser takes off the beginning.
+            textarea id=(name) name=(name) rows="5" spellcheck="false" aria-invalid=[fault.map(|_| "true")]
+                aria-describedby=[fault.map(|_| &fault_id)] { "\n" (value) }
+            (beside("", None, &fault_id, fault))
+        }
+    }
+}
+
 pub(crate) fn select<'a>(
     name: &str,
     label: &str,

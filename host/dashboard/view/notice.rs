@@ -2,14 +2,16 @@
 
 use culvert_domain::error::{Code, Error};
 use maud::{Markup, html};
+use uuid::Uuid;
 
 use crate::view::{page, refusal};
 use crate::{ROOT, Site};
 
 /// What went wrong.
-pub(crate) fn whole(error: &Error, docs_url: &str) -> Markup {
+pub(crate) fn whole(error: &Error, docs_url: &str, request_id: Option<Uuid>) -> Markup {
     let content = html! {
         (refusal::error(error))
+        @if let Some(id) = request_id { p.muted { "Request " code { (id) } } }
         @if error.code == Code::SignInRequired { p { a href=(format!("{ROOT}/sign-in")) { "Sign in" } } }
         @else { p { a href=(ROOT) { "To the overview" } } }
     };

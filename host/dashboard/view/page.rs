@@ -4,10 +4,9 @@ use maud::{DOCTYPE, Markup, html};
 
 use super::{field, refusal};
 use crate::form::KEY;
+use crate::path::SIGN_OUT;
 use crate::visit::Visit;
 use crate::{ROOT, assets};
-
-const SIGN_OUT: &str = "/dashboard/sign-out";
 
 fn frame(title: &str, reloads: bool, body: &Markup) -> Markup {
     html! {
@@ -75,8 +74,8 @@ fn header(visit: &Visit) -> Markup {
             nav aria-label="Scopes" {
                 a href=(format!("{ROOT}/me")) aria-current=[(visit.caller.role.is_none()).then_some("true")] { "Personal" }
                 @for team in &visit.teams {
-                    a href=(format!("{ROOT}/{}", team.scope.id))
-                        aria-current=[(team.scope.id == visit.caller.scope.id).then_some("true")] { (team.scope.name) }
+                    a href=(format!("{ROOT}/{}", team.id))
+                        aria-current=[(team.id == visit.caller.scope.id).then_some("true")] { (team.name) }
                 }
             }
             nav.own aria-label="Account" {

@@ -10,7 +10,12 @@ use crate::answer::seconds;
 pub(crate) fn error(error: &Error) -> Markup {
     html! {
         div.notice.bad role="alert" {
-            p { (error.detail) }
+            @if error.faults.is_empty() {
+                p { (error.detail) }
+            } @else {
+                p { "Nothing was changed, because something is not as it must be:" }
+                ul { @for fault in &error.faults { li { a href=(format!("#{}", fault.field)) { (fault.field) } " " (fault.message) } } }
+            }
             @if let Some(rule) = &error.rule { p { "The rule of a policy that refuses it: " code { (rule) } } }
             @if error.code == Code::ElevationRequired {
                 p { a href=(format!("{ROOT}/account")) { "Type your password once more" } }

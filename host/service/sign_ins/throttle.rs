@@ -1,9 +1,10 @@
-//! How often people and strangers may try: links, passwords, and requests of a sign-in.
+//! How often people and strangers may try: links, passwords, made-up sign-ins, and requests of a sign-in.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use culvert_wire::client_network::prefix;
 use culvert_wire::clock::Moment;
 use hashlink::LruCache;
 use uuid::Uuid;
@@ -14,22 +15,33 @@ use crate::failed_auth::FailedAuthLimiter;
 const PASSWORDS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Wrong links of one address.
 const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
+/// Values of one address that are no sign-in's.
+const UNKNOWN: (u32, Duration) = (60, MINUTE);
 /// Wrong passwords for one account that cost no wait.
 const FREE: u32 = 3;
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
 /// How long wrong passwords for an account are remembered.
 const REMEMBERED_FOR: Duration = Duration::from_hours(24);
-/// Accounts, and sign-ins, that are remembered.
+/// Accounts, their addresses, and sign-ins that are remembered.
 const MAX_REMEMBERED: usize = 10_000;
 const MINUTE: Duration = Duration::from_mins(1);
+/// Passwords that are checked for one account in a minute, right ones among them.
+const CHECKS: u32 = 20;
 /// Requests of a sign-in in a minute, and those among them that change something.
 const REQUESTS: u32 = 600;
 const CHANGES: u32 = 60;
 
+/// Whose password is tried: the hash of an e-mail address or of a sign-in.
+pub(super) type Account = [u8; 32];
+
 pub(super) struct Throttle {
     pub links: FailedAuthLimiter,
+    pub unknown: FailedAuthLimiter,
     passwords: FailedAuthLimiter,
-    accounts: Mutex<LruCache<[u8; 32], Failures>>,
+    accounts: Mutex<LruCache<Account, Failures>>,
+    /// Addresses from which somebody has signed in: strangers elsewhere do not make them wait.
+    known: Mutex<LruCache<(Account, Option<IpAddr>), ()>>,
+    checks: Mutex<LruCache<Account, Requests>>,
     requests: Mutex<LruCache<Uuid, Requests>>,
 }
 
@@ -40,7 +52,7 @@ struct Failures {
     last: Moment,
 }
 
-/// The requests of a sign-in in a minute.
+/// What was asked for in a minute.
 #[derive(Clone, Copy)]
 struct Requests {
     since: Moment,
@@ -58,49 +70,71 @@ impl Failures {
     }
 }
 
+impl Requests {
+    /// The count of the minute that runs now.
+    fn running(known: Option<&Self>, now: Moment) -> Self {
+        let known = known.copied().filter(|known| now.since(known.since) < MINUTE);
+        known.unwrap_or(Self { since: now, all: 0, changes: 0 })
+    }
+
+    fn wait(self, now: Moment) -> Duration {
+        MINUTE.saturating_sub(now.since(self.since))
+    }
+}
+
 impl Throttle {
     pub(super) fn new() -> Self {
+        let limiter = |(most, within)| FailedAuthLimiter::within(most, within);
         Self {
-            links: FailedAuthLimiter::within(LINKS.0, LINKS.1),
-            passwords: FailedAuthLimiter::within(PASSWORDS.0, PASSWORDS.1),
+            links: limiter(LINKS),
+            unknown: limiter(UNKNOWN),
+            passwords: limiter(PASSWORDS),
             accounts: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            known: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            checks: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
         }
     }
 
-    /// Whether a password may be tried; else how long to wait.
-    pub(super) fn before_password(
+    /// Takes a try at a password: it counts as a wrong one until it turns out to be right, so that many at once are no more
+    /// than one after the other. The error is how long to wait.
+    pub(super) fn take_password_try(
         &self,
         address: Option<IpAddr>,
-        account: [u8; 32],
+        account: Account,
         now: Moment,
     ) -> Result<(), Duration> {
-        let of_account = lock(&self.accounts).peek(&account).and_then(|failures| failures.wait(now));
-        match self.passwords.wait(address, now).max(of_account) {
-            Some(wait) => Err(wait),
-            None => Ok(()),
+        let mut checks = lock(&self.checks);
+        let mut check = Requests::running(checks.get(&account), now);
+        if check.all >= CHECKS {
+            return Err(check.wait(now));
         }
-    }
-
-    pub(super) fn after_password(&self, address: Option<IpAddr>, account: [u8; 32], was_right: bool, now: Moment) {
         let mut accounts = lock(&self.accounts);
-        if was_right {
-            accounts.remove(&account);
-            return;
+        let former = accounts.get(&account).copied().filter(|failures| now.since(failures.last) < REMEMBERED_FOR);
+        let is_known = lock(&self.known).contains_key(&(account, address.map(prefix)));
+        let wait = former.filter(|_| !is_known).and_then(|failures| failures.wait(now));
+        if let Some(wait) = wait.or_else(|| self.passwords.count(address, now)) {
+            return Err(wait);
         }
-        self.passwords.count(address, now);
-        let former = accounts.get(&account).filter(|failures| now.since(failures.last) < REMEMBERED_FOR);
         let count = former.map_or(0, |failures| failures.count).saturating_add(1);
         accounts.insert(account, Failures { count, last: now });
+        check.all += 1;
+        checks.insert(account, check);
+        Ok(())
+    }
+
+    /// Gives a try back that was right, and remembers from where.
+    pub(super) fn password_was_right(&self, address: Option<IpAddr>, account: Account) {
+        lock(&self.accounts).remove(&account);
+        self.passwords.forgive(address);
+        lock(&self.known).insert((account, address.map(prefix)), ());
     }
 
     pub(super) fn count_request(&self, sign_in: Uuid, is_change: bool, now: Moment) -> Result<(), Duration> {
         let mut requests = lock(&self.requests);
-        let fresh = Requests { since: now, all: 0, changes: 0 };
-        let known = requests.get(&sign_in).copied().filter(|known| now.since(known.since) < MINUTE);
-        let mut counted = known.unwrap_or(fresh);
+        let mut counted = Requests::running(requests.get(&sign_in), now);
         if counted.all >= REQUESTS || (is_change && counted.changes >= CHANGES) {
-            return Err(MINUTE.saturating_sub(now.since(counted.since)));
+            return Err(counted.wait(now));
         }
         counted.all += 1;
         counted.changes += u32::from(is_change);

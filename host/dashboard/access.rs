@@ -1,0 +1,186 @@
+//! Who may visit a tunnel: addresses and countries, each as two lists.
+
+use culvert_api_types::json_tree::JsonTree;
+use culvert_api_types::read::read;
+use culvert_api_types::requests::{ReplaceFirewall as FirewallBody, ReplaceGeoip};
+use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
+use culvert_domain::action::Action;
+use culvert_domain::error::Result;
+use culvert_domain::facts::Resource;
+use culvert_domain::string_enum::StringEnum;
+use culvert_service::access::{CountryRules, ReplaceCountryRules, ReplaceFirewall};
+use maud::{Markup, html};
+
+use crate::answer::Answer;
+use crate::form::{Form, KEY};
+use crate::view::{field, page};
+use crate::visit::{Posted, Visit};
+
+/// The lists of addresses in the order of their rules, each with its field.
+const ADDRESSES: [(&str, RuleType); 2] = [("refuse", RuleType::Blacklist), ("let_in", RuleType::Whitelist)];
+const COUNTRIES: [(&str, CountryAction); 2] =
+    [("refuse_countries", CountryAction::Block), ("let_in_countries", CountryAction::Allow)];
+
+pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+    let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
+    let firewall = visit.service().firewall(&visit.caller, tunnel.id).await?;
+    let CountryRules { rules, enforced } = visit.service().country_rules(&visit.caller, tunnel.id).await?;
+    let path = |rest: &str| visit.in_scope(&format!("/tunnels/{}{rest}", tunnel.id));
+    let addresses = |of: RuleType| {
+        firewall.iter().filter(move |rule| rule.rule_type == of).map(line).collect::<Vec<_>>().join("\n")
+    };
+    let countries = |of: CountryAction| {
+        rules
+            .iter()
+            .filter(move |rule| rule.action == of)
+            .map(|rule| rule.country.to_string())
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let content = html! {
+        p { a href=(path("")) { (tunnel.spec.name) } ": " (sentence(&firewall, &rules)) }
+        section {
+            h2 { "Addresses" }
+            form method="post" action=(path("/access/addresses")) {
+                (field::hidden(KEY, &visit.form_key(&path("/access/addresses"))))
+                (lines(visit, "refuse", "Refuse", &addresses(RuleType::Blacklist)))
+                (lines(visit, "let_in", "Let in", &addresses(RuleType::Whitelist)))
+                p.hint { "One address or range a line, such as 203.0.113.0/24, and what it is, if you like. Whoever is refused \
+                    is refused; if anybody is let in, nobody else is." }
+                button type="submit" { "Save addresses" }
+            }
+        }
+        section {
+            h2 { "Countries" }
+            @if !enforced { p.notice.warn { "The node knows no countries, so these rules are kept and not enforced." } }
+            form method="post" action=(path("/access/countries")) {
+                (field::hidden(KEY, &visit.form_key(&path("/access/countries"))))
+                (codes(visit, "refuse_countries", "Refuse", &countries(CountryAction::Block)))
+                (codes(visit, "let_in_countries", "Let in", &countries(CountryAction::Allow)))
+                button type="submit" { "Save countries" }
+            }
+        }
+    };
+    Ok(page::signed_in(visit, "Who may visit", &content))
+}
+
+/// The rules in one sentence.
+fn sentence(firewall: &[FirewallRule], countries: &[CountryRule]) -> String {
+    let some = |of: RuleType| firewall.iter().any(|rule| rule.rule_type == of);
+    let country = |of: CountryAction| countries.iter().any(|rule| rule.action == of);
+    let mut text = String::from(match (some(RuleType::Whitelist), country(CountryAction::Allow)) {
+        (false, false) => "everybody may visit",
+        (true, false) => "the addresses that are let in may visit",
+        (false, true) => "the countries that are let in may visit",
+        (true, true) => "the addresses that are let in may visit, from the countries that are let in",
+    });
+    if some(RuleType::Blacklist) || country(CountryAction::Block) {
+        text += ", but for those who are refused";
+    }
+    text + "."
+}
+
+/// A rule as a line: the range, and what it is.
+fn line(rule: &FirewallRule) -> String {
+    let range = match rule.range {
+        Range::Address(address) => address.to_string(),
+        Range::Network(network) => network.to_string(),
+    };
+    rule.description.as_ref().map_or_else(|| range.clone(), |about| format!("{range} {about}"))
+}
+
+/// The lines of a form's lists, in the order of their rules.
+fn typed<'f, T: Copy>(
+    form: &'f Form,
+    lists: &'f [(&'static str, T)],
+    separator: fn(char) -> bool,
+) -> Vec<(&'static str, T, &'f str)> {
+    let of = |(name, kind): &'f (&'static str, T)| {
+        form.get(name).split(separator).map(str::trim).filter(|text| !text.is_empty()).map(|text| (*name, *kind, text))
+    };
+    lists.iter().flat_map(of).collect()
+}
+
+fn is_line_end(c: char) -> bool {
+    matches!(c, '\n' | '\r')
+}
+
+fn is_between_codes(c: char) -> bool {
+    c.is_whitespace() || c == ','
+}
+
+/// What is wrong with lines of a list: the text of each, and why.
+fn faults<T: Copy>(
+    visit: &Visit,
+    name: &str,
+    lists: &[(&'static str, T)],
+    separator: fn(char) -> bool,
+) -> Option<String> {
+    let refused = visit.refused.as_ref()?;
+    let rules = typed(&refused.form, lists, separator);
+    let of_rule = |fault: &culvert_domain::error::Fault| {
+        let (number, _) = fault.field.strip_prefix("rules[")?.split_once(']')?;
+        let (list, _, text) = rules.get(number.parse::<usize>().ok()?)?;
+        (*list == name).then(|| format!("“{text}” {}", fault.message))
+    };
+    let found: Vec<String> = refused.error.faults.iter().filter_map(of_rule).collect();
+    (!found.is_empty()).then(|| found.join("; "))
+}
+
+fn lines(visit: &Visit, name: &str, label: &str, value: &str) -> Markup {
+    let fault = faults(visit, name, &ADDRESSES, is_line_end);
+    field::lines(name, label, visit.typed(name).unwrap_or(value), fault.as_deref())
+}
+
+fn codes(visit: &Visit, name: &str, label: &str, value: &str) -> Markup {
+    let fault = faults(visit, name, &COUNTRIES, is_between_codes);
+    field::text(&field::Field {
+        name,
+        label,
+        value: visit.typed(name).unwrap_or(value),
+        fault: fault.as_deref(),
+        hint: Some("Codes of two letters (ISO 3166-1), such as DE AT CH."),
+        ..field::Field::default()
+    })
+}
+
+pub(crate) async fn save_addresses(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let rule = |(_, kind, text): (&str, RuleType, &str)| {
+        let (range, about) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let mut fields = vec![text_field("rule_type", kind.as_str()), text_field("ip_cidr", range)];
+        if !about.trim().is_empty() {
+            fields.push(text_field("description", about.trim()));
+        }
+        JsonTree::Object(fields)
+    };
+    let body = rules(typed(&posted.form, &ADDRESSES, is_line_end).into_iter().map(rule).collect());
+    let change = |rules| ReplaceFirewall { tunnel_id, rules };
+    let (action, subject) = (Action::TunnelsReplaceFirewall, Resource::Tunnel(tunnel_id));
+    visit.change_with(&posted, action, subject, read::<FirewallBody>(Some(&body)), change).await?;
+    to_page(visit)
+}
+
+pub(crate) async fn save_countries(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tunnel_id = visit.id()?;
+    let rule = |(_, action, code): (&str, CountryAction, &str)| {
+        JsonTree::Object(vec![text_field("country_code", code), text_field("action", action.as_str())])
+    };
+    let body = rules(typed(&posted.form, &COUNTRIES, is_between_codes).into_iter().map(rule).collect());
+    let change = |rules| ReplaceCountryRules { tunnel_id, rules };
+    let (action, subject) = (Action::TunnelsReplaceGeoip, Resource::Tunnel(tunnel_id));
+    visit.change_with(&posted, action, subject, read::<ReplaceGeoip>(Some(&body)), change).await?;
+    to_page(visit)
+}
+
+fn rules(rules: Vec<JsonTree>) -> JsonTree {
+    JsonTree::Object(vec![("rules".into(), JsonTree::List(rules))])
+}
+
+fn text_field(name: &str, value: &str) -> (String, JsonTree) {
+    (name.into(), JsonTree::Text(value.into()))
+}
+
+fn to_page(visit: &Visit) -> Result<Answer> {
+    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}/access", visit.id()?))))
+}

@@ -1,0 +1,58 @@
+//! A new tunnel.
+
+use culvert_api_types::read::read;
+use culvert_api_types::requests::NewTunnel;
+use culvert_domain::action::Action;
+use culvert_domain::error::Result;
+use culvert_domain::facts::Resource;
+use culvert_domain::tunnel::Tunnel;
+use culvert_service::tunnels::CreateTunnel;
+use maud::{Markup, html};
+use serde_json::json;
+
+use crate::answer::Answer;
+use crate::form::KEY;
+use crate::view::{field, page};
+use crate::visit::{Posted, Visit};
+
+pub(crate) fn show(visit: &Visit) -> Markup {
+    let path = visit.in_scope("/tunnels");
+    let text = |name, label, hint| field::Field {
+        name,
+        label,
+        hint: Some(hint),
+        value: visit.typed(name).unwrap_or_default(),
+        fault: visit.fault(name),
+        ..field::Field::default()
+    };
+    let protocols = [
+        ("http", "http: web pages, by a name".to_owned()),
+        ("tcp", "tcp: anything else, by a port".to_owned()),
+        ("udp", "udp: games and the like, by a port".to_owned()),
+        ("both", "both: tcp and udp on one port".to_owned()),
+    ];
+    let content = html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(&path)))
+            (field::text(&field::Field { required: true, ..text("name", "Name", "What you call it.") }))
+            (field::select("protocol", "Protocol", visit.typed("protocol").unwrap_or("http"), visit.fault("protocol"), protocols.into_iter()))
+            (field::text(&field::Field { value: visit.typed("local_host").unwrap_or("127.0.0.1"),
+                ..text("local_host", "Local host", "Where the service is, as the device sees it.") }))
+            (field::text(&field::Field { inputmode: Some("numeric"), required: true,
+                ..text("local_port", "Local port", "The port of the service, such as 3000.") }))
+            (field::text(&text("subdomain", "Subdomain", "For http; one is made up if you leave it empty.")))
+            button type="submit" { "Create tunnel" }
+        }
+    };
+    page::signed_in(visit, "New tunnel", &content)
+}
+
+pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let tree = posted.form.body(&["name", "protocol", "local_host", "subdomain"], &["local_port"]);
+    let body = read::<NewTunnel>(Some(&tree));
+    let change = |definition| CreateTunnel { definition, password_hash: None };
+    let answer = |tunnel: Tunnel| json!({"id": tunnel.id});
+    let made = visit.make(&posted, Action::TunnelsCreate, Resource::Scope, body, change, answer).await?;
+    let id = made["id"].as_str().unwrap_or_default();
+    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{id}"))))
+}
