@@ -39,6 +39,10 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+#[path = "../../it/support/hostile.rs"]
+#[allow(dead_code, reason = "tests use more of it")]
+mod hostile;
+
 const PLANS: &str = include_str!("../../../policies/plan-access/plans.json");
 
 fn main() {
@@ -103,6 +107,7 @@ fn with_ten_rules(plans: &Value) {
 
 fn beside_others(plans: &Value) {
     let (set, rego, cedar) = (loaded(plans, 2), Rego::new(plans), Cedar::new(plans, None));
+    let empty = allows_everything();
     let telling = Cedar::new(plans, Some(plans["pro"].clone()));
     assert!(telling.allows("pro", 3) && !telling.allows("pro", 25));
     assert!(ours(&set, "pro", 3) && !ours(&set, "free", 3));
@@ -114,6 +119,10 @@ fn beside_others(plans: &Value) {
         ("regorus", Box::new(|| assert!(black_box(rego.allows("pro", 3))))),
         ("cedar-policy, the plan in its request", Box::new(|| assert!(black_box(telling.allows("pro", 3))))),
         ("cedar-policy, plans known beforehand", Box::new(|| assert!(black_box(cedar.allows("pro", 3))))),
+        (
+            "the floor: a module without rules, in a fresh sandbox",
+            Box::new(|| assert!(black_box(ours(&empty, "pro", 3)))),
+        ),
     ]);
     println!("one decision of plan-access, the median of 31 rounds in turns");
     for (name, time) in &times {
@@ -123,6 +132,7 @@ fn beside_others(plans: &Value) {
     verdict("culvert to regorus", ratio(1), "<= 1.0", ratio(1) <= 1.0);
     verdict("culvert to cedar-policy, the plan in its request", ratio(2), "<= 0.3", ratio(2) <= 0.3);
     println!("  culvert to cedar-policy, plans known beforehand {:>17.2}", ratio(3));
+    println!("  culvert to the floor {:>44.2}", ratio(4));
 }
 
 fn with_many_plans(plans: &Value) {
@@ -194,6 +204,18 @@ fn with_plans(plans: &Value) -> Vec<PolicyConfig> {
     chain
 }
 
+/// A module of a page of memory that looks at nothing: what is left is the sandbox, the question and the answer.
+fn allows_everything() -> Pinned {
+    // The interface is read from the repository's own folder.
+    std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("empty.wasm");
+    std::fs::write(&file, hostile::GOOD.plan_access()).unwrap();
+    let [mut entry, roles, validation] = <[PolicyConfig; 3]>::try_from(PolicyConfig::shipped()).unwrap();
+    entry.module = file.display().to_string();
+    loaded_chain(&[entry, roles, validation], 2)
+}
+
 fn loaded(plans: &Value, shards: usize) -> Pinned {
     loaded_chain(&with_plans(plans), shards)
 }
@@ -221,7 +243,7 @@ fn loaded_set_with_memory(chain: &[PolicyConfig], shards: usize) -> (ModuleSet, 
         artefacts: Artefacts::none(),
         modules: ModuleStore::none(),
         folder: ".".into(),
-        trust: Trust::Digest,
+        trust: Trust::Path,
         origins: Origins::default(),
     };
     let (loaded, clock) = (loader.load(chain).unwrap(), Clock::system());

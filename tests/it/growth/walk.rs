@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::meter::Meter;
 use super::seed::seed;
 use crate::support::api::Api;
-use crate::support::host::{Engine, Person, TestHost, own_address};
+use crate::support::host::{Engine, Person, TestHost, own_address, within};
 use crate::support::names::Names;
 use crate::support::wire::Wire;
 
@@ -134,9 +134,23 @@ impl Stage {
         let of = [self.ask("POST /webhooks", &[], made).await];
         self.ask("GET /webhooks/{webhook_id}", &of, Value::Null).await;
         self.ask("PATCH /webhooks/{webhook_id}", &of, json!({"description": "changed"})).await;
-        self.ask("POST /webhooks/{webhook_id}/test", &of, json!({})).await;
+        self.test_webhook(of[0]).await;
         self.ask("GET /webhooks/{webhook_id}/deliveries", &of, Value::Null).await;
         self.ask("DELETE /webhooks/{webhook_id}", &of, Value::Null).await;
+    }
+
+    /// With the delivery that follows, which would be counted or not, as it happens: the event, the claim and the attempt.
+    async fn test_webhook(&mut self, id: Uuid) {
+        let mut commits = self.host.app.store.commits();
+        let attempted = *commits.borrow() + 3;
+        let path = format!("/webhooks/{id}/test");
+        let work = async {
+            let answer = self.api.post(&path, json!({})).await;
+            within(60, commits.wait_for(|commits| *commits >= attempted)).await.unwrap();
+            answer
+        };
+        let answer = self.meter.note("POST /webhooks/{webhook_id}/test", work).await;
+        assert!(answer.status < 300, "{}", answer.text);
     }
 
     async fn use_domain(&mut self) {
