@@ -40,7 +40,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 #[path = "../../it/support/hostile.rs"]
-#[allow(dead_code, reason = "tests use more of it")]
+#[allow(dead_code, clippy::format_collect, reason = "tests use more of it, and make large inputs as it is easiest")]
 mod hostile;
 
 const PLANS: &str = include_str!("../../../policies/plan-access/plans.json");
