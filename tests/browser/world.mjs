@@ -19,8 +19,8 @@ export class World {
 
   static async open() {
     const world = new World();
-    // Chromium's own sandbox does not start as root, as in most containers.
-    const args = process.getuid() === 0 ? ["--no-sandbox"] : [];
+    // Chromium's own sandbox does not start as root, as in most containers, where there is little shared memory as well.
+    const args = ["--disable-dev-shm-usage", ...(process.getuid() === 0 ? ["--no-sandbox"] : [])];
     world.browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args });
     return world;
   }
