@@ -5,7 +5,7 @@ use culvert_api_types::read::read;
 use culvert_api_types::requests::{ReplaceFirewall as FirewallBody, ReplaceGeoip};
 use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
 use culvert_domain::action::Action;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::string_enum::StringEnum;
 use culvert_service::access::{CountryRules, ReplaceCountryRules, ReplaceFirewall};
@@ -118,7 +118,7 @@ fn faults<T: Copy>(
 ) -> Option<String> {
     let refused = visit.refused.as_ref()?;
     let rules = typed(&refused.form, lists, separator);
-    let of_rule = |fault: &culvert_domain::error::Fault| {
+    let of_rule = |fault: &Fault| {
         let (number, _) = fault.field.strip_prefix("rules[")?.split_once(']')?;
         let (list, _, text) = rules.get(number.parse::<usize>().ok()?)?;
         (*list == name).then(|| format!("“{text}” {}", fault.message))

@@ -94,12 +94,12 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, after, client, refused: None })
     };
     if reads {
-        // After a refusal the address bar has the path of a form.
-        if let Some((act, named)) = actions::find(&below).filter(|_| pages::find(&below).is_none()) {
-            return Ok(Answer::see_other(&visit(named).await?.path_of(act.page)));
+        if let Some((page, named)) = pages::find(&below) {
+            return Ok(Answer::page(StatusCode::OK, (page.view)(&visit(named).await?).await?));
         }
-        let (page, named) = pages::find(&below).ok_or_else(Error::not_found)?;
-        return Ok(Answer::page(StatusCode::OK, (page.view)(&visit(named).await?).await?));
+        // After a refusal the address bar has the path of a form.
+        let (act, named) = actions::find(&below).ok_or_else(Error::not_found)?;
+        return Ok(Answer::see_other(&visit(named).await?.path_of(act.page)));
     }
     let Some((act, named)) = actions::find(&below) else {
         let is_page = pages::find(&below).is_some();
