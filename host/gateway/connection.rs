@@ -39,6 +39,9 @@ const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect to a host to which many connect at once. They wait up to twice as long.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
+/// How many frames are read, and for how long, of a connection to which nothing can be sent any longer.
+const LAST_FRAMES: usize = 128;
+const LAST_FRAMES_WITHIN: Duration = Duration::from_secs(1);
 /// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
@@ -176,6 +179,7 @@ impl AgentConnection {
             Ok(()) => self.listen().await,
             Err(end) => end,
         };
+        let end = if matches!(end, End::Gone) && self.has_goodbye().await { End::Goodbye } else { end };
         if let End::Device(DeviceError::Failed(error)) = &end
             && error.source.is_some()
         {
@@ -195,6 +199,23 @@ impl AgentConnection {
             tracing::warn!(error = %Chain(&error), "the end of a connection was not noted");
         }
         tracing::info!(reason, "disconnected");
+    }
+
+    /// An agent that ends sends its goodbye and closes the connection. Sending may fail then before the goodbye is read, so
+    /// it may be among what was received before.
+    async fn has_goodbye(&mut self) -> bool {
+        let clock = self.control.clock.clone();
+        let read = async {
+            for _ in 0..LAST_FRAMES {
+                match self.link.receive().await {
+                    Ok(ToHost::Goodbye) => return true,
+                    Ok(_) => {}
+                    Err(_) => return false,
+                }
+            }
+            false
+        };
+        Box::pin(clock.timeout(LAST_FRAMES_WITHIN, read)).await.unwrap_or(false)
     }
 
     async fn welcome(&mut self) -> Result<(), End> {

@@ -538,6 +538,22 @@ async fn restarted_agent_resumes_running_tunnels(engine: Engine) {
     assert_eq!(device.tunnels().await, Vec::<Uuid>::new());
 }
 
+/// The connection is closed while the host still answers what came before the goodbye.
+#[both_engines]
+async fn goodbye_is_read_from_a_connection_that_takes_no_answers(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
+    for _ in 0..50 {
+        wire.send(ToHost::Stop { request_id: Uuid::new_v4(), lease_id: Uuid::new_v4() }).await;
+    }
+    wire.send(ToHost::Goodbye).await;
+    drop(wire);
+    let path = format!("/devices/{}", device.id);
+    host.until(async || (api.get(&path).await.data()["online"] == false).then_some(())).await;
+}
+
 /// What is decided while the other side cannot hear of it holds when it can.
 #[both_engines]
 async fn changes_made_during_partition_apply_on_reconnect(engine: Engine) {

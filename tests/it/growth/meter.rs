@@ -96,9 +96,21 @@ impl Meter {
 }
 
 impl Cost {
-    /// The least: what else goes on at the same time only adds to it.
-    pub fn reads(&self) -> &Reads {
-        self.reads.iter().min_by_key(|reads| reads.blocks).unwrap()
+    /// The least of each statement, and of a statement that was not always there none: what else goes on at the same time
+    /// and what a new connection reads of the catalog only add to it.
+    pub fn reads(&self) -> Reads {
+        let mut least = self.reads[0].clone();
+        for other in &self.reads[1..] {
+            let other_blocks: BTreeMap<_, _> = other.statements.iter().map(|(blocks, sql)| (sql, *blocks)).collect();
+            least.statements.retain_mut(|(blocks, sql)| {
+                let found = other_blocks.get(sql).copied();
+                *blocks = (*blocks).min(found.unwrap_or_default());
+                found.is_some()
+            });
+            least.rows = least.rows.min(other.rows);
+        }
+        least.blocks = least.statements.iter().map(|(blocks, _)| blocks).sum();
+        least
     }
 
     pub fn micros(&self, share: f64) -> i64 {
