@@ -546,7 +546,7 @@ async fn goodbye_is_read_from_a_connection_that_takes_no_answers(engine: Engine)
     let api = host.api(&ada.key);
     let (device, mut wire) = host.wired(&ada, ada.account_id).await;
     for _ in 0..50 {
-        wire.send(ToHost::Stop { request_id: Uuid::new_v4(), lease_id: Uuid::new_v4() }).await;
+        wire.send(ToHost::Stop { request_id: host.clock.id(), lease_id: host.clock.id() }).await;
     }
     wire.send(ToHost::Goodbye).await;
     drop(wire);
