@@ -175,12 +175,17 @@ class Named:
     tunnel_id = domain = None
 
     def id(self):
-        if not self.tunnel_id or not ask("GET", f"/tunnels/{self.tunnel_id}"):
+        """A new one where it is gone, or was changed so that it can have no domain."""
+        if not self.is_verified():
             self.tunnel_id = ask("POST", "/tunnels", {"local_port": int(PORT), "protocol": "http"})["id"]
             # `names.py` has it be an alias of what it has to be an alias of.
             self.domain = ask("GET", f"/tunnels/{self.tunnel_id}/domain")["cname_target"] + ".example"
-        ask("POST", f"/tunnels/{self.tunnel_id}/domain/actions/verify", {"domain": self.domain})
+            self.is_verified()
         return self.tunnel_id
+
+    def is_verified(self):
+        path = f"/tunnels/{self.tunnel_id}/domain/actions/verify"
+        return self.tunnel_id is not None and ask("POST", path, {"domain": self.domain}) is not None
 
 
 RUNNING, NAMED = Running(), Named()
