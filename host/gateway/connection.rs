@@ -39,11 +39,11 @@ const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect to a host to which many connect at once. They wait up to twice as long.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
-/// How many frames are read, and for how long, of a connection to which nothing can be sent any longer.
-const LAST_FRAMES: usize = 128;
-const LAST_FRAMES_WITHIN: Duration = Duration::from_secs(1);
 /// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+/// How many frames are still read after a connection has failed, and for how long.
+const LAST_FRAMES: usize = 128;
+const LAST_FRAMES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -201,8 +201,8 @@ impl AgentConnection {
         tracing::info!(reason, "disconnected");
     }
 
-    /// An agent that ends sends its goodbye and closes the connection. Sending may fail then before the goodbye is read, so
-    /// it may be among what was received before.
+    /// Whether a goodbye was received before the connection failed. An agent that ends closes the connection right after its
+    /// goodbye, so an answer to an earlier frame may fail before the goodbye is read.
     async fn has_goodbye(&mut self) -> bool {
         let clock = self.control.clock.clone();
         let read = async {

@@ -176,14 +176,15 @@ class Named:
 
     def id(self):
         """A new one where it is gone, or was changed so that it can have no domain."""
-        if not self.is_verified():
+        if not self.verify():
             self.tunnel_id = ask("POST", "/tunnels", {"local_port": int(PORT), "protocol": "http"})["id"]
             # `names.py` has it be an alias of what it has to be an alias of.
             self.domain = ask("GET", f"/tunnels/{self.tunnel_id}/domain")["cname_target"] + ".example"
-            self.is_verified()
+            self.verify()
         return self.tunnel_id
 
-    def is_verified(self):
+    def verify(self):
+        """Whether the tunnel can have its domain, which is verified then."""
         path = f"/tunnels/{self.tunnel_id}/domain/actions/verify"
         return self.tunnel_id is not None and ask("POST", path, {"domain": self.domain}) is not None
 
