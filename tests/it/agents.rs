@@ -550,8 +550,7 @@ async fn goodbye_is_read_from_a_connection_that_takes_no_answers(engine: Engine)
     }
     wire.send(ToHost::Goodbye).await;
     drop(wire);
-    let path = format!("/devices/{}", device.id);
-    host.until(async || (api.get(&path).await.data()["online"] == false).then_some(())).await;
+    host.until_offline(&api, device.id).await;
 }
 
 /// What is decided while the other side cannot hear of it holds when it can.

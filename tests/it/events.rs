@@ -85,14 +85,6 @@ impl Stage {
     async fn heard(&mut self) -> Vec<Value> {
         self.ear.heard(&self.host).await
     }
-
-    async fn until_offline(&self, device_id: Uuid) {
-        let offline = async || {
-            let device = self.api.get(&format!("/devices/{device_id}")).await;
-            (device.data()["online"] == false).then_some(())
-        };
-        self.host.until(offline).await;
-    }
 }
 
 impl Ear {
@@ -750,7 +742,7 @@ async fn device_connect_and_shutdown_emit_presence_events(engine: Engine) {
     stage.start(tunnel, json!({"device_id": id})).await;
     stage.heard().await;
     let (folder, state) = device.shut_down().await;
-    stage.until_offline(id).await;
+    stage.host.until_offline(&stage.api, id).await;
     let events = stage.heard().await;
     assert_eq!(kinds(&events), ["tunnel.stopped device_disconnected", "device.offline shutdown"]);
     let gone = &events[1]["data"]["device"];
@@ -961,7 +953,7 @@ async fn event_without_enabled_subscriber_is_not_stored(engine: Engine) {
     wire.begin(asked).await.unwrap();
     wire.finish(asked, Ok(Done::Start)).await;
     wire.send(ToHost::Goodbye).await;
-    stage.until_offline(device.id).await;
+    stage.host.until_offline(&stage.api, device.id).await;
     assert_eq!(kinds(&stage.heard().await), ["command.queued"]);
     assert_eq!(rows(&stage).await, 1);
     stage.api.patch(&stage.ear.path, json!({"status": "disabled"})).await.data();

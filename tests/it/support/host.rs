@@ -263,6 +263,15 @@ impl TestHost {
         self.until(async || self.is_current(newest).await.then_some(())).await;
     }
 
+    /// Waits until a device is offline.
+    pub async fn until_offline(&self, api: &Api, device_id: Uuid) {
+        self.until_seen(async || {
+            let device = api.get(&format!("/devices/{device_id}")).await.data().clone();
+            if device["online"] == false { Ok(()) } else { Err(device) }
+        })
+        .await;
+    }
+
     /// Whether a connection is its device's newest one and has not ended.
     pub async fn is_current(&self, connection: Connection) -> bool {
         let read = self.app.store.write(None, move |write| Box::pin(async move { write.is_current(connection).await }));
