@@ -10,15 +10,14 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert_test_macros::both_engines;
-use culvert_wire::clock::Clock;
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
-use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
 use crate::support::cable::Cable;
 use crate::support::database::{run, texts_of};
-use crate::support::host::{Engine, POSTGRES, TestHost, new_database, within};
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::postgres::{empty_database, new_database};
 use crate::support::program::Place;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -280,10 +279,7 @@ async fn database_timeouts_apply_to_queries_not_migrations() {
         assert!((1..=60_000).contains(&milliseconds), "{name} is {milliseconds}");
     }
 
-    let server = std::env::var(POSTGRES).unwrap();
-    let name = format!("empty_{}", Uuid::from_bytes(Clock::system().random()).simple());
-    run(&format!("{server}/postgres"), &format!("CREATE DATABASE {name} TEMPLATE template0")).await;
-    let url = format!("{server}/{name}");
+    let url = empty_database().await;
     let note = format!(
         "CREATE TABLE seen (name TEXT, value TEXT); \
          CREATE FUNCTION of_a_test() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen {BOUNDS}; END $$; \

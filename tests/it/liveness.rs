@@ -14,7 +14,8 @@ use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
-use crate::support::host::{Engine, TestHost, new_database, within};
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::postgres::new_database;
 use crate::support::wire::Wire;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);

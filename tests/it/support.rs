@@ -13,6 +13,7 @@ pub mod names;
 pub mod node;
 pub mod pebble;
 pub mod policies;
+pub mod postgres;
 pub mod program;
 pub mod proxies;
 pub mod receiver;

@@ -14,7 +14,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::support::database::{columns, execute_script, rows};
-use crate::support::host::{Engine, TestHost, empty_database};
+use crate::support::host::{Engine, TestHost};
+use crate::support::postgres::empty_database;
 
 /// The schemas that were released.
 const RELEASED: [&str; 1] = ["0010"];

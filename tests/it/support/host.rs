@@ -24,11 +24,11 @@ use culvert_store::keys::DeviceCode;
 use culvert_wire::clock::Clock;
 use culvert_wire::node::SessionTraffic;
 use serde_json::Value;
-use sqlx::{Connection as _, Executor, PgConnection};
 use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::api::Api;
+use super::postgres::new_database;
 use super::share_artefacts;
 
 /// The database under a test.
@@ -38,9 +38,6 @@ pub enum Engine {
     /// A server that `tests/run` has started, with a migrated template.
     Postgres,
 }
-
-/// The environment variable that says where the PostgreSQL server is: `postgres://user@host:port`.
-pub const POSTGRES: &str = "TEST_POSTGRES";
 
 /// The environment variable that has a test write its log: `TEST_LOG=debug`.
 const LOG: &str = "TEST_LOG";
@@ -459,24 +456,4 @@ pub fn own_address() -> IpAddr {
     let number = (std::process::id() << 6 | count) % 0x00ef_ffff;
     let [_, a, b, c] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 16 + a % 224, b, c))
-}
-
-/// A database of this test's own, made from the migrated template.
-pub async fn new_database() -> String {
-    create_database("culvert_template").await
-}
-
-/// A PostgreSQL database without any table.
-pub async fn empty_database() -> String {
-    create_database("template0").await
-}
-
-async fn create_database(template: &str) -> String {
-    let server = std::env::var(POSTGRES)
-        .unwrap_or_else(|_| panic!("{POSTGRES} is not set: `tests/run` starts a PostgreSQL server and sets it"));
-    let name = format!("test_{}", Uuid::from_bytes(Clock::system().random()).simple());
-    let mut connection = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
-    let create = format!("CREATE DATABASE {name} TEMPLATE {template}");
-    connection.execute(sqlx::AssertSqlSafe(create)).await.unwrap();
-    format!("{server}/{name}")
 }

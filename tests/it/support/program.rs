@@ -11,7 +11,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::host::{Engine, new_database, own_address, within};
+use super::host::{Engine, own_address, within};
+use super::postgres::new_database;
 use super::share_artefacts;
 
 /// A folder to work in, an address to listen on, and what the programs are told of both by their
