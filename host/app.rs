@@ -418,7 +418,7 @@ fn control(
         service: service.clone(),
         agents: Arc::default(),
         heartbeats: metrics.heartbeats.clone(),
-        arrivals: Arrivals::new(config.api.agents, refused.clone()),
+        arrivals: Arrivals::new(config.api.agents, refused.clone(), service.clock().moment()),
         on_proven: Box::new(move |peer| connections.release(peer)),
         refused,
         trusted_proxies: config.trusted_proxies.clone(),

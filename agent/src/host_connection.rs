@@ -16,6 +16,8 @@ use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent,
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_mins(1);
+/// The most that is added at random to the time that the host asked for: it spreads the returns of many agents itself.
+const JITTER_MOST: Duration = Duration::from_secs(3);
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 /// How long the host may be silent. It answers every renewal, so the connection is dead after this time.
 const SILENCE: Duration = Duration::from_secs(25);
@@ -71,7 +73,9 @@ pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostE
         }
         // Random wait (full jitter), so that not all agents reconnect to a restarted host at once.
         let wait = match ended {
-            Ended::Goodbye { reconnect_after, .. } => reconnect_after + clock.jitter(reconnect_after.max(RETRY_FIRST)),
+            Ended::Goodbye { reconnect_after, .. } => {
+                reconnect_after + clock.jitter(reconnect_after.clamp(RETRY_FIRST, JITTER_MOST))
+            }
             // The host accepts the device only after somebody has changed something, so retry rarely.
             Ended::Refused(_) => RETRY_MOST / 2 + clock.jitter(RETRY_MOST / 2),
             _ => clock.jitter(retry),

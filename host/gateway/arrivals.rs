@@ -2,16 +2,18 @@
 //! device connects.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use culvert_service::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use culvert_service::metrics::ConnectionRefusals;
-use culvert_wire::clock::Clock;
+use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::unproven::{Entry, Unproven};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use super::pace::Paces;
+use crate::bucket::Bucket;
 
 /// Limits on connections that have not proved their device yet: of all clients, and of one client. Each has
 /// ten seconds for the handshake. Above a limit, the oldest one is closed.
@@ -24,6 +26,12 @@ const AT_ONCE: usize = 8;
 /// Handshakes that wait to be checked. An agent that is one too many is told to come back.
 const WAITING: usize = 512;
 
+/// Agents that are told to come back in one second: each handshake that comes too early is work for nothing.
+const RETURNS_PER_SECOND: u32 = 500;
+const FIRST_RETURN: Duration = Duration::from_secs(1);
+/// A stranger who takes all the room cannot keep an agent away for longer.
+const LAST_RETURN: Duration = Duration::from_secs(20);
+
 pub struct Arrivals {
     /// Places for connected agents.
     places: Arc<Semaphore>,
@@ -31,6 +39,7 @@ pub struct Arrivals {
     waiting: Semaphore,
     proving: Semaphore,
     writing: Semaphore,
+    returns: Mutex<Bucket>,
     /// Serializes the arrivals of one device.
     arriving: KeyedMutex<Uuid>,
     pub(crate) paces: Arc<Paces>,
@@ -38,13 +47,14 @@ pub struct Arrivals {
 
 impl Arrivals {
     /// `agents` is how many agents may be connected at the same time.
-    pub fn new(agents: usize, refused: ConnectionRefusals) -> Self {
+    pub fn new(agents: usize, refused: ConnectionRefusals, now: Moment) -> Self {
         Self {
             places: Arc::new(Semaphore::new(agents)),
             unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
             waiting: Semaphore::new(WAITING),
             proving: Semaphore::new(AT_ONCE),
             writing: Semaphore::new(AT_ONCE),
+            returns: Mutex::new(Bucket::new(RETURNS_PER_SECOND, RETURNS_PER_SECOND, now)),
             arriving: KeyedMutex::new(),
             paces: Arc::default(),
         }
@@ -70,6 +80,16 @@ impl Arrivals {
         Some(work.await)
     }
 
+    /// When an agent for which there was no room should come back: so many a second, one after the other.
+    pub(crate) fn next_return(&self, now: Moment) -> Duration {
+        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = FIRST_RETURN + returns.wait(now).unwrap_or_default();
+        if wait < LAST_RETURN {
+            returns.take(1, now);
+        }
+        wait.min(LAST_RETURN)
+    }
+
     /// A place among the few that write a device down. Whoever holds one waits for no other device.
     pub(crate) async fn writing(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
@@ -91,5 +111,26 @@ impl Arrivals {
             clock.sleep(wait).await;
         }
         Some(turn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_that_find_no_room_come_back_one_after_the_other() {
+        let clock = Clock::system();
+        let now = clock.moment();
+        let arrivals = Arrivals::new(1, ConnectionRefusals::default(), now);
+        let returns: Vec<Duration> = (0..12_000).map(|_| arrivals.next_return(now)).collect();
+        let within = |from: u64, to: u64| {
+            let (from, to) = (Duration::from_secs(from), Duration::from_secs(to));
+            returns.iter().filter(|wait| (from..to).contains(*wait)).count()
+        };
+        assert_eq!(within(0, 1), 0);
+        assert_eq!(within(1, 2), 2 * RETURNS_PER_SECOND as usize - 1, "those who have come by then, and a second's");
+        assert_eq!(within(10, 11), RETURNS_PER_SECOND as usize);
+        assert_eq!(returns.iter().max(), Some(&LAST_RETURN));
     }
 }

@@ -37,7 +37,7 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 /// When agents should reconnect to a host that has no place for them.
 const BUSY_FOR: Duration = Duration::from_secs(10);
-/// When agents should reconnect to a host to which many connect at once. They wait up to twice as long.
+/// When agents should reconnect that made room for another handshake.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
 /// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
@@ -96,7 +96,10 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
         }
         Ok(Err(end @ (End::Full | End::TooOften | End::Busy))) => {
             control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
-            let later = if matches!(end, End::Busy) { CROWDED_FOR } else { BUSY_FOR };
+            let later = match end {
+                End::Busy => control.arrivals.next_return(control.clock.moment()),
+                _ => BUSY_FOR,
+            };
             say_goodbye(&mut link, &end.to_string(), later).await;
         }
         Ok(Err(End::Device(DeviceError::Failed(error)))) if !is_refusal(&error) => {

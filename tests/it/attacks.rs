@@ -1847,6 +1847,6 @@ async fn agent_that_is_one_too_many_at_once_is_told_to_come_back() {
     else {
         panic!("no goodbye")
     };
-    assert_eq!((reason.as_str(), reconnect_after_ms), ("many agents connect to the host at once", 3000));
+    assert_eq!((reason.as_str(), reconnect_after_ms), ("many agents connect to the host at once", 1000));
     sqlx::raw_sql("ROLLBACK").execute(&mut locking).await.unwrap();
 }

@@ -30,6 +30,7 @@ const ADDRESSES: usize = 200;
 /// The agent's own waits before it connects again.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_mins(1);
+const JITTER_MOST: Duration = Duration::from_secs(3);
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// What such a process is to do. All its devices have one key.
@@ -169,7 +170,7 @@ impl Shared {
                 None => None,
             };
             let wait = match asked {
-                Some(after) => after + self.clock.jitter(after.max(RETRY_FIRST)),
+                Some(after) => after + self.clock.jitter(after.clamp(RETRY_FIRST, JITTER_MOST)),
                 None => self.clock.jitter(retry),
             };
             retry = (retry * 2).min(RETRY_MOST);
