@@ -52,6 +52,7 @@ const FILES: &[File] = files! {
     21 "0021_certificate_counts"
     22 "0022_certificate_count_parts"
     23 "0023_people"
+    24 "0024_ended_keys"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -13,12 +13,13 @@ use culvert_domain::usage::day_number;
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
 const KEEP_DELIVERIES: TimeDelta = TimeDelta::days(30);
+const KEEP_KEYS: TimeDelta = TimeDelta::days(30);
 /// How long nodes can be told of a change alone. A node that was away for longer gets the whole state.
 const KEEP_CHANGES: TimeDelta = TimeDelta::days(1);
 const KEEP_USAGE: Months = Months::new(13);
 
 /// Maximum number of rows that are deleted in one transaction.
-const BATCH: u32 = 1000;
+const BATCH: u32 = 500;
 
 /// Builds a statement that deletes at most `$2` rows, the oldest first by an indexed column. It finds them by where they
 /// lie, so that its cost is that of these rows.
@@ -44,6 +45,8 @@ impl Store {
             (prune!("device_codes", "expires_at", " <= $1"), now),
             (prune!("links", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),
+            (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
+            (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),
             (prune!("operations", "finished_at", " <= $1"), now - KEEP_OPERATIONS),
             (prune!("sessions", "ended_at", " <= $1"), now - KEEP_SESSIONS),
             (prune!("deliveries", "finished_at", " <= $1"), now - KEEP_DELIVERIES),

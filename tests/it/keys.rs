@@ -8,7 +8,8 @@ use culvert_domain::permission::Permissions;
 use culvert_test_macros::both_engines;
 use reqwest::Method;
 
-use crate::support::host::{Engine, TestHost};
+use crate::support::database::{count, execute};
+use crate::support::host::{Engine, Person, TestHost};
 
 /// covers: invalid_api_key
 #[both_engines]
@@ -45,12 +46,9 @@ async fn revoked_key_is_rejected_within_a_second(engine: Engine) {
     assert_eq!(api.get("/account").await.outcome(), "401 invalid_api_key");
 }
 
-#[both_engines]
-async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
-    let host = TestHost::start(engine).await;
-    let ada = host.person("ada").await;
+async fn key_for_a_minute(host: &TestHost, person: &Person) -> ApiKey {
     let key = ApiKey::generate(&host.clock);
-    let (made, id, until) = (key.clone(), ada.account_id, host.clock.now() + chrono::TimeDelta::minutes(1));
+    let (made, id, until) = (key.clone(), person.account_id, host.clock.now() + chrono::TimeDelta::minutes(1));
     let permissions = Permissions::parse("account:read").unwrap();
     host.app
         .store
@@ -59,11 +57,38 @@ async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
         })
         .await
         .unwrap();
+    key
+}
+
+#[both_engines]
+async fn expired_key_is_rejected_at_expiry_time(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let key = key_for_a_minute(&host, &ada).await;
     let api = host.api(key.reveal());
     host.clock.advance(Duration::from_millis(59_999));
     assert_eq!(api.get("/account").await.status, 200);
     host.clock.advance(Duration::from_millis(1));
     assert_eq!(api.get("/account").await.outcome(), "401 invalid_api_key");
+}
+
+#[both_engines]
+async fn ended_keys_are_deleted_after_thirty_days(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let revoked = host.key(ada.account_id, ada.account_id, "full_access").await;
+    host.revoke(revoked.key_id).await;
+    key_for_a_minute(&host, &ada).await;
+    execute(&host, "INSERT INTO rate_windows SELECT id, 0, 0, 0, 0 FROM api_keys").await;
+    let url = host.config().database_url();
+    let mut left = Vec::new();
+    for days in [29, 2] {
+        host.clock.advance(Duration::from_hours(24 * days));
+        host.app.store.prune().await.unwrap();
+        left.push((count(&url, "api_keys").await, count(&url, "rate_windows").await));
+    }
+    assert_eq!(left, [(3, 3), (1, 1)]);
+    assert_eq!(host.api(&ada.key).get("/account").await.status, 200);
 }
 
 #[both_engines]
