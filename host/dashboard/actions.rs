@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
-use crate::{access, account, devices, keys, new_tunnel, tunnels};
+use crate::{access, account, devices, domain, keys, new_tunnel, ports, tunnels, webhook, webhooks};
 
 /// A form that is posted to a path below `/dashboard`.
 pub struct Act {
@@ -34,10 +34,30 @@ pub const ACTIONS: &[Act] = &[
     act("{s}/tunnels/{id}/access/countries", "{s}/tunnels/{id}/access", |visit, posted| {
         Box::pin(access::save_countries(visit, posted))
     }),
+    act("{s}/tunnels/{id}/ports", "{s}/tunnels/{id}/ports", |visit, posted| Box::pin(ports::create(visit, posted))),
+    act("{s}/tunnels/{id}/ports/{id}/delete", "{s}/tunnels/{id}/ports", |visit, posted| {
+        Box::pin(ports::delete(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/domain/verify", "{s}/tunnels/{id}/domain", |visit, posted| {
+        Box::pin(domain::verify(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/domain/assign", "{s}/tunnels/{id}/domain", |visit, posted| {
+        Box::pin(domain::assign(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/domain/remove", "{s}/tunnels/{id}/domain", |visit, posted| {
+        Box::pin(domain::remove(visit, posted))
+    }),
     act("{s}/devices/code", "{s}/devices", |visit, posted| Box::pin(devices::create_code(visit, posted))),
     act("{s}/devices/{id}/remote-control-off", "{s}/devices", |visit, posted| {
         Box::pin(devices::turn_remote_control_off(visit, posted))
     }),
+    act("{s}/webhooks", "{s}/webhooks", |visit, posted| Box::pin(webhooks::create(visit, posted))),
+    act("{s}/webhooks/{id}/settings", "{s}/webhooks/{id}", |visit, posted| {
+        Box::pin(webhook::save_settings(visit, posted))
+    }),
+    act("{s}/webhooks/{id}/status", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::set_status(visit, posted))),
+    act("{s}/webhooks/{id}/test", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::test(visit, posted))),
+    act("{s}/webhooks/{id}/delete", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::delete(visit, posted))),
     elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
     act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),

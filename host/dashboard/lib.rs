@@ -14,6 +14,7 @@ mod answer;
 mod assets;
 mod cookie;
 mod devices;
+mod domain;
 mod form;
 mod handler;
 mod keys;
@@ -23,10 +24,13 @@ mod origin;
 mod overview;
 pub mod pages;
 mod path;
+mod ports;
 mod sign_in;
 mod tunnels;
 mod view;
 mod visit;
+mod webhook;
+mod webhooks;
 
 use std::sync::Arc;
 

@@ -6,7 +6,9 @@ use maud::Markup;
 
 use crate::path::{Named, matches};
 use crate::visit::Visit;
-use crate::{access, account, devices, keys, new_tunnel, operations, overview, tunnels};
+use crate::{
+    access, account, devices, domain, keys, new_tunnel, operations, overview, ports, tunnels, webhook, webhooks,
+};
 
 /// One page, below `/dashboard`.
 pub struct Page {
@@ -23,9 +25,13 @@ pub const PAGES: &[Page] = &[
     page("{s}/tunnels/new", |visit| Box::pin(std::future::ready(Ok(new_tunnel::show(visit))))),
     page("{s}/tunnels/{id}", |visit| Box::pin(tunnels::show(visit))),
     page("{s}/tunnels/{id}/access", |visit| Box::pin(access::show(visit))),
+    page("{s}/tunnels/{id}/ports", |visit| Box::pin(ports::show(visit))),
+    page("{s}/tunnels/{id}/domain", |visit| Box::pin(domain::show(visit))),
     page("{s}/devices", |visit| Box::pin(devices::list(visit))),
     page("{s}/operations", |visit| Box::pin(operations::list(visit))),
     page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),
+    page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),
+    page("{s}/webhooks/{id}", |visit| Box::pin(webhook::show(visit))),
     page("{s}/keys", |visit| Box::pin(keys::list(visit))),
     page("account", |visit| Box::pin(account::show(visit))),
 ];

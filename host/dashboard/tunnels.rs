@@ -8,7 +8,7 @@ use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
-use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel::{PublicAddress, Tunnel};
 use culvert_domain::tunnel_devices::TunnelDevices;
 use culvert_service::operations::requests::{ActOnRunning, Start};
 use culvert_service::tunnels::{DeleteTunnel, UpdateTunnel};
@@ -52,11 +52,14 @@ pub(crate) fn table(visit: &Visit, tunnels: &[Tunnel]) -> Markup {
     }
 }
 
-/// Where visitors reach it: a link where that is a web page.
 fn address(tunnel: &Tunnel) -> Markup {
-    let address = tunnel.public_address();
+    shown(&tunnel.public_address())
+}
+
+/// Where visitors come to: a link where that is a web page.
+pub(crate) fn shown(address: &PublicAddress) -> Markup {
     html! {
-        @if let Some(url) = address.url {
+        @if let Some(url) = &address.url {
             a href=(url) rel="noreferrer" { code { (url) } }
         } @else {
             code { (address.hostname) ":" (address.port) }
@@ -75,7 +78,11 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
         (state(visit, &tunnel))
         (controls(visit, &tunnel, &authorized))
-        p { a href=(visit.in_scope(&format!("/tunnels/{}/access", tunnel.id))) { "Who may visit" } }
+        ul.parts {
+            @for (part, label) in [("access", "Who may visit"), ("ports", "Extra ports"), ("domain", "Custom domain")] {
+                li { a href=(visit.in_scope(&format!("/tunnels/{}/{part}", tunnel.id))) { (label) } }
+            }
+        }
         section {
             h2 { "Settings" }
             (settings(visit, &tunnel))

@@ -11,7 +11,7 @@ use culvert_domain::page::{CursorPosition, Page};
 use culvert_domain::sign_in::SignIn;
 use culvert_service::Service;
 use culvert_service::call::Answered;
-use culvert_service::commit::Change;
+use culvert_service::commit::{Admitted, Change};
 use culvert_service::cursors::ListId;
 use culvert_service::forms::FormId;
 use culvert_service::gate::{PinnedPolicies, RequestDraft};
@@ -121,23 +121,53 @@ impl Visit {
     /// repetition.
     pub(crate) async fn make<D: RequestDraft, C: Change>(
         &self,
-        Posted { key, .. }: &Posted,
+        posted: &Posted,
         action: Action,
         subject: Resource,
         body: Body<D>,
         change: impl Fn(D::Valid) -> C,
         answer: impl Fn(C::Done) -> Value + Clone + Send + Sync + 'static,
     ) -> Result<Value> {
-        let (service, policies) = (self.service(), &self.policies);
         let run = async {
-            let admitted = service.admit(policies, &self.caller, action, subject, body).await?;
-            let render = move |done| {
-                let body = serde_json::to_vec(&answer(done)).map_err(Error::internal)?;
-                Ok(StoredResponse { status: 200, body })
-            };
-            service.commit(policies, admitted, Some(key), change, render).await
+            let admitted = self.admit(action, subject, body).await?;
+            self.commit(posted, admitted, change, answer).await
         };
-        let (Answered::Fresh(answer) | Answered::Replayed(answer)) = service.carry_out(Some(key), run).await?;
+        self.carry_out(posted, run).await
+    }
+
+    /// Decides on a change.
+    pub(crate) async fn admit<D: RequestDraft>(
+        &self,
+        action: Action,
+        subject: Resource,
+        body: Body<D>,
+    ) -> Result<Admitted<D>> {
+        self.service().admit(&self.policies, &self.caller, action, subject, body).await
+    }
+
+    /// Commits what was decided on.
+    pub(crate) async fn commit<D: RequestDraft, C: Change>(
+        &self,
+        posted: &Posted,
+        admitted: Admitted<D>,
+        change: impl Fn(D::Valid) -> C,
+        answer: impl Fn(C::Done) -> Value + Clone + Send + Sync + 'static,
+    ) -> Result<Answered> {
+        let render = move |done| {
+            let body = serde_json::to_vec(&answer(done)).map_err(Error::internal)?;
+            Ok(StoredResponse { status: 200, body })
+        };
+        self.service().commit(&self.policies, admitted, Some(&posted.key), change, render).await
+    }
+
+    /// Runs what a form asks for once; a repetition gets the first answer.
+    pub(crate) async fn carry_out(
+        &self,
+        posted: &Posted,
+        run: impl Future<Output = Result<Answered>>,
+    ) -> Result<Value> {
+        let (Answered::Fresh(answer) | Answered::Replayed(answer)) =
+            self.service().carry_out(Some(&posted.key), run).await?;
         serde_json::from_slice(&answer.body).map_err(Error::internal)
     }
 

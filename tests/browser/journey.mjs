@@ -55,6 +55,21 @@ async function makeTunnel(window) {
   return page.url();
 }
 
+// An endpoint that hears of nothing that happens here.
+async function makeEndpoint(window) {
+  const { page } = window;
+  await page.goto(`${base}/webhooks`);
+  await page.getByLabel("Address").fill("https://8.8.8.8/");
+  for (const event of ["tunnel.started", "tunnel.stopped", "device.offline"]) await page.getByLabel(event).uncheck();
+  await page.getByLabel("command.expired").check();
+  await click(page, "Create endpoint");
+  await page.getByRole("heading", { name: "The endpoint's secret" }).waitFor();
+  await world.look(window, "webhook-secret");
+  await page.getByRole("link", { name: "The endpoint", exact: true }).click();
+  await page.waitForURL(/webhooks\/[0-9a-f-]{36}$/);
+  return page.url();
+}
+
 async function refuse(window) {
   const { page } = window;
   await page.goto(`${base}/tunnels/new`);
@@ -137,19 +152,24 @@ const tunnel = await makeTunnel(first);
 const seconds = (Date.now() - began) / 1000;
 console.log(`from the link to bytes through a tunnel: ${clicks} clicks, ${seconds.toFixed(1)} s`);
 world.check(clicks <= 8 && seconds <= 60, "more than 8 clicks or 60 s");
+const endpoint = await makeEndpoint(first);
+await first.page.goto(`${base}/tunnels`);
+const web = origin + (await first.page.getByRole("link", { name: "hello-web" }).getAttribute("href"));
 const storageState = await first.context.storageState();
 await first.context.close();
 
 const refused = await world.window("desktop", origin, { storageState, expected: [422] });
 await refuse(refused);
 await refused.context.close();
-const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/keys"].map((path) => base + path);
+const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/keys"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
-  for (const url of [...pages, tunnel, `${tunnel}/access`, `${origin}/dashboard/account`]) {
+  const ofTunnel = ["", "/access", "/ports", "/domain"].map((part) => tunnel + part);
+  for (const url of [...pages, ...ofTunnel, `${web}/domain`, endpoint, `${origin}/dashboard/account`]) {
     await window.page.goto(url);
     world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
-    await world.look(window, url.replace(tunnel, "/dashboard/one-tunnel").split("/dashboard/")[1].replaceAll("/", "-"));
+    const named = url.replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook");
+    await world.look(window, named.split("/dashboard/")[1].replaceAll("/", "-"));
   }
   await window.context.close();
 }

@@ -16,9 +16,10 @@ use crate::support::program::{Place, fails};
 use crate::support::tab::{PASSWORD, Shown, Tab};
 
 /// Every page, with the scope and the ids of this test.
-fn pages(scope: &str, tunnel: Uuid, operation: Uuid) -> Vec<String> {
+fn pages(scope: &str, tunnel: Uuid, operation: Uuid, webhook: Uuid) -> Vec<String> {
     let path = |pattern: &str| {
-        let id = if pattern.contains("operations") { operation } else { tunnel };
+        let of = |list: &str, id| pattern.contains(list).then_some(id);
+        let id = of("operations", operation).or(of("webhooks", webhook)).unwrap_or(tunnel);
         format!("/dashboard/{}", pattern.replace("{s}", scope).replace("{id}", &id.to_string()))
     };
     culvert_dashboard::pages::PAGES.iter().map(|page| path(page.path)).collect()
@@ -68,7 +69,8 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     let mut adas = Tab::with_password(&host, ada.account_id).await;
     let mut eves = Tab::entered(&host, eve.account_id).await;
     let mut nobodys = Tab::open(&host);
-    for path in pages("me", own, operation) {
+    let webhook = host.webhook(ada.account_id).await;
+    for path in pages("me", own, operation, webhook) {
         let shown = adas.get(&path).await;
         assert_eq!(shown.status, 200, "{path}");
         is_sound(&path, &shown);
@@ -77,7 +79,8 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
                 assert!(matches!(adas.get(link).await.status, 200 | 303), "{path} leads to {link}");
             }
         }
-        let expected = if path.contains(&own.to_string()) || path.contains(&operation.to_string()) { 404 } else { 200 };
+        let is_adas = [own, operation, webhook].iter().any(|id| path.contains(&id.to_string()));
+        let expected = if is_adas { 404 } else { 200 };
         assert_eq!(eves.get(&path).await.status, expected, "{path}");
         let shown = nobodys.get(&path).await;
         assert!(shown.status == 303 && shown.led_to().starts_with("/dashboard/sign-in?next=%2Fdashboard%2F"), "{path}");
@@ -119,7 +122,8 @@ async fn forms_are_for_members_of_the_scope(engine: Engine) {
             let shown = eves.post(&path, &form).await;
             let is_of_others = scope != "me" || action.path.contains("{id}");
             if action.path.starts_with("{s}") && is_of_others {
-                let refused = shown.outcome() == "404 not_found" || shown.led_to() == "/dashboard/me/tunnels";
+                let is_gone = matches!(shown.led_to(), "/dashboard/me/tunnels" | "/dashboard/me/webhooks");
+                let refused = shown.outcome() == "404 not_found" || is_gone;
                 assert!(refused, "{path}: {}", shown.outcome());
             }
             host.clock.advance(Duration::from_secs(2));

@@ -1,7 +1,9 @@
 //! States, by word and colour.
 
+use culvert_domain::custom_domain::CustomDomainStatus;
 use culvert_domain::operation::OperationStatus;
 use culvert_domain::tunnel::TunnelStatus;
+use culvert_domain::webhook::{AttemptStatus, WebhookStatus};
 use maud::{Markup, html};
 
 fn badge(class: &str, word: &str) -> Markup {
@@ -33,6 +35,34 @@ pub(crate) fn operation(status: OperationStatus) -> Markup {
         OperationStatus::Queued | OperationStatus::Claimed | OperationStatus::Running => "info",
         OperationStatus::Failed => "bad",
         OperationStatus::Expired | OperationStatus::Canceled => "warn",
+    };
+    badge(class, &status.to_string())
+}
+
+pub(crate) fn webhook(status: WebhookStatus) -> Markup {
+    let class = match status {
+        WebhookStatus::Enabled => "ok",
+        WebhookStatus::Disabled => "plain",
+    };
+    badge(class, &status.to_string())
+}
+
+pub(crate) fn attempt(status: AttemptStatus) -> Markup {
+    let class = match status {
+        AttemptStatus::Pending => "info",
+        AttemptStatus::Succeeded => "ok",
+        AttemptStatus::Failed => "bad",
+        AttemptStatus::Canceled => "warn",
+    };
+    badge(class, &status.to_string())
+}
+
+pub(crate) fn custom_domain(status: CustomDomainStatus) -> Markup {
+    let class = match status {
+        CustomDomainStatus::Verified => "ok",
+        CustomDomainStatus::Pending => "info",
+        CustomDomainStatus::Failed => "bad",
+        CustomDomainStatus::None => "plain",
     };
     badge(class, &status.to_string())
 }

@@ -83,6 +83,25 @@ pub(crate) fn select<'a>(
     }
 }
 
+/// Boxes to choose several of: the name of each, its label, and whether it is chosen.
+pub(crate) fn boxes<'a>(
+    name: &str,
+    label: &str,
+    fault: Option<&str>,
+    boxes: impl Iterator<Item = (String, &'a str, bool)>,
+) -> Markup {
+    let fault_id = format!("{name}-fault");
+    html! {
+        fieldset aria-describedby=[fault.map(|_| &fault_id)] {
+            legend { (label) }
+            @for (name, label, is_chosen) in boxes {
+                label.box { input type="checkbox" name=(name) value="yes" checked[is_chosen]; " " (label) }
+            }
+            (beside("", None, &fault_id, fault))
+        }
+    }
+}
+
 fn beside(hint_id: &str, hint: Option<&str>, fault_id: &str, fault: Option<&str>) -> Markup {
     html! {
         @if let Some(fault) = fault { p.fault id=(fault_id) { (fault) } }

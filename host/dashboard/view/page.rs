@@ -96,6 +96,7 @@ fn navigation(visit: &Visit) -> Markup {
         ("/tunnels", "Tunnels"),
         ("/devices", "Devices"),
         ("/operations", "Operations"),
+        ("/webhooks", "Webhooks"),
         ("/keys", "Keys"),
     ];
     html! {

@@ -124,7 +124,8 @@ impl Shown {
                 let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
                 Some(rest.split('"').next()?.to_owned())
             };
-            if let Some(name) = attribute("name") {
+            let is_left_out = tag.contains(" type=\"checkbox\"") && !tag.contains(" checked");
+            if let Some(name) = attribute("name").filter(|_| !is_left_out) {
                 fields.push((name, attribute("value").unwrap_or_default()));
             }
         }

@@ -1,0 +1,139 @@
+//! One webhook endpoint: its settings, and what was sent to it.
+
+use culvert_api_types::json_tree::JsonTree;
+use culvert_api_types::read::read;
+use culvert_api_types::requests::WebhookPatch;
+use culvert_domain::action::Action;
+use culvert_domain::error::{Code, Result};
+use culvert_domain::facts::Resource;
+use culvert_domain::page::PageRows;
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::webhook::{Attempt, AttemptStatus, Webhook, WebhookStatus};
+use culvert_service::webhooks::{DeleteWebhook, TestWebhook, UpdateWebhook};
+use maud::{Markup, html};
+
+use crate::answer::Answer;
+use crate::form::KEY;
+use crate::view::{badge, field, list, page, time};
+use crate::visit::{Posted, Visit};
+use crate::webhooks;
+
+pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+    let webhook = visit.service().webhook(&visit.caller, visit.id()?).await?;
+    let attempts = visit.service().attempts_of(&webhook, visit.page()).await?;
+    let path = |action: &str| visit.in_scope(&format!("/webhooks/{}/{action}", webhook.id));
+    let is_enabled = webhook.status == WebhookStatus::Enabled;
+    let content = html! {
+        p.line { (badge::webhook(webhook.status)) " " code { (webhook.url) } }
+        div.row {
+            @if is_enabled { (field::button(visit, &path("test"), "Send a test event")) }
+            (switch(visit, &path("status"), is_enabled))
+        }
+        section { h2 { "Deliveries" } (deliveries(visit, &attempts)) }
+        section { h2 { "Settings" } (settings(visit, &webhook, &path("settings"))) }
+        section {
+            h2 { "Delete" }
+            p { "What waits to be sent is canceled." }
+            (field::button(visit, &path("delete"), "Delete endpoint"))
+        }
+    };
+    // A delivery that is under way now is soon over; one that waits for its next attempt is not.
+    let now = visit.service().clock().now();
+    let is_due = |attempt: &Attempt| {
+        attempt.status == AttemptStatus::Pending && attempt.next_attempt_at.is_none_or(|due| due <= now)
+    };
+    Ok(page::reloading(visit, "Webhook endpoint", attempts.rows.iter().any(is_due), &content))
+}
+
+fn switch(visit: &Visit, path: &str, is_enabled: bool) -> Markup {
+    let (status, label) =
+        if is_enabled { (WebhookStatus::Disabled, "Disable") } else { (WebhookStatus::Enabled, "Enable") };
+    html! {
+        form.button-form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(path)))
+            (field::hidden("status", status.as_str()))
+            button type="submit" { (label) }
+        }
+    }
+}
+
+fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>) -> Markup {
+    html! {
+        @if attempts.rows.is_empty() { p.empty { "Nothing was sent in the last 30 days." } } @else {
+            div.scroll role="region" aria-label="Deliveries" tabindex="0" { table {
+                thead { tr { th { "Event" } th { "Attempt" } th { "State" } th { "Answer" } th { "When" } th { "Next attempt" } } }
+                tbody {
+                    @for attempt in &attempts.rows {
+                        tr {
+                            td { (attempt.event) div.muted { code { (attempt.event_id) } } }
+                            td { (attempt.number) }
+                            td { (badge::attempt(attempt.status)) }
+                            td { (outcome(attempt)) }
+                            td { (time::at(attempt.attempted_at.unwrap_or(attempt.created_at))) }
+                            td { (time::maybe(attempt.next_attempt_at, "–")) }
+                        }
+                    }
+                }
+            } }
+            (list::more(visit.next(attempts.next).as_deref()))
+        }
+    }
+}
+
+fn outcome(attempt: &Attempt) -> Markup {
+    html! {
+        @if let Some(status) = attempt.status_code { (status) " " }
+        @if let Some(error) = attempt.error { code { (error) } " " }
+        @if let Some(duration) = attempt.duration_ms { span.muted { (duration) " ms" } }
+    }
+}
+
+fn settings(visit: &Visit, webhook: &Webhook, path: &str) -> Markup {
+    html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(path)))
+            (webhooks::fields(visit, &webhook.url, webhook.description.as_deref().unwrap_or_default(), &webhook.events))
+            button type="submit" { "Save settings" }
+        }
+    }
+}
+
+pub(crate) async fn save_settings(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let body = webhooks::body(&posted.form);
+    update(visit, posted, body).await
+}
+
+pub(crate) async fn set_status(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let status = JsonTree::Text(posted.form.get("status").to_owned());
+    update(visit, posted, vec![("status".into(), status)]).await
+}
+
+async fn update(visit: &Visit, posted: Posted, body: Vec<(String, JsonTree)>) -> Result<Answer> {
+    let webhook_id = visit.id()?;
+    let body = read::<WebhookPatch>(Some(&JsonTree::Object(body)));
+    let change = |change| UpdateWebhook { webhook_id, change };
+    visit.change_with(&posted, Action::WebhooksUpdate, Resource::Webhook(webhook_id), body, change).await?;
+    to_webhook(visit)
+}
+
+pub(crate) async fn test(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let webhook_id = visit.id()?;
+    let change = |()| TestWebhook { webhook_id };
+    visit.change(&posted, Action::WebhooksTest, Resource::Webhook(webhook_id), change).await?;
+    to_webhook(visit)
+}
+
+pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let webhook_id = visit.id()?;
+    let change = |()| DeleteWebhook { webhook_id };
+    let deleted = visit.change(&posted, Action::WebhooksDelete, Resource::Webhook(webhook_id), change).await;
+    match deleted {
+        // A second click finds it gone.
+        Err(error) if error.code != Code::NotFound => Err(error),
+        _ => Ok(Answer::see_other(&visit.in_scope("/webhooks"))),
+    }
+}
+
+fn to_webhook(visit: &Visit) -> Result<Answer> {
+    Ok(Answer::see_other(&visit.in_scope(&format!("/webhooks/{}", visit.id()?))))
+}

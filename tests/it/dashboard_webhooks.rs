@@ -1,0 +1,116 @@
+//! Webhook endpoints in the dashboard.
+
+use culvert_domain::caller::Role;
+use culvert_test_macros::both_engines;
+use insta::{allow_duplicates, assert_snapshot};
+
+use crate::support::host::{Engine, TestHost};
+use crate::support::receiver::Authority;
+use crate::support::tab::{Shown, Tab};
+
+const LIST: &str = "/dashboard/me/webhooks";
+
+/// What the page says of the last delivery: its state, and what was answered.
+fn delivered(page: &Shown) -> Option<(String, String)> {
+    let row = page.text.split("aria-label=\"Deliveries\"").nth(1)?.split("<tr>").nth(2)?;
+    let mut cells = row.split("<td>").skip(3);
+    let words = |cell: &str| {
+        let texts = cell.split('>').map(|part| part.split('<').next().unwrap_or_default().trim());
+        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+    };
+    Some((words(cells.next()?), words(cells.next()?)))
+}
+
+fn secret_of(page: &Shown) -> Option<&str> {
+    let (_, rest) = page.text.split_once("<code>whsec_")?;
+    rest.split('<').next()
+}
+
+#[both_engines]
+async fn endpoint_is_created_tested_changed_and_deleted(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let mut receiver = authority.receiver(&host.clock).await;
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+
+    // What is wrong stands at its field, and what was chosen stays.
+    let page = tab.get(LIST).await;
+    let typed = [("url", "http://hooks.example.test/"), ("event command.failed", "yes")];
+    let refused = tab.submit(&page, LIST, &typed).await;
+    assert_eq!(refused.outcome(), "422 validation_failed");
+    allow_duplicates! {
+        assert_snapshot!(refused.fault("url").unwrap(), @"must be an https:// URL of at most 2048 characters, without user information or fragment");
+    }
+    let chosen = refused.form(LIST).into_iter().filter_map(|(name, _)| name.strip_prefix("event ").map(String::from));
+    let chosen: Vec<String> = chosen.collect();
+    assert_eq!(chosen, ["command.failed", "tunnel.started", "tunnel.stopped", "device.offline"]);
+    let mut none = page.form(LIST);
+    none.retain(|(name, _)| !name.starts_with("event "));
+    assert!(tab.post(LIST, &none).await.fault("events").is_some());
+
+    // The secret is shown once; a reload makes no other endpoint.
+    let page = tab.get(LIST).await;
+    let mut form = page.form(LIST);
+    form.retain(|(name, _)| name != "url");
+    form.push(("url".into(), receiver.url()));
+    let created = tab.post(LIST, &form).await;
+    assert!(secret_of(&created).is_some(), "{}", created.text);
+    assert_eq!(secret_of(&tab.post(LIST, &form).await), secret_of(&created));
+    let webhooks = api.get("/webhooks").await.data().clone();
+    assert_eq!(webhooks.as_array().unwrap().len(), 1);
+    assert_eq!(webhooks[0]["events"], serde_json::json!(["tunnel.started", "tunnel.stopped", "device.offline"]));
+    let path = format!("{LIST}/{}", webhooks[0]["id"].as_str().unwrap());
+    assert!(!tab.get(&path).await.text.contains("whsec_"));
+
+    // A test event arrives, and the page says what was answered.
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &format!("{path}/test"), &[]).await.led_to(), path);
+    assert_eq!(receiver.next().await.event()["type"], "webhook.test");
+    let shown = host.until_seen(async || {
+        let delivered = delivered(&tab.clone().get(&path).await).ok_or_else(|| "no row".to_owned())?;
+        if delivered.0 == "succeeded" { Ok(delivered) } else { Err(format!("{delivered:?}")) }
+    });
+    assert!(shown.await.1.starts_with("200 "));
+
+    // Settings and state are changed by forms of their own.
+    let page = tab.get(&path).await;
+    let typed = [("event device.online", "yes"), ("description", "for the pager")];
+    assert_eq!(tab.submit(&page, &format!("{path}/settings"), &typed).await.led_to(), path);
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &format!("{path}/status"), &[]).await.led_to(), path);
+    let webhook = api.get(&path.replace("/dashboard/me", "")).await.data().clone();
+    assert_eq!((&webhook["description"], &webhook["status"]), (&"for the pager".into(), &"disabled".into()));
+    assert_eq!(webhook["events"].as_array().unwrap().len(), 4);
+    let page = tab.get(&path).await;
+    assert!(!page.text.contains("Send a test event"));
+    assert_eq!(tab.submit(&page, &format!("{path}/settings"), &[("description", "")]).await.led_to(), path);
+    assert!(api.get(&path.replace("/dashboard/me", "")).await.data()["description"].is_null());
+
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &format!("{path}/delete"), &[]).await.led_to(), LIST);
+    assert_eq!(tab.submit(&page, &format!("{path}/delete"), &[]).await.led_to(), LIST, "a second click");
+    assert_eq!(tab.get(&path).await.outcome(), "404 not_found");
+}
+
+/// A policy refuses a member what it refuses its key.
+#[both_engines]
+async fn member_of_a_team_reads_its_endpoints_and_changes_none(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let webhook = host.webhook(team).await;
+    let mut tab = Tab::entered(&host, grace.account_id).await;
+    let list = format!("/dashboard/{team}/webhooks");
+    let page = tab.get(&format!("{list}/{webhook}")).await;
+    assert_eq!(page.status, 200);
+    for action in ["settings", "status", "test", "delete"] {
+        let refused = tab.submit(&page, &format!("{list}/{webhook}/{action}"), &[]).await;
+        assert_eq!(refused.outcome(), "403 team_role_forbidden", "{action}");
+    }
+    let page = tab.get(&list).await;
+    let refused = tab.submit(&page, &list, &[("url", "https://hooks.example.test/")]).await;
+    assert_eq!(refused.outcome(), "403 team_role_forbidden");
+}
