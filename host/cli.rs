@@ -14,12 +14,14 @@ mod serve;
 mod team;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use culvert_agent::output::{ensure_written, print_line};
 use serde_json::json;
 
 use crate::config::{Config, ConfigError};
@@ -117,7 +119,9 @@ pub fn main() -> ExitCode {
         return culvert_agent::cli::run(std::iter::once("culvert-agent".into()).chain(arguments));
     }
     if let Command::Completions { shell } = command {
-        clap_complete::generate(shell, &mut Cli::command(), "culvert", &mut std::io::stdout());
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), PROGRAM, &mut script);
+        ensure_written(PROGRAM, std::io::stdout().write_all(&script));
         return ExitCode::SUCCESS;
     }
     // What a policy's author makes is theirs to share; everything else here is the host's own.
@@ -187,17 +191,18 @@ enum Output {
     Json,
 }
 
+const PROGRAM: &str = "culvert";
+
 /// Whether the one object of `--json` was printed.
 static PRINTED: AtomicBool = AtomicBool::new(false);
 
-#[expect(clippy::print_stdout, reason = "this is what the command is for")]
 fn print(output: Output, value: &serde_json::Value, text: impl FnOnce() -> String) {
     match output {
         Output::Json => {
             PRINTED.store(true, Ordering::Relaxed);
-            println!("{value}");
+            print_line(PROGRAM, &value.to_string());
         }
-        Output::Text => println!("{}", text()),
+        Output::Text => print_line(PROGRAM, &text()),
     }
 }
 

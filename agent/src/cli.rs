@@ -25,6 +25,7 @@ use crate::carrier::TransportChoice;
 use crate::consent::Consent;
 use crate::device::Device;
 use crate::ipc::{self, Answer, NodeStatus, Request, Status, TunnelStatus};
+use crate::output::print_line;
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
@@ -375,10 +376,9 @@ async fn ask(state: &StateDir, request: Request) -> Result<Answer, CliError> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "this is what the command is for")]
 fn print(output: Output, value: &impl serde::Serialize, text: impl FnOnce() -> String) {
     match serde_json::to_string(value) {
-        Ok(line) if output == Output::Json => println!("{line}"),
-        _ => println!("{}", printable_lines(&text())),
+        Ok(line) if output == Output::Json => print_line("culvert-agent", &line),
+        _ => print_line("culvert-agent", &printable_lines(&text())),
     }
 }

@@ -18,6 +18,7 @@ mod host_connection;
 pub mod ipc;
 mod journal;
 mod local_target;
+pub mod output;
 mod pending_stops;
 mod proxy_header;
 mod report;

@@ -12,6 +12,7 @@ use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
+use culvert_agent::output::print_line;
 use culvert_wire::clock::Clock;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use salvo::conn::TcpListener;
@@ -23,7 +24,7 @@ use tokio::process::{Child, Command};
 use uuid::Uuid;
 
 use super::account::entrance;
-use super::{CliError, refused, serve};
+use super::{CliError, PROGRAM, refused, serve};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
 use culvert_domain::permission::{PermissionPreset, Permissions};
@@ -71,7 +72,7 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
     let ended = tokio::select! {
         ready = set_up(&host.app, &api, &folder, sample, &mut agent) => match ready {
             Ok(introduction) => {
-                print(&introduction);
+                print_line(PROGRAM, &introduction);
                 stopped.as_mut().await;
                 Ok(())
             }
@@ -90,11 +91,6 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
 /// Where this command keeps everything.
 pub(super) fn data_dir(config: &Config) -> PathBuf {
     if config.data_dir == Config::default().data_dir { FOLDER.into() } else { config.data_dir.clone() }
-}
-
-#[expect(clippy::print_stdout, reason = "this is what the command is for")]
-fn print(introduction: &str) {
-    println!("{introduction}");
 }
 
 async fn set_up(

@@ -1,5 +1,7 @@
 //! The operator's command line: what it prints, and what a mistake ends in.
 
+use std::process::Stdio;
+
 use crate::support::host::Engine;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
@@ -261,5 +263,28 @@ async fn second_host_on_data_folder_is_refused() {
     assert_eq!(
         refused(&place, "culvert serve").await.lines().last().unwrap(),
         "2: culvert: data_dir: culvert-data: another host is running on it; stop it, or use another folder"
+    );
+}
+
+/// `culvert key list | head -0` has done what it was to do; a full disk has not.
+#[tokio::test]
+async fn command_whose_output_is_not_read_succeeds() {
+    let place = Place::new(Engine::Sqlite).await;
+    let run = async |line: &str, out: Stdio| {
+        let mut words = line.split(' ');
+        let mut command = place.command_of(Place::programs().join(words.next().unwrap()));
+        let ended = command.args(words).stdout(out).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().await;
+        let ended = ended.unwrap();
+        format!("{} {}", ended.status.code().unwrap(), String::from_utf8_lossy(&ended.stderr).trim())
+    };
+    for line in ["culvert key list --json", "culvert key list", "culvert completions bash"] {
+        let (unread, out) = std::io::pipe().unwrap();
+        drop(unread);
+        assert_eq!(run(line, out.into()).await, "0 ", "{line}");
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(
+        run("culvert key list --json", full.into()).await,
+        "1 culvert: the result could not be written: No space left on device (os error 28)"
     );
 }

@@ -1,11 +1,14 @@
 //! What came of a run: for people, for programs, and for whatever reads JUnit.
 
+use std::io::{self, Write};
+
 use anstyle::{AnsiColor, Style};
+use culvert_agent::output::ensure_written;
 use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStatus, TestSuite};
 use serde_json::json;
 
 use super::Run;
-use crate::cli::{Output, print};
+use crate::cli::{Output, PROGRAM, print};
 use culvert_policy::load::cases::Outcome;
 
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -13,34 +16,42 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Colours go where a terminal is, and nowhere else: `anstream` sees to that.
 pub(super) fn human(run: &Run) {
+    ensure_written(PROGRAM, write(&mut anstream::stdout().lock(), run));
+}
+
+fn write(out: &mut impl Write, run: &Run) -> io::Result<()> {
     for outcome in &run.outcomes {
         let Outcome { file, name, invalid, differences, debug, .. } = outcome;
         let (style, word) = if outcome.passed() { (GOOD, "ok  ") } else { (BAD, "FAIL") };
-        anstream::println!("{style}{word}{style:#}  {file}: {name}");
-        debug.iter().for_each(|line| anstream::println!("        debug: {line}"));
+        writeln!(out, "{style}{word}{style:#}  {file}: {name}")?;
+        for line in debug {
+            writeln!(out, "        debug: {line}")?;
+        }
         if let Some(problem) = invalid {
-            anstream::println!("        the case is wrong");
-            anstream::println!("          {BAD}{problem}{BAD:#}");
+            writeln!(out, "        the case is wrong")?;
+            writeln!(out, "          {BAD}{problem}{BAD:#}")?;
         }
         for difference in differences {
             let field = if difference.field.is_empty() { "the answer" } else { &difference.field };
-            anstream::println!("        {field}");
-            anstream::println!("          {GOOD}expected  {}{GOOD:#}", difference.expected);
-            anstream::println!("          {BAD}got       {}{BAD:#}", difference.got);
+            writeln!(out, "        {field}")?;
+            writeln!(out, "          {GOOD}expected  {}{GOOD:#}", difference.expected)?;
+            writeln!(out, "          {BAD}got       {}{BAD:#}", difference.got)?;
         }
     }
     let (failed, rules) = (run.failures(), run.coverage.rules);
     let missing = &run.coverage.missing;
-    anstream::println!(
+    writeln!(
+        out,
         "{}: {} passed, {failed} failed; {} of {rules} rules covered ({:.0} %)",
         run.name,
         run.outcomes.len() - failed,
         rules - missing.len(),
         run.coverage.percent()
-    );
+    )?;
     if !missing.is_empty() {
-        anstream::println!("no case comes by {}", missing.join(", "));
+        writeln!(out, "no case comes by {}", missing.join(", "))?;
     }
+    Ok(())
 }
 
 pub(super) fn json(run: &Run) {
