@@ -21,6 +21,8 @@ const ADDRESSES: [(&str, RuleType); 2] = [("refuse", RuleType::Blacklist), ("let
 const COUNTRIES: [(&str, CountryAction); 2] =
     [("refuse_countries", CountryAction::Block), ("let_in_countries", CountryAction::Allow)];
 
+const PAGE: &str = "{s}/tunnels/{id}/access";
+
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
     let firewall = visit.service().firewall(&visit.caller, tunnel.id).await?;
@@ -158,7 +160,7 @@ pub(crate) async fn save_addresses(visit: &Visit, posted: Posted) -> Result<Answ
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
     let (action, subject) = (Action::TunnelsReplaceFirewall, Resource::Tunnel(tunnel_id));
     visit.change_with(&posted, action, subject, read::<FirewallBody>(Some(&body)), change).await?;
-    to_page(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn save_countries(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -170,7 +172,7 @@ pub(crate) async fn save_countries(visit: &Visit, posted: Posted) -> Result<Answ
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };
     let (action, subject) = (Action::TunnelsReplaceGeoip, Resource::Tunnel(tunnel_id));
     visit.change_with(&posted, action, subject, read::<ReplaceGeoip>(Some(&body)), change).await?;
-    to_page(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 fn rules(rules: Vec<JsonTree>) -> JsonTree {
@@ -179,8 +181,4 @@ fn rules(rules: Vec<JsonTree>) -> JsonTree {
 
 fn text_field(name: &str, value: &str) -> (String, JsonTree) {
     (name.into(), JsonTree::Text(value.into()))
-}
-
-fn to_page(visit: &Visit) -> Result<Answer> {
-    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}/access", visit.id()?))))
 }

@@ -17,6 +17,8 @@ use crate::form::KEY;
 use crate::view::{badge, field, page, secret, time};
 use crate::visit::{Posted, Visit};
 
+const PAGE: &str = "{s}/tunnels/{id}/domain";
+
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let (tunnel, domain) = visit.service().custom_domain(&visit.caller, visit.id()?).await?;
     let content = html! {
@@ -47,18 +49,8 @@ fn state(visit: &Visit, tunnel: &Tunnel, domain: &CustomDomain) -> Markup {
                     dt { "It ends" } dd { (time::maybe(certificate.expires_at, "–")) }
                 }
             }
-            @if domain.verified_at.is_some() && !domain.assigned { (assignment(visit, &path("assign"), &domain.domain)) }
+            @if domain.verified_at.is_some() && !domain.assigned { (field::button_with(visit, &path("assign"), "Assign to this tunnel", &[("domain", &domain.domain)])) }
             (field::button(visit, &path("remove"), "Remove domain"))
-        }
-    }
-}
-
-fn assignment(visit: &Visit, path: &str, domain: &str) -> Markup {
-    html! {
-        form.button-form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(path)))
-            (field::hidden("domain", domain))
-            button type="submit" { "Assign to this tunnel" }
         }
     }
 }
@@ -73,9 +65,9 @@ fn verification(visit: &Visit, tunnel: &Tunnel, domain: Option<&CustomDomain>) -
             (secret::command(&tunnel.cname_target()))
             form method="post" action=(path) {
                 (field::hidden(KEY, &visit.form_key(&path)))
-                (field::text(&field::Field { name: "domain", label: "Domain", required: true, fault: visit.fault("domain"),
-                    value: visit.typed("domain").unwrap_or(known), hint: Some("Such as app.example.com. It may take a while until a new record is seen."),
-                    ..field::Field::default() }))
+                (field::text(&field::Field { required: true,
+                    hint: Some("Such as app.example.com. It may take a while until a new record is seen."),
+                    ..field::typed(visit, "domain", "Domain", known) }))
                 button type="submit" { "Look for the record" }
             }
         }
@@ -93,7 +85,7 @@ pub(crate) async fn verify(visit: &Visit, posted: Posted) -> Result<Answer> {
         visit.commit(&posted, admitted, change, |_| Value::Null).await
     };
     visit.carry_out(&posted, run).await?;
-    to_domain(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn assign(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -101,16 +93,12 @@ pub(crate) async fn assign(visit: &Visit, posted: Posted) -> Result<Answer> {
     let body = read::<requests::AssignDomain>(Some(&posted.form.body(&["domain"], &[])));
     let change = |domain| AssignDomain { tunnel_id, domain };
     visit.change_with(&posted, Action::TunnelsAssignDomain, Resource::Tunnel(tunnel_id), body, change).await?;
-    to_domain(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn remove(visit: &Visit, posted: Posted) -> Result<Answer> {
     let tunnel_id = visit.id()?;
     let change = |()| RemoveDomain { tunnel_id };
     visit.change(&posted, Action::TunnelsRemoveDomain, Resource::Tunnel(tunnel_id), change).await?;
-    to_domain(visit)
-}
-
-fn to_domain(visit: &Visit) -> Result<Answer> {
-    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}/domain", visit.id()?))))
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }

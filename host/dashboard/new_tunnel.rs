@@ -17,14 +17,7 @@ use crate::visit::{Posted, Visit};
 
 pub(crate) fn show(visit: &Visit) -> Markup {
     let path = visit.in_scope("/tunnels");
-    let text = |name, label, hint| field::Field {
-        name,
-        label,
-        hint: Some(hint),
-        value: visit.typed(name).unwrap_or_default(),
-        fault: visit.fault(name),
-        ..field::Field::default()
-    };
+    let text = |name, label, hint| field::Field { hint: Some(hint), ..field::typed(visit, name, label, "") };
     let protocols = [
         ("http", "http: web pages, by a name".to_owned()),
         ("tcp", "tcp: anything else, by a port".to_owned()),

@@ -18,6 +18,8 @@ use crate::tunnels;
 use crate::view::{field, page};
 use crate::visit::{Posted, Visit};
 
+const PAGE: &str = "{s}/tunnels/{id}/ports";
+
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
     let content = html! {
@@ -50,14 +52,7 @@ fn row(visit: &Visit, tunnel: &Tunnel, port: &ExtraPort) -> Markup {
 
 fn new_port(visit: &Visit, tunnel: &Tunnel) -> Markup {
     let path = visit.in_scope(&format!("/tunnels/{}/ports", tunnel.id));
-    let text = |name, label, hint| field::Field {
-        name,
-        label,
-        hint: Some(hint),
-        value: visit.typed(name).unwrap_or_default(),
-        fault: visit.fault(name),
-        ..field::Field::default()
-    };
+    let text = |name, label, hint| field::Field { hint: Some(hint), ..field::typed(visit, name, label, "") };
     let protocols = Protocol::ALL.iter().map(|protocol| (protocol.as_str(), protocol.to_string()));
     html! {
         form method="post" action=(path) {
@@ -77,7 +72,7 @@ pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
     let body = read::<NewExtraPort>(Some(&posted.form.body(&["protocol", "label"], &["local_port"])));
     let change = |port| CreateExtraPort { tunnel_id, port };
     visit.change_with(&posted, Action::TunnelsCreateExtraPort, Resource::Tunnel(tunnel_id), body, change).await?;
-    to_ports(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -85,9 +80,5 @@ pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
     let port_id = visit.ids.get(1).copied().ok_or_else(Error::not_found)?;
     let change = |()| DeleteExtraPort { tunnel_id, port_id };
     visit.change(&posted, Action::TunnelsDeleteExtraPort, Resource::Tunnel(tunnel_id), change).await?;
-    to_ports(visit)
-}
-
-fn to_ports(visit: &Visit) -> Result<Answer> {
-    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}/ports", visit.id()?))))
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }

@@ -20,6 +20,8 @@ use crate::form::KEY;
 use crate::view::{badge, bytes, field, list, page};
 use crate::visit::{Posted, Visit};
 
+const PAGE: &str = "{s}/tunnels/{id}";
+
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let tunnels = visit.service().tunnels(&visit.caller, visit.page()).await?;
     let content = html! {
@@ -110,14 +112,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
 fn settings(visit: &Visit, tunnel: &Tunnel) -> Markup {
     let path = visit.in_scope(&format!("/tunnels/{}/settings", tunnel.id));
     let port = tunnel.spec.local_port.to_string();
-    let text = |name, label, value| field::Field {
-        name,
-        label,
-        value: visit.typed(name).unwrap_or(value),
-        fault: visit.fault(name),
-        required: true,
-        ..field::Field::default()
-    };
+    let text = |name, label, value| field::Field { required: true, ..field::typed(visit, name, label, value) };
     html! {
         form method="post" action=(path) {
             (field::hidden(KEY, &visit.form_key(&path)))
@@ -206,7 +201,7 @@ pub(crate) async fn change(visit: &Visit, posted: Posted) -> Result<Answer> {
     let change = |change| UpdateTunnel { tunnel_id, change, password_hash: None };
     let body = read::<TunnelPatch>(Some(&tree));
     visit.change_with(&posted, Action::TunnelsUpdate, Resource::Tunnel(tunnel_id), body, change).await?;
-    to_tunnel(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn start(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -219,7 +214,7 @@ pub(crate) async fn start(visit: &Visit, posted: Posted) -> Result<Answer> {
     let change = |choice| Start { tunnel_id, choice };
     let body = read::<StartTunnel>(Some(&tree));
     visit.change_with(&posted, Action::TunnelsStart, Resource::Tunnel(tunnel_id), body, change).await?;
-    to_tunnel(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn stop(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -234,7 +229,7 @@ async fn act_on_running(visit: &Visit, posted: Posted, asked: Action, action: Re
     let tunnel_id = visit.id()?;
     let change = |()| ActOnRunning { tunnel_id, action };
     visit.change(&posted, asked, Resource::Tunnel(tunnel_id), change).await?;
-    to_tunnel(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -250,8 +245,4 @@ pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
     let change = |()| DeleteTunnel { tunnel_id };
     visit.change(&posted, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), change).await?;
     Ok(Answer::see_other(&visit.in_scope("/tunnels")))
-}
-
-fn to_tunnel(visit: &Visit) -> Result<Answer> {
-    Ok(Answer::see_other(&visit.in_scope(&format!("/tunnels/{}", visit.id()?))))
 }

@@ -18,6 +18,8 @@ use crate::view::{badge, field, list, page, time};
 use crate::visit::{Posted, Visit};
 use crate::webhooks;
 
+const PAGE: &str = "{s}/webhooks/{id}";
+
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let webhook = visit.service().webhook(&visit.caller, visit.id()?).await?;
     let attempts = visit.service().attempts_of(&webhook, visit.page()).await?;
@@ -48,13 +50,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
 fn switch(visit: &Visit, path: &str, is_enabled: bool) -> Markup {
     let (status, label) =
         if is_enabled { (WebhookStatus::Disabled, "Disable") } else { (WebhookStatus::Enabled, "Enable") };
-    html! {
-        form.button-form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(path)))
-            (field::hidden("status", status.as_str()))
-            button type="submit" { (label) }
-        }
-    }
+    field::button_with(visit, path, label, &[("status", status.as_str())])
 }
 
 fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>) -> Markup {
@@ -113,14 +109,14 @@ async fn update(visit: &Visit, posted: Posted, body: Vec<(String, JsonTree)>) ->
     let body = read::<WebhookPatch>(Some(&JsonTree::Object(body)));
     let change = |change| UpdateWebhook { webhook_id, change };
     visit.change_with(&posted, Action::WebhooksUpdate, Resource::Webhook(webhook_id), body, change).await?;
-    to_webhook(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn test(visit: &Visit, posted: Posted) -> Result<Answer> {
     let webhook_id = visit.id()?;
     let change = |()| TestWebhook { webhook_id };
     visit.change(&posted, Action::WebhooksTest, Resource::Webhook(webhook_id), change).await?;
-    to_webhook(visit)
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
 pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
@@ -132,8 +128,4 @@ pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
         Err(error) if error.code != Code::NotFound => Err(error),
         _ => Ok(Answer::see_other(&visit.in_scope("/webhooks"))),
     }
-}
-
-fn to_webhook(visit: &Visit) -> Result<Answer> {
-    Ok(Answer::see_other(&visit.in_scope(&format!("/webhooks/{}", visit.id()?))))
 }

@@ -74,14 +74,7 @@ fn new_endpoint(visit: &Visit) -> Markup {
 
 /// The fields that an endpoint has, new or not.
 pub(crate) fn fields(visit: &Visit, url: &str, description: &str, events: &[EventKind]) -> Markup {
-    let text = |name, label, value, hint| field::Field {
-        name,
-        label,
-        value: visit.typed(name).unwrap_or(value),
-        hint: Some(hint),
-        fault: visit.fault(name),
-        ..field::Field::default()
-    };
+    let text = |name, label, value, hint| field::Field { hint: Some(hint), ..field::typed(visit, name, label, value) };
     let form = visit.refused.as_ref().map(|refused| &refused.form);
     let boxes = EventKind::ALL.iter().map(|event| {
         let name = format!("{BOX}{event}");

@@ -36,6 +36,12 @@ impl Default for Field<'_> {
     }
 }
 
+/// A line of a form that may be shown again: with what was typed, or else this value, and with what is wrong with it.
+pub(crate) fn typed<'a>(visit: &'a Visit, name: &'a str, label: &'a str, value: &'a str) -> Field<'a> {
+    let (value, fault) = (visit.typed(name).unwrap_or(value), visit.fault(name));
+    Field { name, label, value, fault, ..Field::default() }
+}
+
 pub(crate) fn text(field: &Field<'_>) -> Markup {
     let Field { name, label, kind, value, hint, fault, autocomplete, inputmode, required } = field;
     let (hint_id, fault_id) = (format!("{name}-hint"), format!("{name}-fault"));
@@ -115,9 +121,15 @@ pub(crate) fn hidden(name: &str, value: &str) -> Markup {
 
 /// A form that is one button.
 pub(crate) fn button(visit: &Visit, path: &str, label: &str) -> Markup {
+    button_with(visit, path, label, &[])
+}
+
+/// As [`button`], which also sends these fields.
+pub(crate) fn button_with(visit: &Visit, path: &str, label: &str, fields: &[(&str, &str)]) -> Markup {
     html! {
         form.button-form method="post" action=(path) {
             (hidden(KEY, &visit.form_key(path)))
+            @for (name, value) in fields { (hidden(name, value)) }
             button type="submit" { (label) }
         }
     }
