@@ -11,6 +11,7 @@ mod plan;
 mod policy;
 mod secrets;
 mod serve;
+mod set_up;
 mod team;
 
 use std::ffi::OsString;

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
+use culvert_domain::account;
 use culvert_service::accounts;
 use culvert_service::links::{self, NewLink};
 
@@ -27,6 +28,14 @@ pub(super) enum Account {
         #[arg(long)]
         email: String,
     },
+    /// Make an account an operator, who sees the installation in the dashboard
+    Operator {
+        #[arg(long)]
+        email: String,
+        /// Make it no operator any more
+        #[arg(long)]
+        off: bool,
+    },
 }
 
 impl Account {
@@ -34,6 +43,7 @@ impl Account {
         match self {
             Self::Create { email, name, plan } => create(config, output, email, name, plan).await,
             Self::Link { email } => link(config, output, &email).await,
+            Self::Operator { email, off } => set_operator(config, output, &email, !off).await,
         }
     }
 }
@@ -46,7 +56,7 @@ async fn create(
     plan: Option<String>,
 ) -> Result<(), CliError> {
     let plan = plan.unwrap_or_else(|| config.default_plan.clone());
-    check_email(&email)?;
+    let email = account::email(&email).map_err(|problem| refused(format!("--email {problem}")))?;
     operator::check_name("--name", &name)?;
     let (store, secrets) = operator::store_and_secrets(config).await?;
     operator::check_plan(config, &secrets, &plan).await?;
@@ -76,13 +86,17 @@ async fn link(config: &Config, output: Output, email: &str) -> Result<(), CliErr
     Ok(())
 }
 
+async fn set_operator(config: &Config, output: Output, email: &str, is_operator: bool) -> Result<(), CliError> {
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, email).await?;
+    accounts::set_operator(&store, account.id, is_operator).await.map_err(|error| refused(error.detail))?;
+    let value = json!({"id": account.id, "email": account.email, "operator": is_operator});
+    let word = if is_operator { "is an operator" } else { "is no operator" };
+    print(output, &value, || format!("{} {word}", account.email));
+    Ok(())
+}
+
 /// The URL of a link. The secret stands in its fragment, which no server sees.
 pub(super) fn entrance(config: &Config, secret: &str) -> String {
     format!("{}/enter#{secret}", config.dashboard_url())
-}
-
-fn check_email(email: &str) -> Result<(), CliError> {
-    let parts = email.split_once('@').is_some_and(|(local, domain)| !local.is_empty() && !domain.is_empty());
-    let clean = email.len() <= 254 && !email.chars().any(|c| c.is_control() || c.is_whitespace());
-    if parts && clean { Ok(()) } else { Err(refused("--email must be an e-mail address")) }
 }

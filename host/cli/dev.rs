@@ -162,6 +162,7 @@ fn names(app: &App, web: &Value) -> Vec<(String, String)> {
 async fn dashboard(app: &App) -> Result<String, CliError> {
     let account = app.store.account_by_email(EMAIL).await?.filter(|_| app.dashboard.is_some());
     let Some(account) = account else { return Ok(String::new()) };
+    accounts::set_operator(&app.store, account.id, true).await?;
     let link = links::create(&app.store, account.id).await?;
     Ok(format!("dashboard      {}\n    ", entrance(&app.config, &link.secret)))
 }

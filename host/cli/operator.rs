@@ -8,10 +8,9 @@ use uuid::Uuid;
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
 use crate::policies;
-use culvert_domain::account::Account;
+use culvert_domain::account::{self, Account};
 use culvert_domain::caller::Scope;
 use culvert_domain::error::Chain;
-use culvert_domain::text;
 use culvert_service::keys;
 use culvert_service::secrets::Secrets;
 use culvert_store::Store;
@@ -85,10 +84,5 @@ pub(super) async fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -
 
 /// A name that people are shown.
 pub(super) fn check_name(option: &str, name: &str) -> Result<(), CliError> {
-    let fits = (1..=100).contains(&name.chars().count()) && text::is_plain(name);
-    if fits {
-        Ok(())
-    } else {
-        Err(refused(format!("{option} must have 1 to 100 characters, none of them a control character")))
-    }
+    account::name(name).map(drop).map_err(|problem| refused(format!("{option} {problem}")))
 }

@@ -9,7 +9,7 @@ use culvert_wire::socket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::{CliError, refused};
+use super::{CliError, refused, set_up};
 use crate::app::{App, Host};
 use crate::config::{Config, LogFormat};
 use crate::policies;
@@ -26,6 +26,7 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
         host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
         () = stopped.as_mut() => return Ok(()),
     };
+    set_up::offer(&host.app).await?;
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
     stopped.await;
     reloads.abort();

@@ -7,7 +7,7 @@ use crate::ROOT;
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::path::own_page;
-use crate::sign_in::signed_in;
+use crate::public_form::signed_in;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
 
@@ -75,8 +75,16 @@ fn password(visit: &Visit) -> Markup {
     }
 }
 
+/// What somebody does first who has not just proved who it is; then it leads to a page.
+pub(crate) fn asked_first(visit: &Visit, next: &str, what: &str) -> Markup {
+    html! {
+        @if visit.sign_in.has_password { (confirmation(visit, next, &format!("Before you {what}, type your password once more."))) }
+        @else { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }
+    }
+}
+
 /// Asks for the password once more; then it leads to a page.
-pub(crate) fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
+fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
     html! {
         form method="post" action=(CONFIRM) {
             p { (why) }

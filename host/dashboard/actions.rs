@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
-use crate::{access, account, devices, domain, keys, new_tunnel, ports, tunnels, webhook, webhooks};
+use crate::{access, account, devices, domain, keys, new_tunnel, ports, team, tunnels, webhook, webhooks, welcome};
 
 /// A form that is posted to a path below `/dashboard`.
 pub struct Act {
@@ -60,6 +60,17 @@ pub const ACTIONS: &[Act] = &[
     act("{s}/webhooks/{id}/delete", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::delete(visit, posted))),
     elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
     act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
+    act("{s}/team", "{s}/team", |visit, posted| Box::pin(team::create(visit, posted))),
+    act("{s}/team/name", "{s}/team", |visit, posted| Box::pin(team::rename(visit, posted))),
+    elevated("{s}/team/delete", "{s}/team", |visit, posted| Box::pin(team::delete(visit, posted))),
+    act("{s}/team/leave", "{s}/team", |visit, posted| Box::pin(team::leave(visit, posted))),
+    elevated("{s}/team/members/{id}/role", "{s}/team", |visit, posted| Box::pin(team::set_role(visit, posted))),
+    elevated("{s}/team/members/{id}/remove", "{s}/team", |visit, posted| Box::pin(team::remove(visit, posted))),
+    elevated("{s}/team/invitations", "{s}/team", |visit, posted| Box::pin(team::invite(visit, posted))),
+    elevated("{s}/team/invitations/{id}/revoke", "{s}/team", |visit, posted| {
+        Box::pin(team::revoke_invitation(visit, posted))
+    }),
+    act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
     act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),

@@ -22,7 +22,7 @@ use crate::form::{Form, KEY};
 use crate::path::Named;
 use crate::view::notice;
 use crate::visit::{Posted, Refused, Visit};
-use crate::{Dashboard, ROOT, Site, cookie, pages, sign_in};
+use crate::{Dashboard, ROOT, Site, cookie, entrance, pages, sign_in};
 
 pub(crate) struct Pages(pub Arc<Dashboard>);
 
@@ -76,7 +76,7 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         Some(value) => dashboard.sign_ins.find(&dashboard.service, &value, client.address).await?,
         None => None,
     };
-    if let Some(answer) = sign_in::answer(dashboard, req, &below, known.as_ref(), &client).await? {
+    if let Some(answer) = entrance::answer(dashboard, req, &below, known.as_ref(), &client).await? {
         return Ok(answer);
     }
     let Some(sign_in) = known else { return sign_in_first(dashboard, req, &below, reads) };

@@ -11,7 +11,7 @@ use maud::{Markup, html};
 use salvo::http::StatusCode;
 use serde_json::json;
 
-use crate::account::confirmation;
+use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::view::{badge, field, list, page, secret, time};
@@ -58,11 +58,7 @@ fn new_key(visit: &Visit) -> Markup {
     html! {
         section {
             h2 { "New key" }
-            @if !visit.sign_in.has_password {
-                p { a href="/dashboard/account" { "Set a password" } " first: a key is made by who can prove who it is." }
-            } @else if !visit.is_elevated() {
-                (confirmation(visit, &path, "Before you make a key, type your password once more."))
-            } @else {
+            @if !visit.is_elevated() { (asked_first(visit, &path, "make a key")) } @else {
                 form method="post" action=(path) {
                     (field::hidden(KEY, &visit.form_key(&path)))
                     (field::text(&field::Field { name: "name", label: "Name", required: true, value: visit.typed("name").unwrap_or_default(),

@@ -15,6 +15,7 @@ mod assets;
 mod cookie;
 mod devices;
 mod domain;
+mod entrance;
 mod form;
 mod handler;
 mod keys;
@@ -25,12 +26,15 @@ mod overview;
 pub mod pages;
 mod path;
 mod ports;
+mod public_form;
 mod sign_in;
+mod team;
 mod tunnels;
 mod view;
 mod visit;
 mod webhook;
 mod webhooks;
+mod welcome;
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use maud::Markup;
 use crate::path::{Named, matches};
 use crate::visit::Visit;
 use crate::{
-    access, account, devices, domain, keys, new_tunnel, operations, overview, ports, tunnels, webhook, webhooks,
+    access, account, devices, domain, keys, new_tunnel, operations, overview, ports, team, tunnels, webhook, webhooks,
 };
 
 /// One page, below `/dashboard`.
@@ -33,6 +33,7 @@ pub const PAGES: &[Page] = &[
     page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),
     page("{s}/webhooks/{id}", |visit| Box::pin(webhook::show(visit))),
     page("{s}/keys", |visit| Box::pin(keys::list(visit))),
+    page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("account", |visit| Box::pin(account::show(visit))),
 ];
 

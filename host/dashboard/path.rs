@@ -4,6 +4,9 @@ use uuid::Uuid;
 
 use crate::ROOT;
 
+/// Where links lead.
+pub(crate) const ENTER: &str = "/dashboard/enter";
+pub(crate) const SIGN_IN: &str = "/dashboard/sign-in";
 /// Where the button to sign out leads.
 pub(crate) const SIGN_OUT: &str = "/dashboard/sign-out";
 

@@ -53,6 +53,12 @@ string_enum! {
         WebhooksListDeliveries "webhooks.list_deliveries",
         KeysCreate "keys.create",
         DevicesCreateCode "devices.create_code",
+        TeamsUpdate "teams.update",
+        TeamsDelete "teams.delete",
+        MembersSetRole "members.set_role",
+        MembersRemove "members.remove",
+        InvitationsCreate "invitations.create",
+        InvitationsRevoke "invitations.revoke",
     }
 }
 
@@ -99,8 +105,21 @@ impl Action {
             Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
                 Permission::WebhooksWrite
             }
-            Action::KeysCreate | Action::DevicesCreateCode => return None,
+            Action::KeysCreate
+            | Action::DevicesCreateCode
+            | Action::TeamsUpdate
+            | Action::TeamsDelete
+            | Action::MembersSetRole
+            | Action::MembersRemove
+            | Action::InvitationsCreate
+            | Action::InvitationsRevoke => return None,
         })
+    }
+
+    /// Whether it only takes rights away. Plans are not asked about such an action: a plan that includes nothing must not
+    /// keep anybody from it.
+    pub fn only_takes_away(self) -> bool {
+        matches!(self, Action::TeamsDelete | Action::MembersRemove | Action::InvitationsRevoke)
     }
 
     /// The remote action that it asks a device for.

@@ -23,6 +23,17 @@ string_enum! {
     }
 }
 
+impl Role {
+    /// As in "to be an owner".
+    pub fn with_article(self) -> &'static str {
+        match self {
+            Self::Owner => "an owner",
+            Self::Admin => "an admin",
+            Self::Member => "a member",
+        }
+    }
+}
+
 /// The personal scope of an account, or a Team's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {

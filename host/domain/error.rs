@@ -134,11 +134,13 @@ pub fn is_code(text: &str) -> bool {
 impl Code {
     /// Whether the dashboard alone answers with it, and no endpoint of the API.
     pub fn is_of_dashboard(&self) -> bool {
-        use Code::{CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LinkNotValid, SignInRequired};
-        matches!(
-            self,
-            SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired | KeyLimitReached | LinkNotValid
-        )
+        use Code::{
+            CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LastOperator, LastOwner, LimitReached,
+            LinkNotValid, SignInRequired, TeamNotEmpty,
+        };
+        let refused = matches!(self, SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired);
+        refused
+            || matches!(self, KeyLimitReached | LimitReached | LastOwner | LastOperator | TeamNotEmpty | LinkNotValid)
     }
 
     /// The code of a denial: one of the host's own, or one that the policy brought along.
@@ -286,8 +288,17 @@ codes! {
         "The change needs the password once more, because somebody else may have found the browser open."
     KeyLimitReached "key_limit_reached" "There is no room for more API keys"
         "An account has at most 50 valid keys in a scope. Revoke one first."
+    LimitReached "limit_reached" "There is no room for more"
+        "An account owns at most 20 Teams, and a Team has at most 100 open invitations. Delete one first."
+    LastOwner "last_owner" "The Team would have no owner"
+        "Make another member an owner first."
+    LastOperator "last_operator" "The installation would have no operator"
+        "Make another account an operator first."
+    TeamNotEmpty "team_not_empty" "The Team has tunnels or devices"
+        "Delete its tunnels and remove its devices first."
     LinkNotValid "link_not_valid" "The link is not valid"
-        "A link can be used once, within 30 minutes. Whoever runs the server makes another one: `culvert account link`."
+        "A link can be used once: to sign in, within 30 minutes, and an invitation within 7 days. Whoever made it makes \
+         another one; `culvert account link` does on the server."
     InternalError "internal_error" "Something went wrong"
         "The fault is ours. Report the request id; a retry with the same Idempotency-Key is safe."
     ServiceUnavailable "service_unavailable" "The service is not available"

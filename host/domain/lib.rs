@@ -30,6 +30,7 @@ pub mod protocol;
 pub mod session;
 pub mod sign_in;
 pub mod string_enum;
+pub mod team;
 pub mod text;
 pub mod tunnel;
 pub mod tunnel_devices;

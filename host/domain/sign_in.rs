@@ -31,6 +31,8 @@ pub struct SignIn {
     pub elevated_until: Option<DateTime<Utc>>,
     /// Whether the account has a password.
     pub has_password: bool,
+    /// Whether the account operates the installation.
+    pub is_operator: bool,
 }
 
 /// The browser of a sign-in.

@@ -87,6 +87,10 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::DomainInUse
         | Code::AlreadyOnNode
         | Code::KeyLimitReached
+        | Code::LimitReached
+        | Code::LastOwner
+        | Code::LastOperator
+        | Code::TeamNotEmpty
         | Code::WebhookLimitReached
         | Code::WebhookDisabled => StatusCode::CONFLICT,
         Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,

@@ -56,6 +56,25 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
         .await
 }
 
+/// Makes an account an operator of the installation, or no operator any more.
+///
+/// # Errors
+///
+/// `last_operator` if there would be none; if the database fails.
+pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool) -> Result<()> {
+    store
+        .write(None, move |write| {
+            Box::pin(async move {
+                if !is_operator && write.is_last_operator(account_id).await? {
+                    let detail = "The account is the only operator; make another one first.";
+                    return Err(Error::new(Code::LastOperator, detail));
+                }
+                write.set_operator(account_id, is_operator).await
+            })
+        })
+        .await
+}
+
 /// Gives an account's personal scope or a Team a plan.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_api_types::requests::Input;
+use culvert_domain::account;
 use culvert_domain::caller::{Caller, Role};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -9,7 +10,6 @@ use culvert_domain::key::ApiKey;
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::permission::Permissions;
 use culvert_domain::plan::Entitlement;
-use culvert_domain::text;
 use culvert_store::keys::KeyRecord;
 use culvert_store::{Store, Write};
 use uuid::Uuid;
@@ -20,7 +20,6 @@ use crate::gate::{Permit, RequestDraft};
 
 /// Keys of an account in a scope that can be used.
 const PER_ACCOUNT: u32 = 50;
-const NAME_CHARACTERS: std::ops::RangeInclusive<usize> = 1..=100;
 /// Days that a key may last, where it ends at all.
 const DAYS: std::ops::RangeInclusive<i64> = 1..=3650;
 
@@ -127,10 +126,10 @@ impl RequestDraft for WantedKey {
 
     fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<KeyDefinition, Vec<Fault>> {
         let mut faults = Vec::new();
-        let name = self.name.trim().to_owned();
-        if !NAME_CHARACTERS.contains(&name.chars().count()) || !text::is_plain(&name) {
-            faults.push(Fault::new("name", "must have 1 to 100 characters, none of them a control character"));
-        }
+        let name = account::name(&self.name).unwrap_or_else(|problem| {
+            faults.push(Fault::new("name", problem));
+            String::new()
+        });
         let permissions = Permissions::parse(&self.scopes).map_err(|problem| Fault::new("scopes", problem.to_string()));
         let days = match self.days.trim() {
             "" => Ok(None),

@@ -11,11 +11,11 @@ use culvert_domain::facts::{Resource, ResourceFacts};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::permission::{Permission, Permissions};
 use culvert_domain::string_enum::StringEnum;
+use culvert_domain::team::Member;
 use culvert_domain::tunnel::{Tunnel, TunnelStatus};
 use culvert_domain::webhook::Webhook;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_store::Store;
-use culvert_store::scopes::Member;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 

@@ -271,7 +271,9 @@ impl Gate {
         let sources = FactSources { context, caller, action, facts: &facts, devices: involved, input: draft.input() };
         let asked = policies.pinned.with_facts(sources.values(wanted));
         let wants = draft.wants();
-        allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, wants.clone())).await)?;
+        if !action.only_takes_away() {
+            allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, wants.clone())).await)?;
+        }
         plan::check(&entitlement, action, facts.counters, &wants)?;
         allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)).await)?;
 

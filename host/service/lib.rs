@@ -28,6 +28,7 @@ mod failed_auth;
 pub mod forms;
 pub mod gate;
 pub mod idempotency;
+pub mod invitations;
 pub mod jobs;
 pub mod keyed_mutex;
 pub mod keys;

@@ -6,6 +6,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
 use culvert_store::Store;
+use culvert_wire::clock::Clock;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -21,13 +22,18 @@ pub struct NewLink {
     pub expires_at: DateTime<Utc>,
 }
 
+/// A secret for a link.
+pub fn new_secret(clock: &Clock) -> String {
+    URL_SAFE_NO_PAD.encode(clock.random::<32>())
+}
+
 /// Creates a link for an account.
 ///
 /// # Errors
 ///
 /// If the database fails.
 pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
-    let secret = URL_SAFE_NO_PAD.encode(store.clock().random::<32>());
+    let secret = new_secret(store.clock());
     store
         .write(None, move |write| {
             Box::pin(async move {
@@ -37,6 +43,21 @@ pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
             })
         })
         .await
+}
+
+/// Makes the link by which the first operator comes in, while no account can sign in; ends a former one.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn offer_setup(store: &Store) -> Result<Option<String>> {
+    let secret = if store.somebody_can_sign_in().await? { None } else { Some(new_secret(store.clock())) };
+    let hash = secret.as_deref().map(hash);
+    let replace = store.write(None, move |write| {
+        Box::pin(async move { write.replace_setup_link(hash.as_ref().map(<[u8; 32]>::as_slice)).await })
+    });
+    replace.await?;
+    Ok(secret)
 }
 
 /// The hash by which a secret is found.

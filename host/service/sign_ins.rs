@@ -3,6 +3,7 @@
 
 mod strength;
 mod throttle;
+mod welcome;
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -21,9 +22,10 @@ use hashlink::LruCache;
 use uuid::Uuid;
 
 use crate::Service;
-use crate::links::{self, hash};
+use crate::links::hash;
 use strength::{PASSWORD_CHARACTERS, check_strength};
 use throttle::{Account, Throttle};
+pub use welcome::{Entered, NewPerson, Welcome};
 
 /// How old a sign-in may be that is taken from the cache.
 const FRESH: Duration = Duration::from_secs(1);
@@ -43,6 +45,9 @@ pub struct Lifetimes {
     /// Without a request.
     pub idle: TimeDelta,
 }
+
+/// How long an operator's sign-in lasts, at most.
+const OPERATOR: Lifetimes = Lifetimes { absolute: TimeDelta::hours(24), idle: TimeDelta::hours(2) };
 
 /// The hashes of values that sign-ins have, and what was last read of them.
 type Remembered = LruCache<[u8; 32], Option<(Moment, SignIn)>>;
@@ -124,9 +129,13 @@ impl SignIns {
         Ok(Some(sign_in))
     }
 
-    /// When a sign-in ends if it is not used any more.
+    /// When a sign-in ends if it is not used any more. An operator's lasts for a day.
     pub fn end_of(&self, sign_in: &SignIn) -> DateTime<Utc> {
-        sign_in.expires_at.min(sign_in.last_seen_at + self.lifetimes.idle)
+        let end = sign_in.expires_at.min(sign_in.last_seen_at + self.lifetimes.idle);
+        if !sign_in.is_operator {
+            return end;
+        }
+        end.min(sign_in.created_at + OPERATOR.absolute).min(sign_in.last_seen_at + OPERATOR.idle)
     }
 
     /// The sign-ins of the same account, the last used first.
@@ -148,36 +157,6 @@ impl SignIns {
     /// `rate_limited` if that was one too many.
     pub fn count(&self, sign_in: &SignIn, is_change: bool) -> Result<()> {
         self.throttle.count_request(sign_in.id, is_change, self.clock.moment()).map_err(wait_for)
-    }
-
-    /// Signs somebody in who has a link. The link is used up.
-    ///
-    /// # Errors
-    ///
-    /// `link_not_valid` if it is used up, too old or none; `rate_limited` after too many of those from one address.
-    pub async fn enter(&self, service: &Service, typed: &str, client: &Client) -> Result<SignInValue> {
-        let now = self.clock.moment();
-        self.throttle.links.wait(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
-        let not_valid = || {
-            self.throttle.links.count(client.address, now);
-            Error::of(Code::LinkNotValid)
-        };
-        let hash = links::hash_of(typed).ok_or_else(not_valid)?;
-        // Checked first without a write transaction, so that wrong links do not delay other writers.
-        if !service.store.has_link(&hash).await? {
-            return Err(not_valid());
-        }
-        let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Link, client);
-        let entered = service.store.write(None, move |write| {
-            Box::pin(async move {
-                let Some(account_id) = write.take_link(&hash).await? else { return Ok(None) };
-                new.account_id = account_id;
-                write.create_sign_in(&new, PER_ACCOUNT).await.map(Some)
-            })
-        });
-        entered.await?.ok_or_else(not_valid)?;
-        self.expect(&value);
-        Ok(value)
     }
 
     /// Signs somebody in with a password. `None` if it is not right: whether there is such an account is not told, and
@@ -236,7 +215,7 @@ impl SignIns {
         if !sign_in.may_set_password(self.clock.now()) {
             return Err(Error::of(Code::ElevationRequired));
         }
-        check_strength(&service.passwords, &password, sign_in).await?;
+        check_strength(&service.passwords, &password, [&sign_in.email, &sign_in.name]).await?;
         let hash = service.passwords.hash(Some(password)).await?;
         self.give_new_value(service, sign_in, hash).await
     }

@@ -1,11 +1,25 @@
-//! Teams and their members, as the operator makes them.
+//! Teams and their members, as people and the operator make and change them.
 
-use culvert_domain::caller::{Role, Scope};
-use culvert_domain::error::{Code, Error, Result};
-use culvert_store::Store;
+use culvert_api_types::requests::Input;
+use culvert_domain::account;
+use culvert_domain::caller::{Caller, Role, Scope};
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::ResourceFacts;
+use culvert_domain::page::{Page, PageRows};
+use culvert_domain::plan::Entitlement;
+use culvert_domain::team::Member;
+use culvert_store::{Store, Write};
 use uuid::Uuid;
 
+use crate::Service;
+use crate::call::Answered;
+use crate::commit::Change;
 use crate::devices;
+use crate::gate::{Permit, RequestDraft};
+use crate::idempotency::{self, IdempotencyKey, StoredResponse};
+
+/// Teams that an account may own.
+const TEAMS_PER_ACCOUNT: u32 = 20;
 
 /// What happens to an account's membership of a Team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,34 +48,184 @@ pub async fn create(store: &Store, name: String, plan: String, owner_id: Uuid) -
     store.write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner_id).await })).await
 }
 
-/// Adds a member, changes a member's role, or removes a member.
+/// Adds a member, changes a member's role, or removes a member, on behalf of the operator.
 ///
 /// # Errors
 ///
-/// `Code::ValidationFailed` if the account is in the Team already or not in it, or is its last owner and steps down; if
-/// the database fails.
+/// As [`Service::leave_team`]; `Code::ValidationFailed` if the account is in the Team already, or not in it.
 pub async fn change(store: &Store, team_id: Uuid, account_id: Uuid, what: Membership) -> Result<()> {
-    let refuse = |detail: &'static str| Err(Error::new(Code::ValidationFailed, detail));
     store
         .write(Some(team_id), move |write| {
             Box::pin(async move {
                 match (write.role_of(team_id, account_id).await?, what) {
                     (Some(_), Membership::Added(_)) => {
-                        return refuse("the account is in the Team already; use set-role");
+                        Err(Error::new(Code::ValidationFailed, "the account is in the Team already; use set-role"))
                     }
                     (None, Membership::Changed(_) | Membership::Removed) => {
-                        return refuse("the account is not in the Team");
+                        Err(Error::new(Code::ValidationFailed, "the account is not in the Team"))
                     }
-                    _ => {}
-                }
-                if what.role() != Some(Role::Owner) && write.is_last_owner(team_id, account_id).await? {
-                    return refuse("the account is the Team's last owner; make another one first");
-                }
-                match what.role() {
-                    Some(role) => write.set_role(team_id, account_id, role).await,
-                    None => devices::remove_member(write, team_id, account_id).await,
+                    _ => apply(write, team_id, account_id, what).await,
                 }
             })
         })
         .await
+}
+
+async fn apply(write: &mut Write, team_id: Uuid, account_id: Uuid, what: Membership) -> Result<()> {
+    if what.role() != Some(Role::Owner) && write.is_last_owner(team_id, account_id).await? {
+        return Err(Error::new(Code::LastOwner, "The account is the Team's last owner; make another one first."));
+    }
+    match what.role() {
+        Some(role) => write.set_role(team_id, account_id, role).await,
+        None => devices::remove_member(write, team_id, account_id).await,
+    }
+}
+
+impl Service {
+    /// Makes a Team of an account, on the default plan, and stores its id as the response.
+    ///
+    /// # Errors
+    ///
+    /// `limit_reached` if the account owns too many; `validation_failed` for its name; if the database fails.
+    pub async fn create_team(&self, owner_id: Uuid, name: &str, key: &IdempotencyKey) -> Result<Answered> {
+        let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
+        let (plan, secrets, key) = (self.policies.current().default_plan.clone(), self.secrets.clone(), key.clone());
+        let create = self.store.write(Some(owner_id), move |write| {
+            Box::pin(async move {
+                if write.teams_owned_by(owner_id).await? >= TEAMS_PER_ACCOUNT {
+                    return Err(Error::of(Code::LimitReached));
+                }
+                let team = write.create_team(&name, &plan, owner_id).await?;
+                let body = serde_json::to_vec(&team.id).map_err(Error::internal)?;
+                let response = StoredResponse { status: 200, body };
+                idempotency::store(write, &secrets, &key, &response).await?;
+                Ok(Answered::Fresh(response))
+            })
+        });
+        create.await
+    }
+
+    /// A page of the members of the caller's Team.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn members(&self, caller: &Caller, page: Page) -> Result<PageRows<Member>> {
+        self.store.members_page(caller.scope.id, page).await
+    }
+
+    /// Has the caller leave its Team. No policy is asked whether it may.
+    ///
+    /// # Errors
+    ///
+    /// `last_owner` if the Team would have none; if the database fails.
+    pub async fn leave_team(&self, caller: &Caller) -> Result<()> {
+        let (team_id, account_id) = (caller.scope.id, caller.account_id);
+        let leave = self.store.write(Some(team_id), move |write| {
+            Box::pin(async move { apply(write, team_id, account_id, Membership::Removed).await })
+        });
+        leave.await
+    }
+}
+
+/// Refuses what the host lets nobody but owners and admins do, and only owners to owners, whatever the policies say.
+pub(crate) fn check_rank(caller: &Caller, concerned: &[Option<Role>]) -> Result<()> {
+    let forbidden = |detail| Err(Error::new(Code::from_policy("team_role_forbidden".into()), detail));
+    match caller.role {
+        Some(Role::Owner) => Ok(()),
+        Some(Role::Admin) if !concerned.contains(&Some(Role::Owner)) => Ok(()),
+        Some(Role::Admin) => forbidden("Only owners make, change and remove owners, and delete the Team."),
+        Some(Role::Member) | None => forbidden("Only owners and admins change the Team."),
+    }
+}
+
+/// The name that a Team is to have, as typed.
+#[derive(Clone, Debug)]
+pub struct WantedName(pub String);
+
+impl RequestDraft for WantedName {
+    type Valid = String;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<String, Vec<Fault>> {
+        account::name(&self.0).map_err(|problem| vec![Fault::new("name", problem)])
+    }
+}
+
+/// The role that a member is to have, as typed.
+#[derive(Clone, Debug)]
+pub struct WantedRole(pub String);
+
+impl RequestDraft for WantedRole {
+    type Valid = Role;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<Role, Vec<Fault>> {
+        role(&self.0).map_err(|fault| vec![fault])
+    }
+}
+
+pub(crate) fn role(typed: &str) -> Result<Role, Fault> {
+    typed.parse().map_err(|_| Fault::new("role", "must be owner, admin or member"))
+}
+
+/// Gives the caller's Team another name.
+pub struct RenameTeam {
+    pub name: String,
+}
+
+impl Change for RenameTeam {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        check_rank(permit.caller(), &[])?;
+        write.rename_team(permit.caller().scope.id, &self.name).await
+    }
+}
+
+/// Deletes the caller's Team, which has neither tunnels nor devices.
+pub struct DeleteTeam;
+
+impl Change for DeleteTeam {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let team_id = permit.caller().scope.id;
+        check_rank(permit.caller(), &[Some(Role::Owner)])?;
+        if !write.is_empty_scope(team_id).await? {
+            return Err(Error::of(Code::TeamNotEmpty));
+        }
+        write.delete_team(team_id).await
+    }
+}
+
+/// Changes the role of a member of the caller's Team, or removes it.
+pub struct ChangeMember {
+    pub account_id: Uuid,
+    pub what: Membership,
+}
+
+impl Change for ChangeMember {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let (team_id, account_id) = (permit.caller().scope.id, self.account_id);
+        let present = write.role_of(team_id, account_id).await?.ok_or_else(Error::not_found)?;
+        check_rank(permit.caller(), &[Some(present), self.what.role()])?;
+        apply(write, team_id, account_id, self.what).await
+    }
 }

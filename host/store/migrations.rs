@@ -53,6 +53,7 @@ const FILES: &[File] = files! {
     22 "0022_certificate_count_parts"
     23 "0023_people"
     24 "0024_ended_keys"
+    25 "0025_teams"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

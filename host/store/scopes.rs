@@ -11,12 +11,17 @@ use super::{Hint, Store, Write};
 use culvert_domain::account::Account;
 use culvert_domain::caller::{Role, Scope, ScopeKind};
 use culvert_domain::error::Result;
+use culvert_domain::page::{CursorPosition, Page, PageRows};
+use culvert_domain::team::Member;
 
-#[derive(Clone, Debug)]
-pub struct Member {
-    pub account_id: Uuid,
-    pub email: String,
-    pub role: Role,
+macro_rules! select_member {
+    ($rest:literal) => {
+        sql!(concat!(
+            "SELECT m.account_id, m.role, m.created_at, a.email, s.name FROM team_members m \
+             JOIN accounts a ON a.id = m.account_id JOIN scopes s ON s.id = m.account_id ",
+            $rest
+        ))
+    };
 }
 
 macro_rules! select_account {
@@ -44,8 +49,9 @@ impl Store {
     /// Finds Teams by id or name. Several Teams can have the same name.
     pub async fn teams_by_name(&self, team: &str) -> Result<Vec<Scope>> {
         let id = Uuid::parse_str(team).unwrap_or_default();
-        let sql =
-            sql!("SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id");
+        let sql = sql!(
+            "SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id"
+        );
         let rows = (&self.db).all(sql, args![id, team]).await?;
         Ok(rows.iter().map(scope).collect::<DbResult<_>>()?)
     }
@@ -57,18 +63,28 @@ impl Store {
 
     /// All scopes in the order of their ids, a page at a time.
     pub async fn scopes_after(&self, after: Uuid, limit: u32) -> Result<Vec<Scope>> {
-        let sql = sql!("SELECT id, kind, name, plan FROM scopes WHERE id > $1 ORDER BY id LIMIT $2");
+        let sql =
+            sql!("SELECT id, kind, name, plan FROM scopes WHERE id > $1 AND deleted_at IS NULL ORDER BY id LIMIT $2");
         let rows = (&self.db).all(sql, args![after, limit]).await?;
         Ok(rows.iter().map(scope).collect::<DbResult<_>>()?)
     }
 
     pub async fn members(&self, team_id: Uuid) -> Result<Vec<Member>> {
-        let sql = sql!(
-            "SELECT m.account_id, m.role, a.email FROM team_members m \
-             JOIN accounts a ON a.id = m.account_id WHERE m.team_id = $1 ORDER BY m.created_at, m.account_id"
-        );
+        let sql = select_member!("WHERE m.team_id = $1 ORDER BY m.created_at, m.account_id");
         let rows = (&self.db).all(sql, args![team_id]).await?;
         Ok(rows.iter().map(member).collect::<DbResult<_>>()?)
+    }
+
+    /// A page of the members of a Team, the newest first.
+    pub async fn members_page(&self, team_id: Uuid, page: Page) -> Result<PageRows<Member>> {
+        let sql = select_member!(
+            "WHERE m.team_id = $1 AND (m.created_at, m.account_id) < ($2, $3) \
+             ORDER BY m.created_at DESC, m.account_id DESC LIMIT $4"
+        );
+        let args = args![team_id, page.after.micros(), page.after.id, page.limit_plus_one()];
+        let rows = (&self.db).all(sql, args).await?;
+        let members = rows.iter().map(member).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.truncate(members, |member| CursorPosition { at: member.created_at, id: member.account_id }))
     }
 }
 
@@ -124,6 +140,49 @@ impl Write {
         Ok(others == 0 && self.role_of(team_id, account_id).await? == Some(Role::Owner))
     }
 
+    /// How many Teams an account owns.
+    pub async fn teams_owned_by(&mut self, account_id: Uuid) -> Result<u32> {
+        let sql = sql!("SELECT COUNT(*) AS teams FROM team_members WHERE account_id = $1 AND role = 'owner'");
+        Ok(self.one(sql, args![account_id]).await?.number("teams")?)
+    }
+
+    pub async fn rename_team(&mut self, team_id: Uuid, name: &str) -> Result<()> {
+        self.execute(sql!("UPDATE scopes SET name = $2 WHERE id = $1"), args![team_id, name]).await?;
+        Ok(())
+    }
+
+    /// Whether a scope has neither tunnels nor devices.
+    pub async fn is_empty_scope(&mut self, scope_id: Uuid) -> Result<bool> {
+        let sql = sql!(
+            "SELECT CASE WHEN EXISTS (SELECT 1 FROM tunnels WHERE scope_id = $1) \
+                 OR EXISTS (SELECT 1 FROM devices WHERE scope_id = $1) THEN 0 ELSE 1 END AS is_empty"
+        );
+        Ok(self.one(sql, args![scope_id]).await?.int("is_empty")? == 1)
+    }
+
+    /// Deletes a Team that is empty: its keys are revoked; codes, webhook endpoints, invitations and members go.
+    pub async fn delete_team(&mut self, team_id: Uuid) -> Result<()> {
+        let now = self.now;
+        for sql in [
+            sql!("UPDATE api_keys SET revoked_at = $2 WHERE scope_id = $1 AND revoked_at IS NULL"),
+            sql!("UPDATE scopes SET deleted_at = $2 WHERE id = $1"),
+        ] {
+            self.execute(sql, args![team_id, now]).await?;
+        }
+        for sql in [
+            sql!(
+                "DELETE FROM device_codes WHERE (account_id, scope_id) IN \
+                     (SELECT account_id, team_id FROM team_members WHERE team_id = $1)"
+            ),
+            sql!("DELETE FROM webhooks WHERE scope_id = $1"),
+            sql!("DELETE FROM invitations WHERE team_id = $1"),
+            sql!("DELETE FROM team_members WHERE team_id = $1"),
+        ] {
+            self.execute(sql, args![team_id]).await?;
+        }
+        Ok(())
+    }
+
     /// Sets the plan of a scope and lifts its suspension, because that belonged to the former plan's limit.
     pub async fn set_plan(&mut self, scope_id: Uuid, plan: &str) -> Result<()> {
         let sql = sql!("UPDATE scopes SET plan = $2, suspended_until = NULL WHERE id = $1");
@@ -139,9 +198,14 @@ impl Write {
         self.touch_scope(scope_id).await
     }
 
+    /// Removes a member, whose codes for devices of the Team end.
     pub async fn delete_member(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
-        let sql = sql!("DELETE FROM team_members WHERE team_id = $1 AND account_id = $2");
-        self.execute(sql, args![team_id, account_id]).await?;
+        for sql in [
+            sql!("DELETE FROM team_members WHERE team_id = $1 AND account_id = $2"),
+            sql!("DELETE FROM device_codes WHERE scope_id = $1 AND account_id = $2"),
+        ] {
+            self.execute(sql, args![team_id, account_id]).await?;
+        }
         Ok(())
     }
 }
@@ -157,5 +221,5 @@ pub(super) fn scope(row: &Row) -> DbResult<Scope> {
 }
 
 fn member(row: &Row) -> DbResult<Member> {
-    Ok(Member { account_id: row.id("account_id")?, email: row.text("email")?, role: row.string_enum("role")? })
+    Ok(row!(row => Member { account_id: id, email: text, name: text, role: string_enum, created_at: time }))
 }

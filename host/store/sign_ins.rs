@@ -33,7 +33,8 @@ macro_rules! select_sign_in {
     ($condition:literal) => {
         sql!(concat!(
             "SELECT i.id, i.account_id, i.method, i.address, i.agent, i.created_at, i.last_seen_at, i.expires_at, \
-                    i.elevated_until, a.email, s.name, p.account_id IS NOT NULL AS has_password \
+                    i.elevated_until, a.email, a.operator_since IS NOT NULL AS is_operator, s.name, \
+                    p.account_id IS NOT NULL AS has_password \
              FROM sign_ins i JOIN accounts a ON a.id = i.account_id JOIN scopes s ON s.id = i.account_id \
              LEFT JOIN passwords p ON p.account_id = i.account_id WHERE ",
             $condition
@@ -191,7 +192,7 @@ impl Write {
 fn sign_in(row: &Row) -> DbResult<SignIn> {
     Ok(row!(row => SignIn {
         id: id, account_id: id, email: text, name: text, method: string_enum, created_at: time, last_seen_at: time,
-        expires_at: time, elevated_until: optional_time, has_password: flag;
+        expires_at: time, elevated_until: optional_time, has_password: flag, is_operator: flag;
         client: SignInClient { address: row.optional_text("address")?, agent: row.text("agent")? },
     }))
 }

@@ -112,7 +112,7 @@ async fn failed_command_prints_one_line_error(engine: Engine) {
     culvert account create --email ada@example.com --name Ada
       1: culvert: ada@example.com: the e-mail address has an account
     culvert account create --email ada --name Ada
-      1: culvert: --email must be an e-mail address
+      1: culvert: --email must be an e-mail address with at most 254 characters
     culvert account create --email bob@example.com --name Bob --plan gold
       1: culvert: no policy knows a plan `gold`
     culvert team add --team Engines --account bob@example.com --role member
@@ -120,7 +120,7 @@ async fn failed_command_prints_one_line_error(engine: Engine) {
     culvert team add --team Nobody --account ada@example.com --role member
       1: culvert: there is no Team Nobody; `culvert team create` makes one
     culvert team remove --team Engines --account ada@example.com
-      1: culvert: the account is the Team's last owner; make another one first
+      1: culvert: The account is the Team's last owner; make another one first.
     culvert key create --account ada@example.com --scopes tunnels:fly
       2: culvert: --scopes: `tunnels:fly` is no scope; the scopes are account:read, tunnels:read, tunnels:write, tunnels:control, devices:read, devices:write, devices:control, operations:read, webhooks:read, webhooks:write, the presets read_only, operator, tunnel_manager, webhook_manager, full_access
     culvert key create --account eve@example.com --scopes full_access

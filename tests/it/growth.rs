@@ -42,6 +42,7 @@ const GROWING: &[&str] = &[
     "firewall_rules",
     "geoip_rules",
     "idempotency",
+    "invitations",
     "links",
     "node_ports",
     "operations",
@@ -75,6 +76,7 @@ const FIXED: &[&str] = &[
     "nodes",
     "platform_domains",
     "presets",
+    "setup_links",
 ];
 
 /// Tunnels of others, few and many, as `TEST_GROWTH=1000,100000` says.
@@ -188,7 +190,8 @@ async fn postgres_reads_no_growing_table_whole() {
     api_keys | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
     device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
-    scopes | …SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id
+    passwords | …SELECT 1 AS one FROM passwords LIMIT 1
+    scopes | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     team_members | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     ");
 }
@@ -200,12 +203,15 @@ async fn sqlite_reads_no_growing_table_whole() {
     seed(&host, Engine::Sqlite, sizes().1).await;
     let scans = scans_on_sqlite(&host.config().database_url()).await;
     assert_snapshot!(scans, @"
+    accounts: SCAN a USING INDEX accounts_operators | … $1 AND NOT EXISTS (SELECT 1 FROM accounts a JOIN passwords p ON p.account_id = a.id WHERE a.operator_since IS NOT NULL)
+    accounts: SCAN accounts USING INDEX accounts_operators | …NULL) AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL) THEN 1 ELSE 0 END AS is_last
     api_keys: SCAN api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys: SCAN k | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
     certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
     device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
-    scopes: SCAN scopes USING INDEX sqlite_autoindex_scopes_1 | …SELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND (id = $1 OR name = $2) ORDER BY id
+    passwords: SCAN passwords USING COVERING INDEX sqlite_autoindex_passwords_1 | …SELECT 1 AS one FROM passwords LIMIT 1
+    scopes: SCAN scopes USING INDEX sqlite_autoindex_scopes_1 | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     ");
 }
 

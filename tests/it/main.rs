@@ -21,6 +21,7 @@ mod crates;
 mod dashboard;
 mod dashboard_domains;
 mod dashboard_sign_in;
+mod dashboard_teams;
 mod dashboard_webhooks;
 mod data_connections;
 mod datagrams;

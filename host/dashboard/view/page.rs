@@ -98,6 +98,7 @@ fn navigation(visit: &Visit) -> Markup {
         ("/operations", "Operations"),
         ("/webhooks", "Webhooks"),
         ("/keys", "Keys"),
+        ("/team", "Team"),
     ];
     html! {
         nav.side aria-label="Pages" {

@@ -111,6 +111,12 @@ impl Seed {
         );
         insert(
             scopes,
+            "invitations",
+            "id, hash, team_id, email, role, invited_by, created_at, expires_at",
+            format!("{}, {hash}, {own}, 'seed', 'member', {own}, {past}, {later}", self.id(16, "i")),
+        );
+        insert(
+            scopes,
             "device_codes",
             "hash, account_id, scope_id, expires_at",
             format!("{hash}, {own}, {own}, {later}"),

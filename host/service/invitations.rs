@@ -1,0 +1,147 @@
+//! Invitations to Teams: made by owners and admins, and accepted by whoever has the link.
+
+use culvert_api_types::requests::Input;
+use culvert_domain::account;
+use culvert_domain::caller::{Caller, Role};
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::ResourceFacts;
+use culvert_domain::plan::Entitlement;
+use culvert_domain::team::{INVITATION_LIFETIME, Invitation, OPEN_INVITATIONS};
+use culvert_store::invitations::NewInvitation;
+use culvert_store::{Store, Write};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::call::Answered;
+use crate::commit::Change;
+use crate::gate::{Permit, RequestDraft};
+use crate::idempotency::{self, IdempotencyKey, StoredResponse};
+use crate::links;
+use crate::teams::{check_rank, role};
+
+/// Somebody who is to be invited, as typed.
+#[derive(Clone, Debug, Default)]
+pub struct WantedInvitation {
+    pub email: String,
+    pub role: String,
+}
+
+/// Somebody who may be invited.
+#[derive(Clone, Debug)]
+pub struct InvitationDefinition {
+    email: String,
+    role: Role,
+}
+
+impl RequestDraft for WantedInvitation {
+    type Valid = InvitationDefinition;
+
+    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
+        Ok(Vec::new())
+    }
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<InvitationDefinition, Vec<Fault>> {
+        match (account::email(&self.email), role(&self.role)) {
+            (Ok(email), Ok(role)) => Ok(InvitationDefinition { email, role }),
+            (email, role) => {
+                let faults = email.err().map(|problem| Fault::new("email", problem)).into_iter();
+                Err(faults.chain(role.err()).collect())
+            }
+        }
+    }
+}
+
+/// Invites somebody to the caller's Team, by a link with this secret.
+pub struct CreateInvitation {
+    pub definition: InvitationDefinition,
+    pub id: Uuid,
+    pub secret: String,
+}
+
+impl Change for CreateInvitation {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let caller = permit.caller();
+        let InvitationDefinition { email, role } = self.definition.clone();
+        check_rank(caller, &[Some(role)])?;
+        if write.open_invitations(caller.scope.id).await? >= OPEN_INVITATIONS {
+            return Err(Error::of(Code::LimitReached));
+        }
+        let new = NewInvitation {
+            id: self.id,
+            hash: links::hash(&self.secret),
+            team_id: caller.scope.id,
+            email,
+            role,
+            invited_by: caller.account_id,
+            expires_at: write.now + INVITATION_LIFETIME,
+        };
+        write.create_invitation(&new).await
+    }
+}
+
+/// Ends an invitation to the caller's Team.
+pub struct RevokeInvitation {
+    pub id: Uuid,
+}
+
+impl Change for RevokeInvitation {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        check_rank(permit.caller(), &[])?;
+        // It may be over or accepted meanwhile: there is none afterwards.
+        write.delete_invitation(permit.caller().scope.id, self.id).await.map(drop)
+    }
+}
+
+impl Service {
+    /// The open invitations to the caller's Team.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn invitations(&self, caller: &Caller) -> Result<Vec<Invitation>> {
+        self.store.invitations_of(caller.scope.id).await
+    }
+
+    /// Adds an account to the Team that a link invites to, and stores the Team's id as the response. Whoever is in the Team
+    /// already keeps its role. `None` if the link invites to none.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub(crate) async fn accept(
+        &self,
+        account_id: Uuid,
+        hash: [u8; 32],
+        key: &IdempotencyKey,
+    ) -> Result<Option<Answered>> {
+        let Some(Invitation { team_id, .. }) = self.store.invitation(&hash).await? else { return Ok(None) };
+        let (secrets, key) = (self.secrets.clone(), key.clone());
+        let accept = self.store.write(Some(team_id), move |write| {
+            Box::pin(async move {
+                let Some(invitation) = write.take_invitation(&hash).await? else { return Ok(None) };
+                join(write, &invitation, account_id).await?;
+                let body = serde_json::to_vec(&team_id).map_err(Error::internal)?;
+                let response = StoredResponse { status: 200, body };
+                idempotency::store(write, &secrets, &key, &response).await?;
+                Ok(Some(Answered::Fresh(response)))
+            })
+        });
+        accept.await
+    }
+}
+
+/// Adds an account to the Team of an invitation, unless it is there already.
+pub(crate) async fn join(write: &mut Write, invitation: &Invitation, account_id: Uuid) -> Result<()> {
+    if write.role_of(invitation.team_id, account_id).await?.is_none() {
+        write.set_role(invitation.team_id, account_id, invitation.role).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! How people come in by a link: with an account that is there, or with a new one, as the first operator or as somebody who
+//! was invited to a Team.
+
+use culvert_domain::account;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
+use culvert_domain::team::Invitation;
+use uuid::Uuid;
+
+use super::strength::check_strength;
+use super::{Client, PER_ACCOUNT, SignInValue, SignIns, wait_for};
+use crate::Service;
+use crate::call::Answered;
+use crate::idempotency::IdempotencyKey;
+use crate::invitations::join;
+use crate::links;
+
+/// What a link leads to.
+pub enum Entered {
+    /// Its account, which is signed in now.
+    SignedIn(SignInValue),
+    /// Something that takes more than the link, which is not used up.
+    Welcome(Welcome),
+}
+
+/// Whom a link is for.
+pub enum Welcome {
+    /// The first operator, who has no account yet.
+    Operator,
+    /// Somebody who is invited to a Team, and may have an account.
+    Member(Invitation),
+}
+
+/// Somebody who wants an account, as typed.
+#[derive(Clone, Default)]
+pub struct NewPerson {
+    pub name: String,
+    /// Not asked of somebody who was invited.
+    pub email: String,
+    pub password: String,
+}
+
+impl SignIns {
+    /// Signs somebody in who has a link to an account, which is used up; otherwise says what the link is for.
+    ///
+    /// # Errors
+    ///
+    /// `link_not_valid` if it is used up, too old or none; `rate_limited` after too many of those from one address.
+    pub async fn enter(&self, service: &Service, typed: &str, client: &Client) -> Result<Entered> {
+        let hash = self.hash_of_link(typed, client)?;
+        // Checked first without a write transaction, so that wrong links do not delay other writers.
+        if !service.store.has_link(&hash).await? {
+            return Ok(Entered::Welcome(self.welcome(service, hash, client).await?));
+        }
+        let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Link, client);
+        let entered = service.store.write(None, move |write| {
+            Box::pin(async move {
+                let Some(account_id) = write.take_link(&hash).await? else { return Ok(None) };
+                new.account_id = account_id;
+                write.create_sign_in(&new, PER_ACCOUNT).await.map(Some)
+            })
+        });
+        entered.await?.ok_or_else(|| self.not_valid(client))?;
+        self.expect(&value);
+        Ok(Entered::SignedIn(value))
+    }
+
+    /// Makes the account of somebody who has a link for a new one, and signs it in.
+    ///
+    /// # Errors
+    ///
+    /// As [`SignIns::enter`]; `validation_failed` with what is wrong with name, e-mail address and password.
+    pub async fn begin(
+        &self,
+        service: &Service,
+        typed: &str,
+        person: NewPerson,
+        client: &Client,
+    ) -> Result<SignInValue> {
+        let hash = self.hash_of_link(typed, client)?;
+        let welcome = self.welcome(service, hash, client).await?;
+        let (name, email) = check(service, &person, &welcome).await?;
+        let password = service.passwords.hash(Some(person.password)).await?;
+        let plan = service.policies.current().default_plan.clone();
+        let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Password, client);
+        new.elevated_until = Some(self.clock.now() + ELEVATION);
+        let team_id = match &welcome {
+            Welcome::Operator => None,
+            Welcome::Member(invitation) => Some(invitation.team_id),
+        };
+        let begun = service.store.write(team_id, move |write| {
+            Box::pin(async move {
+                let invitation = match welcome {
+                    Welcome::Operator if write.take_setup_link(&hash).await? => None,
+                    Welcome::Operator => return Ok(false),
+                    Welcome::Member(_) => match write.take_invitation(&hash).await? {
+                        Some(invitation) => Some(invitation),
+                        None => return Ok(false),
+                    },
+                };
+                // An error undoes everything, so that the link can be used again.
+                let account = write.create_account(&email, &name, &plan).await?.ok_or_else(has_account)?;
+                if let Some(password) = password {
+                    write.set_password(account.id, &password).await?;
+                }
+                match invitation {
+                    Some(invitation) => join(write, &invitation, account.id).await?,
+                    None => write.set_operator(account.id, true).await?,
+                }
+                new.account_id = account.id;
+                write.create_sign_in(&new, PER_ACCOUNT).await.map(|()| true)
+            })
+        });
+        if !begun.await? {
+            return Err(self.not_valid(client));
+        }
+        self.expect(&value);
+        Ok(value)
+    }
+
+    /// Has somebody who is signed in join the Team that a link invites to.
+    ///
+    /// # Errors
+    ///
+    /// As [`SignIns::enter`].
+    pub async fn accept(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        typed: &str,
+        key: &IdempotencyKey,
+        client: &Client,
+    ) -> Result<Answered> {
+        let hash = self.hash_of_link(typed, client)?;
+        service.accept(sign_in.account_id, hash, key).await?.ok_or_else(|| self.not_valid(client))
+    }
+
+    /// What a link is for that leads to no account.
+    ///
+    /// # Errors
+    ///
+    /// As [`SignIns::enter`].
+    pub async fn welcome_of(&self, service: &Service, typed: &str, client: &Client) -> Result<Welcome> {
+        let hash = self.hash_of_link(typed, client)?;
+        self.welcome(service, hash, client).await
+    }
+
+    async fn welcome(&self, service: &Service, hash: [u8; 32], client: &Client) -> Result<Welcome> {
+        if let Some(invitation) = service.store.invitation(&hash).await? {
+            return Ok(Welcome::Member(invitation));
+        }
+        let is_first = service.store.has_setup_link(&hash).await?;
+        is_first.then_some(Welcome::Operator).ok_or_else(|| self.not_valid(client))
+    }
+
+    fn hash_of_link(&self, typed: &str, client: &Client) -> Result<[u8; 32]> {
+        let now = self.clock.moment();
+        self.throttle.links.wait(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
+        links::hash_of(typed).ok_or_else(|| self.not_valid(client))
+    }
+
+    /// Counts a link that is not valid.
+    fn not_valid(&self, client: &Client) -> Error {
+        self.throttle.links.count(client.address, self.clock.moment());
+        Error::of(Code::LinkNotValid)
+    }
+}
+
+/// The name and the e-mail address of a new account, if they and the password will do.
+async fn check(service: &Service, person: &NewPerson, welcome: &Welcome) -> Result<(String, String)> {
+    let name = account::name(&person.name).map_err(|problem| Fault::new("name", problem));
+    let email = match welcome {
+        Welcome::Member(invitation) => Ok(invitation.email.clone()),
+        Welcome::Operator => account::email(&person.email).map_err(|problem| Fault::new("email", problem)),
+    };
+    let hints = [email.as_deref().unwrap_or_default(), person.name.as_str()];
+    let weak = match check_strength(&service.passwords, &person.password, hints).await {
+        Err(error) if error.code != Code::ValidationFailed => return Err(error),
+        checked => checked.err(),
+    };
+    match (name, email, weak) {
+        (Ok(name), Ok(email), None) => Ok((name, email)),
+        (name, email, weak) => {
+            let weak = weak.into_iter().flat_map(|error| error.faults);
+            Err(Error::invalid(name.err().into_iter().chain(email.err()).chain(weak).collect()))
+        }
+    }
+}
+
+fn has_account() -> Error {
+    Error::invalid(vec![Fault::new("email", "has an account; sign in with it first")])
+}

@@ -1,0 +1,63 @@
+//! Accounts that operate the installation, and the link by which the first of them comes in.
+
+use uuid::Uuid;
+
+use super::arg::args;
+use super::db::Read;
+use super::sql::sql;
+use super::{Store, Write};
+use culvert_domain::error::Result;
+
+impl Store {
+    /// Whether any account has a password.
+    pub async fn somebody_can_sign_in(&self) -> Result<bool> {
+        Ok((&self.db).optional(sql!("SELECT 1 AS one FROM passwords LIMIT 1"), args![]).await?.is_some())
+    }
+
+    /// Whether this is the link of the first operator.
+    pub async fn has_setup_link(&self, hash: &[u8]) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM setup_links WHERE hash = $1");
+        Ok((&self.db).optional(sql, args![hash]).await?.is_some())
+    }
+}
+
+impl Write {
+    /// Makes a link for the first operator; former ones end. With none, they only end.
+    pub async fn replace_setup_link(&mut self, hash: Option<&[u8]>) -> Result<()> {
+        self.execute(sql!("DELETE FROM setup_links"), args![]).await?;
+        let Some(hash) = hash else { return Ok(()) };
+        let now = self.now;
+        self.execute(sql!("INSERT INTO setup_links (hash, created_at) VALUES ($1, $2)"), args![hash, now]).await?;
+        Ok(())
+    }
+
+    /// Uses the link of the first operator. False if it is none, or an operator can sign in by now.
+    pub async fn take_setup_link(&mut self, hash: &[u8]) -> Result<bool> {
+        let sql = sql!(
+            "DELETE FROM setup_links WHERE hash = $1 AND NOT EXISTS (SELECT 1 FROM accounts a \
+                 JOIN passwords p ON p.account_id = a.id WHERE a.operator_since IS NOT NULL)"
+        );
+        Ok(self.execute(sql, args![hash]).await? == 1)
+    }
+
+    /// Makes an account an operator, or no operator any more.
+    pub async fn set_operator(&mut self, account_id: Uuid, is_operator: bool) -> Result<()> {
+        let since = is_operator.then_some(self.now);
+        let sql = sql!(
+            "UPDATE accounts SET operator_since = CASE WHEN CAST($2 AS BIGINT) IS NULL THEN NULL \
+                 ELSE COALESCE(operator_since, $2) END WHERE id = $1"
+        );
+        self.execute(sql, args![account_id, since]).await?;
+        Ok(())
+    }
+
+    /// Whether this account is the only operator.
+    pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
+        let sql = sql!(
+            "SELECT CASE WHEN EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \
+                 AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL) \
+                 THEN 1 ELSE 0 END AS is_last"
+        );
+        Ok(self.one(sql, args![account_id]).await?.int("is_last")? == 1)
+    }
+}
