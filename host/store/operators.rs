@@ -54,10 +54,9 @@ impl Write {
     /// Whether this account is the only operator.
     pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
         let sql = sql!(
-            "SELECT CASE WHEN EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \
-                 AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL) \
-                 THEN 1 ELSE 0 END AS is_last"
+            "SELECT (EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \
+                 AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL)) AS is_last"
         );
-        Ok(self.one(sql, args![account_id]).await?.int("is_last")? == 1)
+        Ok(self.one(sql, args![account_id]).await?.flag("is_last")?)
     }
 }

@@ -154,10 +154,10 @@ impl Write {
     /// Whether a scope has neither tunnels nor devices.
     pub async fn is_empty_scope(&mut self, scope_id: Uuid) -> Result<bool> {
         let sql = sql!(
-            "SELECT CASE WHEN EXISTS (SELECT 1 FROM tunnels WHERE scope_id = $1) \
-                 OR EXISTS (SELECT 1 FROM devices WHERE scope_id = $1) THEN 0 ELSE 1 END AS is_empty"
+            "SELECT NOT (EXISTS (SELECT 1 FROM tunnels WHERE scope_id = $1) \
+                 OR EXISTS (SELECT 1 FROM devices WHERE scope_id = $1)) AS is_empty"
         );
-        Ok(self.one(sql, args![scope_id]).await?.int("is_empty")? == 1)
+        Ok(self.one(sql, args![scope_id]).await?.flag("is_empty")?)
     }
 
     /// Deletes a Team that is empty: its keys are revoked; codes, webhook endpoints, invitations and members go.

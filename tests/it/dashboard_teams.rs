@@ -235,7 +235,7 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
         form.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         let shown = eves.post(&path, &form).await;
         assert_eq!(shown.outcome(), "403 team_role_forbidden", "{path}: {}", shown.text);
-        assert!(shown.text.contains("unknown-action"), "{path}: {}", shown.text);
+        assert!(shown.text.contains("membership-changes"), "{path}: {}", shown.text);
     }
 
     assert_eq!(act(&mut lins, &team, &eve, "role", &[("role", "admin")]).await, "303 -");

@@ -15,13 +15,14 @@ pub const CODES: [(&str, &str); 2] = [
     (NOT_OWNER, "Only the account that enrolled a device may rename it or turn its remote control off."),
 ];
 
-pub const RULES: [(&str, &str); 7] = [
+pub const RULES: [(&str, &str); 8] = [
     ("membership", "The caller must have a role in the Team"),
     ("device-owner", "Only its owner updates a device"),
     ("active-member", "A device can be controlled while its owner is in the Team"),
     ("own-tunnel", "Members change and delete the tunnels that they created"),
     ("own-device", "Members control their own devices, and lead no other anywhere"),
     ("webhooks", "Owners and admins change the Team's webhooks"),
+    ("membership-changes", "Owners and admins change the Team, its members and its invitations"),
     ("unknown-action", "Members may do nothing that these rules do not name"),
 ];
 
@@ -56,7 +57,8 @@ fn active_member(ask: &Ask) -> Option<Denial> {
 
 fn member(ask: &Ask) -> Option<Denial> {
     match ask.action.as_str() {
-        "tunnels.create" => None,
+        // Members make keys and enrol devices for themselves.
+        "tunnels.create" | "keys.create" | "devices.create_code" => None,
         "tunnels.start" | "tunnels.stop" | "tunnels.restart" | "devices.stop_all" | "devices.restart_agent" => {
             own_device(ask)
         }
@@ -66,6 +68,9 @@ fn member(ask: &Ask) -> Option<Denial> {
         action if action.starts_with("webhooks.") => {
             Some(forbidden("webhooks", "Only owners and admins change the Team's webhooks."))
         }
+        action if ["teams.", "members.", "invitations."].iter().any(|kind| action.starts_with(kind)) => Some(
+            forbidden("membership-changes", "Only owners and admins change the Team, its members and its invitations."),
+        ),
         _ => Some(forbidden("unknown-action", "Members of the Team may not do this.")),
     }
 }
@@ -90,7 +95,7 @@ mod tests {
     use crate::culvert::policy::types::Caller;
     use crate::exports::culvert::policy::roles::{Device, Part, Tunnel};
 
-    const ACTIONS: [&str; 11] = [
+    const ACTIONS: [&str; 14] = [
         "tunnels.create",
         "tunnels.update",
         "tunnels.create_extra_port",
@@ -101,6 +106,9 @@ mod tests {
         "devices.stop_all",
         "devices.restart_agent",
         "webhooks.create",
+        "keys.create",
+        "devices.create_code",
+        "members.remove",
         "moon.paint",
     ];
 
