@@ -255,7 +255,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         config_file: config.file.clone(),
         geoip_database: config.geoip.database.clone(),
     });
-    let dashboard = site::dashboard(&config, &service).map(Arc::new);
+    let dashboard = site::dashboard(&config, &service, &policies).map(Arc::new);
     App {
         config,
         clock,

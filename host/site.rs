@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use culvert_dashboard::{Dashboard, Site};
 use culvert_domain::error::Chain;
+use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
 use culvert_service::sign_ins::SignIns;
 use culvert_store::Store;
+use futures_util::future::BoxFuture;
 
 use crate::config::{Config, ConfigError};
+use crate::policies;
+
+type Reload = BoxFuture<'static, Result<u64, String>>;
 
 /// The dashboard, unless it is turned off.
-pub(crate) fn dashboard(config: &Config, service: &Arc<Service>) -> Option<Dashboard> {
+pub(crate) fn dashboard(config: &Config, service: &Arc<Service>, policies: &Arc<Generations>) -> Option<Dashboard> {
     // The URL was checked with the settings.
     let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
     Some(Dashboard {
@@ -22,7 +27,18 @@ pub(crate) fn dashboard(config: &Config, service: &Arc<Service>) -> Option<Dashb
         public_url: config.public_url(),
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),
+        reload_policies: reload(config, policies),
         status_of: culvert_http::problem::status,
+    })
+}
+
+/// Reloads policies in a task of its own, so that a reload completes even if the browser disconnects.
+fn reload(config: &Config, policies: &Arc<Generations>) -> Box<dyn Fn() -> Reload + Send + Sync> {
+    let (file, policies) = (config.file.clone(), policies.clone());
+    Box::new(move || {
+        let (file, policies) = (file.clone(), policies.clone());
+        let reload = tokio::spawn(async move { policies::reload(&policies, file.as_deref()).await });
+        Box::pin(async move { reload.await.map_err(|panic| panic.to_string())?.map_err(|problem| problem.to_string()) })
     })
 }
 

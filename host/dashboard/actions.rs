@@ -6,7 +6,9 @@ use futures_util::future::BoxFuture;
 use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
-use crate::{access, account, devices, domain, keys, new_tunnel, ports, team, tunnels, webhook, webhooks, welcome};
+use crate::{
+    access, account, devices, domain, keys, new_tunnel, operator, ports, team, tunnels, webhook, webhooks, welcome,
+};
 
 /// A form that is posted to a path below `/dashboard`.
 pub struct Act {
@@ -69,6 +71,24 @@ pub const ACTIONS: &[Act] = &[
     elevated("{s}/team/invitations", "{s}/team", |visit, posted| Box::pin(team::invite(visit, posted))),
     elevated("{s}/team/invitations/{id}/revoke", "{s}/team", |visit, posted| {
         Box::pin(team::revoke_invitation(visit, posted))
+    }),
+    elevated("operator/accounts", "operator/accounts", |visit, posted| {
+        Box::pin(operator::accounts::create(visit, posted))
+    }),
+    elevated("operator/accounts/{id}/link", "operator/accounts", |visit, posted| {
+        Box::pin(operator::accounts::link(visit, posted))
+    }),
+    elevated("operator/accounts/{id}/plan", "operator/accounts", |visit, posted| {
+        Box::pin(operator::accounts::set_plan(visit, posted))
+    }),
+    elevated("operator/accounts/{id}/operator", "operator/accounts", |visit, posted| {
+        Box::pin(operator::accounts::set_operator(visit, posted))
+    }),
+    elevated("operator/policies/reload", "operator/policies", |visit, posted| {
+        Box::pin(operator::policies::reload(visit, posted))
+    }),
+    elevated("operator/policies/rollback", "operator/policies", |visit, posted| {
+        Box::pin(operator::policies::roll_back(visit, posted))
     }),
     act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),

@@ -89,9 +89,22 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
         let teams = dashboard.service.teams_of(&sign_in).await?;
         let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
-        let (path, ids, after) = (path.clone(), named.ids, req.query::<String>("after"));
+        let (path, ids) = (path.clone(), named.ids);
+        let (after, find) = (req.query::<String>("after"), req.query::<String>("find"));
         let client = client.clone();
-        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, after, client, refused: None })
+        Ok::<_, Error>(Visit {
+            dashboard,
+            policies,
+            sign_in,
+            caller,
+            teams,
+            path,
+            ids,
+            after,
+            find,
+            client,
+            refused: None,
+        })
     };
     if reads {
         if let Some((page, named)) = pages::find(&below) {

@@ -21,6 +21,7 @@ mod handler;
 mod keys;
 mod new_tunnel;
 mod operations;
+mod operator;
 mod origin;
 mod overview;
 pub mod pages;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use culvert_domain::error::Code;
 use culvert_service::Service;
 use culvert_service::sign_ins::SignIns;
+use futures_util::future::BoxFuture;
 use ipnet::IpNet;
 use salvo::Router;
 use salvo::http::StatusCode;
@@ -58,6 +60,8 @@ pub struct Dashboard {
     pub docs_url: String,
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
+    /// Loads the policies that the configuration names by now; their generation, or why those in use stay.
+    pub reload_policies: Box<dyn Fn() -> BoxFuture<'static, Result<u64, String>> + Send + Sync>,
     /// The HTTP status of a code, as the API answers it.
     pub status_of: fn(&Code) -> StatusCode,
 }

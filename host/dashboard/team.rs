@@ -7,14 +7,12 @@ use culvert_domain::error::{Error, Fault, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::team::{Invitation, Member};
-use culvert_service::call::Answered;
 use culvert_service::invitations::{CreateInvitation, RevokeInvitation, WantedInvitation};
 use culvert_service::links;
 use culvert_service::teams::{ChangeMember, DeleteTeam, Membership, RenameTeam, WantedName, WantedRole};
 use maud::{Markup, html};
 use salvo::http::StatusCode;
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use crate::ROOT;
 use crate::account::asked_first;
@@ -171,10 +169,8 @@ pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
         return Err(Error::not_found());
     }
     let run = visit.service().create_team(visit.caller.account_id, posted.form.get("name"), &posted.key);
-    let (Answered::Fresh(answer) | Answered::Replayed(answer)) =
-        visit.service().carry_out(Some(&posted.key), run).await?;
-    let team: Uuid = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
-    Ok(Answer::see_other(&format!("{ROOT}/{team}/team")))
+    let team = visit.carry_out(&posted, run).await?;
+    Ok(Answer::see_other(&format!("{ROOT}/{}/team", team.as_str().unwrap_or_default())))
 }
 
 pub(crate) async fn rename(visit: &Visit, posted: Posted) -> Result<Answer> {

@@ -38,6 +38,8 @@ pub(crate) struct Visit {
     pub ids: Vec<Uuid>,
     /// Where the list that the page shows goes on.
     pub after: Option<String>,
+    /// What a list is searched for.
+    pub find: Option<String>,
     pub client: Client,
     /// What was posted and not carried out.
     pub refused: Option<Refused>,

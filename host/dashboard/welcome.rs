@@ -5,7 +5,6 @@ use std::sync::Arc;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::sign_in::SignIn;
 use culvert_domain::team::Invitation;
-use culvert_service::call::Answered;
 use culvert_service::forms::FormId;
 use culvert_service::sign_ins::{Client, Entered, NewPerson, Welcome};
 use maud::{Markup, html};
@@ -73,10 +72,8 @@ pub(crate) async fn begin(dashboard: &Arc<Dashboard>, form: Form, client: &Clien
 pub(crate) async fn join(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (dashboard, link) = (&visit.dashboard, posted.form.get("link"));
     let run = dashboard.sign_ins.accept(&dashboard.service, &visit.sign_in, link, &posted.key, &visit.client);
-    let (Answered::Fresh(answer) | Answered::Replayed(answer)) =
-        dashboard.service.carry_out(Some(&posted.key), run).await?;
-    let team: uuid::Uuid = serde_json::from_slice(&answer.body).map_err(Error::internal)?;
-    Ok(Answer::see_other(&format!("{ROOT}/{team}")))
+    let team = visit.carry_out(&posted, run).await?;
+    Ok(Answer::see_other(&format!("{ROOT}/{}", team.as_str().unwrap_or_default())))
 }
 
 pub(crate) fn enter_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {

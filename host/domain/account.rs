@@ -43,3 +43,15 @@ pub struct Account {
     pub plan: String,
     pub created_at: DateTime<Utc>,
 }
+
+/// An account as operators see it.
+#[derive(Clone, Debug)]
+pub struct AccountRecord {
+    pub id: Uuid,
+    pub email: String,
+    pub name: String,
+    pub plan: String,
+    pub created_at: DateTime<Utc>,
+    pub is_operator: bool,
+    pub has_password: bool,
+}

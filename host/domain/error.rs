@@ -136,11 +136,14 @@ impl Code {
     pub fn is_of_dashboard(&self) -> bool {
         use Code::{
             CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LastOperator, LastOwner, LimitReached,
-            LinkNotValid, SignInRequired, TeamNotEmpty,
+            LinkNotValid, PoliciesKept, SignInRequired, TeamNotEmpty,
         };
         let refused = matches!(self, SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired);
         refused
-            || matches!(self, KeyLimitReached | LimitReached | LastOwner | LastOperator | TeamNotEmpty | LinkNotValid)
+            || matches!(
+                self,
+                KeyLimitReached | LimitReached | LastOwner | LastOperator | TeamNotEmpty | PoliciesKept | LinkNotValid
+            )
     }
 
     /// The code of a denial: one of the host's own, or one that the policy brought along.
@@ -296,6 +299,8 @@ codes! {
         "Make another account an operator first."
     TeamNotEmpty "team_not_empty" "The Team has tunnels or devices"
         "Delete its tunnels and remove its devices first."
+    PoliciesKept "policies_kept" "The policies stay as they are"
+        "The configured policies could not be loaded, or there are no earlier ones. Those that are in use stay in use."
     LinkNotValid "link_not_valid" "The link is not valid"
         "A link can be used once: to sign in, within 30 minutes, and an invitation within 7 days. Whoever made it makes \
          another one; `culvert account link` does on the server."

@@ -91,6 +91,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::LastOwner
         | Code::LastOperator
         | Code::TeamNotEmpty
+        | Code::PoliciesKept
         | Code::WebhookLimitReached
         | Code::WebhookDisabled => StatusCode::CONFLICT,
         Code::InternalError => StatusCode::INTERNAL_SERVER_ERROR,

@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use culvert_domain::error::{Code, Error, Result};
+use culvert_store::Write;
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use uuid::Uuid;
 
 use crate::Service;
-use crate::idempotency::{IdempotencyKey, StoredResponse};
+use crate::idempotency::{self, IdempotencyKey, StoredResponse};
 use crate::keyed_mutex::KeyedMutexGuard;
 
 /// How long a request waits for the first one with its key.
@@ -46,6 +50,26 @@ impl Service {
                 None => Err(error),
             },
         }
+    }
+
+    /// Changes something that takes no permit, and stores what becomes of it as the response, in one transaction. The
+    /// row of `scope_id` is locked meanwhile.
+    pub(crate) async fn store_once<T: Serialize + Send + 'static>(
+        &self,
+        scope_id: Uuid,
+        key: &IdempotencyKey,
+        change: impl for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
+    ) -> Result<Answered> {
+        let (secrets, key) = (self.secrets.clone(), key.clone());
+        let stored = self.store.write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                let body = serde_json::to_vec(&change(write).await?).map_err(Error::internal)?;
+                let response = StoredResponse { status: 200, body };
+                idempotency::store(write, &secrets, &key, &response).await?;
+                Ok(Answered::Fresh(response))
+            })
+        });
+        stored.await
     }
 
     /// One request with a key at a time: the others get what it got.

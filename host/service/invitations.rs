@@ -15,7 +15,7 @@ use crate::Service;
 use crate::call::Answered;
 use crate::commit::Change;
 use crate::gate::{Permit, RequestDraft};
-use crate::idempotency::{self, IdempotencyKey, StoredResponse};
+use crate::idempotency::IdempotencyKey;
 use crate::links;
 use crate::teams::{check_rank, role};
 
@@ -111,27 +111,19 @@ impl Service {
     }
 
     /// Adds an account to the Team that a link invites to, and stores the Team's id as the response. Whoever is in the Team
-    /// already keeps its role. `None` if the link invites to none.
+    /// already keeps its role.
     ///
     /// # Errors
     ///
-    /// If the database fails.
-    pub(crate) async fn accept(
-        &self,
-        account_id: Uuid,
-        hash: [u8; 32],
-        key: &IdempotencyKey,
-    ) -> Result<Option<Answered>> {
-        let Some(Invitation { team_id, .. }) = self.store.invitation(&hash).await? else { return Ok(None) };
-        let (secrets, key) = (self.secrets.clone(), key.clone());
-        let accept = self.store.write(Some(team_id), move |write| {
+    /// `link_not_valid` if the link invites to none; if the database fails.
+    pub(crate) async fn accept(&self, account_id: Uuid, hash: [u8; 32], key: &IdempotencyKey) -> Result<Answered> {
+        let not_valid = || Error::of(Code::LinkNotValid);
+        let team_id = self.store.invitation(&hash).await?.ok_or_else(not_valid)?.team_id;
+        let accept = self.store_once(team_id, key, move |write| {
             Box::pin(async move {
-                let Some(invitation) = write.take_invitation(&hash).await? else { return Ok(None) };
+                let invitation = write.take_invitation(&hash).await?.ok_or_else(not_valid)?;
                 join(write, &invitation, account_id).await?;
-                let body = serde_json::to_vec(&team_id).map_err(Error::internal)?;
-                let response = StoredResponse { status: 200, body };
-                idempotency::store(write, &secrets, &key, &response).await?;
-                Ok(Some(Answered::Fresh(response)))
+                Ok(team_id)
             })
         });
         accept.await

@@ -40,6 +40,7 @@ pub mod metrics;
 pub mod moves;
 pub mod nodes;
 pub mod operations;
+pub mod operators;
 mod passwords;
 pub mod ports;
 mod presence;

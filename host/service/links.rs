@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 /// How long a link can be used.
-const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
+pub(crate) const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 
 /// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
 pub const SECRET_CHARACTERS: usize = 43;

@@ -16,7 +16,7 @@ use crate::call::Answered;
 use crate::commit::Change;
 use crate::devices;
 use crate::gate::{Permit, RequestDraft};
-use crate::idempotency::{self, IdempotencyKey, StoredResponse};
+use crate::idempotency::IdempotencyKey;
 
 /// Teams that an account may own.
 const TEAMS_PER_ACCOUNT: u32 = 20;
@@ -89,17 +89,13 @@ impl Service {
     /// `limit_reached` if the account owns too many; `validation_failed` for its name; if the database fails.
     pub async fn create_team(&self, owner_id: Uuid, name: &str, key: &IdempotencyKey) -> Result<Answered> {
         let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
-        let (plan, secrets, key) = (self.policies.current().default_plan.clone(), self.secrets.clone(), key.clone());
-        let create = self.store.write(Some(owner_id), move |write| {
+        let plan = self.default_plan();
+        let create = self.store_once(owner_id, key, move |write| {
             Box::pin(async move {
                 if write.teams_owned_by(owner_id).await? >= TEAMS_PER_ACCOUNT {
                     return Err(Error::of(Code::LimitReached));
                 }
-                let team = write.create_team(&name, &plan, owner_id).await?;
-                let body = serde_json::to_vec(&team.id).map_err(Error::internal)?;
-                let response = StoredResponse { status: 200, body };
-                idempotency::store(write, &secrets, &key, &response).await?;
-                Ok(Answered::Fresh(response))
+                Ok(write.create_team(&name, &plan, owner_id).await?.id)
             })
         });
         create.await

@@ -4,11 +4,40 @@ use uuid::Uuid;
 
 use super::arg::args;
 use super::db::Read;
+use super::error::DbResult;
+use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write};
+use culvert_domain::account::AccountRecord;
 use culvert_domain::error::Result;
+use culvert_domain::page::{CursorPosition, Page, PageRows};
+
+macro_rules! select_account {
+    ($rest:literal) => {
+        sql!(concat!(
+            "SELECT a.id, a.email, a.created_at, s.name, s.plan, a.operator_since IS NOT NULL AS is_operator, \
+                    p.account_id IS NOT NULL AS has_password FROM accounts a JOIN scopes s ON s.id = a.id \
+             LEFT JOIN passwords p ON p.account_id = a.id ",
+            $rest
+        ))
+    };
+}
 
 impl Store {
+    /// A page of all accounts, the newest first.
+    pub async fn accounts(&self, page: Page) -> Result<PageRows<AccountRecord>> {
+        let sql = select_account!("WHERE a.id < $1 ORDER BY a.id DESC LIMIT $2");
+        let rows = (&self.db).all(sql, args![page.after.id, page.limit_plus_one()]).await?;
+        let accounts = rows.iter().map(account).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.truncate(accounts, |account| CursorPosition { at: account.created_at, id: account.id }))
+    }
+
+    /// The account of an e-mail address, as an operator sees it.
+    pub async fn account_record(&self, email: &str) -> Result<Option<AccountRecord>> {
+        let row = (&self.db).optional(select_account!("WHERE a.email = $1"), args![&email.to_lowercase()]).await?;
+        Ok(row.as_ref().map(account).transpose()?)
+    }
+
     /// Whether any account has a password.
     pub async fn somebody_can_sign_in(&self) -> Result<bool> {
         Ok((&self.db).optional(sql!("SELECT 1 AS one FROM passwords LIMIT 1"), args![]).await?.is_some())
@@ -59,4 +88,10 @@ impl Write {
         );
         Ok(self.one(sql, args![account_id]).await?.flag("is_last")?)
     }
+}
+
+fn account(row: &Row) -> DbResult<AccountRecord> {
+    Ok(row!(row => AccountRecord {
+        id: id, email: text, name: text, plan: text, created_at: time, is_operator: flag, has_password: flag,
+    }))
 }

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::dashboard::is_sound;
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::program::Place;
 use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
@@ -67,6 +68,7 @@ async fn team_is_made_renamed_and_deleted_when_empty(engine: Engine) {
             "{name:?}"
         );
     }
+    is_sound(MINE, &page);
     // The same form twice makes one Team.
     let (first, second) = (
         tab.submit(&page, MINE, &[("name", "Lab")]).await.led_to().to_owned(),
@@ -76,6 +78,7 @@ async fn team_is_made_renamed_and_deleted_when_empty(engine: Engine) {
     let team = first;
     let id: Uuid = team.split('/').nth(2).unwrap().parse().unwrap();
     let page = tab.get(&team).await;
+    is_sound(&team, &page);
     let rename = format!("{team}/name");
     assert_eq!(tab.submit(&page, &rename, &[("name", "")]).await.outcome(), "422 validation_failed");
     assert_eq!(tab.submit(&page, &rename, &[("name", "Workshop")]).await.led_to(), team);

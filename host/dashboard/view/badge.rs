@@ -14,6 +14,14 @@ pub(crate) fn plain(word: &str) -> Markup {
     badge("plain", word)
 }
 
+pub(crate) fn good(word: &str) -> Markup {
+    badge("ok", word)
+}
+
+pub(crate) fn warning(word: &str) -> Markup {
+    badge("warn", word)
+}
+
 pub(crate) fn online(online: bool) -> Markup {
     if online { badge("ok", "online") } else { badge("plain", "offline") }
 }

@@ -106,6 +106,12 @@ fn navigation(visit: &Visit) -> Markup {
                 @let path = visit.in_scope(path);
                 a href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
             }
+            @if visit.sign_in.is_operator {
+                @for (path, label) in [("accounts", "Accounts"), ("policies", "Policies")] {
+                    @let path = format!("{ROOT}/operator/{path}");
+                    a.operator href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
+                }
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ impl SignIns {
         let welcome = self.welcome(service, hash, client).await?;
         let (name, email) = check(service, &person, &welcome).await?;
         let password = service.passwords.hash(Some(person.password)).await?;
-        let plan = service.policies.current().default_plan.clone();
+        let plan = service.default_plan();
         let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Password, client);
         new.elevated_until = Some(self.clock.now() + ELEVATION);
         let team_id = match &welcome {
@@ -132,7 +132,10 @@ impl SignIns {
         client: &Client,
     ) -> Result<Answered> {
         let hash = self.hash_of_link(typed, client)?;
-        service.accept(sign_in.account_id, hash, key).await?.ok_or_else(|| self.not_valid(client))
+        service.accept(sign_in.account_id, hash, key).await.map_err(|error| match error.code {
+            Code::LinkNotValid => self.not_valid(client),
+            _ => error,
+        })
     }
 
     /// What a link is for that leads to no account.

@@ -114,7 +114,7 @@ impl Shown {
 
     /// The fields of the form that leads to a path, as the page has them.
     pub fn form(&self, path: &str) -> Vec<(String, String)> {
-        let start = self.text.find(&format!("action=\"{path}\""));
+        let start = self.text.find(&format!("method=\"post\" action=\"{path}\""));
         let start = start.unwrap_or_else(|| panic!("no form leads to {path}: {}", self.text));
         let form = &self.text[start..];
         let form = &form[..form.find("</form>").unwrap()];

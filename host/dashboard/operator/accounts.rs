@@ -1,0 +1,123 @@
+//! The accounts of the installation.
+
+use culvert_domain::account::AccountRecord;
+use culvert_domain::error::Result;
+use culvert_service::operators::WantedAccount;
+use maud::{Markup, html};
+use salvo::http::StatusCode;
+use serde_json::Value;
+
+use super::operator;
+use crate::ROOT;
+use crate::account::asked_first;
+use crate::answer::Answer;
+use crate::form::KEY;
+use crate::view::{badge, field, list, page, secret, time};
+use crate::visit::{Posted, Visit};
+
+const PATH: &str = "/dashboard/operator/accounts";
+
+pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
+    let sought = visit.find.as_deref().unwrap_or_default().trim();
+    let accounts = visit.service().accounts(operator(visit)?, sought, visit.page()).await?;
+    let may_change = visit.is_elevated();
+    let content = html! {
+        form method="get" action=(PATH) role="search" {
+            (field::text(&field::Field { name: "find", label: "Find by e-mail address", value: sought, ..field::Field::default() }))
+            button type="submit" { "Find" }
+        }
+        @if accounts.rows.is_empty() { p.empty { "There is no such account. " a href=(PATH) { "All accounts" } } }
+        @else { (table(visit, &accounts.rows, may_change)) }
+        (list::more(visit.next(accounts.next).as_deref()))
+        section {
+            h2 { "New account" }
+            @if may_change { (new_account(visit)) } @else { (asked_first(visit, PATH, "change accounts")) }
+        }
+    };
+    Ok(page::signed_in(visit, "Accounts", &content))
+}
+
+fn table(visit: &Visit, accounts: &[AccountRecord], may_change: bool) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Accounts" tabindex="0" { table {
+            thead { tr { th { "E-mail" } th { "Plan" } th { "Since" } th { "Sign-in" } th { "Operator" } th {} } }
+            tbody { @for account in accounts {
+                @let path = |action: &str| format!("{PATH}/{}/{action}", account.id);
+                tr {
+                    td.long { (account.email) div.muted { (account.name) } }
+                    td { @if may_change { (plan(visit, &path("plan"), account)) } @else { (account.plan) } }
+                    td { (time::at(account.created_at)) }
+                    td { @if account.has_password { "password" } @else { "by link alone" } }
+                    td {
+                        @if account.is_operator { (badge::plain("operator")) }
+                        @if may_change {
+                            @let (label, value) = if account.is_operator { ("Make no operator", "no") } else { ("Make operator", "yes") };
+                            (field::button_with(visit, &path("operator"), label, &[("operator", value)]))
+                        }
+                    }
+                    td { @if may_change { (field::button(visit, &path("link"), "Make link")) } }
+                }
+            } }
+        } }
+    }
+}
+
+fn plan(visit: &Visit, path: &str, account: &AccountRecord) -> Markup {
+    html! {
+        form.button-form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(path)))
+            input name="plan" value=(account.plan) size="12" required aria-label={ "Plan of " (account.email) };
+            button type="submit" { "Set" }
+        }
+    }
+}
+
+fn new_account(visit: &Visit) -> Markup {
+    let default_plan = visit.service().default_plan();
+    html! {
+        form method="post" action=(PATH) {
+            (field::hidden(KEY, &visit.form_key(PATH)))
+            (field::text(&field::Field { kind: "email", required: true, ..field::typed(visit, "email", "E-mail", "") }))
+            (field::text(&field::Field { required: true, ..field::typed(visit, "name", "Name", "") }))
+            (field::text(&field::Field { required: true, ..field::typed(visit, "plan", "Plan", &default_plan) }))
+            button type="submit" { "Make account" }
+        }
+    }
+}
+
+pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let field = |name| posted.form.get(name).to_owned();
+    let (email, operator) = (field("email"), operator(visit)?);
+    let wanted = WantedAccount { name: field("name"), email: email.clone(), plan: field("plan") };
+    let run = visit.service().create_account(operator, &visit.policies, wanted, &posted.key);
+    let made = visit.carry_out(&posted, run).await?;
+    Ok(shown(visit, &format!("The link for {}", email.trim()), &made))
+}
+
+pub(crate) async fn link(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let run = visit.service().link_to(operator(visit)?, visit.id()?, &posted.key);
+    let made = visit.carry_out(&posted, run).await?;
+    Ok(shown(visit, "The link", &made))
+}
+
+/// A reload shows the same link and makes no other.
+fn shown(visit: &Visit, label: &str, made: &Value) -> Answer {
+    let link = format!("{}{ROOT}/enter#{}", visit.dashboard.site.origin, made["link"].as_str().unwrap_or_default());
+    let content = html! {
+        (secret::shown_once(label, &link, "Whoever has it comes in as this account. It is shown this once, can be used once, and ends in 30 minutes."))
+        p { a href=(PATH) { "All accounts" } }
+    };
+    Answer::page(StatusCode::OK, page::signed_in(visit, "Link made", &content))
+}
+
+pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (operator, plan) = (operator(visit)?, posted.form.get("plan"));
+    visit.service().set_plan_of(operator, &visit.policies, visit.id()?, plan).await?;
+    Ok(Answer::see_other(PATH))
+}
+
+pub(crate) async fn set_operator(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let is_operator = posted.form.get("operator") == "yes";
+    visit.service().set_operator(operator(visit)?, visit.id()?, is_operator).await?;
+    Ok(Answer::see_other(PATH))
+}

@@ -1,0 +1,169 @@
+//! What operators see and do in the dashboard: accounts and policies. No policy is asked: a broken one must not keep its
+//! operator from mending it.
+
+use culvert_domain::account::{self, AccountRecord};
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::page::{Page, PageRows};
+use culvert_domain::sign_in::SignIn;
+use culvert_store::Write;
+use serde::Serialize;
+use uuid::Uuid;
+
+pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
+
+use crate::Service;
+use crate::call::Answered;
+use crate::gate::{self, PinnedPolicies};
+use crate::idempotency::IdempotencyKey;
+use crate::links::{LINK_LIFETIME, hash, new_secret};
+
+/// Somebody who is signed in and operates the installation.
+#[derive(Clone, Copy)]
+pub struct Operator {
+    account_id: Uuid,
+}
+
+impl Operator {
+    /// # Errors
+    ///
+    /// `not_found` for anybody else.
+    pub fn of(sign_in: &SignIn) -> Result<Self> {
+        if sign_in.is_operator { Ok(Self { account_id: sign_in.account_id }) } else { Err(Error::not_found()) }
+    }
+}
+
+/// An account that is wanted, as typed.
+#[derive(Clone, Default)]
+pub struct WantedAccount {
+    pub name: String,
+    pub email: String,
+    pub plan: String,
+}
+
+/// A link to an account, which is known now and never again.
+#[derive(Serialize)]
+struct LinkSecret {
+    link: String,
+}
+
+impl Service {
+    /// The plan of accounts and Teams that nobody gives another one.
+    pub fn default_plan(&self) -> String {
+        self.policies.current().default_plan.clone()
+    }
+
+    /// The policies that decide now, and what there is to know of them.
+    pub fn policy_status(&self, _: Operator) -> PolicyStatus {
+        self.policies.status()
+    }
+
+    /// Goes back to the policies before the last reload. Returns their generation.
+    ///
+    /// # Errors
+    ///
+    /// `policies_kept` if there are no earlier ones.
+    pub fn roll_back_policies(&self, _: Operator) -> Result<u64> {
+        self.policies.rollback().map_err(|none| policies_kept(&none))
+    }
+
+    /// A page of all accounts; with an e-mail address, its account alone.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn accounts(&self, _: Operator, email: &str, page: Page) -> Result<PageRows<AccountRecord>> {
+        if email.is_empty() {
+            return self.store.accounts(page).await;
+        }
+        Ok(PageRows { rows: self.store.account_record(email).await?.into_iter().collect(), next: None })
+    }
+
+    /// Makes an account and a link to it, whose secret is the response.
+    ///
+    /// # Errors
+    ///
+    /// `validation_failed` with what is wrong; if a policy or the database fails.
+    pub async fn create_account(
+        &self,
+        operator: Operator,
+        policies: &PinnedPolicies,
+        wanted: WantedAccount,
+        key: &IdempotencyKey,
+    ) -> Result<Answered> {
+        let name = account::name(&wanted.name).map_err(|problem| Fault::new("name", problem));
+        let email = account::email(&wanted.email).map_err(|problem| Fault::new("email", problem));
+        let plan = known_plan(policies, &wanted.plan).await?;
+        let (name, email, plan) = match (name, email, plan) {
+            (Ok(name), Ok(email), Ok(plan)) => (name, email, plan),
+            (name, email, plan) => {
+                let faults = [name.err(), email.err(), plan.err()].into_iter().flatten().collect();
+                return Err(Error::invalid(faults));
+            }
+        };
+        let create = self.store_once(operator.account_id, key, move |write| {
+            Box::pin(async move {
+                let account = write.create_account(&email, &name, &plan).await?;
+                let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
+                new_link(write, account.id).await
+            })
+        });
+        create.await
+    }
+
+    /// Makes a link to an account, whose secret is the response.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such account; if the database fails.
+    pub async fn link_to(&self, operator: Operator, account_id: Uuid, key: &IdempotencyKey) -> Result<Answered> {
+        self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        let create = self.store_once(operator.account_id, key, move |write| Box::pin(new_link(write, account_id)));
+        create.await
+    }
+
+    /// Gives an account's personal scope another plan.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such account; `validation_failed` if no policy knows the plan; if a policy or the
+    /// database fails.
+    pub async fn set_plan_of(
+        &self,
+        _: Operator,
+        policies: &PinnedPolicies,
+        account_id: Uuid,
+        plan: &str,
+    ) -> Result<()> {
+        self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        let plan = known_plan(policies, plan).await?.map_err(|fault| Error::invalid(vec![fault]))?;
+        crate::accounts::set_plan(&self.store, account_id, plan).await
+    }
+
+    /// Makes an account an operator, or no operator any more.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such account; `last_operator` if there would be none; if the database fails.
+    pub async fn set_operator(&self, _: Operator, account_id: Uuid, is_operator: bool) -> Result<()> {
+        self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        crate::accounts::set_operator(&self.store, account_id, is_operator).await
+    }
+}
+
+/// The error where the policies that are in use stay in use.
+pub fn policies_kept(problem: &dyn std::fmt::Display) -> Error {
+    Error::new(Code::PoliciesKept, format!("Nothing was changed: {problem}"))
+}
+
+async fn new_link(write: &mut Write, account_id: Uuid) -> Result<LinkSecret> {
+    let (link, expires_at) = (new_secret(&write.clock), write.now + LINK_LIFETIME);
+    write.create_link(&hash(&link), account_id, expires_at).await?;
+    Ok(LinkSecret { link })
+}
+
+/// A plan, if a policy knows it.
+async fn known_plan(policies: &PinnedPolicies, plan: &str) -> Result<Result<String, Fault>> {
+    let plan = plan.trim();
+    let known = gate::known_entitlement(policies, plan).await?;
+    Ok(known.map(|_| plan.to_owned()).ok_or_else(|| Fault::new("plan", "must be a plan that a policy knows")))
+}

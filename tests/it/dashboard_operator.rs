@@ -1,0 +1,167 @@
+//! The operator's pages: accounts and policies, for operators alone.
+
+use std::time::Duration;
+
+use culvert_service::accounts;
+use culvert_test_macros::both_engines;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::host::{Engine, TestHost};
+use crate::support::hostile::{GOOD, Module};
+use crate::support::policies::{Swapped, builtin, entry};
+use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
+
+const ACCOUNTS: &str = "/dashboard/operator/accounts";
+const POLICIES: &str = "/dashboard/operator/policies";
+const RELOAD: &str = "/dashboard/operator/policies/reload";
+const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
+
+/// An operator's tab, whose password was just typed.
+async fn operator(host: &TestHost) -> (Uuid, Tab) {
+    let ada = host.person("ada").await;
+    accounts::set_operator(&host.app.store, ada.account_id, true).await.unwrap();
+    (ada.account_id, Tab::with_password(host, ada.account_id).await)
+}
+
+fn link_in(shown: &Shown) -> String {
+    let link = shown.text.split(&format!("{SITE}/dashboard/enter#")).nth(1).expect("the link is shown");
+    link.split('<').next().unwrap().to_owned()
+}
+
+/// Each page and each form of operators, by somebody who is none.
+#[both_engines]
+async fn pages_of_operators_are_for_operators(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, _) = operator(&host).await;
+    let eve = host.person("eve").await;
+    let mut eves = Tab::with_password(&host, eve.account_id).await;
+    let value = eves.cookies["__Host-culvert"].clone();
+    let dashboard = host.app.dashboard.as_ref().unwrap();
+    let sign_in = dashboard.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
+    let paths = culvert_dashboard::pages::PAGES.iter().map(|page| page.path);
+    let pages: Vec<&str> = paths.filter(|path| path.starts_with("operator/")).collect();
+    assert_eq!(pages.len(), 2);
+    for page in pages {
+        assert_eq!(eves.get(&format!("/dashboard/{page}")).await.outcome(), "404 not_found", "{page}");
+    }
+    let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
+    let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
+    assert_eq!(forms.len(), 6);
+    for form in forms {
+        let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
+        let key = host.app.service.form_key(culvert_service::forms::FormId { sign_in, path: &path });
+        let fields = [("form_key", key.as_str()), ("operator", "yes"), ("plan", "self-hosted"), ("generation", "1")];
+        let fields: Vec<_> = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        assert_eq!(eves.post(&path, &fields).await.outcome(), "404 not_found", "{path}");
+    }
+    assert!(!eves.get("/dashboard/me").await.text.contains("/operator/"));
+    // Whoever is no operator any more finds them no longer.
+    accounts::set_operator(&host.app.store, eve.account_id, true).await.unwrap();
+    host.clock.advance(Duration::from_secs(2));
+    assert_eq!(eves.get(POLICIES).await.status, 200);
+    accounts::set_operator(&host.app.store, eve.account_id, false).await.unwrap();
+    host.clock.advance(Duration::from_secs(2));
+    assert_eq!(eves.get(POLICIES).await.outcome(), "404 not_found");
+    let refused = accounts::set_operator(&host.app.store, ada, false).await.unwrap_err();
+    assert_eq!(refused.code.as_str(), "last_operator");
+}
+
+#[both_engines]
+async fn operator_makes_and_changes_accounts(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, mut tab) = operator(&host).await;
+    let page = tab.get(ACCOUNTS).await;
+    let shown = tab.submit(&page, ACCOUNTS, &[("email", "grace"), ("name", ""), ("plan", "gold")]).await;
+    assert_eq!(shown.outcome(), "422 validation_failed");
+    assert_eq!(
+        (shown.fault("email"), shown.fault("name"), shown.fault("plan")),
+        (
+            Some("must be an e-mail address with at most 254 characters"),
+            Some("must have 1 to 100 characters, none of them a control character"),
+            Some("must be a plan that a policy knows")
+        )
+    );
+    let typed = [("email", "Grace@example.test"), ("name", "Grace")];
+    let made = tab.submit(&page, ACCOUNTS, &typed).await;
+    let link = link_in(&made);
+    assert_eq!(link_in(&tab.submit(&page, ACCOUNTS, &typed).await), link, "a reload makes no other");
+    let page = tab.get(ACCOUNTS).await;
+    assert_eq!(tab.submit(&page, ACCOUNTS, &typed).await.fault("email"), Some("has an account"));
+
+    let mut graces = Tab::open(&host);
+    let enter = graces.get("/dashboard/enter").await;
+    assert_eq!(graces.submit(&enter, "/dashboard/enter", &[("link", &link)]).await.led_to(), "/dashboard/account");
+    let found = tab.get(&format!("{ACCOUNTS}?find=GRACE%40example.test")).await;
+    assert!(found.text.contains("grace@example.test") && !found.text.contains("ada@example.test</td>"));
+    assert!(tab.get(&format!("{ACCOUNTS}?find=nobody%40example.test")).await.text.contains("There is no such account"));
+
+    let grace = host.app.store.account_by_email("grace@example.test").await.unwrap().unwrap().id;
+    let page = tab.get(ACCOUNTS).await;
+    let path = |id: Uuid, action: &str| format!("{ACCOUNTS}/{id}/{action}");
+    let plan = path(grace, "plan");
+    assert_eq!(tab.submit(&page, &plan, &[("plan", "gold")]).await.outcome(), "422 validation_failed");
+    assert_eq!(tab.submit(&page, &plan, &[("plan", "free")]).await.led_to(), ACCOUNTS);
+    assert_eq!(host.app.store.account(grace).await.unwrap().unwrap().plan, "free");
+    let page = tab.get(ACCOUNTS).await;
+    let link = link_in(&tab.submit(&page, &path(grace, "link"), &[]).await);
+    assert_eq!(link.len(), 43);
+    assert_eq!(tab.submit(&page, &path(ada, "operator"), &[]).await.outcome(), "409 last_operator");
+    assert_eq!(tab.submit(&page, &path(grace, "operator"), &[]).await.led_to(), ACCOUNTS);
+    host.clock.advance(Duration::from_secs(2));
+    assert_eq!(graces.get(ACCOUNTS).await.status, 200);
+    // More than one page.
+    for number in 0..30 {
+        host.person(&format!("person{number}")).await;
+    }
+    let page = tab.get(ACCOUNTS).await;
+    let next = page.text.split("href=\"/dashboard/operator/accounts?after=").nth(1).unwrap().split('"').next().unwrap();
+    let older = tab.get(&format!("{ACCOUNTS}?after={next}")).await;
+    assert!(page.text.contains("person29@") && !page.text.contains("ada@example.test"));
+    assert!(older.text.contains("ada@example.test") && !older.text.contains("person29@"));
+    // A sign-in whose password was typed long ago changes nothing.
+    host.clock.advance(Duration::from_secs(601));
+    assert_eq!(tab.submit(&found, &plan, &[("plan", "free")]).await.outcome(), "403 elevation_required");
+}
+
+/// A policy that fails refuses everybody's changes, and its operator rolls it back all the same.
+///
+/// covers: policies_kept
+#[both_engines]
+async fn operator_rolls_broken_policies_back(engine: Engine) {
+    let swapped = Swapped::on(engine, |_| {}).await;
+    let (host, others) = (&swapped.host, ["plan-access", "validation"]);
+    let (ada, mut tab) = operator(host).await;
+    let api = host.api(&host.key(ada, ada, "full_access").await.key);
+    let create = async || api.post("/tunnels", json!({"local_port": 80})).await.outcome();
+    let page = tab.get(POLICIES).await;
+    assert!(page.text.contains("Generation <strong>1</strong>") && page.text.contains("There are no earlier policies"));
+    let broken = swapped.write("broken.wasm", &Module { check: "unreachable", ..GOOD });
+    swapped.configure(&(builtin(&others) + &entry("team-role", &broken, "")));
+    assert_eq!(tab.submit(&page, RELOAD, &[]).await.led_to(), POLICIES);
+    assert_eq!(create().await, "503 policy_unavailable");
+
+    // Whoever was signed out signs in, while every policy that is asked fails.
+    let sign_in = tab.get("/dashboard/sign-in").await;
+    let mut tab = Tab::open(host);
+    assert_eq!(sign_in.status, 303);
+    let sign_in = tab.get("/dashboard/sign-in").await;
+    let typed = [("email", "ada@example.test"), ("password", PASSWORD)];
+    assert_eq!(tab.submit(&sign_in, "/dashboard/sign-in", &typed).await.led_to(), "/dashboard");
+    let page = tab.get(POLICIES).await;
+    assert!(page.text.contains("Generation <strong>2</strong>"), "{}", page.text);
+    // A second click goes back no further.
+    assert_eq!(tab.submit(&page, ROLL_BACK, &[]).await.led_to(), POLICIES);
+    assert_eq!(tab.submit(&page, ROLL_BACK, &[]).await.led_to(), POLICIES);
+    assert!(tab.get(POLICIES).await.text.contains("Generation <strong>1</strong>"));
+    assert_eq!(create().await, "201");
+
+    // What cannot be loaded is told, and changes nothing.
+    let missing = "[[policy]]\nkind = \"team-role\"\nmodule = \"no/such.wasm\"\n";
+    swapped.configure(&(builtin(&others) + missing));
+    let page = tab.get(POLICIES).await;
+    let shown = tab.submit(&page, RELOAD, &[]).await;
+    assert_eq!(shown.outcome(), "409 policies_kept");
+    assert!(shown.text.contains("no/such.wasm"), "{}", shown.text);
+    assert!(shown.text.contains("The last reload failed") && shown.text.contains("Generation <strong>1</strong>"));
+}
