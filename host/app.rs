@@ -43,9 +43,10 @@ use culvert_service::authentication::Authentication;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::wakeups::Wakeups;
-use culvert_service::jobs::{Jobs, Ticker, domain_checks, ticker};
+use culvert_service::jobs::{Jobs, Ticker, domain_checks, refusals as refusals_job, ticker};
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
+use culvert_service::refusals::Refusals;
 use culvert_service::secrets::Secrets;
 use culvert_service::{Service, catalog, keys, sessions};
 use culvert_store::catalog::NodeRegistration;
@@ -164,6 +165,7 @@ impl Host {
             tokio::spawn(deliveries::run(app.jobs.clone())),
             tokio::spawn(domain_checks::run(app.jobs.clone())),
             tokio::spawn(certificates::run(app.jobs.clone())),
+            tokio::spawn(refusals_job::run(app.jobs.clone())),
         ];
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
@@ -223,7 +225,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         Service::new(store.clone(), secrets.clone(), policies.clone(), parts.guard, metrics.nodes.clone(), host_id);
     let service = Arc::new(service);
     let metrics = Arc::new(metrics);
-    let api = Arc::new(api(&config, &service, &metrics));
+    let refusals = Arc::new(Refusals::default());
+    let api = Arc::new(api(&config, &service, &metrics, &refusals));
     let connections = Connections::new(
         config.api.connections_per_address,
         config.trusted_proxies.clone(),
@@ -237,6 +240,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         wakeups: Wakeups::new(&clock),
         deliveries: parts.deliveries,
         certificates: parts.certificates,
+        refusals: refusals.clone(),
         metrics: metrics.clone(),
         clock: clock.clone(),
         stop,
@@ -255,7 +259,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         config_file: config.file.clone(),
         geoip_database: config.geoip.database.clone(),
     });
-    let dashboard = site::dashboard(&config, &service, &policies).map(Arc::new);
+    let dashboard = site::dashboard(&config, &service, &policies, refusals).map(Arc::new);
     App {
         config,
         clock,
@@ -390,13 +394,14 @@ fn web_listen(listen: Listen, public_port: Option<u16>) -> Option<WebListen> {
     listen.address().map(|address| WebListen { address, public_port })
 }
 
-fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>) -> Api {
+fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>, refusals: &Arc<Refusals>) -> Api {
     let limits = &config.rate_limit;
     Api {
         service: service.clone(),
         authentication: Authentication::new(service.clock().clone(), limits.failed_auth_per_minute),
         rate_limits: Arc::new(RateLimits::new(limits.per_minute, limits.per_day)),
         metrics: metrics.clone(),
+        refusals: refusals.clone(),
         clock: service.clock().clone(),
         public_url: config.public_url(),
         docs_url: config.docs_url(),

@@ -7,6 +7,7 @@ use culvert_dashboard::{Dashboard, Site};
 use culvert_domain::error::Chain;
 use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
+use culvert_service::refusals::Refusals;
 use culvert_service::sign_ins::SignIns;
 use culvert_store::Store;
 use futures_util::future::BoxFuture;
@@ -17,12 +18,18 @@ use crate::policies;
 type Reload = BoxFuture<'static, Result<u64, String>>;
 
 /// The dashboard, unless it is turned off.
-pub(crate) fn dashboard(config: &Config, service: &Arc<Service>, policies: &Arc<Generations>) -> Option<Dashboard> {
+pub(crate) fn dashboard(
+    config: &Config,
+    service: &Arc<Service>,
+    policies: &Arc<Generations>,
+    refusals: Arc<Refusals>,
+) -> Option<Dashboard> {
     // The URL was checked with the settings.
     let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
     Some(Dashboard {
         service: service.clone(),
         sign_ins: SignIns::new(service.clock().clone(), config.dashboard.lifetimes()),
+        refusals,
         site,
         public_url: config.public_url(),
         docs_url: config.docs_url(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Chain, Code, Error, Result};
+use culvert_domain::refusal::RefusedRequest;
 use culvert_domain::sign_in::SignIn;
 use culvert_service::forms::FormId;
 use culvert_service::gate::PinnedPolicies;
@@ -157,6 +158,11 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
         Err(error) => error,
     };
     let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);
+    if let Some(request_id) = visit.policies.request_id() {
+        let (caller, path) = (&visit.caller, visit.path.as_str());
+        let refused = RefusedRequest { request_id, caller, method: "POST", path, status: status.as_u16() };
+        visit.dashboard.refusals.note(visit.service(), &refused, &error);
+    }
     visit.refused = Some(Refused { form: form.without_secrets(), error });
     visit.path = visit.path_of(act.page);
     let page = pages::by_pattern(act.page).ok_or_else(Error::not_found)?;

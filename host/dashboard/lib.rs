@@ -16,6 +16,7 @@ mod cookie;
 mod devices;
 mod domain;
 mod entrance;
+mod explain;
 mod form;
 mod handler;
 mod keys;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 
 use culvert_domain::error::Code;
 use culvert_service::Service;
+use culvert_service::refusals::Refusals;
 use culvert_service::sign_ins::SignIns;
 use futures_util::future::BoxFuture;
 use ipnet::IpNet;
@@ -54,6 +56,7 @@ pub use origin::Site;
 pub struct Dashboard {
     pub service: Arc<Service>,
     pub sign_ins: SignIns,
+    pub refusals: Arc<Refusals>,
     pub site: Site,
     /// URL under which agents reach the host.
     pub public_url: String,

@@ -7,8 +7,8 @@ use maud::Markup;
 use crate::path::{Named, matches};
 use crate::visit::Visit;
 use crate::{
-    access, account, devices, domain, keys, new_tunnel, operations, operator, overview, ports, team, tunnels, webhook,
-    webhooks,
+    access, account, devices, domain, explain, keys, new_tunnel, operations, operator, overview, ports, team, tunnels,
+    webhook, webhooks,
 };
 
 /// One page, below `/dashboard`.
@@ -34,6 +34,8 @@ pub const PAGES: &[Page] = &[
     page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),
     page("{s}/webhooks/{id}", |visit| Box::pin(webhook::show(visit))),
     page("{s}/keys", |visit| Box::pin(keys::list(visit))),
+    page("{s}/explain", |visit| Box::pin(explain::list(visit))),
+    page("{s}/explain/{id}", |visit| Box::pin(explain::show(visit))),
     page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("operator/accounts", |visit| Box::pin(operator::accounts::list(visit))),
     page("operator/policies", |visit| Box::pin(operator::policies::show(visit))),

@@ -48,7 +48,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         @if manages { (name(visit)) }
         section {
             h2 { "Leave or delete" }
-            (field::button(visit, &visit.in_scope("/team/leave"), "Leave the Team"))
+            div.row { (field::button(visit, &visit.in_scope("/team/leave"), "Leave the Team")) }
             @if visit.caller.role == Some(Role::Owner) && proved {
                 p { "A Team without tunnels and devices can be deleted. Its keys, webhook endpoints and invitations end." }
                 form method="post" action=(visit.in_scope("/team/delete")) {

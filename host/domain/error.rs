@@ -8,6 +8,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use super::refused_by::RefusedBy;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Faults that one answer names.
@@ -21,6 +25,8 @@ pub struct Error {
     pub faults: Vec<Fault>,
     /// The rule of a policy that refuses the request. Where a policy refuses fields, their faults name the rules.
     pub rule: Option<Box<str>>,
+    /// The policy that has refused, if one has. Clients are told its rule alone.
+    pub refused_by: Option<Box<RefusedBy>>,
     /// When it is worth asking again.
     pub retry_after: Option<Duration>,
     /// What caused it. Clients are not told.
@@ -28,7 +34,7 @@ pub struct Error {
 }
 
 /// One wrong field.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// A path into the request: `rules[2].ip_cidr`.
     pub field: String,
@@ -50,7 +56,15 @@ impl Fault {
 
 impl Error {
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, detail: detail.into(), faults: Vec::new(), rule: None, retry_after: None, source: None }
+        Self {
+            code,
+            detail: detail.into(),
+            faults: Vec::new(),
+            rule: None,
+            refused_by: None,
+            retry_after: None,
+            source: None,
+        }
     }
 
     /// With the code's own sentence for a detail.

@@ -27,6 +27,8 @@ pub mod policy_fact;
 pub mod port;
 pub mod preset;
 pub mod protocol;
+pub mod refusal;
+pub mod refused_by;
 pub mod session;
 pub mod sign_in;
 pub mod string_enum;

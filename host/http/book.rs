@@ -82,6 +82,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0028-local-services.md"
     "docs/develop/decisions/0029-cost.md"
     "docs/develop/decisions/0030-sign-ins.md"
+    "docs/develop/decisions/0031-teams-operators-and-refusals.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

@@ -39,7 +39,7 @@ impl Handler for Endpoint {
         depot.insert_typed(Route(self.row.path));
         match self.answer(req, depot).await {
             Ok(answered) => write(res, answered),
-            Err(error) => problem::render(res, &error, &self.api.docs_url, RequestId::of(depot)),
+            Err(error) => problem::render(res, error, &self.api.docs_url, RequestId::of(depot)),
         }
     }
 }

@@ -30,7 +30,7 @@ impl Handler for Enrolment {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         match enrol(&self.0, req).await {
             Ok(enrolled) => res.render(Json(enrolled)),
-            Err(error) => problem::render(res, &error, &self.0.docs_url, RequestId::of(depot)),
+            Err(error) => problem::render(res, error, &self.0.docs_url, RequestId::of(depot)),
         }
     }
 }

@@ -42,12 +42,13 @@ use culvert_service::Service;
 use culvert_service::authentication::Authentication;
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
+use culvert_service::refusals::Refusals;
 use enrolment::Enrolment;
 use middleware::auth::Auth;
 use middleware::drain::DrainRequestBody;
 use middleware::headers::Headers;
 use middleware::rate_limit::RateLimit;
-use middleware::trace::{RequestId, Trace};
+use middleware::trace::{RequestId, Trace, note_refusal};
 
 /// What requests are served with.
 pub struct Api {
@@ -55,6 +56,7 @@ pub struct Api {
     pub authentication: Authentication,
     pub rate_limits: Arc<RateLimits>,
     pub metrics: Arc<Metrics>,
+    pub refusals: Arc<Refusals>,
     pub clock: Clock,
     pub public_url: String,
     pub docs_url: String,
@@ -112,9 +114,10 @@ struct Problems(Arc<Api>);
 
 #[async_trait]
 impl Handler for Problems {
-    async fn handle(&self, _: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
+    async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND);
-        problem::render(res, &problem::of_status(status), &self.0.docs_url, RequestId::of(depot));
+        problem::render(res, problem::of_status(status), &self.0.docs_url, RequestId::of(depot));
+        note_refusal(&self.0, req, depot, res);
         ctrl.skip_rest();
     }
 }

@@ -1,5 +1,7 @@
 //! Errors as answers (RFC 9457). The only file that knows which status belongs to which code.
 
+use std::sync::Arc;
+
 use salvo::Response;
 use salvo::http::StatusCode;
 use salvo::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -99,11 +101,11 @@ pub fn status(code: &Code) -> StatusCode {
     }
 }
 
-/// Makes the response this problem.
-pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id: &str) {
+/// Makes the response this problem, and keeps the error beside it.
+pub fn render(response: &mut Response, error: Error, docs_url: &str, request_id: &str) {
     let status = status(&error.code);
     let code = error.code.as_str();
-    log(error, request_id);
+    log(&error, request_id);
     let problem = Problem {
         r#type: format!("{docs_url}/errors#{code}"),
         title: error.code.title(),
@@ -124,7 +126,12 @@ pub fn render(response: &mut Response, error: &Error, docs_url: &str, request_id
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response.replace_body(serde_json::to_vec(&problem).unwrap_or_default().into());
+    response.extensions.insert(Rendered(Arc::new(error)));
 }
+
+/// The error that a response tells of.
+#[derive(Clone)]
+pub struct Rendered(pub Arc<Error>);
 
 /// One line about what caused an error. What the client did wrong has no cause.
 fn log(error: &Error, request_id: &str) {

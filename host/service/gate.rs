@@ -27,10 +27,10 @@ use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::{DecisionInputs, Resource, ResourceFacts, WantedInputs};
 use culvert_domain::plan::Entitlement;
+use culvert_domain::refused_by::{RefusedBy, Stage};
 use culvert_domain::text;
-use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::engine::sandbox::Failed;
-use culvert_policy::serve::pinned::Pinned;
+use culvert_policy::serve::pinned::{DecidedBy, Denied, Pinned};
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 
@@ -272,15 +272,20 @@ impl Gate {
         let asked = policies.pinned.with_facts(sources.values(wanted));
         let wants = draft.wants();
         if !action.only_takes_away() {
-            allowed(asked.plan_access(wit_input::plan_ask(caller, action, facts.counters, wants.clone())).await)?;
+            let ask = wit_input::plan_ask(caller, action, facts.counters, wants.clone());
+            allowed(asked.plan_access(ask).await, Stage::PlanAccess, policies)?;
         }
         plan::check(&entitlement, action, facts.counters, &wants)?;
-        allowed(asked.team_role(wit_input::role_ask(caller, action, &facts, involved)).await)?;
+        let ask = wit_input::role_ask(caller, action, &facts, involved);
+        allowed(asked.team_role(ask).await, Stage::TeamRole, policies)?;
 
+        let mut found_by = DecidedBy::default();
         if let Some(input) = draft.input() {
             let input = wit_input::input(input, &facts);
             let about = wit_input::input_facts(caller, &facts, &faults);
-            let violations = asked.validation(input, about).await.map_err(unavailable)?;
+            let validated = asked.validation(input, about).await.map_err(unavailable)?;
+            let violations;
+            (violations, found_by) = validated;
             let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
             merge(&mut faults, violations.collect());
         }
@@ -305,7 +310,9 @@ impl Gate {
             faults.retain(|fault| fault.field != "body");
             faults.extend(unknown);
         }
-        Err(Error::invalid(faults))
+        let by_policy = !found_by.modules.is_empty();
+        let refused_by = by_policy.then(|| Box::new(refused_by(found_by, Stage::Validation, policies)));
+        Err(Error { refused_by, ..Error::invalid(faults) })
     }
 
     /// Repeats a decision, because its inputs have changed.
@@ -388,15 +395,18 @@ fn lies_in(field: &str, whole: &str) -> bool {
     field.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-fn allowed(verdict: Result<Verdict, Failed>) -> Result<()> {
-    match verdict.map_err(unavailable)? {
-        Verdict::Allow => Ok(()),
-        Verdict::Deny(denial) => {
-            tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
-            let error = Error::new(Code::from_policy(denial.code), denial.detail);
-            Err(Error { rule: Some(denial.rule.into()), ..error })
-        }
-    }
+fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &PinnedPolicies) -> Result<()> {
+    let Some(Denied { denial, by }) = verdict.map_err(unavailable)? else { return Ok(()) };
+    tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
+    let refused_by = Some(Box::new(refused_by(by, stage, policies)));
+    let error = Error::new(Code::from_policy(denial.code), denial.detail);
+    Err(Error { rule: Some(denial.rule.into()), refused_by, ..error })
+}
+
+/// What is kept of a decision, so that people can look up why it was made.
+fn refused_by(by: DecidedBy, stage: Stage, policies: &PinnedPolicies) -> RefusedBy {
+    let DecidedBy { modules, question } = by;
+    RefusedBy { stage, generation: policies.generation(), modules, question }
 }
 
 /// The error for a policy that failed: the request is refused.

@@ -1,8 +1,9 @@
-//! Background jobs of the host: the ticker, the checks of custom domains, certificates, and the webhook deliveries.
+//! Background jobs of the host: the ticker, the checks of custom domains, certificates, refusals, and the webhook deliveries.
 
 pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
+pub mod refusals;
 pub mod sweep;
 pub mod ticker;
 pub mod wakeups;
@@ -17,6 +18,7 @@ use crate::Service;
 use crate::connected_agents::ConnectedAgents;
 use crate::metrics::Metrics;
 use crate::rate_limits::RateLimits;
+use crate::refusals::Refusals;
 use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
 use wakeups::Wakeups;
@@ -29,6 +31,7 @@ pub struct Jobs {
     pub wakeups: Wakeups,
     pub deliveries: DeliveryWorker,
     pub certificates: CertificateWorker,
+    pub refusals: Arc<Refusals>,
     pub metrics: Arc<Metrics>,
     pub clock: Clock,
     pub stop: CancellationToken,

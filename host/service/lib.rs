@@ -45,6 +45,7 @@ mod passwords;
 pub mod ports;
 mod presence;
 pub mod rate_limits;
+pub mod refusals;
 mod resumption;
 pub mod secrets;
 pub mod sessions;

@@ -33,6 +33,7 @@ pub mod ports;
 pub mod presence;
 mod prune;
 pub mod rate;
+mod refusals;
 pub mod routes;
 mod row;
 pub mod scopes;

@@ -54,6 +54,7 @@ const FILES: &[File] = files! {
     23 "0023_people"
     24 "0024_ended_keys"
     25 "0025_teams"
+    26 "0026_refusals"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

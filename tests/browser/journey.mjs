@@ -2,9 +2,8 @@
 
 import { readFile } from "node:fs/promises";
 import { get } from "node:http";
-import { KINDS, World } from "./world.mjs";
+import { KINDS, PASSWORD, World } from "./world.mjs";
 
-const PASSWORD = "gravel otter lantern 42";
 const printed = await readFile(process.argv[2], "utf8");
 const link = printed.match(/http:\/\/localhost:\d+\/dashboard\/enter#\S+/)[0];
 const service = printed.match(/this machine, 127\.0\.0\.1:(\d+)/)[1];
@@ -80,6 +79,53 @@ async function refuse(window) {
   await world.look(window, "fault");
 }
 
+// A Team, a colleague who makes an account by the invitation, and what the colleague is refused.
+async function inviteColleague(window) {
+  const { page } = window;
+  await page.goto(`${base}/team`);
+  await page.getByLabel("Name").fill("Lab");
+  await click(page, "Make Team");
+  await page.getByRole("heading", { name: "Lab", exact: true }).waitFor();
+  const team = page.url();
+  await page.getByLabel("E-mail").fill("grace@example.com");
+  await click(page, "Invite");
+  await page.getByRole("heading", { name: "The link for grace@example.com" }).waitFor();
+  await world.look(window, "invitation");
+  const invitation = await page.locator("[data-copy] code").first().innerText();
+
+  const colleague = await world.window("telephone", origin, { expected: [403] });
+  await colleague.page.goto(invitation);
+  await colleague.page.getByRole("button", { name: "Come in", exact: true }).click();
+  await colleague.page.getByRole("heading", { name: "Join Lab" }).waitFor();
+  await world.look(colleague, "join");
+  await colleague.page.getByLabel("Your name").fill("Grace");
+  await colleague.page.getByLabel("Password").fill(PASSWORD);
+  await colleague.page.getByRole("button", { name: "Create account" }).click();
+  await colleague.page.waitForURL("**/dashboard/me");
+  await colleague.page.goto(team);
+  await world.look(colleague, "team-of-a-member");
+  await colleague.page.goto(team.replace(/team$/, "webhooks"));
+  await colleague.page.getByLabel("Address").fill("https://8.8.8.8/");
+  await colleague.page.getByRole("button", { name: "Create endpoint" }).click();
+  await colleague.page.getByRole("link", { name: "Why was this refused?" }).click();
+  // The refusal is stored after its answer.
+  while ((await colleague.page.getByRole("heading", { name: "What it saw" }).count()) === 0) await colleague.page.reload();
+  world.check((await colleague.page.locator("main").innerText()).includes("Owners and admins change the Team's webhooks"), "the rule is not told");
+  await world.look(colleague, "why-refused");
+  const why = colleague.page.url();
+  await colleague.context.close();
+  return [team, why];
+}
+
+// Policies are reloaded and rolled back.
+async function rollBack(window) {
+  const { page } = window;
+  await page.goto(`${origin}/dashboard/operator/policies`);
+  await click(page, "Reload");
+  await page.getByRole("button", { name: /^Roll back to generation/ }).click();
+  await page.getByText("There are no earlier policies").waitFor();
+}
+
 // With the keys of the keyboard alone.
 async function signInByKeyboard() {
   const window = await world.window("desktop", origin, { expected: [401] });
@@ -153,6 +199,8 @@ const seconds = (Date.now() - began) / 1000;
 console.log(`from the link to bytes through a tunnel: ${clicks} clicks, ${seconds.toFixed(1)} s`);
 world.check(clicks <= 8 && seconds <= 60, "more than 8 clicks or 60 s");
 const endpoint = await makeEndpoint(first);
+const [team, why] = await inviteColleague(first);
+await rollBack(first);
 await first.page.goto(`${base}/tunnels`);
 const web = origin + (await first.page.getByRole("link", { name: "hello-web" }).getAttribute("href"));
 const storageState = await first.context.storageState();
@@ -161,14 +209,16 @@ await first.context.close();
 const refused = await world.window("desktop", origin, { storageState, expected: [422] });
 await refuse(refused);
 await refused.context.close();
-const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/keys"].map((path) => base + path);
+const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/keys", "/team", "/explain"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
   const ofTunnel = ["", "/access", "/ports", "/domain"].map((part) => tunnel + part);
-  for (const url of [...pages, ...ofTunnel, `${web}/domain`, endpoint, `${origin}/dashboard/account`]) {
+  const ofOperator = ["accounts", "policies"].map((page) => `${origin}/dashboard/operator/${page}`);
+  const ownPages = [...pages, ...ofTunnel, `${web}/domain`, endpoint, team, why, ...ofOperator, `${origin}/dashboard/account`];
+  for (const url of ownPages) {
     await window.page.goto(url);
     world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
-    const named = url.replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook");
+    const named = url.replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook").replace(team, "/dashboard/one-team").replace(why, "/dashboard/one-refusal");
     await world.look(window, named.split("/dashboard/")[1].replaceAll("/", "-"));
   }
   await window.context.close();

@@ -7,6 +7,9 @@ import { mkdir } from "node:fs/promises";
 const RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
 const PICTURES = process.env.PICTURES;
 
+// A password that nobody guesses.
+export const PASSWORD = "gravel otter lantern 42";
+
 export const KINDS = {
   desktop: { viewport: { width: 1200, height: 800 } },
   dark: { viewport: { width: 1200, height: 800 }, colorScheme: "dark", reducedMotion: "reduce" },

@@ -48,6 +48,7 @@ const GROWING: &[&str] = &[
     "operations",
     "passwords",
     "rate_windows",
+    "refusals",
     "resting_ports",
     "resting_subdomains",
     "scopes",

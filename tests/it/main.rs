@@ -20,6 +20,7 @@ mod crash;
 mod crates;
 mod dashboard;
 mod dashboard_domains;
+mod dashboard_explain;
 mod dashboard_operator;
 mod dashboard_sign_in;
 mod dashboard_teams;

@@ -68,7 +68,10 @@ pub fn ask() -> Ask {
 
 /// What a module answers.
 pub fn decide(pinned: &Pinned) -> Result<Verdict, Failed> {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(pinned.team_role(ask()))
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let denied = pinned.team_role(ask()).await?;
+        Ok(denied.map_or(Verdict::Allow, |denied| Verdict::Deny(denied.denial)))
+    })
 }
 
 /// What a module's decision fails with.

@@ -57,7 +57,7 @@ fn modules(status: &PolicyStatus) -> Markup {
                 td { (module.version) }
                 td { code title=(module.sha256) { (short(&module.sha256)) } div.muted { "settings " code title=(module.settings_sha256) { (short(&module.settings_sha256)) } } }
                 td { (mode(module)) div.muted { (module.deadline_ms) " ms, " (module.memory_kib) " KiB" } }
-                td { @if module.breaker_open { (badge::warning("not asked for a while: it timed out")) } @else { (badge::good("asked")) } }
+                td { @if module.breaker_open { (badge::warning("not asked for a while: it timed out")) } @else { (badge::good("in use")) } }
             } } }
         } }
     }

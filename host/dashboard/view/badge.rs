@@ -18,6 +18,10 @@ pub(crate) fn good(word: &str) -> Markup {
     badge("ok", word)
 }
 
+pub(crate) fn bad(word: &str) -> Markup {
+    badge("bad", word)
+}
+
 pub(crate) fn warning(word: &str) -> Markup {
     badge("warn", word)
 }

@@ -59,7 +59,12 @@ pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Mar
                 (navigation(visit))
                 main #content {
                     h1 { (title) }
-                    @if let Some(refused) = refused { (refusal::error(&refused.error)) }
+                    @if let Some(refused) = refused {
+                        (refusal::error(&refused.error))
+                        @if let Some(id) = visit.policies.request_id() {
+                            p { a href=(visit.in_scope(&format!("/explain/{id}"))) { "Why was this refused?" } }
+                        }
+                    }
                     (content)
                 }
             }
@@ -99,6 +104,7 @@ fn navigation(visit: &Visit) -> Markup {
         ("/webhooks", "Webhooks"),
         ("/keys", "Keys"),
         ("/team", "Team"),
+        ("/explain", "Explain"),
     ];
     html! {
         nav.side aria-label="Pages" {

@@ -31,7 +31,7 @@ impl Handler for Auth {
                 Err(error) => limit_failed_auth(api, req, error),
             },
         };
-        problem::render(res, &refused, &api.docs_url, RequestId::of(depot));
+        problem::render(res, refused, &api.docs_url, RequestId::of(depot));
         ctrl.skip_rest();
     }
 }

@@ -28,7 +28,7 @@ impl Handler for Headers {
         if has_its_host(req) {
             ctrl.call_next(req, depot, res).await;
         } else {
-            problem::render(res, &Error::of(Code::HostRequired), docs_url, RequestId::of(depot));
+            problem::render(res, Error::of(Code::HostRequired), docs_url, RequestId::of(depot));
             ctrl.skip_rest();
         }
         if req.method() == Method::HEAD {
@@ -57,7 +57,7 @@ fn has_its_host(req: &Request) -> bool {
 fn finish_head(res: &mut Response, depot: &Depot, docs_url: &str) {
     let status = res.status_code.unwrap_or_default();
     if res.body.is_none() && (status.is_client_error() || status.is_server_error()) {
-        problem::render(res, &problem::of_status(status), docs_url, RequestId::of(depot));
+        problem::render(res, problem::of_status(status), docs_url, RequestId::of(depot));
     }
     if let ResBody::Once(body) = &res.body {
         let length = HeaderValue::from(body.len());

@@ -23,9 +23,9 @@ impl Handler for RateLimit {
                 insert_headers(res, status);
                 let Some((window, refused)) = status.refusal() else { return };
                 api.metrics.count_refusal(window);
-                problem::render(res, &refused, &api.docs_url, RequestId::of(depot));
+                problem::render(res, refused, &api.docs_url, RequestId::of(depot));
             }
-            Err(error) => problem::render(res, &error, &api.docs_url, RequestId::of(depot)),
+            Err(error) => problem::render(res, error, &api.docs_url, RequestId::of(depot)),
         }
         ctrl.skip_rest();
     }

@@ -11,8 +11,11 @@ use uuid::Uuid;
 use crate::Api;
 use crate::client_address::client_address;
 use crate::path::{Path, normalised};
+use crate::problem::Rendered;
+use culvert_domain::caller::Caller;
 use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
-use culvert_service::gate::RequestContext;
+use culvert_domain::refusal::RefusedRequest;
+use culvert_service::gate::{PinnedPolicies, RequestContext};
 use culvert_service::metrics::counted;
 
 /// The id of a request, as its answer carries it.
@@ -50,6 +53,15 @@ fn context(api: &Api, req: &Request, id: Uuid, wanted: PolicyFacts) -> RequestCo
 
 pub(crate) struct Trace(pub Arc<Api>);
 
+/// Notes what was refused to a caller.
+pub(crate) fn note_refusal(api: &Api, req: &Request, depot: &Depot, res: &Response) {
+    let Some(Rendered(error)) = res.extensions.get::<Rendered>() else { return };
+    let (Ok(caller), Ok(policies)) = (depot.get_typed::<Caller>(), depot.get_typed::<PinnedPolicies>()) else { return };
+    let (Some(request_id), Some(status)) = (policies.request_id(), res.status_code) else { return };
+    let (method, path, status) = (req.method().as_str(), Path::of(depot), status.as_u16());
+    api.refusals.note(&api.service, &RefusedRequest { request_id, caller, method, path, status }, error);
+}
+
 #[async_trait]
 impl Handler for Trace {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, ctrl: &mut FlowCtrl) {
@@ -70,6 +82,7 @@ impl Handler for Trace {
         res.headers_mut().insert("x-policy-generation", HeaderValue::from(generation));
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
         let took = clock.moment().since(started);
+        note_refusal(&self.0, req, depot, res);
         let route = depot.get_typed::<Route>().map_or("none", |route| route.0);
         self.0.metrics.http.count(method.as_str(), route, status, took, &statements);
         tracing::info!(parent: &span, status, micros = took.as_micros() as u64, "answered");

@@ -5,17 +5,49 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::engine::bindings::types::{Verdict, Violation};
+use crate::engine::bindings::types::{Denial, Verdict, Violation};
 use crate::engine::bindings::{inputs, plans, roles};
 use crate::engine::facts::FactValues;
 use crate::engine::kind::Kind;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::Failed;
 use crate::engine::sandbox::Failure;
-use crate::serve::live::{Chain, PolicySet};
+use crate::serve::live::{Chain, ModuleInstance, PolicySet};
 use crate::serve::long_decision;
 use crate::serve::observer::DecisionObserver;
 use culvert_domain::policy_fact::PolicyFacts;
+use culvert_domain::refused_by::PolicyModule;
+
+/// Bytes of a question that are kept for an explanation.
+const QUESTION: usize = 16 * 1024;
+
+/// Which modules have decided, and on what.
+#[derive(Clone, Debug, Default)]
+pub struct DecidedBy {
+    pub modules: Vec<PolicyModule>,
+    /// What the first of them was asked, as JSON, without secrets. Empty if it is too long.
+    pub question: String,
+}
+
+impl DecidedBy {
+    fn add(&mut self, decider: &ModuleInstance, request: &PolicyRequest) {
+        if self.modules.is_empty() {
+            let (request, _) = request.clone().redacted();
+            let question = serde_json::to_string(&request).unwrap_or_default();
+            self.question = if question.len() > QUESTION { String::new() } else { question };
+        }
+        let (description, sha256) = (&decider.module.description, decider.module.digest.clone());
+        let (name, version) = (description.name.clone(), description.version.clone());
+        self.modules.push(PolicyModule { name, version, sha256 });
+    }
+}
+
+/// A denial, and the module that denies.
+#[derive(Debug)]
+pub struct Denied {
+    pub denial: Denial,
+    pub by: DecidedBy,
+}
 
 #[derive(Clone)]
 pub struct Pinned {
@@ -71,7 +103,7 @@ impl Pinned {
     async fn entitlements(&self, plan: &str) -> Result<Option<plans::Entitlement>, Failed> {
         let request = PolicyRequest::Entitlements(plan.into());
         let known = |response: &PolicyResponse| matches!(response, PolicyResponse::Entitlement(Some(_)));
-        let response = self.first(request, known, PolicyResponse::Entitlement(None)).await?;
+        let (response, _) = self.first(request, known, PolicyResponse::Entitlement(None)).await?;
         Ok(if let PolicyResponse::Entitlement(entitlement) = response { entitlement } else { None })
     }
 
@@ -80,7 +112,7 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub async fn plan_access(&self, ask: plans::Ask) -> Result<Verdict, Failed> {
+    pub async fn plan_access(&self, ask: plans::Ask) -> Result<Option<Denied>, Failed> {
         self.verdict(PolicyRequest::PlanAccess(ask)).await
     }
 
@@ -89,56 +121,66 @@ impl Pinned {
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub async fn team_role(&self, ask: roles::Ask) -> Result<Verdict, Failed> {
+    pub async fn team_role(&self, ask: roles::Ask) -> Result<Option<Denied>, Failed> {
         self.verdict(PolicyRequest::TeamRole(ask)).await
     }
 
-    async fn verdict(&self, request: PolicyRequest) -> Result<Verdict, Failed> {
+    async fn verdict(&self, request: PolicyRequest) -> Result<Option<Denied>, Failed> {
         let denies = |response: &PolicyResponse| matches!(response, PolicyResponse::Verdict(Verdict::Deny(_)));
-        let response = self.first(request, denies, PolicyResponse::Verdict(Verdict::Allow)).await?;
-        match response {
-            PolicyResponse::Verdict(verdict) => Ok(verdict),
+        match self.first(request, denies, PolicyResponse::Verdict(Verdict::Allow)).await? {
+            (PolicyResponse::Verdict(Verdict::Deny(denial)), by) => Ok(Some(Denied { denial, by })),
+            (PolicyResponse::Verdict(Verdict::Allow), _) => Ok(None),
             _ => Err(self.another_answer()),
         }
     }
 
-    /// The violations that all modules of the chain find.
+    /// The violations that all modules of the chain find, and which modules have found some.
     ///
     /// # Errors
     ///
     /// If a module gives no valid response, or no module of the kind decides.
-    pub async fn validation(&self, input: inputs::Input, facts: inputs::Facts) -> Result<Vec<Violation>, Failed> {
+    pub async fn validation(
+        &self,
+        input: inputs::Input,
+        facts: inputs::Facts,
+    ) -> Result<(Vec<Violation>, DecidedBy), Failed> {
         let mut request = PolicyRequest::Validation(Box::new((input, facts)));
         let chain = self.chain(Kind::Validation)?;
-        let mut all = Vec::new();
+        let (mut all, mut by) = (Vec::new(), DecidedBy::default());
         for index in 0..chain.enforced.len() {
             match self.ask(chain, index, &mut request).await? {
-                PolicyResponse::Violations(violations) => all.extend(violations),
+                PolicyResponse::Violations(violations) if violations.is_empty() => {}
+                PolicyResponse::Violations(violations) => {
+                    by.add(&chain.enforced[index], &request);
+                    all.extend(violations);
+                }
                 _ => return Err(self.another_answer()),
             }
         }
         self.shadow(chain, request, || (String::new(), PolicyResponse::Violations(all.clone())));
-        Ok(all)
+        Ok((all, by))
     }
 
-    /// The first response that decides, or `otherwise` if none does.
+    /// The first response that decides and whose it is, or `otherwise` if none does.
     async fn first(
         &self,
         mut request: PolicyRequest,
         decides: fn(&PolicyResponse) -> bool,
         otherwise: PolicyResponse,
-    ) -> Result<PolicyResponse, Failed> {
+    ) -> Result<(PolicyResponse, DecidedBy), Failed> {
         let chain = self.chain(request.kind())?;
-        let (mut response, mut decided_by) = (otherwise, String::new());
+        let (mut response, mut by) = (otherwise, DecidedBy::default());
         for index in 0..chain.enforced.len() {
             let given = self.ask(chain, index, &mut request).await?;
             if decides(&given) {
-                (response, decided_by) = (given, chain.enforced[index].name().to_owned());
+                by.add(&chain.enforced[index], &request);
+                response = given;
                 break;
             }
         }
-        self.shadow(chain, request, || (decided_by, response.clone()));
-        Ok(response)
+        let name = || by.modules.first().map(|module| module.name.clone()).unwrap_or_default();
+        self.shadow(chain, request, || (name(), response.clone()));
+        Ok((response, by))
     }
 
     /// The failure for a response of the wrong type. It never allows the request.

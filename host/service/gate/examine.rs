@@ -5,7 +5,8 @@ use culvert_domain::action::Action;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
 use culvert_domain::facts::{Resource, ResourceFacts};
-use culvert_policy::engine::bindings::types::{Verdict, Violation};
+use culvert_policy::engine::bindings::types::Violation;
+use culvert_policy::serve::pinned::Denied;
 use culvert_store::Store;
 
 /// What would be refused.
@@ -42,12 +43,12 @@ pub(crate) async fn examine<D: RequestDraft>(
     let asked = policies.pinned.with_facts(sources.values(wanted));
     let mut refusals = Vec::new();
     let verdict = asked.team_role(wit_input::role_ask(caller, action, &facts, &[])).await.map_err(unavailable)?;
-    if let Verdict::Deny(denial) = verdict {
+    if let Some(Denied { denial, .. }) = verdict {
         refusals.push(Refusal { code: Some(denial.code), field: None, rule: denial.rule, message: denial.detail });
     }
     if let Some(input) = draft.input() {
         let about = wit_input::input_facts(caller, &facts, &[]);
-        let violations = asked.validation(wit_input::input(input, &facts), about).await.map_err(unavailable)?;
+        let (violations, _) = asked.validation(wit_input::input(input, &facts), about).await.map_err(unavailable)?;
         refusals.extend(violations.into_iter().map(|Violation { field, message, rule }| Refusal {
             code: None,
             field: Some(field),

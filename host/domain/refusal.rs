@@ -1,0 +1,103 @@
+//! RefusedRequest requests, kept so that people can look up why.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use super::caller::{Caller, Credential};
+use super::error::{Code, Error, Fault};
+use super::refused_by::{RefusedBy, Stage};
+
+/// How long a refusal is kept.
+pub const KEPT: TimeDelta = TimeDelta::days(30);
+/// Refusals of a scope that are kept, about.
+pub const PER_SCOPE: u32 = 10_000;
+/// Characters of a path that are kept.
+const PATH: usize = 500;
+
+/// A request that was refused to a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub request_id: Uuid,
+    pub at: DateTime<Utc>,
+    pub scope_id: Uuid,
+    pub account_id: Uuid,
+    /// `key`, `device` or `sign-in`, and its id.
+    pub credential: String,
+    pub credential_id: Uuid,
+    pub method: String,
+    pub path: String,
+    pub status: u16,
+    pub code: String,
+    pub detail: String,
+    pub stage: Stage,
+    pub rule: Option<String>,
+    pub faults: Vec<Fault>,
+    pub refused_by: Option<RefusedBy>,
+}
+
+/// A request, as far as its refusal is told.
+pub struct RefusedRequest<'a> {
+    pub request_id: Uuid,
+    pub caller: &'a Caller,
+    pub method: &'a str,
+    pub path: &'a str,
+    pub status: u16,
+}
+
+impl Refusal {
+    pub fn of(refused: &RefusedRequest<'_>, error: &Error, at: DateTime<Utc>) -> Self {
+        let RefusedRequest { request_id, caller, method, path, status } = *refused;
+        let credential = match caller.credential {
+            Credential::Key { .. } => "key",
+            Credential::Device(_) => "device",
+            Credential::SignIn(_) => "sign-in",
+        };
+        Self {
+            request_id,
+            at,
+            scope_id: caller.scope.id,
+            account_id: caller.account_id,
+            credential: credential.into(),
+            credential_id: caller.credential.id(),
+            method: method.into(),
+            path: path.chars().take(PATH).collect(),
+            status,
+            code: error.code.as_str().into(),
+            detail: error.detail.clone().into_owned(),
+            stage: stage(error),
+            rule: error.rule.as_deref().map(str::to_owned),
+            faults: error.faults.clone(),
+            refused_by: error.refused_by.as_deref().cloned(),
+        }
+    }
+}
+
+/// The check that has refused, by the code where no policy says it.
+fn stage(error: &Error) -> Stage {
+    if let Some(refused_by) = &error.refused_by {
+        return refused_by.stage;
+    }
+    match error.code {
+        Code::RateLimited | Code::DailyQuotaExceeded => Stage::Rate,
+        Code::MethodNotAllowed => Stage::Route,
+        Code::InsufficientScope | Code::SignInRequired | Code::ElevationRequired | Code::CrossOriginRequest => {
+            Stage::Permission
+        }
+        Code::InvalidJson
+        | Code::InvalidJsonObject
+        | Code::InvalidContentType
+        | Code::PayloadTooLarge
+        | Code::RequestTimeout
+        | Code::UnsupportedContentEncoding
+        | Code::FormExpired => Stage::Body,
+        Code::IdempotencyKeyRequired
+        | Code::InvalidIdempotencyKey
+        | Code::IdempotencyConflict
+        | Code::IdempotencyInProgress => Stage::Replay,
+        Code::NotFound => Stage::Resource,
+        Code::FeatureNotAvailable | Code::PlanLimitReached => Stage::PlanAccess,
+        Code::Policy(_) => Stage::TeamRole,
+        Code::ValidationFailed => Stage::Validation,
+        _ => Stage::State,
+    }
+}

@@ -1,0 +1,40 @@
+//! Which check has refused a request.
+
+use serde::{Deserialize, Serialize};
+
+use super::string_enum::string_enum;
+
+string_enum! {
+    /// The checks of a request, in the order in which they are made.
+    Stage {
+        Rate "rate",
+        Route "route",
+        Permission "permission",
+        Body "body",
+        Replay "replay",
+        Resource "resource",
+        PlanAccess "plan-access",
+        TeamRole "team-role",
+        Validation "validation",
+        State "state",
+    }
+}
+
+/// A module of a policy, as it was loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyModule {
+    pub name: String,
+    pub version: String,
+    pub sha256: String,
+}
+
+/// What a policy has refused, and on what facts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedBy {
+    pub stage: Stage,
+    /// The number of the set of policies.
+    pub generation: u64,
+    pub modules: Vec<PolicyModule>,
+    /// What the module was asked, as JSON in the names of the interface, without secrets. Empty if it is too long.
+    pub question: String,
+}

@@ -1,0 +1,130 @@
+//! RefusedRequest requests: noted without delay for the request, and looked up by people.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use culvert_domain::caller::{Caller, Role};
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::page::{Page, PageRows};
+use culvert_domain::refusal::{Refusal, RefusedRequest};
+use tokio::sync::{Mutex, mpsc};
+use uuid::Uuid;
+
+use crate::Service;
+
+/// Refusals that wait to be stored. One more is lost, and counted.
+const QUEUE: usize = 8192;
+/// Refusals of one transaction.
+const BATCH: usize = 200;
+/// After so many of a scope it is looked at whether it has too many.
+const TRIMMED_EVERY: u32 = 100;
+/// Scopes of which the refusals are counted. Beyond them, counting begins anew.
+const COUNTED: usize = 10_000;
+
+/// The way from requests to the store.
+pub struct Refusals {
+    queue: mpsc::Sender<Refusal>,
+    waiting: Mutex<mpsc::Receiver<Refusal>>,
+    lost: AtomicU64,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        Self { queue, waiting: Mutex::new(waiting), lost: AtomicU64::new(0) }
+    }
+}
+
+impl Refusals {
+    /// Notes that a request was refused. It never waits.
+    pub fn note(&self, service: &Service, refused: &RefusedRequest<'_>, error: &Error) {
+        if self.queue.try_send(Refusal::of(refused, error, service.clock().now())).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many were lost since the start of the host.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Stores refusals as they come, until the host stops.
+    pub(crate) async fn store(&self, service: &Service, stop: &tokio_util::sync::CancellationToken) {
+        let (mut waiting, mut counts) = (self.waiting.lock().await, HashMap::new());
+        loop {
+            let mut batch = Vec::new();
+            if stop.run_until_cancelled(waiting.recv_many(&mut batch, BATCH)).await.is_none() {
+                while let Ok(refusal) = waiting.try_recv() {
+                    batch.push(refusal);
+                }
+                return self.store_batch(service, batch, Vec::new()).await;
+            }
+            let trimmed = due(&mut counts, &batch);
+            self.store_batch(service, batch, trimmed).await;
+        }
+    }
+
+    async fn store_batch(&self, service: &Service, batch: Vec<Refusal>, trimmed: Vec<Uuid>) {
+        let count = batch.len() as u64;
+        let stored = service.store.write(None, move |write| {
+            Box::pin(async move {
+                for refusal in &batch {
+                    write.insert_refusal(refusal).await?;
+                }
+                for scope_id in trimmed {
+                    write.trim_refusals(scope_id).await?;
+                }
+                Ok(())
+            })
+        });
+        if let Err(error) = stored.await {
+            self.lost.fetch_add(count, Ordering::Relaxed);
+            tracing::warn!(error = %Chain(&error), count, "refused requests could not be noted");
+        }
+    }
+}
+
+/// The scopes that have had many refusals since they were looked at.
+fn due(counts: &mut HashMap<Uuid, u32>, batch: &[Refusal]) -> Vec<Uuid> {
+    if counts.len() > COUNTED {
+        counts.clear();
+    }
+    batch.iter().for_each(|refusal| *counts.entry(refusal.scope_id).or_default() += 1);
+    let due: Vec<Uuid> =
+        counts.iter().filter(|(_, count)| **count >= TRIMMED_EVERY).map(|(scope_id, _)| *scope_id).collect();
+    counts.retain(|_, count| *count < TRIMMED_EVERY);
+    due
+}
+
+impl Service {
+    /// A page of what was refused in the caller's scope, the newest first: to a member its own, to everybody else all.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn refusals(&self, caller: &Caller, page: Page) -> Result<PageRows<Refusal>> {
+        self.store.refusals(caller.scope.id, own_alone(caller), page).await
+    }
+
+    /// What was refused by the id of its request.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if nothing is known of it in the caller's scope; if the database fails.
+    pub async fn refusal(&self, caller: &Caller, request_id: Uuid) -> Result<Refusal> {
+        self.store.refusal(caller.scope.id, own_alone(caller), request_id).await?.ok_or_else(Error::not_found)
+    }
+
+    /// What a rule says, by the policies that decide now.
+    pub fn rule_summary(&self, sha256: &str, rule: &str) -> Option<String> {
+        let policies = self.policies.current();
+        let module = policies.modules().iter().find(|loaded| loaded.module.digest == sha256)?;
+        let rule = module.module.description.rules.iter().find(|known| known.id == rule)?;
+        Some(rule.summary.clone())
+    }
+}
+
+/// The account whose requests alone are a caller's business, if not those of all.
+fn own_alone(caller: &Caller) -> Option<Uuid> {
+    (caller.role == Some(Role::Member)).then_some(caller.account_id)
+}

@@ -1,0 +1,28 @@
+-- Requests that were refused to a caller, so that people can look up why.
+
+CREATE TABLE refusals (
+    request_id    BLOB    NOT NULL PRIMARY KEY,
+    at            INTEGER NOT NULL,
+    scope_id      BLOB    NOT NULL REFERENCES scopes (id),
+    account_id    BLOB    NOT NULL REFERENCES accounts (id),
+    credential    TEXT    NOT NULL,
+    credential_id BLOB    NOT NULL,
+    method        TEXT    NOT NULL,
+    path          TEXT    NOT NULL,
+    status        INTEGER NOT NULL,
+    code          TEXT    NOT NULL,
+    detail        TEXT    NOT NULL,
+    -- The check that has refused.
+    stage         TEXT    NOT NULL,
+    rule          TEXT,
+    -- As JSON: the wrong fields, and the modules that have refused.
+    faults        TEXT    NOT NULL,
+    modules       TEXT    NOT NULL,
+    -- The set of policies that has refused; 0 if none has.
+    generation    INTEGER NOT NULL,
+    -- What the module was asked, as JSON; empty if it is too long.
+    question      TEXT    NOT NULL
+) STRICT;
+CREATE INDEX refusals_by_scope ON refusals (scope_id, at, request_id);
+CREATE INDEX refusals_by_account ON refusals (scope_id, account_id, at, request_id);
+CREATE INDEX refusals_by_time ON refusals (at);
