@@ -31,6 +31,7 @@ pub(crate) fn dashboard(
         sign_ins: SignIns::new(service.clock().clone(), config.dashboard.lifetimes()),
         refusals,
         site,
+        require_second_factor: config.dashboard.require_second_factor,
         public_url: config.public_url(),
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),

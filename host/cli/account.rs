@@ -28,6 +28,11 @@ pub(super) enum Account {
         #[arg(long)]
         email: String,
     },
+    /// As `link`, for who has lost the authenticator app: turns the second factor off, and ends all sign-ins
+    Recover {
+        #[arg(long)]
+        email: String,
+    },
     /// Make an account an operator, who sees the installation in the dashboard
     Operator {
         #[arg(long)]
@@ -43,6 +48,12 @@ impl Account {
         match self {
             Self::Create { email, name, plan } => create(config, output, email, name, plan).await,
             Self::Link { email } => link(config, output, &email).await,
+            Self::Recover { email } => {
+                let store = operator::store(config).await?;
+                let account = operator::account(&store, &email).await?;
+                accounts::recover(&store, account.id).await?;
+                link(config, output, &email).await
+            }
             Self::Operator { email, off } => set_operator(config, output, &email, !off).await,
         }
     }

@@ -28,6 +28,7 @@ use super::{CliError, PROGRAM, refused, serve};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError};
 use culvert_domain::permission::{PermissionPreset, Permissions};
+use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_policy::load::chain::Trust;
 use culvert_service::api_keys::{self, NewKey};
 use culvert_service::jobs::Ticker;
@@ -59,6 +60,8 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
     config.data_dir = data_dir(&config);
     // Whoever tries a policy out builds it again and again.
     config.trust = Trust::Path;
+    // It is for one person's machine, and its links are printed there.
+    config.dashboard.require_second_factor = RequireSecondFactor::Never;
     serve::log(config.log.format, "warn");
     let folder = config.data_dir.clone();
     let mut stopped = pin!(serve::stopped().map_err(refused)?);

@@ -1,6 +1,7 @@
 //! Settings of the dashboard.
 
 use chrono::TimeDelta;
+use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::sign_ins::Lifetimes;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,8 @@ pub struct DashboardConfig {
     pub session_days: u32,
     /// Days without a request after which a sign-in ends, at most `session_days`.
     pub session_idle_days: u32,
+    /// Who must have a second factor: `never`, `operators` (for the operator's pages) or `all`.
+    pub require_second_factor: RequireSecondFactor,
 }
 
 const DAYS: std::ops::RangeInclusive<u32> = 1..=365;
@@ -26,7 +29,13 @@ pub(super) const PATH: &str = "/dashboard";
 
 impl Default for DashboardConfig {
     fn default() -> Self {
-        Self { enabled: true, url: None, session_days: 30, session_idle_days: 7 }
+        Self {
+            enabled: true,
+            url: None,
+            session_days: 30,
+            session_idle_days: 7,
+            require_second_factor: RequireSecondFactor::Operators,
+        }
     }
 }
 

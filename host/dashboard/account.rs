@@ -8,6 +8,7 @@ use crate::answer::Answer;
 use crate::form::KEY;
 use crate::path::own_page;
 use crate::public_form::signed_in;
+use crate::second_factor;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
 
@@ -21,6 +22,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let content = html! {
         p.muted { (visit.sign_in.name) " · " (visit.sign_in.email) }
         (password(visit))
+        (second_factor::section(visit).await?)
         section {
             h2 { "Where you are signed in" }
             div.scroll role="region" aria-label="Sign-ins" tabindex="0" { table {
@@ -93,6 +95,7 @@ fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
             (field::text(&field::Field { name: "current_password", label: "Password", kind: "password",
                 autocomplete: Some("current-password"), required: true, fault: visit.fault("current_password"),
                 ..field::Field::default() }))
+            @if visit.sign_in.has_second_factor { (second_factor::code_field(visit)) }
             button type="submit" { "Confirm" }
         }
     }
@@ -106,8 +109,8 @@ pub(crate) async fn set_password(visit: &Visit, posted: Posted) -> Result<Answer
 
 pub(crate) async fn confirm(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (dashboard, form) = (&visit.dashboard, &posted.form);
-    let password = form.get("current_password");
-    let value = dashboard.sign_ins.elevate(&dashboard.service, &visit.sign_in, password, &visit.client).await?;
+    let (password, code) = (form.get("current_password"), form.get("code"));
+    let value = dashboard.sign_ins.elevate(&dashboard.service, &visit.sign_in, password, code, &visit.client).await?;
     let wrong = || Error::invalid(vec![Fault::new("current_password", "is wrong")]);
     let next = own_page(form.get("next")).unwrap_or(ROOT);
     Ok(signed_in(dashboard, &value.ok_or_else(wrong)?, next))

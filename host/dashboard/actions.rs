@@ -7,7 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, devices, domain, keys, new_tunnel, operator, ports, team, tunnels, webhook, webhooks, welcome,
+    access, account, devices, domain, keys, new_tunnel, operator, ports, second_factor, team, tunnels, webhook,
+    webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -92,6 +93,12 @@ pub const ACTIONS: &[Act] = &[
     }),
     act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),
+    elevated("account/second-factor", "account", |visit, posted| Box::pin(second_factor::begin(visit, posted))),
+    act("account/second-factor/confirm", "account", |visit, posted| Box::pin(second_factor::confirm(visit, posted))),
+    elevated("account/second-factor/recovery-codes", "account", |visit, posted| {
+        Box::pin(second_factor::new_recovery_codes(visit, posted))
+    }),
+    elevated("account/second-factor/off", "account", |visit, posted| Box::pin(second_factor::switch_off(visit, posted))),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
     act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
     act("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),

@@ -10,8 +10,8 @@ use salvo::http::{Method, StatusCode};
 
 use crate::answer::Answer;
 use crate::form::Form;
-use crate::path::{ENTER, own_page};
-use crate::sign_in::{sign_in, sign_in_page, sign_out};
+use crate::path::{ENTER, SIGN_IN, own_page};
+use crate::sign_in::{code, sign_in, sign_in_page, sign_out};
 use crate::{Dashboard, ROOT, welcome};
 
 /// The answer to a request for one of these pages; `None` for any other.
@@ -37,6 +37,8 @@ pub(crate) async fn answer(
         ("enter/account", true) => welcome::begin(dashboard, Form::read(req).await?, client).await?,
         ("enter/account", false) => Answer::see_other(ENTER),
         ("sign-in", true) => sign_in(dashboard, Form::read(req).await?, client).await?,
+        ("sign-in/code", true) => code(dashboard, Form::read(req).await?, client).await?,
+        ("sign-in/code", false) => Answer::see_other(SIGN_IN),
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
         ("sign-out", false) => Answer::see_other(ROOT),
         _ => return Ok(None),

@@ -58,7 +58,8 @@ impl Form {
 
     /// The same without the secrets, to be shown again.
     pub(crate) fn without_secrets(mut self) -> Self {
-        self.fields.retain(|(name, _)| !name.contains("password") && name != KEY && name != "link");
+        let is_secret = |name: &str| name.contains("password") || [KEY, "link", "code"].contains(&name);
+        self.fields.retain(|(name, _)| !is_secret(name));
         self
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::refusal::RefusedRequest;
-use culvert_domain::sign_in::SignIn;
+use culvert_domain::sign_in::{RequireSecondFactor, SignIn};
 use culvert_service::forms::FormId;
 use culvert_service::gate::PinnedPolicies;
 use culvert_service::idempotency::IdempotencyKey;
@@ -107,6 +107,9 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
             refused: None,
         })
     };
+    if lacks_second_factor(dashboard, &sign_in, &below) {
+        return Err(Error::of(Code::SecondFactorRequired));
+    }
     if reads {
         if let Some((page, named)) = pages::find(&below) {
             return Ok(Answer::page(StatusCode::OK, (page.view)(&visit(named).await?).await?));
@@ -123,6 +126,17 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     let visit = visit(named).await?;
     let form = Form::read(req).await?;
     post(visit, act, form).await
+}
+
+/// Whether a path is for those alone who have a second factor, which somebody has not. The account's own page is where it is
+/// set up.
+fn lacks_second_factor(dashboard: &Dashboard, sign_in: &SignIn, below: &str) -> bool {
+    let is_asked = match dashboard.require_second_factor {
+        RequireSecondFactor::Never => false,
+        RequireSecondFactor::Operators => sign_in.is_operator && below.starts_with("operator/"),
+        RequireSecondFactor::All => !below.starts_with("account"),
+    };
+    is_asked && !sign_in.has_second_factor
 }
 
 /// Leads to the sign-in, and from there to the page that was asked for.

@@ -29,6 +29,7 @@ pub mod pages;
 mod path;
 mod ports;
 mod public_form;
+mod second_factor;
 mod sign_in;
 mod team;
 mod tunnels;
@@ -41,6 +42,7 @@ mod welcome;
 use std::sync::Arc;
 
 use culvert_domain::error::Code;
+use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::Service;
 use culvert_service::refusals::Refusals;
 use culvert_service::sign_ins::SignIns;
@@ -58,6 +60,7 @@ pub struct Dashboard {
     pub sign_ins: SignIns,
     pub refusals: Arc<Refusals>,
     pub site: Site,
+    pub require_second_factor: RequireSecondFactor,
     /// URL under which agents reach the host.
     pub public_url: String,
     pub docs_url: String,

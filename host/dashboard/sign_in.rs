@@ -3,9 +3,10 @@
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::sign_in::SignIn;
 use culvert_service::forms::FormId;
-use culvert_service::sign_ins::Client;
+use culvert_service::sign_ins::{Client, Proved};
 use maud::{Markup, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use salvo::http::StatusCode;
 use salvo::http::header::HeaderName;
 
 use crate::answer::Answer;
@@ -15,6 +16,7 @@ use crate::public_form::{check, form_key, refused, signed_in};
 use crate::view::{field, page, refusal};
 use crate::{Dashboard, ROOT, cookie};
 
+const CODE: &str = "/dashboard/sign-in/code";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
 
 /// The address of the sign-in, which leads to a page afterwards.
@@ -33,7 +35,7 @@ pub(crate) async fn sign_in(dashboard: &Dashboard, form: Form, client: &Client) 
     };
     let next = own_page(next).unwrap_or_default();
     match signed.await {
-        Ok(Some(value)) => Ok(signed_in(dashboard, &value, if next.is_empty() { ROOT } else { next })),
+        Ok(Some(proved)) => Ok(proved_page(dashboard, proved, if next.is_empty() { ROOT } else { next })),
         Ok(None) => {
             let error = Error::new(Code::SignInRequired, "The e-mail address or the password is wrong.");
             Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error))))
@@ -41,6 +43,49 @@ pub(crate) async fn sign_in(dashboard: &Dashboard, form: Form, client: &Client) 
         Err(error) if error.source.is_some() => Err(error),
         Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error)))),
     }
+}
+
+/// The answer to a password or a link that was right: signed in, or asked for the code.
+pub(crate) fn proved_page(dashboard: &Dashboard, proved: Proved, next: &str) -> Answer {
+    match proved {
+        Proved::SignedIn(value) => signed_in(dashboard, &value, next),
+        Proved::NeedsCode(ticket) => Answer::page(StatusCode::OK, code_page(dashboard, &ticket, next, None)),
+    }
+}
+
+/// Takes the code of the second factor.
+pub(crate) async fn code(dashboard: &Dashboard, form: Form, client: &Client) -> Result<Answer> {
+    let (ticket, next) = (form.get("ticket"), own_page(form.get("next")).unwrap_or(ROOT));
+    let finished = async {
+        check(dashboard, &form, CODE)?;
+        dashboard.sign_ins.finish(&dashboard.service, ticket, form.get("code"), client).await
+    };
+    let error = match finished.await {
+        Ok(Some(value)) => return Ok(signed_in(dashboard, &value, next)),
+        Ok(None) => Error::new(Code::SignInRequired, "The code is wrong, or was used before."),
+        Err(error) if error.source.is_some() => return Err(error),
+        Err(error) => error,
+    };
+    Ok(refused(dashboard, &error, code_page(dashboard, ticket, next, Some(&error))))
+}
+
+fn code_page(dashboard: &Dashboard, ticket: &str, next: &str, error: Option<&Error>) -> Markup {
+    page::narrow(
+        "Type the code",
+        &dashboard.docs_url,
+        &html! {
+            @if let Some(error) = error { (refusal::error(error)) }
+            form method="post" action=(CODE) {
+                (field::hidden(KEY, &form_key(dashboard, CODE)))
+                (field::hidden("ticket", ticket))
+                (field::hidden("next", next))
+                (field::text(&field::Field { name: "code", label: "Code", autocomplete: Some("one-time-code"), required: true,
+                    hint: Some("Of your authenticator app, or a recovery code."), ..field::Field::default() }))
+                button type="submit" { "Sign in" }
+            }
+            p { a href=(SIGN_IN) { "Begin again" } }
+        },
+    )
 }
 
 pub(crate) async fn sign_out(dashboard: &Dashboard, form: &Form, known: Option<&SignIn>) -> Result<Answer> {

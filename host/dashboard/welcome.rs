@@ -14,6 +14,7 @@ use crate::answer::Answer;
 use crate::form::{Form, KEY};
 use crate::path::{ENTER, SIGN_IN};
 use crate::public_form::{check, form_key, refused, signed_in};
+use crate::sign_in::proved_page;
 use crate::view::{field, page, refusal};
 use crate::visit::{Posted, Visit};
 use crate::{Dashboard, ROOT};
@@ -36,7 +37,7 @@ pub(crate) async fn enter(
     };
     let welcome = match entered.await {
         // Whoever came by a link is asked for a password first, if there is none.
-        Ok(Entered::SignedIn(value)) => return Ok(signed_in(dashboard, &value, &format!("{ROOT}/account"))),
+        Ok(Entered::Proved(proved)) => return Ok(proved_page(dashboard, proved, &format!("{ROOT}/account"))),
         Ok(Entered::Welcome(welcome)) => welcome,
         Err(error) if error.source.is_some() => return Err(error),
         Err(error) => return Ok(refused(dashboard, &error, enter_page(dashboard, Some(&error)))),

@@ -23,8 +23,6 @@ pub struct Error {
     pub detail: Cow<'static, str>,
     /// The fields of the request that are wrong, for `validation_failed`.
     pub faults: Vec<Fault>,
-    /// The rule of a policy that refuses the request. Where a policy refuses fields, their faults name the rules.
-    pub rule: Option<Box<str>>,
     /// The policy that has refused, if one has. Clients are told its rule alone.
     pub refused_by: Option<Box<RefusedBy>>,
     /// When it is worth asking again.
@@ -56,15 +54,7 @@ impl Fault {
 
 impl Error {
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            code,
-            detail: detail.into(),
-            faults: Vec::new(),
-            rule: None,
-            refused_by: None,
-            retry_after: None,
-            source: None,
-        }
+        Self { code, detail: detail.into(), faults: Vec::new(), refused_by: None, retry_after: None, source: None }
     }
 
     /// With the code's own sentence for a detail.
@@ -95,6 +85,11 @@ impl Error {
     pub fn unavailable(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         let error = Self::new(Code::ServiceUnavailable, "The service cannot answer right now; try again.");
         Self { source: Some(cause.into()), ..error.after(Duration::from_secs(1)) }
+    }
+
+    /// The rule of a policy that refuses the request.
+    pub fn rule(&self) -> Option<&str> {
+        self.refused_by.as_ref()?.rule.as_deref()
     }
 
     #[must_use]
@@ -150,9 +145,12 @@ impl Code {
     pub fn is_of_dashboard(&self) -> bool {
         use Code::{
             CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LastOperator, LastOwner, LimitReached,
-            LinkNotValid, PoliciesKept, SignInRequired, TeamNotEmpty,
+            LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired, TeamNotEmpty,
         };
-        let refused = matches!(self, SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired);
+        let refused = matches!(
+            self,
+            SignInRequired | CrossOriginRequest | FormExpired | ElevationRequired | SecondFactorRequired
+        );
         refused
             || matches!(
                 self,
@@ -303,6 +301,8 @@ codes! {
         "A form is good for 12 hours, for the sign-in that opened it. Send it again."
     ElevationRequired "elevation_required" "Prove who you are"
         "The change needs the password once more, because somebody else may have found the browser open."
+    SecondFactorRequired "second_factor_required" "A second factor is required"
+        "Set up an authenticator app on the page of your account first: `dashboard.require_second_factor` asks for it."
     KeyLimitReached "key_limit_reached" "There is no room for more API keys"
         "An account has at most 50 valid keys in a scope. Revoke one first."
     LimitReached "limit_reached" "There is no room for more"

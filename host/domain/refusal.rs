@@ -65,7 +65,7 @@ impl Refusal {
             code: error.code.as_str().into(),
             detail: error.detail.clone().into_owned(),
             stage: stage(error),
-            rule: error.rule.as_deref().map(str::to_owned),
+            rule: error.rule().map(str::to_owned),
             faults: error.faults.clone(),
             refused_by: error.refused_by.as_deref().cloned(),
         }
@@ -80,9 +80,11 @@ fn stage(error: &Error) -> Stage {
     match error.code {
         Code::RateLimited | Code::DailyQuotaExceeded => Stage::Rate,
         Code::MethodNotAllowed => Stage::Route,
-        Code::InsufficientScope | Code::SignInRequired | Code::ElevationRequired | Code::CrossOriginRequest => {
-            Stage::Permission
-        }
+        Code::InsufficientScope
+        | Code::SignInRequired
+        | Code::ElevationRequired
+        | Code::SecondFactorRequired
+        | Code::CrossOriginRequest => Stage::Permission,
         Code::InvalidJson
         | Code::InvalidJsonObject
         | Code::InvalidContentType

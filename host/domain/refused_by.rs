@@ -32,6 +32,8 @@ pub struct PolicyModule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedBy {
     pub stage: Stage,
+    /// The rule that refuses the request. Where fields are refused, their faults name the rules.
+    pub rule: Option<String>,
     /// The number of the set of policies.
     pub generation: u64,
     pub modules: Vec<PolicyModule>,

@@ -1,6 +1,7 @@
 //! A person at a browser. Its session is called a sign-in, because a session is a tunnel's.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::string_enum::string_enum;
@@ -14,6 +15,17 @@ string_enum! {
         Link "link",
         Password "password",
     }
+}
+
+/// Who must have a second factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RequireSecondFactor {
+    Never,
+    /// Operators, for their pages.
+    Operators,
+    /// Everybody, for everything but their own account.
+    All,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +43,8 @@ pub struct SignIn {
     pub elevated_until: Option<DateTime<Utc>>,
     /// Whether the account has a password.
     pub has_password: bool,
+    /// Whether a code is asked for beside the password.
+    pub has_second_factor: bool,
     /// Whether the account operates the installation.
     pub is_operator: bool,
 }

@@ -62,6 +62,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::CrossOriginRequest
         | Code::FormExpired
         | Code::ElevationRequired
+        | Code::SecondFactorRequired
         | Code::Policy(_) => StatusCode::FORBIDDEN,
         Code::HostRequired
         | Code::InvalidContentType

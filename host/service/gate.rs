@@ -398,15 +398,15 @@ fn lies_in(field: &str, whole: &str) -> bool {
 fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &PinnedPolicies) -> Result<()> {
     let Some(Denied { denial, by }) = verdict.map_err(unavailable)? else { return Ok(()) };
     tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
-    let refused_by = Some(Box::new(refused_by(by, stage, policies)));
+    let refused_by = RefusedBy { rule: Some(denial.rule), ..refused_by(by, stage, policies) };
     let error = Error::new(Code::from_policy(denial.code), denial.detail);
-    Err(Error { rule: Some(denial.rule.into()), refused_by, ..error })
+    Err(Error { refused_by: Some(Box::new(refused_by)), ..error })
 }
 
 /// What is kept of a decision, so that people can look up why it was made.
 fn refused_by(by: DecidedBy, stage: Stage, policies: &PinnedPolicies) -> RefusedBy {
     let DecidedBy { modules, question } = by;
-    RefusedBy { stage, generation: policies.generation(), modules, question }
+    RefusedBy { stage, rule: None, generation: policies.generation(), modules, question }
 }
 
 /// The error for a policy that failed: the request is refused.

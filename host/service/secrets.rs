@@ -40,6 +40,10 @@ pub enum Purpose {
     Artefacts,
     /// The keys of forms.
     Forms,
+    /// The secrets of authenticator apps.
+    Totp,
+    /// What stands for a password that was right, until the code comes.
+    Tickets,
     /// The value by which a database recognises its host's keys.
     KeyCheck,
 }
@@ -55,6 +59,8 @@ impl Purpose {
             Purpose::Certificates => b"certificates",
             Purpose::Artefacts => b"artefacts",
             Purpose::Forms => b"forms",
+            Purpose::Totp => b"totp",
+            Purpose::Tickets => b"tickets",
             Purpose::KeyCheck => b"key check",
         }
     }

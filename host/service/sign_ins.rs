@@ -1,6 +1,7 @@
 //! Sign-ins of people at the dashboard: by a link or with a password, and what they may do meanwhile. A sign-in is known by
 //! a random value in a cookie, of which the store has the hash.
 
+mod second_factor;
 mod strength;
 mod throttle;
 mod welcome;
@@ -13,7 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::caller::{Caller, Scope};
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod};
 use culvert_domain::text;
 use culvert_store::sign_ins::NewSignIn;
@@ -23,6 +24,7 @@ use uuid::Uuid;
 
 use crate::Service;
 use crate::links::hash;
+pub use second_factor::NewTotp;
 use strength::{PASSWORD_CHARACTERS, check_strength};
 use throttle::{Account, Throttle};
 pub use welcome::{Entered, NewPerson, Welcome};
@@ -64,6 +66,13 @@ pub struct SignIns {
 pub struct SignInValue {
     pub value: String,
     pub expires_at: DateTime<Utc>,
+}
+
+/// What a right password leads to.
+pub enum Proved {
+    SignedIn(SignInValue),
+    /// A ticket for [`SignIns::finish`], with the code of the second factor.
+    NeedsCode(String),
 }
 
 /// Where somebody signs in from.
@@ -171,11 +180,14 @@ impl SignIns {
         email: &str,
         password: &str,
         client: &Client,
-    ) -> Result<Option<SignInValue>> {
+    ) -> Result<Option<Proved>> {
         let tried = hash(&email.to_lowercase());
         let Some(account_id) = self.check_password(service, email, password, client.address, tried).await? else {
             return Ok(None);
         };
+        if service.store.has_second_factor(account_id).await? {
+            return Ok(Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Password))));
+        }
         let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Password, client);
         new.elevated_until = Some(self.clock.now() + ELEVATION);
         let create = service
@@ -183,24 +195,29 @@ impl SignIns {
             .write(None, move |write| Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await }));
         create.await?;
         self.expect(&value);
-        Ok(Some(value))
+        Ok(Some(Proved::SignedIn(value)))
     }
 
-    /// Has somebody who is signed in prove with the password who it is. `None` if it is not right.
+    /// Has somebody who is signed in prove with the password who it is, and with a code where one is asked for. `None` if the
+    /// password is not right.
     ///
     /// # Errors
     ///
-    /// As [`SignIns::sign_in`].
+    /// As [`SignIns::sign_in`]; `validation_failed` for a wrong code.
     pub async fn elevate(
         &self,
         service: &Service,
         sign_in: &SignIn,
         password: &str,
+        code: &str,
         client: &Client,
     ) -> Result<Option<SignInValue>> {
         let tried = hash(&sign_in.id.to_string());
         if self.check_password(service, &sign_in.email, password, client.address, tried).await?.is_none() {
             return Ok(None);
+        }
+        if sign_in.has_second_factor && !self.check_code(service, sign_in.account_id, code).await? {
+            return Err(Error::invalid(vec![Fault::new("code", "is wrong, or was used before")]));
         }
         self.give_new_value(service, sign_in, None).await.map(Some)
     }

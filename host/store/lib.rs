@@ -37,6 +37,7 @@ mod refusals;
 pub mod routes;
 mod row;
 pub mod scopes;
+mod second_factors;
 pub mod sessions;
 pub mod sign_ins;
 pub mod sql;

@@ -55,6 +55,7 @@ const FILES: &[File] = files! {
     24 "0024_ended_keys"
     25 "0025_teams"
     26 "0026_refusals"
+    27 "0027_second_factors"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -5,7 +5,8 @@ use futures_util::future::BoxFuture;
 
 use super::Store;
 use super::arg::Arg;
-use super::error::first_error;
+use super::db::Read;
+use super::error::{DbResult, first_error};
 use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
 use culvert_domain::usage::day_number;
@@ -21,8 +22,9 @@ const KEEP_USAGE: Months = Months::new(13);
 /// Maximum number of rows that are deleted in one transaction.
 const BATCH: u32 = 500;
 
-/// Builds a statement that deletes at most `$2` rows, the oldest first by an indexed column. It finds them by where they
-/// lie, so that its cost is that of these rows.
+/// Builds a statement that deletes at most `$2` rows, the oldest first by an indexed column and none before `$3`. It finds
+/// them by where they lie, so that its cost is that of these rows, and returns the column, so that the next batch does not
+/// pass again what this one has deleted or left.
 macro_rules! prune {
     ($table:literal, $column:literal, $which:literal) => {
         sql!(
@@ -31,7 +33,10 @@ macro_rules! prune {
         )
     };
     ($lying:literal, $table:literal, $column:literal, $which:literal, $end:literal) => {
-        concat!("DELETE FROM ", $table, " WHERE ", $lying, $table, " WHERE ", $column, $which, " ORDER BY ", $column, " LIMIT $2", $end)
+        concat!(
+            "DELETE FROM ", $table, " WHERE ", $lying, $table, " WHERE ", $column, " >= $3 AND ", $column, $which,
+            " ORDER BY ", $column, " LIMIT $2", $end, " RETURNING ", $column, " AS place"
+        )
     };
 }
 
@@ -53,10 +58,12 @@ impl Store {
             (prune!("sessions", "ended_at", " <= $1"), now - KEEP_SESSIONS),
             (prune!("deliveries", "finished_at", " <= $1"), now - KEEP_DELIVERIES),
             (
+                // As a number, so that each event is looked up on its own: `NOT EXISTS` may be planned as a join with all
+                // deliveries, of which the planner takes those that were just deleted to be there.
                 prune!(
                     "events",
                     "created_at",
-                    " <= $1 AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_id = events.id)"
+                    " <= $1 AND COALESCE((SELECT 1 FROM deliveries d WHERE d.event_id = events.id LIMIT 1), 0) = 0"
                 ),
                 now - KEEP_DELIVERIES,
             ),
@@ -85,13 +92,19 @@ impl Store {
     }
 
     async fn prune_all(&self, sql: Sql, until: Arg<'static>) -> Result<()> {
+        let mut from = i64::MIN;
         loop {
             let deleted = self.write(None, move |write| {
-                boxed(async move { Ok(write.execute(sql, &[until, Arg::from(BATCH)]).await?) })
+                boxed(async move {
+                    let rows = write.all(sql, &[until, Arg::from(BATCH), from.into()]).await?;
+                    Ok(rows.iter().map(|row| row.int("place")).collect::<DbResult<Vec<_>>>()?)
+                })
             });
-            if deleted.await? < u64::from(BATCH) {
+            let places = deleted.await?;
+            if places.len() < BATCH as usize {
                 return Ok(());
             }
+            from = places.into_iter().max().unwrap_or(from);
         }
     }
 }

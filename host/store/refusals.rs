@@ -108,7 +108,7 @@ fn refusal(row: &Row) -> DbResult<Refusal> {
         0 => None,
         generation => {
             let (modules, question) = (row.json("modules")?.unwrap_or_default(), row.text("question")?);
-            Some(RefusedBy { stage, generation, modules, question })
+            Some(RefusedBy { stage, rule: row.optional_text("rule")?, generation, modules, question })
         }
     };
     Ok(row!(row => Refusal {

@@ -34,9 +34,9 @@ macro_rules! select_sign_in {
         sql!(concat!(
             "SELECT i.id, i.account_id, i.method, i.address, i.agent, i.created_at, i.last_seen_at, i.expires_at, \
                     i.elevated_until, a.email, a.operator_since IS NOT NULL AS is_operator, s.name, \
-                    p.account_id IS NOT NULL AS has_password \
+                    p.account_id IS NOT NULL AS has_password, t.confirmed_at IS NOT NULL AS has_second_factor \
              FROM sign_ins i JOIN accounts a ON a.id = i.account_id JOIN scopes s ON s.id = i.account_id \
-             LEFT JOIN passwords p ON p.account_id = i.account_id WHERE ",
+             LEFT JOIN passwords p ON p.account_id = i.account_id LEFT JOIN totp t ON t.account_id = i.account_id WHERE ",
             $condition
         ))
     };
@@ -171,6 +171,12 @@ impl Write {
         Ok(())
     }
 
+    /// Ends all sign-ins of an account.
+    pub async fn end_sign_ins_of(&mut self, account_id: Uuid) -> Result<()> {
+        self.execute(sql!("DELETE FROM sign_ins WHERE account_id = $1"), args![account_id]).await?;
+        Ok(())
+    }
+
     /// Ends all sign-ins of an account but one.
     pub async fn end_other_sign_ins(&mut self, account_id: Uuid, id: Uuid) -> Result<()> {
         let sql = sql!("DELETE FROM sign_ins WHERE account_id = $1 AND id <> $2");
@@ -192,7 +198,8 @@ impl Write {
 fn sign_in(row: &Row) -> DbResult<SignIn> {
     Ok(row!(row => SignIn {
         id: id, account_id: id, email: text, name: text, method: string_enum, created_at: time, last_seen_at: time,
-        expires_at: time, elevated_until: optional_time, has_password: flag, is_operator: flag;
+        expires_at: time, elevated_until: optional_time, has_password: flag, has_second_factor: flag,
+        is_operator: flag;
         client: SignInClient { address: row.optional_text("address")?, agent: row.text("agent")? },
     }))
 }

@@ -30,6 +30,10 @@ async function comeIn() {
   await page.getByLabel("New password").fill(PASSWORD);
   await click(page, "Set password");
   await page.waitForURL("**/dashboard/me");
+  await page.goto(`${origin}/dashboard/account`);
+  await page.getByRole("button", { name: "Set up an authenticator app" }).click();
+  await page.getByLabel("The secret as a QR code").waitFor();
+  await world.look(window, "second-factor");
   return window;
 }
 

@@ -17,10 +17,9 @@ use crate::support::program::{Place, fails};
 use crate::support::tab::{PASSWORD, Shown, Tab};
 
 /// Every page, with the scope and the ids of this test.
-fn pages(scope: &str, tunnel: Uuid, operation: Uuid, webhook: Uuid) -> Vec<String> {
+fn pages(scope: &str, ids: &[(&str, Uuid)]) -> Vec<String> {
     let path = |pattern: &str| {
-        let of = |list: &str, id| pattern.contains(list).then_some(id);
-        let id = of("operations", operation).or(of("webhooks", webhook)).unwrap_or(tunnel);
+        let id = ids.iter().find(|(list, _)| pattern.contains(list)).map_or(Uuid::nil(), |(_, id)| *id);
         format!("/dashboard/{}", pattern.replace("{s}", scope).replace("{id}", &id.to_string()))
     };
     culvert_dashboard::pages::PAGES.iter().map(|page| path(page.path)).collect()
@@ -76,7 +75,12 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     let mut eves = Tab::entered(&host, eve.account_id).await;
     let mut nobodys = Tab::open(&host);
     let webhook = host.webhook(ada.account_id).await;
-    for path in pages("me", own, operation, webhook) {
+    let refused = api.get(&format!("/tunnels/{}", Uuid::nil())).await;
+    let refusal: Uuid = refused.body["request_id"].as_str().unwrap().parse().unwrap();
+    let (store, scope) = (&host.app.store, ada.account_id);
+    host.until_found(async || store.refusal(scope, None, refusal).await.unwrap()).await;
+    let ids = [("tunnels", own), ("operations", operation), ("webhooks", webhook), ("explain", refusal)];
+    for path in pages("me", &ids) {
         let shown = adas.get(&path).await;
         assert_eq!(shown.status, 200, "{path}");
         is_sound(&path, &shown);
@@ -85,8 +89,7 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
                 assert!(matches!(adas.get(link).await.status, 200 | 303), "{path} leads to {link}");
             }
         }
-        let is_adas =
-            path.contains("/operator/") || [own, operation, webhook].iter().any(|id| path.contains(&id.to_string()));
+        let is_adas = path.contains("/operator/") || ids.iter().any(|(_, id)| path.contains(&id.to_string()));
         let expected = if is_adas { 404 } else { 200 };
         assert_eq!(eves.get(&path).await.status, expected, "{path}");
         let shown = nobodys.get(&path).await;

@@ -22,6 +22,7 @@ mod dashboard;
 mod dashboard_domains;
 mod dashboard_explain;
 mod dashboard_operator;
+mod dashboard_second_factor;
 mod dashboard_sign_in;
 mod dashboard_teams;
 mod dashboard_webhooks;

@@ -13,6 +13,7 @@ pub(crate) fn whole(error: &Error, docs_url: &str, request_id: Option<Uuid>) -> 
         (refusal::error(error))
         @if let Some(id) = request_id { p.muted { "Request " code { (id) } } }
         @if error.code == Code::SignInRequired { p { a href=(format!("{ROOT}/sign-in")) { "Sign in" } } }
+        @else if error.code == Code::SecondFactorRequired { p { a href=(format!("{ROOT}/account")) { "To your account" } } }
         @else { p { a href=(ROOT) { "To the overview" } } }
     };
     page::narrow(error.code.title(), docs_url, &content)

@@ -16,7 +16,7 @@ pub(crate) fn error(error: &Error) -> Markup {
                 p { "Nothing was changed, because something is not as it must be:" }
                 ul { @for fault in &error.faults { li { a href=(format!("#{}", fault.field)) { (fault.field) } " " (fault.message) } } }
             }
-            @if let Some(rule) = &error.rule { p { "The rule of a policy that refuses it: " code { (rule) } } }
+            @if let Some(rule) = error.rule() { p { "The rule of a policy that refuses it: " code { (rule) } } }
             @if error.code == Code::ElevationRequired {
                 p { a href=(format!("{ROOT}/account")) { "Type your password once more" } }
             }

@@ -153,7 +153,7 @@ fn refusal(error: Error) -> Failure {
         rule: fault.rule,
     };
     Failure {
-        rule: error.rule.map(String::from),
+        rule: error.rule().map(str::to_owned),
         faults: error.faults.into_iter().map(fault).collect(),
         ..Failure::new(error.code.as_str().to_owned().into(), error.detail)
     }

@@ -13,6 +13,8 @@ use crate::failed_auth::FailedAuthLimiter;
 
 /// Wrong passwords of one address, and how long they count.
 const PASSWORDS: (u32, Duration) = (10, Duration::from_mins(5));
+/// Codes of one account.
+const CODES: (u32, Duration) = (5, Duration::from_mins(5));
 /// Wrong links of one address.
 const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
 /// Values of one address that are no sign-in's.
@@ -42,6 +44,8 @@ pub(super) struct Throttle {
     /// Addresses from which somebody has signed in: strangers elsewhere do not make them wait.
     known: Mutex<LruCache<(Account, Option<IpAddr>), ()>>,
     checks: Mutex<LruCache<Account, Requests>>,
+    /// Codes of accounts: when counting began, and how many.
+    codes: Mutex<LruCache<Uuid, (Moment, u32)>>,
     requests: Mutex<LruCache<Uuid, Requests>>,
 }
 
@@ -92,8 +96,26 @@ impl Throttle {
             accounts: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             known: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             checks: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            codes: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
         }
+    }
+
+    /// Takes a try at a code of an account, as with passwords. The error is how long to wait.
+    pub(super) fn take_code_try(&self, account_id: Uuid, now: Moment) -> Result<(), Duration> {
+        let (most, within) = CODES;
+        let mut codes = lock(&self.codes);
+        let known = codes.get(&account_id).copied().filter(|(since, _)| now.since(*since) < within);
+        let (since, count) = known.unwrap_or((now, 0));
+        if count >= most {
+            return Err(within.saturating_sub(now.since(since)));
+        }
+        codes.insert(account_id, (since, count + 1));
+        Ok(())
+    }
+
+    pub(super) fn code_was_right(&self, account_id: Uuid) {
+        lock(&self.codes).remove(&account_id);
     }
 
     /// Takes a try at a password: it counts as a wrong one until it turns out to be right, so that many at once are no more

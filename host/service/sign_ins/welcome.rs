@@ -8,7 +8,7 @@ use culvert_domain::team::Invitation;
 use uuid::Uuid;
 
 use super::strength::check_strength;
-use super::{Client, PER_ACCOUNT, SignInValue, SignIns, wait_for};
+use super::{Client, PER_ACCOUNT, Proved, SignInValue, SignIns, wait_for};
 use crate::Service;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
@@ -17,8 +17,8 @@ use crate::links;
 
 /// What a link leads to.
 pub enum Entered {
-    /// Its account, which is signed in now.
-    SignedIn(SignInValue),
+    /// Its account, which is signed in now or has a code to give.
+    Proved(Proved),
     /// Something that takes more than the link, which is not used up.
     Welcome(Welcome),
 }
@@ -57,12 +57,19 @@ impl SignIns {
             Box::pin(async move {
                 let Some(account_id) = write.take_link(&hash).await? else { return Ok(None) };
                 new.account_id = account_id;
-                write.create_sign_in(&new, PER_ACCOUNT).await.map(Some)
+                let has_second_factor = write.totp(account_id).await?.is_some_and(|totp| totp.is_confirmed);
+                if !has_second_factor {
+                    write.create_sign_in(&new, PER_ACCOUNT).await?;
+                }
+                Ok(Some((account_id, has_second_factor)))
             })
         });
-        entered.await?.ok_or_else(|| self.not_valid(client))?;
+        let (account_id, has_second_factor) = entered.await?.ok_or_else(|| self.not_valid(client))?;
+        if has_second_factor {
+            return Ok(Entered::Proved(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Link))));
+        }
         self.expect(&value);
-        Ok(Entered::SignedIn(value))
+        Ok(Entered::Proved(Proved::SignedIn(value)))
     }
 
     /// Makes the account of somebody who has a link for a new one, and signs it in.

@@ -130,6 +130,8 @@ impl Seed {
             "id, hash, team_id, email, role, invited_by, created_at, expires_at",
             format!("{}, {hash}, {own}, 'seed', 'member', {own}, {past}, {later}", self.id(16, "i")),
         );
+        insert(scopes, "totp", "account_id, secret, last_step", format!("{own}, {bytes}, 0"));
+        insert(scopes, "recovery_codes", "account_id, hash", format!("{own}, {hash}"));
         insert(
             tunnels,
             "refusals",
@@ -279,7 +281,7 @@ impl Seed {
              finished_at, expires_at, due_at",
             format!(
                 "{operation}, {of}, {of}, 'start', CASE WHEN i % 300 = 0 THEN 'queued' ELSE 'succeeded' END, {}, {}, NULL, \
-                 {past} + i, {past}, {past}, CASE WHEN i % 300 <> 0 THEN {now} END, {later}, \
+                 {past} + i, {past}, {past}, CASE WHEN i % 300 <> 0 THEN {past} + i END, {later}, \
                  CASE WHEN i % 300 = 0 THEN {later} END",
                 device("i / 60 * 2"),
                 tunnel("i / 3"),
@@ -290,7 +292,7 @@ impl Seed {
             tunnels * 3,
             "events",
             "id, scope_id, kind, body, created_at",
-            format!("{event}, {}, 'tunnel.started', {bytes}, {now}", scope("i / 60")),
+            format!("{event}, {}, 'tunnel.started', {bytes}, {past} + i", scope("i / 60")),
         );
         insert(
             tunnels * 3,
@@ -298,7 +300,7 @@ impl Seed {
             "id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, created_at, finished_at",
             format!(
                 "{}, {}, {event}, 1, CASE WHEN i % 300 = 0 THEN 'pending' ELSE 'succeeded' END, \
-                 CASE WHEN i % 300 = 0 THEN {later} ELSE {past} END, FALSE, 1, {past} + i, CASE WHEN i % 300 <> 0 THEN {now} END",
+                 CASE WHEN i % 300 = 0 THEN {later} ELSE {past} END, FALSE, 1, {past} + i, CASE WHEN i % 300 <> 0 THEN {past} + i END",
                 self.id(13, "i"),
                 self.id(8, "i / 60")
             ),

@@ -16,6 +16,7 @@ use culvert_domain::event::EventKind;
 use culvert_domain::key::{ApiKey, EnrolmentCode};
 use culvert_domain::permission::Permissions;
 use culvert_domain::session::SESSION_LEASE;
+use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_domain::webhook::{Webhook, WebhookStatus};
 use culvert_service::jobs::Ticker;
 use culvert_service::jobs::ticker;
@@ -439,6 +440,7 @@ async fn config(folder: &Path, engine: Engine) -> Config {
     config.node.https_listen = Listen::At(any_port);
     config.node.bind = own;
     config.public_url = Some("https://api.example.test".into());
+    config.dashboard.require_second_factor = RequireSecondFactor::Never;
     // Nobody outside is asked: a test that needs names brings its own server.
     config.dns.resolver = Some(SocketAddr::new(own, 1));
     if engine == Engine::Postgres {
