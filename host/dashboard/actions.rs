@@ -89,7 +89,7 @@ pub const ACTIONS: &[Act] = &[
         Box::pin(operator::policies::reload(visit, posted))
     }),
     elevated("operator/policies/rollback", "operator/policies", |visit, posted| {
-        Box::pin(operator::policies::roll_back(visit, posted))
+        Box::pin(std::future::ready(operator::policies::roll_back(visit, &posted)))
     }),
     act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),
@@ -98,7 +98,9 @@ pub const ACTIONS: &[Act] = &[
     elevated("account/second-factor/recovery-codes", "account", |visit, posted| {
         Box::pin(second_factor::new_recovery_codes(visit, posted))
     }),
-    elevated("account/second-factor/off", "account", |visit, posted| Box::pin(second_factor::switch_off(visit, posted))),
+    elevated("account/second-factor/off", "account", |visit, posted| {
+        Box::pin(second_factor::switch_off(visit, posted))
+    }),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
     act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
     act("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),

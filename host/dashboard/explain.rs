@@ -16,7 +16,7 @@ const FACTS: usize = 60;
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let path = visit.in_scope("/explain");
-    let sought = visit.find.as_deref().unwrap_or_default().trim();
+    let sought = visit.sought();
     let refusals = match Uuid::parse_str(sought) {
         Ok(id) => visit.service().refusal(&visit.caller, id).await.map(|refusal| (vec![refusal], None)),
         Err(_) => visit.service().refusals(&visit.caller, visit.page()).await.map(|page| (page.rows, page.next)),

@@ -22,7 +22,7 @@ use crate::answer::Answer;
 use crate::form::{Form, KEY};
 use crate::path::Named;
 use crate::view::notice;
-use crate::visit::{Posted, Refused, Visit};
+use crate::visit::{Listed, Posted, Refused, Visit};
 use crate::{Dashboard, ROOT, Site, cookie, entrance, pages, sign_in};
 
 pub(crate) struct Pages(pub Arc<Dashboard>);
@@ -51,25 +51,34 @@ fn problem(dashboard: &Dashboard, error: &Error, request_id: Option<Uuid>) -> An
         .retry_after(error.retry_after)
 }
 
-async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) -> Result<Answer> {
+/// What is answered whoever asks: another host name, the network in the clear, another method, another site.
+fn before_sign_in(dashboard: &Dashboard, req: &Request, reads: bool) -> Result<Option<Answer>> {
     let site = &dashboard.site;
-    let path = req.uri().path().to_owned();
-    let reads = matches!(*req.method(), Method::GET | Method::HEAD);
     if !site.is_named_by(req) {
-        return Ok(if reads && Site::is_asked_by_address(req) && site.is_loopback {
-            Answer::see_other(&format!("{}{path}", site.origin))
+        return Ok(Some(if reads && Site::is_asked_by_address(req) && site.is_loopback {
+            Answer::see_other(&format!("{}{}", site.origin, req.uri().path()))
         } else {
             Answer::page(StatusCode::MISDIRECTED_REQUEST, notice::other_host(site))
-        });
+        }));
     }
     if !site.is_private() {
-        return Ok(Answer::page(StatusCode::FORBIDDEN, notice::needs_https(site)));
+        return Ok(Some(Answer::page(StatusCode::FORBIDDEN, notice::needs_https(site))));
     }
     if !reads && *req.method() != Method::POST {
-        return Ok(problem(dashboard, &Error::of(Code::MethodNotAllowed), None).allowing("GET, HEAD, POST"));
+        let refused = problem(dashboard, &Error::of(Code::MethodNotAllowed), None);
+        return Ok(Some(refused.allowing("GET, HEAD, POST")));
     }
     if !reads {
         site.check(req)?;
+    }
+    Ok(None)
+}
+
+async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) -> Result<Answer> {
+    let (site, path) = (&dashboard.site, req.uri().path().to_owned());
+    let reads = matches!(*req.method(), Method::GET | Method::HEAD);
+    if let Some(answer) = before_sign_in(dashboard, req, reads)? {
+        return Ok(answer);
     }
     let client = client(dashboard, req);
     let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
@@ -90,22 +99,9 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
         let teams = dashboard.service.teams_of(&sign_in).await?;
         let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
-        let (path, ids) = (path.clone(), named.ids);
-        let (after, find) = (req.query::<String>("after"), req.query::<String>("find"));
-        let client = client.clone();
-        Ok::<_, Error>(Visit {
-            dashboard,
-            policies,
-            sign_in,
-            caller,
-            teams,
-            path,
-            ids,
-            after,
-            find,
-            client,
-            refused: None,
-        })
+        let (path, ids, client) = (path.clone(), named.ids, client.clone());
+        let list = Listed { after: req.query("after"), find: req.query("find") };
+        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, list, client, refused: None })
     };
     if lacks_second_factor(dashboard, &sign_in, &below) {
         return Err(Error::of(Code::SecondFactorRequired));

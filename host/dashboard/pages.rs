@@ -38,7 +38,7 @@ pub const PAGES: &[Page] = &[
     page("{s}/explain/{id}", |visit| Box::pin(explain::show(visit))),
     page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("operator/accounts", |visit| Box::pin(operator::accounts::list(visit))),
-    page("operator/policies", |visit| Box::pin(operator::policies::show(visit))),
+    page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),
     page("account", |visit| Box::pin(account::show(visit))),
 ];
 

@@ -23,9 +23,10 @@ const QUIET: usize = 4;
 /// What the account's page says of it.
 pub(crate) async fn section(visit: &Visit) -> Result<Markup> {
     let (dashboard, sign_in) = (&visit.dashboard, &visit.sign_in);
-    let left = match sign_in.has_second_factor {
-        true => Some(dashboard.sign_ins.recovery_codes_left(&dashboard.service, sign_in).await?),
-        false => None,
+    let left = if sign_in.has_second_factor {
+        Some(dashboard.sign_ins.recovery_codes_left(&dashboard.service, sign_in).await?)
+    } else {
+        None
     };
     Ok(html! {
         section {
@@ -97,7 +98,8 @@ fn qr(text: &str) -> Result<Markup> {
     let code = QrCode::new(text).map_err(|error| Error::internal(error.to_string()))?;
     let (width, colors) = (code.width(), code.to_colors());
     let dark = colors.iter().enumerate().filter(|(_, color)| **color == Color::Dark);
-    let path: String = dark.map(|(at, _)| format!("M{} {}h1v1h-1z", at % width + QUIET, at / width + QUIET)).collect();
+    let squares = dark.map(|(at, _)| format!("M{} {}h1v1h-1z", at % width + QUIET, at / width + QUIET));
+    let path = squares.collect::<Vec<_>>().concat();
     let size = width + 2 * QUIET;
     Ok(html! {
         svg.qr viewBox=(format!("0 0 {size} {size}")) role="img" aria-label="The secret as a QR code" {

@@ -36,13 +36,18 @@ pub(crate) struct Visit {
     /// The whole path.
     pub path: String,
     pub ids: Vec<Uuid>,
-    /// Where the list that the page shows goes on.
-    pub after: Option<String>,
-    /// What a list is searched for.
-    pub find: Option<String>,
+    pub list: Listed,
     pub client: Client,
     /// What was posted and not carried out.
     pub refused: Option<Refused>,
+}
+
+/// What is asked of the list that the page shows.
+pub(crate) struct Listed {
+    /// Where it goes on.
+    pub after: Option<String>,
+    /// What it is searched for.
+    pub find: Option<String>,
 }
 
 /// A form that was not carried out, and why.
@@ -175,16 +180,21 @@ impl Visit {
 
     /// The page of the list that was asked for. A cursor that is none begins anew.
     pub(crate) fn page(&self) -> Page {
-        let open = |cursor: &String| self.service().open_cursor(self.list(), cursor);
-        Page { limit: ROWS, after: self.after.as_ref().and_then(open).unwrap_or(CursorPosition::START) }
+        let open = |cursor: &String| self.service().open_cursor(self.list_id(), cursor);
+        Page { limit: ROWS, after: self.list.after.as_ref().and_then(open).unwrap_or(CursorPosition::START) }
     }
 
     /// The address of the next page of the list.
     pub(crate) fn next(&self, next: Option<CursorPosition>) -> Option<String> {
-        next.map(|position| format!("{}?after={}", self.path, self.service().cursor(self.list(), position)))
+        next.map(|position| format!("{}?after={}", self.path, self.service().cursor(self.list_id(), position)))
     }
 
-    fn list(&self) -> ListId<'_> {
+    /// What the list is searched for; empty if it is shown whole.
+    pub(crate) fn sought(&self) -> &str {
+        self.list.find.as_deref().unwrap_or_default().trim()
+    }
+
+    fn list_id(&self) -> ListId<'_> {
         ListId { scope_id: self.caller.scope.id, path: &self.path }
     }
 

@@ -114,6 +114,6 @@ fn refusal(row: &Row) -> DbResult<Refusal> {
     Ok(row!(row => Refusal {
         request_id: id, at: time, scope_id: id, account_id: id, credential: text, credential_id: id, method: text,
         path: text, status: number, code: text, detail: text, rule: optional_text;
-        stage: stage, faults: row.json("faults")?.unwrap_or_default(), refused_by: refused_by,
+        stage, faults: row.json("faults")?.unwrap_or_default(), refused_by,
     }))
 }

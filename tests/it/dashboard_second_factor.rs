@@ -95,12 +95,12 @@ async fn code_is_asked_for_beside_the_password(engine: Engine) {
     for code in [app.code(&host, 0), app.code(&host, -30), "000000".into(), String::new()] {
         assert_eq!(stranger.submit(&page, CODE, &[("code", &code)]).await.outcome(), "401 sign_in_required", "{code}");
     }
-    host.clock.advance(Duration::from_secs(60));
+    host.clock.advance(Duration::from_mins(1));
     // A clock that is a step behind or ahead is near enough, two are not.
     assert_eq!(stranger.submit(&page, CODE, &[("code", &app.code(&host, 60))]).await.outcome(), "401 sign_in_required");
     // Five in five minutes, right ones among them.
     assert_eq!(stranger.submit(&page, CODE, &[("code", &app.code(&host, 0))]).await.outcome(), "429 rate_limited");
-    host.clock.advance(Duration::from_secs(240));
+    host.clock.advance(Duration::from_mins(4));
     let page = with_password(&mut stranger).await;
     let code = app.code(&host, 30);
     assert_eq!(stranger.submit(&page, CODE, &[("code", &code)]).await.led_to(), "/dashboard");
@@ -143,7 +143,7 @@ async fn recovery_code_is_good_once_and_a_link_needs_a_code_as_well(engine: Engi
     let page = linked.get("/dashboard/enter").await;
     let page = linked.submit(&page, "/dashboard/enter", &[("link", &link.secret)]).await;
     assert!(page.text.contains("<h1>Type the code</h1>") && linked.cookies.is_empty(), "{}", page.text);
-    host.clock.advance(Duration::from_secs(60));
+    host.clock.advance(Duration::from_mins(1));
     assert_eq!(linked.submit(&page, CODE, &[("code", &app.code(&host, 0))]).await.led_to(), ACCOUNT);
     // Whoever came by a link has not shown that it knows the password.
     assert!(!linked.get(ACCOUNT).await.text.contains(&format!("action=\"{OFF}\"")));

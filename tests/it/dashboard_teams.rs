@@ -203,21 +203,21 @@ async fn invited_account_joins_when_it_is_signed_in(engine: Engine) {
 #[both_engines]
 async fn roles_decide_who_changes_a_team(engine: Engine) {
     let host = TestHost::start(engine).await;
-    let (ada, lin, eve) = (host.person("ada").await, host.person("lin").await, host.person("eve").await);
+    let (ada, alan, eve) = (host.person("ada").await, host.person("alan").await, host.person("eve").await);
     let id = host.team("Lab", &ada).await;
-    host.join(id, &lin, Role::Admin).await;
+    host.join(id, &alan, Role::Admin).await;
     host.join(id, &eve, Role::Member).await;
     let team = format!("/dashboard/{id}/team");
     let mut adas = Tab::with_password(&host, ada.account_id).await;
-    let mut lins = Tab::with_password(&host, lin.account_id).await;
+    let mut alans = Tab::with_password(&host, alan.account_id).await;
     let mut eves = Tab::with_password(&host, eve.account_id).await;
 
-    assert_eq!(act(&mut lins, &team, &ada, "role", &[("role", "member")]).await, "403 team_role_forbidden");
-    assert_eq!(act(&mut lins, &team, &eve, "role", &[("role", "owner")]).await, "403 team_role_forbidden");
-    assert_eq!(act(&mut lins, &team, &ada, "remove", &[]).await, "403 team_role_forbidden");
-    let page = lins.get(&team).await;
+    assert_eq!(act(&mut alans, &team, &ada, "role", &[("role", "member")]).await, "403 team_role_forbidden");
+    assert_eq!(act(&mut alans, &team, &eve, "role", &[("role", "owner")]).await, "403 team_role_forbidden");
+    assert_eq!(act(&mut alans, &team, &ada, "remove", &[]).await, "403 team_role_forbidden");
+    let page = alans.get(&team).await;
     let invite = format!("{team}/invitations");
-    let shown = lins.submit(&page, &invite, &[("email", "joe@example.test"), ("role", "owner")]).await;
+    let shown = alans.submit(&page, &invite, &[("email", "joe@example.test"), ("role", "owner")]).await;
     assert_eq!(shown.outcome(), "403 team_role_forbidden");
     assert!(!page.text.contains(&format!("action=\"{team}/delete\"")), "an admin is not offered it");
     // A member is offered nothing, and refused by the policy, which the page names.
@@ -227,7 +227,7 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
     let value = eves.cookies["__Host-culvert"].clone();
     let sign_in = sign_in.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
     for (path, fields) in [
-        (format!("{team}/members/{}/remove", lin.account_id), vec![]),
+        (format!("{team}/members/{}/remove", alan.account_id), vec![]),
         (format!("{team}/members/{}/role", eve.account_id), vec![("role", "admin")]),
         (invite.clone(), vec![("email", "joe@example.test"), ("role", "member")]),
         (format!("{team}/name"), vec![("name", "Mine")]),
@@ -241,9 +241,9 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
         assert!(shown.text.contains("membership-changes"), "{path}: {}", shown.text);
     }
 
-    assert_eq!(act(&mut lins, &team, &eve, "role", &[("role", "admin")]).await, "303 -");
-    assert_eq!(act(&mut adas, &team, &lin, "role", &[("role", "owner")]).await, "303 -");
-    assert_eq!(act(&mut adas, &team, &lin, "role", &[("role", "member")]).await, "303 -");
+    assert_eq!(act(&mut alans, &team, &eve, "role", &[("role", "admin")]).await, "303 -");
+    assert_eq!(act(&mut adas, &team, &alan, "role", &[("role", "owner")]).await, "303 -");
+    assert_eq!(act(&mut adas, &team, &alan, "role", &[("role", "member")]).await, "303 -");
     let page = adas.get(&team).await;
     let leave = format!("{team}/leave");
     assert_eq!(adas.submit(&page, &leave, &[]).await.outcome(), "409 last_owner");
@@ -256,9 +256,9 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
     assert_eq!(eves.get(&team).await.outcome(), "404 not_found");
     assert_eq!(host.api(&key.key).get("/tunnels").await.outcome(), "401 invalid_api_key");
     // No policy is asked whether somebody may leave.
-    let page = lins.get(&team).await;
-    assert_eq!(lins.submit(&page, &leave, &[]).await.led_to(), "/dashboard");
-    assert_eq!(lins.get(&team).await.outcome(), "404 not_found");
+    let page = alans.get(&team).await;
+    assert_eq!(alans.submit(&page, &leave, &[]).await.led_to(), "/dashboard");
+    assert_eq!(alans.get(&team).await.outcome(), "404 not_found");
 }
 
 /// Before the Team is changed, the password is asked for once more.

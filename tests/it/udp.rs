@@ -80,9 +80,12 @@ impl Stage {
 /// A service on the device that takes datagrams.
 struct Service {
     port: u16,
-    /// From where it has heard what.
-    heard: Arc<Mutex<Vec<(SocketAddr, Vec<u8>)>>>,
+    /// What it has heard so far.
+    heard: Arc<Mutex<Vec<Heard>>>,
 }
+
+/// From where, and what.
+type Heard = (SocketAddr, Vec<u8>);
 
 impl Service {
     async fn echo() -> Self {

@@ -18,7 +18,7 @@ use crate::visit::{Posted, Visit};
 const PATH: &str = "/dashboard/operator/accounts";
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
-    let sought = visit.find.as_deref().unwrap_or_default().trim();
+    let sought = visit.sought();
     let accounts = visit.service().accounts(operator(visit)?, sought, visit.page()).await?;
     let may_change = visit.is_elevated();
     let content = html! {

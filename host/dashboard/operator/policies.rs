@@ -14,7 +14,7 @@ const PATH: &str = "/dashboard/operator/policies";
 const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
 
-pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+pub(crate) fn show(visit: &Visit) -> Result<Markup> {
     let status = visit.service().policy_status(operator(visit)?);
     let content = html! {
         p { "Generation " strong { (status.generation) } ", loaded " (time::at(status.loaded_at)) ". "
@@ -77,7 +77,7 @@ pub(crate) async fn reload(visit: &Visit, _: Posted) -> Result<Answer> {
     Ok(Answer::see_other(PATH))
 }
 
-pub(crate) async fn roll_back(visit: &Visit, posted: Posted) -> Result<Answer> {
+pub(crate) fn roll_back(visit: &Visit, posted: &Posted) -> Result<Answer> {
     let operator = operator(visit)?;
     // A second click must not go back once more.
     let status = visit.service().policy_status(operator);

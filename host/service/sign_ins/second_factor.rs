@@ -222,7 +222,7 @@ fn hashes(codes: &[String]) -> Vec<[u8; 32]> {
 
 /// A code without what people put between its characters.
 fn normalised(typed: &str) -> String {
-    typed.chars().filter(|c| c.is_ascii_alphanumeric()).map(|c| c.to_ascii_lowercase()).take(64).collect()
+    typed.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).take(64).collect()
 }
 
 /// Five characters each, to be copied by hand.
