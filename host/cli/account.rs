@@ -9,6 +9,7 @@ use crate::config::Config;
 use culvert_domain::account;
 use culvert_service::accounts;
 use culvert_service::links::{self, NewLink};
+use culvert_store::Store;
 
 #[derive(Subcommand)]
 pub(super) enum Account {
@@ -28,7 +29,7 @@ pub(super) enum Account {
         #[arg(long)]
         email: String,
     },
-    /// As `link`, for who has lost the authenticator app: turns the second factor off, and ends all sign-ins
+    /// As `link`, for who has lost the authenticator app: the second factor, the password and all sign-ins end
     Recover {
         #[arg(long)]
         email: String,
@@ -48,12 +49,7 @@ impl Account {
         match self {
             Self::Create { email, name, plan } => create(config, output, email, name, plan).await,
             Self::Link { email } => link(config, output, &email).await,
-            Self::Recover { email } => {
-                let store = operator::store(config).await?;
-                let account = operator::account(&store, &email).await?;
-                accounts::recover(&store, account.id).await?;
-                link(config, output, &email).await
-            }
+            Self::Recover { email } => recover(config, output, &email).await,
             Self::Operator { email, off } => set_operator(config, output, &email, !off).await,
         }
     }
@@ -85,16 +81,34 @@ async fn create(
 }
 
 async fn link(config: &Config, output: Output, email: &str) -> Result<(), CliError> {
+    let (store, account) = of_dashboard(config, email).await?;
+    let link = links::create(&store, account.id).await?;
+    print_link(config, output, &account, &link);
+    Ok(())
+}
+
+async fn recover(config: &Config, output: Output, email: &str) -> Result<(), CliError> {
+    let (store, account) = of_dashboard(config, email).await?;
+    let link = links::recover(&store, account.id).await?;
+    print_link(config, output, &account, &link);
+    Ok(())
+}
+
+/// An account that can come into the dashboard, unless that is turned off.
+async fn of_dashboard(config: &Config, email: &str) -> Result<(Store, account::Account), CliError> {
     if !config.dashboard.enabled {
         return Err(refused("the dashboard is turned off; set dashboard.enabled to true first"));
     }
     let store = operator::store(config).await?;
     let account = operator::account(&store, email).await?;
-    let NewLink { secret, expires_at } = links::create(&store, account.id).await?;
-    let url = entrance(config, &secret);
+    Ok((store, account))
+}
+
+fn print_link(config: &Config, output: Output, account: &account::Account, link: &NewLink) {
+    let NewLink { secret, expires_at } = link;
+    let url = entrance(config, secret);
     let value = json!({"url": url, "expires_at": expires_at});
     print(output, &value, || format!("{url}\n(for {}, once, until {})", account.email, expires_at.format("%F %R UTC")));
-    Ok(())
 }
 
 async fn set_operator(config: &Config, output: Output, email: &str, is_operator: bool) -> Result<(), CliError> {

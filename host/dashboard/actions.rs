@@ -64,7 +64,7 @@ pub const ACTIONS: &[Act] = &[
     elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
     act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
     act("{s}/team", "{s}/team", |visit, posted| Box::pin(team::create(visit, posted))),
-    act("{s}/team/name", "{s}/team", |visit, posted| Box::pin(team::rename(visit, posted))),
+    elevated("{s}/team/name", "{s}/team", |visit, posted| Box::pin(team::rename(visit, posted))),
     elevated("{s}/team/delete", "{s}/team", |visit, posted| Box::pin(team::delete(visit, posted))),
     act("{s}/team/leave", "{s}/team", |visit, posted| Box::pin(team::leave(visit, posted))),
     elevated("{s}/team/members/{id}/role", "{s}/team", |visit, posted| Box::pin(team::set_role(visit, posted))),

@@ -170,7 +170,8 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
     let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);
     if let Some(request_id) = visit.policies.request_id() {
         let (caller, path) = (&visit.caller, visit.path.as_str());
-        let refused = RefusedRequest { request_id, caller, method: "POST", path, status: status.as_u16() };
+        let refused =
+            RefusedRequest { request_id, caller, method: "POST", path, status: status.as_u16(), is_routed: true };
         visit.dashboard.refusals.note(visit.service(), &refused, &error);
     }
     visit.refused = Some(Refused { form: form.without_secrets(), error });

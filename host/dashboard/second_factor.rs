@@ -5,6 +5,7 @@ use culvert_service::sign_ins::NewTotp;
 use maud::{Markup, html};
 use qrcode::{Color, QrCode};
 use salvo::http::StatusCode;
+use serde_json::Value;
 
 use crate::ROOT;
 use crate::answer::Answer;
@@ -111,17 +112,19 @@ fn qr(text: &str) -> Result<Markup> {
 
 pub(crate) async fn confirm(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (dashboard, code) = (&visit.dashboard, posted.form.get("code"));
-    let codes = dashboard.sign_ins.confirm_second_factor(&dashboard.service, &visit.sign_in, code).await?;
-    Ok(shown(visit, &codes))
+    let run = dashboard.sign_ins.confirm_second_factor(&dashboard.service, &visit.sign_in, code, &posted.key);
+    Ok(shown(visit, &visit.carry_out(&posted, run).await?))
 }
 
-pub(crate) async fn new_recovery_codes(visit: &Visit, _: Posted) -> Result<Answer> {
+pub(crate) async fn new_recovery_codes(visit: &Visit, posted: Posted) -> Result<Answer> {
     let dashboard = &visit.dashboard;
-    let codes = dashboard.sign_ins.new_recovery_codes(&dashboard.service, &visit.sign_in).await?;
-    Ok(shown(visit, &codes))
+    let run = dashboard.sign_ins.new_recovery_codes(&dashboard.service, &visit.sign_in, &posted.key);
+    Ok(shown(visit, &visit.carry_out(&posted, run).await?))
 }
 
-fn shown(visit: &Visit, codes: &[String]) -> Answer {
+/// A reload shows the same codes and makes no others.
+fn shown(visit: &Visit, codes: &Value) -> Answer {
+    let codes: Vec<&str> = codes.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let content = html! {
         (secret::shown_once("Your recovery codes", &codes.join("\n"),
             "Keep them where the app is not. Each is good once in place of a code. They are shown this once."))

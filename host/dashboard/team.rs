@@ -45,7 +45,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             (open_invitations(visit, &invitations, manages && proved))
             @if manages && proved { (new_invitation(visit)) }
         }
-        @if manages { (name(visit)) }
+        @if manages && proved { (name(visit)) }
         section {
             h2 { "Leave or delete" }
             div.row { (field::button(visit, &visit.in_scope("/team/leave"), "Leave the Team")) }

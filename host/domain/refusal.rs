@@ -6,13 +6,19 @@ use uuid::Uuid;
 use super::caller::{Caller, Credential};
 use super::error::{Code, Error, Fault};
 use super::refused_by::{RefusedBy, Stage};
+use super::text;
 
 /// How long a refusal is kept.
 pub const KEPT: TimeDelta = TimeDelta::days(30);
 /// Refusals of a scope that are kept, about.
 pub const PER_SCOPE: u32 = 10_000;
-/// Characters of a path that are kept.
+/// Characters of a path, of a detail and of what is wrong with a field that are kept.
 const PATH: usize = 500;
+const DETAIL: usize = 1000;
+const MESSAGE: usize = 500;
+/// Wrong fields that are kept.
+const FAULTS: usize = 20;
+const MASK: &str = "***";
 
 /// A request that was refused to a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +48,16 @@ pub struct RefusedRequest<'a> {
     pub method: &'a str,
     pub path: &'a str,
     pub status: u16,
+    /// Whether there is such a route at all.
+    pub is_routed: bool,
 }
 
 impl Refusal {
     pub fn of(refused: &RefusedRequest<'_>, error: &Error, at: DateTime<Utc>) -> Self {
-        let RefusedRequest { request_id, caller, method, path, status } = *refused;
+        let RefusedRequest { request_id, caller, method, path, status, is_routed } = *refused;
+        let secrets = error.refused_by.as_ref().map_or(&[][..], |by| &by.secrets);
+        let kept = |said: &str, most| text::cleaned(&masked(said, secrets), most);
+        let fault = |fault: &Fault| Fault { message: kept(&fault.message, MESSAGE), ..fault.clone() };
         let credential = match caller.credential {
             Credential::Key { .. } => "key",
             Credential::Device(_) => "device",
@@ -60,16 +71,22 @@ impl Refusal {
             credential: credential.into(),
             credential_id: caller.credential.id(),
             method: method.into(),
-            path: path.chars().take(PATH).collect(),
+            path: text::cleaned(path, PATH),
             status,
             code: error.code.as_str().into(),
-            detail: error.detail.clone().into_owned(),
-            stage: stage(error),
+            detail: kept(&error.detail, DETAIL),
+            stage: if is_routed { stage(error) } else { Stage::Route },
             rule: error.rule().map(str::to_owned),
-            faults: error.faults.clone(),
+            faults: error.faults.iter().take(FAULTS).map(fault).collect(),
             refused_by: error.refused_by.as_deref().cloned(),
         }
     }
+}
+
+/// What a module says, without the secrets that it was asked about.
+fn masked(said: &str, secrets: &[String]) -> String {
+    let secrets = secrets.iter().filter(|secret| !secret.is_empty());
+    secrets.fold(said.to_owned(), |said, secret| said.replace(secret.as_str(), MASK))
 }
 
 /// The check that has refused, by the code where no policy says it.

@@ -39,4 +39,6 @@ pub struct RefusedBy {
     pub modules: Vec<PolicyModule>,
     /// What the module was asked, as JSON in the names of the interface, without secrets. Empty if it is too long.
     pub question: String,
+    /// The secrets of the question, to be masked in what a module says. They are kept nowhere.
+    pub secrets: Vec<String>,
 }

@@ -75,22 +75,6 @@ pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool) ->
         .await
 }
 
-/// Has an account begin anew with a link: its second factor is turned off, and its sign-ins end.
-///
-/// # Errors
-///
-/// If the database fails.
-pub async fn recover(store: &Store, account_id: Uuid) -> Result<()> {
-    store
-        .write(None, move |write| {
-            Box::pin(async move {
-                write.remove_second_factor(account_id).await?;
-                write.end_sign_ins_of(account_id).await
-            })
-        })
-        .await
-}
-
 /// Gives an account's personal scope or a Team a plan.
 ///
 /// # Errors

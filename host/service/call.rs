@@ -63,6 +63,10 @@ impl Service {
         let (secrets, key) = (self.secrets.clone(), key.clone());
         let stored = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
+                // Another host may have carried it out before the row was locked here.
+                if let Some(stored) = write.sealed_response(key.credential_id, &key.key).await? {
+                    return key.open(&stored, &secrets).map(Answered::Replayed);
+                }
                 let body = serde_json::to_vec(&change(write).await?).map_err(Error::internal)?;
                 let response = StoredResponse { status: 200, body };
                 idempotency::store(write, &secrets, &key, &response).await?;

@@ -283,7 +283,8 @@ impl Gate {
         if let Some(input) = draft.input() {
             let input = wit_input::input(input, &facts);
             let about = wit_input::input_facts(caller, &facts, &faults);
-            let validated = asked.validation(input, about).await.map_err(unavailable)?;
+            let validated = asked.validation(input, about).await;
+            let validated = validated.map_err(unavailable_at(Stage::Validation, policies))?;
             let violations;
             (violations, found_by) = validated;
             let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
@@ -396,7 +397,7 @@ fn lies_in(field: &str, whole: &str) -> bool {
 }
 
 fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &PinnedPolicies) -> Result<()> {
-    let Some(Denied { denial, by }) = verdict.map_err(unavailable)? else { return Ok(()) };
+    let Some(Denied { denial, by }) = verdict.map_err(unavailable_at(stage, policies))? else { return Ok(()) };
     tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
     let refused_by = RefusedBy { rule: Some(denial.rule), ..refused_by(by, stage, policies) };
     let error = Error::new(Code::from_policy(denial.code), denial.detail);
@@ -405,8 +406,16 @@ fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &Pin
 
 /// What is kept of a decision, so that people can look up why it was made.
 fn refused_by(by: DecidedBy, stage: Stage, policies: &PinnedPolicies) -> RefusedBy {
-    let DecidedBy { modules, question } = by;
-    RefusedBy { stage, rule: None, generation: policies.generation(), modules, question }
+    let DecidedBy { modules, question, secrets } = by;
+    RefusedBy { stage, rule: None, generation: policies.generation(), modules, question, secrets }
+}
+
+/// As [`unavailable`], with the check that could not be made.
+fn unavailable_at(stage: Stage, policies: &PinnedPolicies) -> impl FnOnce(Failed) -> Error + '_ {
+    move |failed| {
+        let refused_by = Some(Box::new(refused_by(DecidedBy::default(), stage, policies)));
+        Error { refused_by, ..unavailable(failed) }
+    }
 }
 
 /// The error for a policy that failed: the request is refused.

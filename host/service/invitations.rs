@@ -68,7 +68,8 @@ impl Change for CreateInvitation {
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
         let caller = permit.caller();
         let InvitationDefinition { email, role } = self.definition.clone();
-        check_rank(caller, &[Some(role)])?;
+        let replaced = write.invited_role(caller.scope.id, Uuid::nil(), &email).await?;
+        check_rank(caller, &[Some(role), replaced])?;
         if write.open_invitations(caller.scope.id).await? >= OPEN_INVITATIONS {
             return Err(Error::of(Code::LimitReached));
         }
@@ -94,9 +95,10 @@ impl Change for RevokeInvitation {
     type Done = ();
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
-        check_rank(permit.caller(), &[])?;
+        let team_id = permit.caller().scope.id;
+        check_rank(permit.caller(), &[write.invited_role(team_id, self.id, "").await?])?;
         // It may be over or accepted meanwhile: there is none afterwards.
-        write.delete_invitation(permit.caller().scope.id, self.id).await.map(drop)
+        write.delete_invitation(team_id, self.id).await.map(drop)
     }
 }
 

@@ -45,6 +45,27 @@ pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
         .await
 }
 
+/// Has an account begin anew by a link: its second factor, its password, its sign-ins and former links end.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
+    let secret = new_secret(store.clock());
+    let recover = store.write(Some(account_id), move |write| {
+        Box::pin(async move {
+            write.remove_second_factor(account_id).await?;
+            write.remove_password(account_id).await?;
+            write.end_sign_ins_of(account_id).await?;
+            write.delete_links_of(account_id).await?;
+            let expires_at = write.now + LINK_LIFETIME;
+            write.create_link(&hash(&secret), account_id, expires_at).await?;
+            Ok(NewLink { secret, expires_at })
+        })
+    });
+    recover.await
+}
+
 /// Makes the link by which the first operator comes in, while no account can sign in; ends a former one.
 ///
 /// # Errors

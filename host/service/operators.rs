@@ -75,6 +75,9 @@ impl Service {
         if email.is_empty() {
             return self.store.accounts(page).await;
         }
+        if email.contains(char::is_control) {
+            return Ok(PageRows { rows: Vec::new(), next: None });
+        }
         Ok(PageRows { rows: self.store.account_record(email).await?.into_iter().collect(), next: None })
     }
 

@@ -1,12 +1,17 @@
 //! RefusedRequest requests: noted without delay for the request, and looked up by people.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use culvert_domain::caller::{Caller, Role};
-use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::refusal::{Refusal, RefusedRequest};
+use culvert_domain::refused_by::Stage;
+use culvert_wire::clock::Moment;
+use hashlink::LruCache;
 use tokio::sync::{Mutex, mpsc};
 use uuid::Uuid;
 
@@ -14,6 +19,9 @@ use crate::Service;
 
 /// Refusals that wait to be stored. One more is lost, and counted.
 const QUEUE: usize = 8192;
+/// Refusals of a scope in a minute that are kept: more than a key may ask for. One more is lost, and counted.
+const PER_MINUTE: u32 = 240;
+const MINUTE: Duration = Duration::from_mins(1);
 /// Refusals of one transaction.
 const BATCH: usize = 200;
 /// After so many of a scope it is looked at whether it has too many.
@@ -25,22 +33,42 @@ const COUNTED: usize = 10_000;
 pub struct Refusals {
     queue: mpsc::Sender<Refusal>,
     waiting: Mutex<mpsc::Receiver<Refusal>>,
+    /// Of scopes, and of credentials that ask too often: when the minute began, and how many since.
+    recent: std::sync::Mutex<LruCache<Uuid, (Moment, u32)>>,
     lost: AtomicU64,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        Self { queue, waiting: Mutex::new(waiting), lost: AtomicU64::new(0) }
+        let recent = std::sync::Mutex::new(LruCache::new(COUNTED));
+        Self { queue, waiting: Mutex::new(waiting), recent, lost: AtomicU64::new(0) }
     }
 }
 
 impl Refusals {
-    /// Notes that a request was refused. It never waits.
+    /// Notes that a request was refused. It never waits. What is our own fault is no refusal, and of those that come too
+    /// often one a minute is told.
     pub fn note(&self, service: &Service, refused: &RefusedRequest<'_>, error: &Error) {
-        if self.queue.try_send(Refusal::of(refused, error, service.clock().now())).is_err() {
+        if refused.status >= 500 && error.code != Code::PolicyUnavailable {
+            return;
+        }
+        let refusal = Refusal::of(refused, error, service.clock().now());
+        let (counted, most) = match refusal.stage {
+            Stage::Rate => (refusal.credential_id, 1),
+            _ => (refusal.scope_id, PER_MINUTE),
+        };
+        if !self.has_room(counted, most, service.clock().moment()) || self.queue.try_send(refusal).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn has_room(&self, counted: Uuid, most: u32, now: Moment) -> bool {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = recent.get(&counted).copied().filter(|(since, _)| now.since(*since) < MINUTE);
+        let (since, count) = known.unwrap_or((now, 0));
+        recent.insert(counted, (since, count + 1));
+        count < most
     }
 
     /// How many were lost since the start of the host.
@@ -65,23 +93,38 @@ impl Refusals {
     }
 
     async fn store_batch(&self, service: &Service, batch: Vec<Refusal>, trimmed: Vec<Uuid>) {
-        let count = batch.len() as u64;
-        let stored = service.store.write(None, move |write| {
-            Box::pin(async move {
-                for refusal in &batch {
-                    write.insert_refusal(refusal).await?;
-                }
-                for scope_id in trimmed {
-                    write.trim_refusals(scope_id).await?;
-                }
-                Ok(())
-            })
-        });
-        if let Err(error) = stored.await {
-            self.lost.fetch_add(count, Ordering::Relaxed);
-            tracing::warn!(error = %Chain(&error), count, "refused requests could not be noted");
+        let Err(error) = write_all(service, batch.clone(), trimmed).await else { return };
+        if error.code == Code::ServiceUnavailable || batch.len() == 1 {
+            self.lose(batch.len(), &error);
+            return;
+        }
+        // One that cannot be stored takes no other along.
+        for refusal in batch {
+            if let Err(error) = write_all(service, vec![refusal], Vec::new()).await {
+                self.lose(1, &error);
+            }
         }
     }
+
+    fn lose(&self, count: usize, error: &Error) {
+        self.lost.fetch_add(count as u64, Ordering::Relaxed);
+        tracing::warn!(error = %Chain(error), count, "refused requests could not be noted");
+    }
+}
+
+async fn write_all(service: &Service, batch: Vec<Refusal>, trimmed: Vec<Uuid>) -> Result<()> {
+    let write = service.store.write(None, move |write| {
+        Box::pin(async move {
+            for refusal in &batch {
+                write.insert_refusal(refusal).await?;
+            }
+            for scope_id in trimmed {
+                write.trim_refusals(scope_id).await?;
+            }
+            Ok(())
+        })
+    });
+    write.await
 }
 
 /// The scopes that have had many refusals since they were looked at.

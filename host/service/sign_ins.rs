@@ -26,7 +26,7 @@ use crate::Service;
 use crate::links::hash;
 pub use second_factor::NewTotp;
 use strength::{PASSWORD_CHARACTERS, check_strength};
-use throttle::{Account, Throttle};
+use throttle::{Account, Throttle, Tries};
 pub use welcome::{Entered, NewPerson, Welcome};
 
 /// How old a sign-in may be that is taken from the cache.
@@ -182,20 +182,31 @@ impl SignIns {
         client: &Client,
     ) -> Result<Option<Proved>> {
         let tried = hash(&email.to_lowercase());
-        let Some(account_id) = self.check_password(service, email, password, client.address, tried).await? else {
-            return Ok(None);
-        };
-        if service.store.has_second_factor(account_id).await? {
-            return Ok(Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Password))));
-        }
+        let known = self.check_password(service, email, password, client.address, tried).await?;
+        let Some((account_id, checked)) = known else { return Ok(None) };
         let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Password, client);
         new.elevated_until = Some(self.clock.now() + ELEVATION);
-        let create = service
-            .store
-            .write(None, move |write| Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await }));
-        create.await?;
-        self.expect(&value);
-        Ok(Some(Proved::SignedIn(value)))
+        // The password may have been replaced while it was checked, and a second factor set up.
+        let create = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                if !write.has_password_hash(account_id, &checked).await? {
+                    return Ok(None);
+                }
+                let needs_code = write.has_second_factor(account_id).await?;
+                if !needs_code {
+                    write.create_sign_in(&new, PER_ACCOUNT).await?;
+                }
+                Ok(Some(needs_code))
+            })
+        });
+        Ok(match create.await? {
+            None => None,
+            Some(true) => Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Password))),
+            Some(false) => {
+                self.expect(&value);
+                Some(Proved::SignedIn(value))
+            }
+        })
     }
 
     /// Has somebody who is signed in prove with the password who it is, and with a code where one is asked for. `None` if the
@@ -216,7 +227,8 @@ impl SignIns {
         if self.check_password(service, &sign_in.email, password, client.address, tried).await?.is_none() {
             return Ok(None);
         }
-        if sign_in.has_second_factor && !self.check_code(service, sign_in.account_id, code).await? {
+        let tries = Tries::of_sign_in(sign_in);
+        if sign_in.has_second_factor && !self.check_code(service, sign_in.account_id, code, &tries).await? {
             return Err(Error::invalid(vec![Fault::new("code", "is wrong, or was used before")]));
         }
         self.give_new_value(service, sign_in, None).await.map(Some)
@@ -248,7 +260,7 @@ impl SignIns {
         let (id, account_id, expires_at) = (sign_in.id, sign_in.account_id, sign_in.expires_at);
         let value = new_value(&self.clock);
         let hash = hash(&value);
-        let change = service.store.write(None, move |write| {
+        let change = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 let now = write.now;
                 let current = write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
@@ -302,17 +314,17 @@ impl SignIns {
         password: &str,
         address: Option<IpAddr>,
         tried: Account,
-    ) -> Result<Option<Uuid>> {
+    ) -> Result<Option<(Uuid, String)>> {
         self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
         let is_possible = !email.contains(char::is_control) && password.chars().count() <= *PASSWORD_CHARACTERS.end();
         let known = if is_possible { service.store.password_by_email(email).await? } else { None };
-        let (account_id, hash) = known.unzip();
+        let hash = known.as_ref().map(|(_, hash)| hash.clone());
         let password = if is_possible { password.to_owned() } else { String::new() };
         if !service.passwords.check(password, hash).await? {
             return Ok(None);
         }
         self.throttle.password_was_right(address, tried);
-        Ok(account_id)
+        Ok(known)
     }
 
     fn new_sign_in(&self, account_id: Uuid, method: SignInMethod, client: &Client) -> (SignInValue, NewSignIn) {

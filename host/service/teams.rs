@@ -75,6 +75,10 @@ async fn apply(write: &mut Write, team_id: Uuid, account_id: Uuid, what: Members
     if what.role() != Some(Role::Owner) && write.is_last_owner(team_id, account_id).await? {
         return Err(Error::new(Code::LastOwner, "The account is the Team's last owner; make another one first."));
     }
+    if what.role() != Some(Role::Owner) {
+        // Whoever knows the link of an invitation must not come back by it, nor rise.
+        write.delete_invitations_by(team_id, account_id).await?;
+    }
     match what.role() {
         Some(role) => write.set_role(team_id, account_id, role).await,
         None => devices::remove_member(write, team_id, account_id).await,
@@ -82,14 +86,14 @@ async fn apply(write: &mut Write, team_id: Uuid, account_id: Uuid, what: Members
 }
 
 impl Service {
-    /// Makes a Team of an account, on the default plan, and stores its id as the response.
+    /// Makes a Team of an account, on the plan of its own scope, and stores its id as the response.
     ///
     /// # Errors
     ///
     /// `limit_reached` if the account owns too many; `validation_failed` for its name; if the database fails.
     pub async fn create_team(&self, owner_id: Uuid, name: &str, key: &IdempotencyKey) -> Result<Answered> {
         let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
-        let plan = self.default_plan();
+        let plan = self.store.account(owner_id).await?.ok_or_else(Error::not_found)?.plan;
         let create = self.store_once(owner_id, key, move |write| {
             Box::pin(async move {
                 if write.teams_owned_by(owner_id).await? >= TEAMS_PER_ACCOUNT {

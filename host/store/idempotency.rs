@@ -20,19 +20,31 @@ pub struct SealedResponse {
     pub sealed: Vec<u8>,
 }
 
+macro_rules! select_response {
+    () => {
+        sql!(
+            "SELECT fingerprint, status, answer FROM idempotency \
+             WHERE credential_id = $1 AND key = $2 AND expires_at > $3"
+        )
+    };
+}
+
 impl Store {
     /// The response that is stored under an Idempotency-Key of this credential, if there is one.
     pub async fn sealed_response(&self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
-        let sql = sql!(
-            "SELECT fingerprint, status, answer FROM idempotency \
-             WHERE credential_id = $1 AND key = $2 AND expires_at > $3"
-        );
-        let row = (&self.db).optional(sql, args![credential_id, key, self.clock.now()]).await?;
+        let row = (&self.db).optional(select_response!(), args![credential_id, key, self.clock.now()]).await?;
         Ok(row.as_ref().map(response).transpose()?)
     }
 }
 
 impl Write {
+    /// As [`Store::sealed_response`].
+    pub async fn sealed_response(&mut self, credential_id: Uuid, key: &str) -> Result<Option<SealedResponse>> {
+        let now = self.now;
+        let row = self.optional(select_response!(), args![credential_id, key, now]).await?;
+        Ok(row.as_ref().map(response).transpose()?)
+    }
+
     /// Stores a response until this time, in the place of an expired one.
     pub async fn store_sealed_response(
         &mut self,

@@ -84,6 +84,20 @@ impl Write {
         Ok(if is_first { Some(invitation(&row)?) } else { None })
     }
 
+    /// Ends the invitations to a Team that an account has made.
+    pub async fn delete_invitations_by(&mut self, team_id: Uuid, account_id: Uuid) -> Result<()> {
+        let sql = sql!("DELETE FROM invitations WHERE team_id = $1 AND invited_by = $2");
+        self.execute(sql, args![team_id, account_id]).await?;
+        Ok(())
+    }
+
+    /// The role that an open invitation gives, by its id or by the address that it was made for.
+    pub async fn invited_role(&mut self, team_id: Uuid, id: Uuid, email: &str) -> Result<Option<Role>> {
+        let sql = sql!("SELECT role FROM invitations WHERE team_id = $1 AND (id = $2 OR email = $3)");
+        let row = self.optional(sql, args![team_id, id, email]).await?;
+        Ok(row.map(|row| row.string_enum("role")).transpose()?)
+    }
+
     /// Ends an invitation to a Team. False if there is none.
     pub async fn delete_invitation(&mut self, team_id: Uuid, id: Uuid) -> Result<bool> {
         let sql = sql!("DELETE FROM invitations WHERE id = $1 AND team_id = $2");

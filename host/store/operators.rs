@@ -80,8 +80,10 @@ impl Write {
         Ok(())
     }
 
-    /// Whether this account is the only operator.
+    /// Whether this account is the only operator. Others that look take turns.
     pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
+        let operators = sql!("SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id FOR UPDATE");
+        self.lock(operators, args![]).await?;
         let sql = sql!(
             "SELECT (EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \
                  AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL)) AS is_last"

@@ -108,7 +108,14 @@ fn refusal(row: &Row) -> DbResult<Refusal> {
         0 => None,
         generation => {
             let (modules, question) = (row.json("modules")?.unwrap_or_default(), row.text("question")?);
-            Some(RefusedBy { stage, rule: row.optional_text("rule")?, generation, modules, question })
+            Some(RefusedBy {
+                stage,
+                rule: row.optional_text("rule")?,
+                generation,
+                modules,
+                question,
+                secrets: Vec::new(),
+            })
         }
     };
     Ok(row!(row => Refusal {

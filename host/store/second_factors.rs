@@ -19,12 +19,6 @@ pub struct StoredTotp {
 }
 
 impl Store {
-    /// Whether an account has a second factor.
-    pub async fn has_second_factor(&self, account_id: Uuid) -> Result<bool> {
-        let sql = sql!("SELECT 1 AS one FROM totp WHERE account_id = $1 AND confirmed_at IS NOT NULL");
-        Ok((&self.db).optional(sql, args![account_id]).await?.is_some())
-    }
-
     /// How many recovery codes an account has left.
     pub async fn recovery_codes_left(&self, account_id: Uuid) -> Result<u32> {
         let sql = sql!("SELECT COUNT(*) AS codes FROM recovery_codes WHERE account_id = $1");
@@ -41,6 +35,12 @@ impl Write {
              WHERE totp.confirmed_at IS NULL"
         );
         Ok(self.execute(sql, args![account_id, secret]).await? == 1)
+    }
+
+    /// Whether an account has a second factor.
+    pub async fn has_second_factor(&mut self, account_id: Uuid) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM totp WHERE account_id = $1 AND confirmed_at IS NOT NULL");
+        Ok(self.optional(sql, args![account_id]).await?.is_some())
     }
 
     pub async fn totp(&mut self, account_id: Uuid) -> Result<Option<StoredTotp>> {

@@ -94,10 +94,11 @@ impl Store {
         Ok(row.map(|row| Ok::<_, StoreError>((row.id("id")?, row.text("hash")?))).transpose()?)
     }
 
-    /// Whether a link can be used.
-    pub async fn has_link(&self, hash: &[u8]) -> Result<bool> {
-        let sql = sql!("SELECT 1 AS one FROM links WHERE hash = $1 AND expires_at > $2");
-        Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
+    /// The account of a link that can be used.
+    pub async fn account_of_link(&self, hash: &[u8]) -> Result<Option<Uuid>> {
+        let sql = sql!("SELECT account_id FROM links WHERE hash = $1 AND expires_at > $2");
+        let row = (&self.db).optional(sql, args![hash, self.clock.now()]).await?;
+        Ok(row.map(|row| row.id("account_id")).transpose()?)
     }
 }
 
@@ -182,6 +183,17 @@ impl Write {
         let sql = sql!("DELETE FROM sign_ins WHERE account_id = $1 AND id <> $2");
         self.execute(sql, args![account_id, id]).await?;
         Ok(())
+    }
+
+    pub async fn remove_password(&mut self, account_id: Uuid) -> Result<()> {
+        self.execute(sql!("DELETE FROM passwords WHERE account_id = $1"), args![account_id]).await?;
+        Ok(())
+    }
+
+    /// Whether this is the hash of an account's password still.
+    pub async fn has_password_hash(&mut self, account_id: Uuid, hash: &str) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM passwords WHERE account_id = $1 AND hash = $2");
+        Ok(self.optional(sql, args![account_id, hash]).await?.is_some())
     }
 
     pub async fn set_password(&mut self, account_id: Uuid, hash: &str) -> Result<()> {

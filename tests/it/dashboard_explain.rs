@@ -180,6 +180,23 @@ async fn refused_form_leads_to_its_explanation(engine: Engine) {
     assert!(shown.text.contains("http-basic-auth-password") && !shown.text.contains(secret), "{}", shown.text);
 }
 
+/// What nobody can store is cleaned, and takes no other refusal along; those that come too often are counted.
+#[both_engines]
+async fn hostile_refusals_are_bounded(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.rate_limit.per_minute = 500).await;
+    let ada = host.person("ada").await;
+    let (api, mut tab) = (host.api(&ada.key), Tab::entered(&host, ada.account_id).await);
+    let hostile = api.get("/tunnels/%00%E2%80%AE").await;
+    assert_eq!(hostile.status, 404);
+    let shown = explained(&host, &mut tab, "me", request_id(&hostile)).await;
+    assert!(!shown.text.contains('\0') && !shown.text.contains('\u{202e}'), "{}", shown.text);
+    for _ in 0..245 {
+        api.get(&format!("/tunnels/{}", Uuid::nil())).await;
+    }
+    let page = tab.get("/dashboard/me/explain").await;
+    assert!(page.text.contains("since the host started, 6 refusals"), "{}", page.text);
+}
+
 /// A refusal is kept for 30 days.
 #[both_engines]
 async fn refusal_is_deleted_after_its_time(engine: Engine) {

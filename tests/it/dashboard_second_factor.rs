@@ -87,6 +87,8 @@ async fn code_is_asked_for_beside_the_password(engine: Engine) {
     // It can be typed again on the page that is shown.
     let shown = tab.submit(&wrong, CONFIRM, &[("code", &format!(" {} ", app.code(&host, 0)))]).await;
     assert_eq!(recovery_codes(&shown).len(), 10, "{}", shown.text);
+    let again = tab.submit(&wrong, CONFIRM, &[("code", &format!(" {} ", app.code(&host, 0)))]).await;
+    assert_eq!(recovery_codes(&again), recovery_codes(&shown), "a second click shows the same");
     assert_eq!(other.get("/dashboard/me").await.status, 303, "all other sign-ins have ended");
 
     // The step that was used is not good again; the one before is not, either.
@@ -131,9 +133,10 @@ async fn recovery_code_is_good_once_and_a_link_needs_a_code_as_well(engine: Engi
     let page = with_password(&mut again).await;
     assert_eq!(again.submit(&page, CODE, &[("code", &codes[3])]).await.outcome(), "401 sign_in_required");
     assert!(tab.get(ACCOUNT).await.text.contains("9 recovery codes are left"));
-    // New ones end those that are left.
+    // New ones end those that are left; a reload shows the same.
     let page = tab.get(ACCOUNT).await;
     let newer = recovery_codes(&tab.submit(&page, NEW_CODES, &[]).await);
+    assert_eq!(recovery_codes(&tab.submit(&page, NEW_CODES, &[]).await), newer);
     let page = with_password(&mut again).await;
     assert_eq!(again.submit(&page, CODE, &[("code", &codes[4])]).await.outcome(), "401 sign_in_required");
     assert_eq!(again.submit(&page, CODE, &[("code", &newer[0])]).await.led_to(), "/dashboard");
@@ -200,10 +203,19 @@ async fn account_is_recovered_on_the_server(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let (mut tab, _, _) = set_up(&host, &ada).await;
-    accounts::recover(&host.app.store, ada.account_id).await.unwrap();
+    let former = culvert_service::links::create(&host.app.store, ada.account_id).await.unwrap();
+    let link = culvert_service::links::recover(&host.app.store, ada.account_id).await.unwrap();
     host.clock.advance(Duration::from_secs(2));
     assert_eq!(tab.get("/dashboard/me").await.status, 303, "all sign-ins have ended");
-    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let page = tab.get(SIGN_IN).await;
+    let typed = [("email", "ada@example.test"), ("password", PASSWORD)];
+    assert_eq!(tab.submit(&page, SIGN_IN, &typed).await.outcome(), "401 sign_in_required", "the password has ended");
+    let page = tab.get("/dashboard/enter").await;
+    assert_eq!(
+        tab.submit(&page, "/dashboard/enter", &[("link", &former.secret)]).await.outcome(),
+        "410 link_not_valid"
+    );
+    assert_eq!(tab.submit(&page, "/dashboard/enter", &[("link", &link.secret)]).await.led_to(), ACCOUNT);
     assert!(tab.get(ACCOUNT).await.text.contains("a code is asked for beside the password"));
 
     let place = Place::new(engine).await;

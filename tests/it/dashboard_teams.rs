@@ -255,6 +255,12 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
     host.clock.advance(Duration::from_secs(2));
     assert_eq!(eves.get(&team).await.outcome(), "404 not_found");
     assert_eq!(host.api(&key.key).get("/tunnels").await.outcome(), "401 invalid_api_key");
+    // What somebody has invited ends with its role: it knows the links.
+    assert_eq!(act(&mut adas, &team, &alan, "role", &[("role", "admin")]).await, "303 -");
+    let own = invited(&mut alans, &team, "mallory@example.test", "admin").await;
+    assert_eq!(opened(&mut Tab::open(&host), &own).await.status, 200);
+    assert_eq!(act(&mut adas, &team, &alan, "role", &[("role", "member")]).await, "303 -");
+    assert_eq!(opened(&mut Tab::open(&host), &own).await.outcome(), "410 link_not_valid");
     // No policy is asked whether somebody may leave.
     let page = alans.get(&team).await;
     assert_eq!(alans.submit(&page, &leave, &[]).await.led_to(), "/dashboard");

@@ -1,7 +1,7 @@
 //! The accounts of the installation.
 
 use culvert_domain::account::AccountRecord;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Error, Fault, Result};
 use culvert_service::operators::WantedAccount;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
@@ -117,7 +117,11 @@ pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
 }
 
 pub(crate) async fn set_operator(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let is_operator = posted.form.get("operator") == "yes";
+    let is_operator = match posted.form.get("operator") {
+        "yes" => true,
+        "no" => false,
+        _ => return Err(Error::invalid(vec![Fault::new("operator", "must be yes or no")])),
+    };
     visit.service().set_operator(operator(visit)?, visit.id()?, is_operator).await?;
     Ok(Answer::see_other(PATH))
 }

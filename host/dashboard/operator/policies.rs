@@ -1,6 +1,6 @@
 //! The policies that decide: what is loaded, a reload, and the way back.
 
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::Result;
 use culvert_service::operators::{ModuleStatus, PolicyStatus, policies_kept};
 use maud::{Markup, html};
 
@@ -83,7 +83,8 @@ pub(crate) fn roll_back(visit: &Visit, posted: &Posted) -> Result<Answer> {
     let status = visit.service().policy_status(operator);
     let wanted = posted.form.get("generation").parse().ok();
     if wanted != status.earlier.first().copied() {
-        return if wanted == Some(status.generation) { Ok(Answer::see_other(PATH)) } else { Err(Error::not_found()) };
+        let is_done = wanted == Some(status.generation);
+        return if is_done { Ok(Answer::see_other(PATH)) } else { Err(policies_kept(&"the page was out of date.")) };
     }
     visit.service().roll_back_policies(operator)?;
     Ok(Answer::see_other(PATH))

@@ -59,7 +59,8 @@ pub(crate) fn note_refusal(api: &Api, req: &Request, depot: &Depot, res: &Respon
     let (Ok(caller), Ok(policies)) = (depot.get_typed::<Caller>(), depot.get_typed::<PinnedPolicies>()) else { return };
     let (Some(request_id), Some(status)) = (policies.request_id(), res.status_code) else { return };
     let (method, path, status) = (req.method().as_str(), Path::of(depot), status.as_u16());
-    api.refusals.note(&api.service, &RefusedRequest { request_id, caller, method, path, status }, error);
+    let is_routed = depot.get_typed::<Route>().is_ok() || status != StatusCode::NOT_FOUND.as_u16();
+    api.refusals.note(&api.service, &RefusedRequest { request_id, caller, method, path, status, is_routed }, error);
 }
 
 #[async_trait]

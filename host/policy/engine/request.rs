@@ -139,6 +139,10 @@ pub struct Secret {
 }
 
 impl Secret {
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Redacts the secret wherever it occurs in the texts of a response or an error. Names of fields, rules and codes
     /// stay as they are.
     pub fn redact(&self, said: &mut Value) {

@@ -27,12 +27,15 @@ pub struct DecidedBy {
     pub modules: Vec<PolicyModule>,
     /// What the first of them was asked, as JSON, without secrets. Empty if it is too long.
     pub question: String,
+    /// The secrets of the question, which a module may repeat in what it says.
+    pub secrets: Vec<String>,
 }
 
 impl DecidedBy {
     fn add(&mut self, decider: &ModuleInstance, request: &PolicyRequest) {
         if self.modules.is_empty() {
-            let (request, _) = request.clone().redacted();
+            let (request, secrets) = request.clone().redacted();
+            self.secrets = secrets.iter().map(|secret| secret.text().to_owned()).collect();
             let question = serde_json::to_string(&request).unwrap_or_default();
             self.question = if question.len() > QUESTION { String::new() } else { question };
         }

@@ -10,8 +10,11 @@ use culvert_store::Write;
 use totp_rs::{Builder, Totp};
 use uuid::Uuid;
 
+use super::throttle::Tries;
 use super::{Client, PER_ACCOUNT, SignInValue, SignIns, wait_for};
 use crate::Service;
+use crate::call::Answered;
+use crate::idempotency::IdempotencyKey;
 use crate::links::hash;
 use crate::secrets::{Purpose, Secrets};
 
@@ -67,25 +70,32 @@ impl SignIns {
     ) -> Result<Option<SignInValue>> {
         let too_old = || Error::new(Code::SignInRequired, "The sign-in took too long. Begin again.");
         let Ticket { account_id, method } = self.open_ticket(service, ticket).ok_or_else(too_old)?;
-        if !self.check_code(service, account_id, code).await? {
+        let tries = Tries::of_account(account_id, client.address);
+        if !self.check_code(service, account_id, code, &tries).await? {
             return Ok(None);
         }
         let (value, mut new) = self.new_sign_in(account_id, method, client);
         // Whoever came by a link has not shown that it knows the password.
         new.elevated_until = (method == SignInMethod::Password).then(|| self.clock.now() + ELEVATION);
-        let create = service
-            .store
-            .write(None, move |write| Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await }));
+        let create = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await })
+        });
         create.await?;
         self.expect(&value);
         Ok(Some(value))
     }
 
     /// Whether it is the code of the moment, or a recovery code. Each is good once.
-    pub(super) async fn check_code(&self, service: &Service, account_id: Uuid, typed: &str) -> Result<bool> {
-        self.throttle.take_code_try(account_id, self.clock.moment()).map_err(wait_for)?;
+    pub(super) async fn check_code(
+        &self,
+        service: &Service,
+        account_id: Uuid,
+        typed: &str,
+        tries: &Tries,
+    ) -> Result<bool> {
+        self.throttle.take_code_try(tries, self.clock.moment()).map_err(wait_for)?;
         let (typed, secrets) = (normalised(typed), service.secrets.clone());
-        let check = service.store.write(None, move |write| {
+        let check = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 if let Some(step) = step_of(write, &secrets, account_id, &typed, true).await? {
                     return write.accept_totp_step(account_id, step).await;
@@ -95,7 +105,7 @@ impl SignIns {
         });
         let is_right = check.await?;
         if is_right {
-            self.throttle.code_was_right(account_id);
+            self.throttle.code_was_right(tries);
         }
         Ok(is_right)
     }
@@ -122,51 +132,62 @@ impl SignIns {
         Ok(NewTotp { secret: totp.secret().to_base32(), url })
     }
 
-    /// Has the code be asked for from now on, if this is the right one. Returns the recovery codes, which are known now and
-    /// never again. All other sign-ins of the account end.
+    /// Has the code be asked for from now on, if this is the right one. The response is the recovery codes, which are known now
+    /// and never again. All other sign-ins of the account end.
     ///
     /// # Errors
     ///
     /// `validation_failed` for a wrong code; `rate_limited` after too many; if the database fails.
-    pub async fn confirm_second_factor(&self, service: &Service, sign_in: &SignIn, typed: &str) -> Result<Vec<String>> {
-        let (account_id, id) = (sign_in.account_id, sign_in.id);
-        self.throttle.take_code_try(account_id, self.clock.moment()).map_err(wait_for)?;
+    pub async fn confirm_second_factor(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        typed: &str,
+        key: &IdempotencyKey,
+    ) -> Result<Answered> {
+        let (account_id, id, tries) = (sign_in.account_id, sign_in.id, Tries::of_sign_in(sign_in));
+        self.throttle.take_code_try(&tries, self.clock.moment()).map_err(wait_for)?;
         let (typed, secrets, codes) = (normalised(typed), service.secrets.clone(), self.new_codes());
-        let hashes = hashes(&codes);
-        let confirm = service.store.write(None, move |write| {
+        let confirm = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 let step = step_of(write, &secrets, account_id, &typed, false).await?;
                 let step = step.ok_or_else(|| Error::invalid(vec![Fault::new("code", "is wrong")]))?;
                 write.accept_totp_step(account_id, step).await?;
                 write.confirm_totp(account_id).await?;
-                write.replace_recovery_codes(account_id, &hashes).await?;
+                write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
                 write.end_other_sign_ins(account_id, id).await?;
-                write.delete_links_of(account_id).await
+                write.delete_links_of(account_id).await?;
+                Ok(codes)
             })
         });
-        confirm.await?;
-        self.throttle.code_was_right(account_id);
+        let confirmed = confirm.await?;
+        self.throttle.code_was_right(&tries);
         self.read_again(account_id);
-        Ok(codes)
+        Ok(confirmed)
     }
 
-    /// New recovery codes for whoever is signed in; the former ones end.
+    /// New recovery codes for whoever is signed in, which are the response; the former ones end.
     ///
     /// # Errors
     ///
     /// `not_found` without a second factor; if the database fails.
-    pub async fn new_recovery_codes(&self, service: &Service, sign_in: &SignIn) -> Result<Vec<String>> {
+    pub async fn new_recovery_codes(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        key: &IdempotencyKey,
+    ) -> Result<Answered> {
         let (account_id, codes) = (sign_in.account_id, self.new_codes());
-        let hashes = hashes(&codes);
-        let replace = service.store.write(None, move |write| {
+        let replace = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
-                let known = write.totp(account_id).await?;
-                known.filter(|totp| totp.is_confirmed).ok_or_else(Error::not_found)?;
-                write.replace_recovery_codes(account_id, &hashes).await
+                if !write.has_second_factor(account_id).await? {
+                    return Err(Error::not_found());
+                }
+                write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
+                Ok(codes)
             })
         });
-        replace.await?;
-        Ok(codes)
+        replace.await
     }
 
     /// How many recovery codes are left.

@@ -4,17 +4,25 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use culvert_domain::sign_in::SignIn;
 use culvert_wire::client_network::prefix;
 use culvert_wire::clock::Moment;
 use hashlink::LruCache;
 use uuid::Uuid;
 
 use crate::failed_auth::FailedAuthLimiter;
+use crate::links::hash;
 
 /// Wrong passwords of one address, and how long they count.
 const PASSWORDS: (u32, Duration) = (10, Duration::from_mins(5));
-/// Codes of one account.
+/// Codes of an account from one address, or of a sign-in that proves itself once more.
 const CODES: (u32, Duration) = (5, Duration::from_mins(5));
+/// Codes of an account from all addresses that it has not signed in from.
+const CODES_OF_STRANGERS: (u32, Duration) = (50, Duration::from_hours(24));
+/// Tries to make an account by one link.
+pub(super) const BEGINS: (u32, Duration) = (10, Duration::from_mins(5));
+/// Tries to make accounts from one address.
+const BEGINS_OF_ADDRESS: (u32, Duration) = (20, Duration::from_mins(5));
 /// Wrong links of one address.
 const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
 /// Values of one address that are no sign-in's.
@@ -36,16 +44,37 @@ const CHANGES: u32 = 60;
 /// Whose password is tried: the hash of an e-mail address or of a sign-in.
 pub(super) type Account = [u8; 32];
 
+/// Whose codes are counted together.
+pub(super) struct Tries {
+    near: Account,
+    /// The account and the address, where somebody is not signed in yet.
+    of_strangers: Option<(Account, Option<IpAddr>)>,
+}
+
+impl Tries {
+    /// Those of somebody who is signed in.
+    pub(super) fn of_sign_in(sign_in: &SignIn) -> Self {
+        Self { near: hash(&format!("code {}", sign_in.id)), of_strangers: None }
+    }
+
+    /// Those of somebody who signs in.
+    pub(super) fn of_account(account_id: Uuid, address: Option<IpAddr>) -> Self {
+        let near = hash(&format!("code {account_id} {:?}", address.map(prefix)));
+        Self { near, of_strangers: Some((hash(&format!("code {account_id}")), address)) }
+    }
+}
+
 pub(super) struct Throttle {
     pub links: FailedAuthLimiter,
     pub unknown: FailedAuthLimiter,
+    pub begins: FailedAuthLimiter,
     passwords: FailedAuthLimiter,
     accounts: Mutex<LruCache<Account, Failures>>,
     /// Addresses from which somebody has signed in: strangers elsewhere do not make them wait.
     known: Mutex<LruCache<(Account, Option<IpAddr>), ()>>,
     checks: Mutex<LruCache<Account, Requests>>,
-    /// Codes of accounts: when counting began, and how many.
-    codes: Mutex<LruCache<Uuid, (Moment, u32)>>,
+    /// Tries of any kind, by the hash of what they are for: when counting began, and how many.
+    tries: Mutex<LruCache<Account, (Moment, u32)>>,
     requests: Mutex<LruCache<Uuid, Requests>>,
 }
 
@@ -96,26 +125,41 @@ impl Throttle {
             accounts: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             known: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             checks: Mutex::new(LruCache::new(MAX_REMEMBERED)),
-            codes: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            tries: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            begins: limiter(BEGINS_OF_ADDRESS),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
         }
     }
 
-    /// Takes a try at a code of an account, as with passwords. The error is how long to wait.
-    pub(super) fn take_code_try(&self, account_id: Uuid, now: Moment) -> Result<(), Duration> {
-        let (most, within) = CODES;
-        let mut codes = lock(&self.codes);
-        let known = codes.get(&account_id).copied().filter(|(since, _)| now.since(*since) < within);
+    /// Takes a try at something, of which there may be so many in a time. The error is how long to wait.
+    pub(super) fn take_try(&self, what: Account, (most, within): (u32, Duration), now: Moment) -> Result<(), Duration> {
+        let mut tries = lock(&self.tries);
+        let known = tries.get(&what).copied().filter(|(since, _)| now.since(*since) < within);
         let (since, count) = known.unwrap_or((now, 0));
         if count >= most {
             return Err(within.saturating_sub(now.since(since)));
         }
-        codes.insert(account_id, (since, count + 1));
+        tries.insert(what, (since, count + 1));
         Ok(())
     }
 
-    pub(super) fn code_was_right(&self, account_id: Uuid) {
-        lock(&self.codes).remove(&account_id);
+    /// Takes a try at a code. Strangers elsewhere do not make somebody wait at an address from which they have signed in,
+    /// nor whoever is signed in.
+    pub(super) fn take_code_try(&self, tries: &Tries, now: Moment) -> Result<(), Duration> {
+        self.take_try(tries.near, CODES, now)?;
+        match tries.of_strangers {
+            Some((account, address)) if !lock(&self.known).contains_key(&(account, address.map(prefix))) => {
+                self.take_try(account, CODES_OF_STRANGERS, now)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn code_was_right(&self, tries: &Tries) {
+        lock(&self.tries).remove(&tries.near);
+        if let Some((account, address)) = tries.of_strangers {
+            lock(&self.known).insert((account, address.map(prefix)), ());
+        }
     }
 
     /// Takes a try at a password: it counts as a wrong one until it turns out to be right, so that many at once are no more

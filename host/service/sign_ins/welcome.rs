@@ -8,6 +8,7 @@ use culvert_domain::team::Invitation;
 use uuid::Uuid;
 
 use super::strength::check_strength;
+use super::throttle::BEGINS;
 use super::{Client, PER_ACCOUNT, Proved, SignInValue, SignIns, wait_for};
 use crate::Service;
 use crate::call::Answered;
@@ -49,23 +50,23 @@ impl SignIns {
     pub async fn enter(&self, service: &Service, typed: &str, client: &Client) -> Result<Entered> {
         let hash = self.hash_of_link(typed, client)?;
         // Checked first without a write transaction, so that wrong links do not delay other writers.
-        if !service.store.has_link(&hash).await? {
+        let Some(account_id) = service.store.account_of_link(&hash).await? else {
             return Ok(Entered::Welcome(self.welcome(service, hash, client).await?));
-        }
-        let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Link, client);
-        let entered = service.store.write(None, move |write| {
+        };
+        let (value, new) = self.new_sign_in(account_id, SignInMethod::Link, client);
+        let entered = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
-                let Some(account_id) = write.take_link(&hash).await? else { return Ok(None) };
-                new.account_id = account_id;
-                let has_second_factor = write.totp(account_id).await?.is_some_and(|totp| totp.is_confirmed);
+                if write.take_link(&hash).await?.is_none() {
+                    return Ok(None);
+                }
+                let has_second_factor = write.has_second_factor(account_id).await?;
                 if !has_second_factor {
                     write.create_sign_in(&new, PER_ACCOUNT).await?;
                 }
-                Ok(Some((account_id, has_second_factor)))
+                Ok(Some(has_second_factor))
             })
         });
-        let (account_id, has_second_factor) = entered.await?.ok_or_else(|| self.not_valid(client))?;
-        if has_second_factor {
+        if entered.await?.ok_or_else(|| self.not_valid(client))? {
             return Ok(Entered::Proved(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Link))));
         }
         self.expect(&value);
@@ -86,7 +87,13 @@ impl SignIns {
     ) -> Result<SignInValue> {
         let hash = self.hash_of_link(typed, client)?;
         let welcome = self.welcome(service, hash, client).await?;
+        let now = self.clock.moment();
+        self.throttle.take_try(hash, BEGINS, now).map_err(wait_for)?;
+        self.throttle.begins.count(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
         let (name, email) = check(service, &person, &welcome).await?;
+        if service.store.account_by_email(&email).await?.is_some() {
+            return Err(has_account());
+        }
         let password = service.passwords.hash(Some(person.password)).await?;
         let plan = service.default_plan();
         let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Password, client);
