@@ -21,12 +21,13 @@ pub(super) async fn offer(app: &App) -> Result<(), CliError> {
     }
     let path = app.config.data_dir.join(FILE);
     let failed = |error: io::Error| ConfigError::new("data_dir", format!("{}: {error}", path.display()));
-    let Some(secret) = links::offer_setup(&app.store).await? else {
-        return match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error).into()),
-            _ => Ok(()),
-        };
-    };
+    let secret = links::offer_setup(&app.store).await?;
+    // It holds the link of a former start, which has ended.
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error).into()),
+        _ => {}
+    }
+    let Some(secret) = secret else { return Ok(()) };
     let url = entrance(&app.config, &secret);
     if io::stderr().is_terminal() {
         let text = format!("Nobody can sign in yet. Open this link to set up the first operator:\n\n    {url}\n");

@@ -1,5 +1,6 @@
 //! Teams in the dashboard: made, shared by invitations, changed by roles, left and deleted; and the first operator.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use culvert_domain::caller::Role;
@@ -8,10 +9,11 @@ use culvert_service::sign_ins::{Client, NewPerson};
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
-use crate::support::host::{Engine, Person, TestHost};
+use crate::support::host::{Engine, Person, TestHost, within};
 use crate::support::program::Place;
 use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
 
@@ -357,6 +359,25 @@ async fn serve_offers_a_link_to_the_first_operator(engine: Engine) {
     );
     assert_eq!(mode & 0o777, 0o600);
     host.interrupt().await;
+    // On a terminal it is shown, and kept nowhere.
+    let mut terminal = place.command_of("script");
+    let serve = format!("{} serve", Place::programs().join("culvert").display());
+    let mut terminal = terminal.args(["-qfc", &serve, "/dev/null"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(terminal.stdout.take().unwrap()).lines();
+    let shown = within(60, async {
+        loop {
+            let line = lines.next_line().await.unwrap().expect("it ended without a link");
+            if line.contains("http://localhost:8080/dashboard/enter#") {
+                return line;
+            }
+        }
+    });
+    assert!(!shown.await.contains(&secret), "a start ends the former link");
+    assert!(!place.folder.path().join("culvert-data/setup-link").exists());
+    terminal.kill().await.unwrap();
+    // The host ends with its terminal, and the folder is free again.
+    let lock = std::fs::File::open(place.folder.path().join("culvert-data/host.lock")).unwrap();
+    within(60, tokio::task::spawn_blocking(move || lock.lock())).await.unwrap().unwrap();
 
     place.json("culvert account create --email ada@example.com --name Ada").await;
     let made = place.json("culvert account operator --email ada@example.com").await;
