@@ -82,7 +82,10 @@ impl Write {
 
     /// Whether this account is the only operator. Others that look take turns.
     pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
-        let operators = sql!("SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id FOR UPDATE");
+        let operators = sql!(
+            "SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id",
+            locked: " FOR UPDATE"
+        );
         self.lock(operators, args![]).await?;
         let sql = sql!(
             "SELECT (EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \

@@ -207,6 +207,7 @@ async fn sqlite_reads_no_growing_table_whole() {
     let scans = scans_on_sqlite(&host.config().database_url()).await;
     assert_snapshot!(scans, @"
     accounts: SCAN a USING INDEX accounts_operators | … $1 AND NOT EXISTS (SELECT 1 FROM accounts a JOIN passwords p ON p.account_id = a.id WHERE a.operator_since IS NOT NULL)
+    accounts: SCAN accounts USING INDEX accounts_operators | …SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id
     accounts: SCAN accounts USING INDEX accounts_operators | …tor_since IS NOT NULL) AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL)) AS is_last
     api_keys: SCAN api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys: SCAN k | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
