@@ -222,6 +222,13 @@ pub struct Body<D> {
     pub unknown: Vec<Fault>,
 }
 
+impl<D> From<D> for Body<D> {
+    /// What needed no parsing.
+    fn from(draft: D) -> Self {
+        Self { draft, faults: Vec::new(), unknown: Vec::new() }
+    }
+}
+
 /// A request without a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBody;

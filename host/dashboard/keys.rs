@@ -78,7 +78,7 @@ fn new_key(visit: &Visit) -> Markup {
 pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
     let field = |name| posted.form.get(name).to_owned();
     let draft = WantedKey { name: field("name"), scopes: field("scopes"), days: field("days") };
-    let body = Body { draft, faults: Vec::new(), unknown: Vec::new() };
+    let body = Body::from(draft);
     let key = ApiKey::generate(visit.service().clock());
     let change = |definition| CreateKey { definition, key: key.clone() };
     // A reload shows the same key and makes no other.

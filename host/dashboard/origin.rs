@@ -8,6 +8,8 @@ use salvo::Request;
 use salvo::http::header::{HOST, ORIGIN};
 use url::{Host, Url};
 
+use crate::path::ENTER;
+
 /// Where browsers reach the dashboard.
 #[derive(Clone, Debug)]
 pub struct Site {
@@ -21,6 +23,11 @@ pub struct Site {
 }
 
 impl Site {
+    /// The URL of a link. The secret stands in its fragment, which no server sees.
+    pub(crate) fn entrance(&self, secret: &str) -> String {
+        format!("{}{ENTER}#{secret}", self.origin)
+    }
+
     /// The site of the dashboard's URL. None if it is no URL.
     pub fn of(url: &str) -> Option<Self> {
         let url = Url::parse(url).ok()?;

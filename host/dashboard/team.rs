@@ -149,11 +149,6 @@ fn name(visit: &Visit) -> Markup {
     }
 }
 
-/// A form of one field that a use case reads itself.
-fn body<D>(draft: D) -> Body<D> {
-    Body { draft, faults: Vec::new(), unknown: Vec::new() }
-}
-
 /// Leads back to the page of the Team.
 fn back(visit: &Visit) -> Answer {
     Answer::see_other(&visit.in_scope("/team"))
@@ -175,7 +170,7 @@ pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
 
 pub(crate) async fn rename(visit: &Visit, posted: Posted) -> Result<Answer> {
     in_team(visit)?;
-    let wanted = body(WantedName(posted.form.get("name").to_owned()));
+    let wanted = Body::from(WantedName(posted.form.get("name").to_owned()));
     visit.change_with(&posted, Action::TeamsUpdate, Resource::Scope, wanted, |name| RenameTeam { name }).await?;
     Ok(back(visit))
 }
@@ -198,7 +193,7 @@ pub(crate) async fn leave(visit: &Visit, _: Posted) -> Result<Answer> {
 
 pub(crate) async fn set_role(visit: &Visit, posted: Posted) -> Result<Answer> {
     in_team(visit)?;
-    let (account_id, wanted) = (visit.id()?, body(WantedRole(posted.form.get("role").to_owned())));
+    let (account_id, wanted) = (visit.id()?, Body::from(WantedRole(posted.form.get("role").to_owned())));
     let change = |role| ChangeMember { account_id, what: Membership::Changed(role) };
     visit.change_with(&posted, Action::MembersSetRole, Resource::Scope, wanted, change).await?;
     Ok(back(visit))
@@ -215,14 +210,14 @@ pub(crate) async fn remove(visit: &Visit, posted: Posted) -> Result<Answer> {
 pub(crate) async fn invite(visit: &Visit, posted: Posted) -> Result<Answer> {
     in_team(visit)?;
     let field = |name| posted.form.get(name).to_owned();
-    let wanted = body(WantedInvitation { email: field("email"), role: field("role") });
+    let wanted = Body::from(WantedInvitation { email: field("email"), role: field("role") });
     let (id, link) = (visit.service().clock().id(), links::new_secret(visit.service().clock()));
     let change = |definition| CreateInvitation { definition, id, secret: link.clone() };
     let shown = link.clone();
     // A reload shows the same link and makes no other.
     let answer = move |()| -> Value { json!({"link": shown}) };
     let made = visit.make(&posted, Action::InvitationsCreate, Resource::Scope, wanted, change, answer).await?;
-    let link = format!("{}{ROOT}/enter#{}", visit.dashboard.site.origin, made["link"].as_str().unwrap_or_default());
+    let link = visit.dashboard.site.entrance(made["link"].as_str().unwrap_or_default());
     let content = html! {
         (secret::shown_once(&format!("The link for {}", field("email")), &link,
             "Send it to them. It is shown this once, can be used once, and ends in 7 days."))

@@ -205,7 +205,6 @@ impl Visit {
 
     /// What is wrong with a field.
     pub(crate) fn fault(&self, name: &str) -> Option<&str> {
-        let faults = self.refused.iter().flat_map(|refused| &refused.error.faults);
-        faults.into_iter().find(|fault| fault.field == name).map(|fault| fault.message.as_str())
+        self.refused.as_ref()?.error.fault(name)
     }
 }

@@ -97,10 +97,7 @@ pub(crate) fn enter_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup
 
 /// The form for a new account, with what was typed if it is shown again.
 fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Option<&Error>) -> Markup {
-    let fault = |name: &str| {
-        let faults = error.iter().flat_map(|error| &error.faults);
-        faults.into_iter().find(|fault| fault.field == name).map(|fault| fault.message.as_str())
-    };
+    let fault = |name: &str| error?.fault(name);
     let field =
         |name, label| field::Field { name, label, required: true, fault: fault(name), ..field::Field::default() };
     let title = match welcome {

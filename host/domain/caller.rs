@@ -76,3 +76,10 @@ pub struct Caller {
     pub role: Option<Role>,
     pub permissions: Permissions,
 }
+
+impl Caller {
+    /// The account whose keys and refusals alone are the caller's business, if not those of the whole scope: a member's own.
+    pub fn own_alone(&self) -> Option<Uuid> {
+        (self.role == Some(Role::Member)).then_some(self.account_id)
+    }
+}

@@ -87,6 +87,11 @@ impl Error {
         Self { source: Some(cause.into()), ..error.after(Duration::from_secs(1)) }
     }
 
+    /// What is wrong with a field.
+    pub fn fault(&self, field: &str) -> Option<&str> {
+        self.faults.iter().find(|fault| fault.field == field).map(|fault| fault.message.as_str())
+    }
+
     /// The rule of a policy that refuses the request.
     pub fn rule(&self) -> Option<&str> {
         self.refused_by.as_ref()?.rule.as_deref()

@@ -1,4 +1,4 @@
-//! RefusedRequest requests, kept so that people can look up why.
+//! Refused requests, kept so that people can look up why.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;

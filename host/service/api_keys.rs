@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
-use culvert_domain::caller::{Caller, Role};
+use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::key::ApiKey;
@@ -70,7 +70,7 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn keys(&self, caller: &Caller, page: Page) -> Result<PageRows<KeyRecord>> {
-        self.store.keys_of_scope(caller.scope.id, own_alone(caller), page).await
+        self.store.keys_of_scope(caller.scope.id, caller.own_alone(), page).await
     }
 }
 
@@ -82,17 +82,12 @@ impl Service {
     ///
     /// `not_found` if there is no such key; if the database fails.
     pub async fn revoke_key(&self, caller: &Caller, key_id: Uuid) -> Result<()> {
-        let (scope_id, account_id) = (caller.scope.id, own_alone(caller));
+        let (scope_id, account_id) = (caller.scope.id, caller.own_alone());
         let revoke = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move { write.revoke_key_of(scope_id, account_id, key_id).await })
         });
         if revoke.await? { Ok(()) } else { Err(Error::not_found()) }
     }
-}
-
-/// The account whose keys alone are a caller's business, if not those of all.
-fn own_alone(caller: &Caller) -> Option<Uuid> {
-    (caller.role == Some(Role::Member)).then_some(caller.account_id)
 }
 
 /// A key that somebody wants, as typed.
@@ -115,10 +110,6 @@ pub struct KeyDefinition {
 
 impl RequestDraft for WantedKey {
     type Valid = KeyDefinition;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         None

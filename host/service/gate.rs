@@ -186,7 +186,10 @@ pub trait RequestDraft: Clone + Send + Sync + 'static {
     type Valid: Send;
 
     /// Looks up what the body refers to in the store. A missing resource is a fault of its field.
-    fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send;
+    fn resolve(&mut self, store: &Store, caller: &Caller) -> impl Future<Output = Result<Vec<Fault>>> + Send {
+        let _ = (store, caller);
+        async { Ok(Vec::new()) }
+    }
 
     /// Checks references that the store cannot resolve, which are names in the DNS.
     fn check_external(&self, guard: &Guard) -> impl Future<Output = Vec<Fault>> + Send {
@@ -218,10 +221,6 @@ pub trait RequestDraft: Clone + Send + Sync + 'static {
 
 impl RequestDraft for NoBody {
     type Valid = ();
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         None
@@ -284,9 +283,8 @@ impl Gate {
             let input = wit_input::input(input, &facts);
             let about = wit_input::input_facts(caller, &facts, &faults);
             let validated = asked.validation(input, about).await;
-            let validated = validated.map_err(unavailable_at(Stage::Validation, policies))?;
-            let violations;
-            (violations, found_by) = validated;
+            let (violations, by) = validated.map_err(unavailable_at(Stage::Validation, policies))?;
+            found_by = by;
             let violations = violations.into_iter().map(|v| Fault::by_rule(v.field, v.message, v.rule));
             merge(&mut faults, violations.collect());
         }

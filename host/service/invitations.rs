@@ -7,8 +7,8 @@ use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::team::{INVITATION_LIFETIME, Invitation, OPEN_INVITATIONS};
+use culvert_store::Write;
 use culvert_store::invitations::NewInvitation;
-use culvert_store::{Store, Write};
 use uuid::Uuid;
 
 use crate::Service;
@@ -35,10 +35,6 @@ pub struct InvitationDefinition {
 
 impl RequestDraft for WantedInvitation {
     type Valid = InvitationDefinition;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         None

@@ -54,6 +54,7 @@ mod startable;
 pub mod teams;
 pub mod temporary_tunnels;
 mod traffic;
+mod try_limiter;
 pub mod tunnels;
 pub mod webhooks;
 

@@ -5,13 +5,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
-use culvert_store::Store;
+use culvert_store::{Store, Write};
 use culvert_wire::clock::Clock;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 /// How long a link can be used.
-pub(crate) const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
+const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 
 /// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
 pub const SECRET_CHARACTERS: usize = 43;
@@ -33,16 +33,14 @@ pub fn new_secret(clock: &Clock) -> String {
 ///
 /// If the database fails.
 pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
-    let secret = new_secret(store.clock());
-    store
-        .write(None, move |write| {
-            Box::pin(async move {
-                let expires_at = write.now + LINK_LIFETIME;
-                write.create_link(&hash(&secret), account_id, expires_at).await?;
-                Ok(NewLink { secret, expires_at })
-            })
-        })
-        .await
+    store.write(None, move |write| Box::pin(add(write, account_id))).await
+}
+
+/// Adds a link for an account.
+pub(crate) async fn add(write: &mut Write, account_id: Uuid) -> Result<NewLink> {
+    let (secret, expires_at) = (new_secret(&write.clock), write.now + LINK_LIFETIME);
+    write.create_link(&hash(&secret), account_id, expires_at).await?;
+    Ok(NewLink { secret, expires_at })
 }
 
 /// Has an account begin anew by a link: its second factor, its password, its sign-ins and former links end.
@@ -51,16 +49,13 @@ pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
 ///
 /// If the database fails.
 pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
-    let secret = new_secret(store.clock());
     let recover = store.write(Some(account_id), move |write| {
         Box::pin(async move {
             write.remove_second_factor(account_id).await?;
             write.remove_password(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
-            let expires_at = write.now + LINK_LIFETIME;
-            write.create_link(&hash(&secret), account_id, expires_at).await?;
-            Ok(NewLink { secret, expires_at })
+            add(write, account_id).await
         })
     });
     recover.await

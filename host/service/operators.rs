@@ -5,8 +5,6 @@ use culvert_domain::account::{self, AccountRecord};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::sign_in::SignIn;
-use culvert_store::Write;
-use serde::Serialize;
 use uuid::Uuid;
 
 pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
@@ -15,7 +13,7 @@ use crate::Service;
 use crate::call::Answered;
 use crate::gate::{self, PinnedPolicies};
 use crate::idempotency::IdempotencyKey;
-use crate::links::{LINK_LIFETIME, hash, new_secret};
+use crate::links;
 
 /// Somebody who is signed in and operates the installation.
 #[derive(Clone, Copy)]
@@ -38,12 +36,6 @@ pub struct WantedAccount {
     pub name: String,
     pub email: String,
     pub plan: String,
-}
-
-/// A link to an account, which is known now and never again.
-#[derive(Serialize)]
-struct LinkSecret {
-    link: String,
 }
 
 impl Service {
@@ -107,7 +99,7 @@ impl Service {
             Box::pin(async move {
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
-                new_link(write, account.id).await
+                Ok(links::add(write, account.id).await?.secret)
             })
         });
         create.await
@@ -120,7 +112,9 @@ impl Service {
     /// `not_found` if there is no such account; if the database fails.
     pub async fn link_to(&self, operator: Operator, account_id: Uuid, key: &IdempotencyKey) -> Result<Answered> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
-        let create = self.store_once(operator.account_id, key, move |write| Box::pin(new_link(write, account_id)));
+        let create = self.store_once(operator.account_id, key, move |write| {
+            Box::pin(async move { Ok(links::add(write, account_id).await?.secret) })
+        });
         create.await
     }
 
@@ -156,12 +150,6 @@ impl Service {
 /// The error where the policies that are in use stay in use.
 pub fn policies_kept(problem: &dyn std::fmt::Display) -> Error {
     Error::new(Code::PoliciesKept, format!("Nothing was changed: {problem}"))
-}
-
-async fn new_link(write: &mut Write, account_id: Uuid) -> Result<LinkSecret> {
-    let (link, expires_at) = (new_secret(&write.clock), write.now + LINK_LIFETIME);
-    write.create_link(&hash(&link), account_id, expires_at).await?;
-    Ok(LinkSecret { link })
 }
 
 /// A plan, if a policy knows it.

@@ -1,27 +1,26 @@
-//! RefusedRequest requests: noted without delay for the request, and looked up by people.
+//! Refused requests: noted without delay for the request, and looked up by people.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use culvert_domain::caller::{Caller, Role};
+use culvert_domain::caller::Caller;
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::refusal::{Refusal, RefusedRequest};
 use culvert_domain::refused_by::Stage;
-use culvert_wire::clock::Moment;
-use hashlink::LruCache;
 use tokio::sync::{Mutex, mpsc};
 use uuid::Uuid;
 
 use crate::Service;
+use crate::try_limiter::TryLimiter;
 
 /// Refusals that wait to be stored. One more is lost, and counted.
 const QUEUE: usize = 8192;
-/// Refusals of a scope in a minute that are kept: more than a key may ask for. One more is lost, and counted.
-const PER_MINUTE: u32 = 240;
-const MINUTE: Duration = Duration::from_mins(1);
+/// Refusals of a scope that are kept: more than a key may ask for. One more is lost, and counted.
+const OF_SCOPE: (u32, Duration) = (240, Duration::from_mins(1));
+/// Refusals that are kept of a credential that asks too often.
+const OF_RATE: (u32, Duration) = (1, Duration::from_mins(1));
 /// Refusals of one transaction.
 const BATCH: usize = 200;
 /// After so many of a scope it is looked at whether it has too many.
@@ -33,15 +32,15 @@ const COUNTED: usize = 10_000;
 pub struct Refusals {
     queue: mpsc::Sender<Refusal>,
     waiting: Mutex<mpsc::Receiver<Refusal>>,
-    /// Of scopes, and of credentials that ask too often: when the minute began, and how many since.
-    recent: std::sync::Mutex<LruCache<Uuid, (Moment, u32)>>,
+    /// Of scopes, and of credentials that ask too often.
+    recent: TryLimiter<Uuid>,
     lost: AtomicU64,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let recent = std::sync::Mutex::new(LruCache::new(COUNTED));
+        let recent = TryLimiter::remembering(COUNTED);
         Self { queue, waiting: Mutex::new(waiting), recent, lost: AtomicU64::new(0) }
     }
 }
@@ -54,21 +53,14 @@ impl Refusals {
             return;
         }
         let refusal = Refusal::of(refused, error, service.clock().now());
-        let (counted, most) = match refusal.stage {
-            Stage::Rate => (refusal.credential_id, 1),
-            _ => (refusal.scope_id, PER_MINUTE),
+        let (counted, limit) = match refusal.stage {
+            Stage::Rate => (refusal.credential_id, OF_RATE),
+            _ => (refusal.scope_id, OF_SCOPE),
         };
-        if !self.has_room(counted, most, service.clock().moment()) || self.queue.try_send(refusal).is_err() {
+        let taken = self.recent.take(counted, limit, service.clock().moment());
+        if taken.is_err() || self.queue.try_send(refusal).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn has_room(&self, counted: Uuid, most: u32, now: Moment) -> bool {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = recent.get(&counted).copied().filter(|(since, _)| now.since(*since) < MINUTE);
-        let (since, count) = known.unwrap_or((now, 0));
-        recent.insert(counted, (since, count + 1));
-        count < most
     }
 
     /// How many were lost since the start of the host.
@@ -146,7 +138,7 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn refusals(&self, caller: &Caller, page: Page) -> Result<PageRows<Refusal>> {
-        self.store.refusals(caller.scope.id, own_alone(caller), page).await
+        self.store.refusals(caller.scope.id, caller.own_alone(), page).await
     }
 
     /// What was refused by the id of its request.
@@ -155,7 +147,7 @@ impl Service {
     ///
     /// `not_found` if nothing is known of it in the caller's scope; if the database fails.
     pub async fn refusal(&self, caller: &Caller, request_id: Uuid) -> Result<Refusal> {
-        self.store.refusal(caller.scope.id, own_alone(caller), request_id).await?.ok_or_else(Error::not_found)
+        self.store.refusal(caller.scope.id, caller.own_alone(), request_id).await?.ok_or_else(Error::not_found)
     }
 
     /// What a rule says, by the policies that decide now.
@@ -165,9 +157,4 @@ impl Service {
         let rule = module.module.description.rules.iter().find(|known| known.id == rule)?;
         Some(rule.summary.clone())
     }
-}
-
-/// The account whose requests alone are a caller's business, if not those of all.
-fn own_alone(caller: &Caller) -> Option<Uuid> {
-    (caller.role == Some(Role::Member)).then_some(caller.account_id)
 }

@@ -146,10 +146,6 @@ pub struct WantedName(pub String);
 impl RequestDraft for WantedName {
     type Valid = String;
 
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
-
     fn input(&self) -> Option<Input<'_>> {
         None
     }
@@ -165,10 +161,6 @@ pub struct WantedRole(pub String);
 
 impl RequestDraft for WantedRole {
     type Valid = Role;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         None

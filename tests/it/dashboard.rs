@@ -119,15 +119,11 @@ async fn forms_are_for_members_of_the_scope(engine: Engine) {
     let team = host.team("Lab", &ada).await;
     let own = tunnel(&host, &ada, "web").await;
     let mut eves = Tab::with_password(&host, eve.account_id).await;
-    let dashboard = host.app.dashboard.as_ref().unwrap();
-    let value = eves.cookies["__Host-culvert"].clone();
-    let sign_in = dashboard.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
     for action in culvert_dashboard::actions::ACTIONS {
         for scope in ["me".to_owned(), team.to_string()] {
             let path = action.path.replace("{s}", &scope).replace("{id}", &own.to_string());
             let path = format!("/dashboard/{path}");
-            let key = host.app.service.form_key(culvert_service::forms::FormId { sign_in, path: &path });
-            let form = vec![("form_key".to_owned(), key), ("confirm_name".to_owned(), "web".to_owned())];
+            let form = eves.made_up(&host, &path, &[("confirm_name", "web")]).await;
             assert_eq!(Tab::open(&host).post(&path, &form).await.outcome(), "401 sign_in_required", "{path}");
             let shown = eves.post(&path, &form).await;
             let is_of_others = scope != "me" || action.path.contains("{id}");

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::support::host::{Engine, TestHost};
 use crate::support::hostile::{GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
-use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
+use crate::support::tab::{PASSWORD, Tab};
 
 const ACCOUNTS: &str = "/dashboard/operator/accounts";
 const POLICIES: &str = "/dashboard/operator/policies";
@@ -24,11 +24,6 @@ async fn operator(host: &TestHost) -> (Uuid, Tab) {
     (ada.account_id, Tab::with_password(host, ada.account_id).await)
 }
 
-fn link_in(shown: &Shown) -> String {
-    let link = shown.text.split(&format!("{SITE}/dashboard/enter#")).nth(1).expect("the link is shown");
-    link.split('<').next().unwrap().to_owned()
-}
-
 /// Each page and each form of operators, by somebody who is none.
 #[both_engines]
 async fn pages_of_operators_are_for_operators(engine: Engine) {
@@ -36,9 +31,6 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     let (ada, _) = operator(&host).await;
     let eve = host.person("eve").await;
     let mut eves = Tab::with_password(&host, eve.account_id).await;
-    let value = eves.cookies["__Host-culvert"].clone();
-    let dashboard = host.app.dashboard.as_ref().unwrap();
-    let sign_in = dashboard.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
     let paths = culvert_dashboard::pages::PAGES.iter().map(|page| page.path);
     let pages: Vec<&str> = paths.filter(|path| path.starts_with("operator/")).collect();
     assert_eq!(pages.len(), 2);
@@ -50,9 +42,8 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     assert_eq!(forms.len(), 6);
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
-        let key = host.app.service.form_key(culvert_service::forms::FormId { sign_in, path: &path });
-        let fields = [("form_key", key.as_str()), ("operator", "yes"), ("plan", "self-hosted"), ("generation", "1")];
-        let fields: Vec<_> = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1")];
+        let fields = eves.made_up(&host, &path, &fields).await;
         assert_eq!(eves.post(&path, &fields).await.outcome(), "404 not_found", "{path}");
     }
     assert!(!eves.get("/dashboard/me").await.text.contains("/operator/"));
@@ -84,8 +75,8 @@ async fn operator_makes_and_changes_accounts(engine: Engine) {
     );
     let typed = [("email", "Grace@example.test"), ("name", "Grace")];
     let made = tab.submit(&page, ACCOUNTS, &typed).await;
-    let link = link_in(&made);
-    assert_eq!(link_in(&tab.submit(&page, ACCOUNTS, &typed).await), link, "a reload makes no other");
+    let link = made.link();
+    assert_eq!(tab.submit(&page, ACCOUNTS, &typed).await.link(), link, "a reload makes no other");
     let page = tab.get(ACCOUNTS).await;
     assert_eq!(tab.submit(&page, ACCOUNTS, &typed).await.fault("email"), Some("has an account"));
 
@@ -104,7 +95,7 @@ async fn operator_makes_and_changes_accounts(engine: Engine) {
     assert_eq!(tab.submit(&page, &plan, &[("plan", "free")]).await.led_to(), ACCOUNTS);
     assert_eq!(host.app.store.account(grace).await.unwrap().unwrap().plan, "free");
     let page = tab.get(ACCOUNTS).await;
-    let link = link_in(&tab.submit(&page, &path(grace, "link"), &[]).await);
+    let link = tab.submit(&page, &path(grace, "link"), &[]).await.link();
     assert_eq!(link.len(), 43);
     assert_eq!(tab.submit(&page, &path(ada, "operator"), &[]).await.outcome(), "409 last_operator");
     assert_eq!(tab.submit(&page, &path(grace, "operator"), &[]).await.led_to(), ACCOUNTS);

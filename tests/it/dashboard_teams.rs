@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::dashboard::is_sound;
 use crate::support::host::{Engine, Person, TestHost, within};
 use crate::support::program::Place;
-use crate::support::tab::{PASSWORD, SITE, Shown, Tab};
+use crate::support::tab::{PASSWORD, Shown, Tab};
 
 const ENTER: &str = "/dashboard/enter";
 const BEGIN: &str = "/dashboard/enter/account";
@@ -34,12 +34,7 @@ async fn invited(tab: &mut Tab, team: &str, email: &str, role: &str) -> String {
     let page = tab.get(team).await;
     let shown = tab.submit(&page, &format!("{team}/invitations"), &[("email", email), ("role", role)]).await;
     assert_eq!(shown.status, 200, "{}", shown.text);
-    link_in(&shown)
-}
-
-fn link_in(shown: &Shown) -> String {
-    let link = shown.text.split(&format!("{SITE}{ENTER}#")).nth(1).expect("the link is shown");
-    link.split('<').next().unwrap().to_owned()
+    shown.link()
 }
 
 async fn opened(tab: &mut Tab, link: &str) -> Shown {
@@ -127,8 +122,8 @@ async fn invited_newcomer_gets_an_account_in_the_team(engine: Engine) {
         (Some("must be an e-mail address with at most 254 characters"), Some("must be owner, admin or member"))
     );
     let typed = [("email", "Grace@Example.test"), ("role", "admin")];
-    let link = link_in(&adas.submit(&page, &invitations, &typed).await);
-    assert_eq!(link_in(&adas.submit(&page, &invitations, &typed).await), link, "a reload makes no other");
+    let link = adas.submit(&page, &invitations, &typed).await.link();
+    assert_eq!(adas.submit(&page, &invitations, &typed).await.link(), link, "a reload makes no other");
     assert!(adas.get(&team).await.text.contains("grace@example.test"));
 
     let mut graces = Tab::open(&host);
@@ -225,9 +220,6 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
     // A member is offered nothing, and refused by the policy, which the page names.
     let page = eves.get(&team).await;
     assert!(!page.text.contains(&format!("{team}/members")) && !page.text.contains(&format!("action=\"{invite}\"")));
-    let sign_in = host.app.dashboard.as_ref().unwrap();
-    let value = eves.cookies["__Host-culvert"].clone();
-    let sign_in = sign_in.sign_ins.find(&host.app.service, &value, None).await.unwrap().unwrap().id;
     for (path, fields) in [
         (format!("{team}/members/{}/remove", alan.account_id), vec![]),
         (format!("{team}/members/{}/role", eve.account_id), vec![("role", "admin")]),
@@ -235,9 +227,7 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
         (format!("{team}/name"), vec![("name", "Mine")]),
         (format!("{team}/delete"), vec![("confirm_name", "Lab")]),
     ] {
-        let key = host.app.service.form_key(culvert_service::forms::FormId { sign_in, path: &path });
-        let mut form = vec![("form_key".to_owned(), key)];
-        form.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let form = eves.made_up(&host, &path, &fields).await;
         let shown = eves.post(&path, &form).await;
         assert_eq!(shown.outcome(), "403 team_role_forbidden", "{path}: {}", shown.text);
         assert!(shown.text.contains("membership-changes"), "{path}: {}", shown.text);

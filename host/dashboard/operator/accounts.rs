@@ -8,7 +8,6 @@ use salvo::http::StatusCode;
 use serde_json::Value;
 
 use super::operator;
-use crate::ROOT;
 use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
@@ -102,7 +101,7 @@ pub(crate) async fn link(visit: &Visit, posted: Posted) -> Result<Answer> {
 
 /// A reload shows the same link and makes no other.
 fn shown(visit: &Visit, label: &str, made: &Value) -> Answer {
-    let link = format!("{}{ROOT}/enter#{}", visit.dashboard.site.origin, made["link"].as_str().unwrap_or_default());
+    let link = visit.dashboard.site.entrance(made.as_str().unwrap_or_default());
     let content = html! {
         (secret::shown_once(label, &link, "Whoever has it comes in as this account. It is shown this once, can be used once, and ends in 30 minutes."))
         p { a href=(PATH) { "All accounts" } }

@@ -5,19 +5,13 @@ use culvert_api_types::requests::{self, Input, ReplaceFirewall, ReplaceGeoip};
 use culvert_domain::access::{
     COUNTRY_RULES, Country, CountryAction, CountryRule, FIREWALL_RULES, NewFirewallRule, Range,
 };
-use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::text;
-use culvert_store::Store;
 
 impl RequestDraft for ReplaceFirewall {
     type Valid = Vec<NewFirewallRule>;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::FirewallReplace(self))
@@ -45,10 +39,6 @@ fn firewall_rule(rule: requests::NewFirewallRule) -> Result<NewFirewallRule, (&'
 
 impl RequestDraft for ReplaceGeoip {
     type Valid = Vec<CountryRule>;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::GeoipReplace(self))

@@ -2,18 +2,12 @@
 
 use super::{RequestDraft, check_text};
 use culvert_api_types::requests::{DevicePatch, Input};
-use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
-use culvert_store::Store;
 
 impl RequestDraft for DevicePatch {
     type Valid = DevicePatch;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::DeviceUpdate(self))

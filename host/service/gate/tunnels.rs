@@ -148,10 +148,6 @@ fn extra_port(
 impl RequestDraft for NewExtraPort {
     type Valid = port::NewExtraPort;
 
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
-
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::ExtraPortCreate(self))
     }
@@ -230,10 +226,6 @@ impl TunnelChange {
 
 impl RequestDraft for TunnelPatch {
     type Valid = TunnelChange;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     fn input(&self) -> Option<Input<'_>> {
         Some(Input::TunnelUpdate(self))

@@ -3,14 +3,12 @@
 use super::{RequestDraft, check_text};
 use culvert_api_types::read::Nullable;
 use culvert_api_types::requests::{Input, NewWebhook, WebhookPatch};
-use culvert_domain::caller::Caller;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::event::EventKind;
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::WebhookStatus;
-use culvert_store::Store;
 use culvert_webhook::guard::{self, Guard};
 
 /// A validated request to create a webhook endpoint.
@@ -23,10 +21,6 @@ pub struct WebhookDefinition {
 
 impl RequestDraft for NewWebhook {
     type Valid = WebhookDefinition;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     async fn check_external(&self, guard: &Guard) -> Vec<Fault> {
         leads_outside(self.url.as_deref(), guard).await
@@ -58,10 +52,6 @@ pub struct WebhookChange {
 
 impl RequestDraft for WebhookPatch {
     type Valid = WebhookChange;
-
-    async fn resolve(&mut self, _: &Store, _: &Caller) -> Result<Vec<Fault>> {
-        Ok(Vec::new())
-    }
 
     async fn check_external(&self, guard: &Guard) -> Vec<Fault> {
         leads_outside(self.url.as_deref(), guard).await

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::failed_auth::FailedAuthLimiter;
 use crate::links::hash;
+use crate::try_limiter::TryLimiter;
 
 /// Wrong passwords of one address, and how long they count.
 const PASSWORDS: (u32, Duration) = (10, Duration::from_mins(5));
@@ -73,8 +74,8 @@ pub(super) struct Throttle {
     /// Addresses from which somebody has signed in: strangers elsewhere do not make them wait.
     known: Mutex<LruCache<(Account, Option<IpAddr>), ()>>,
     checks: Mutex<LruCache<Account, Requests>>,
-    /// Tries of any kind, by the hash of what they are for: when counting began, and how many.
-    tries: Mutex<LruCache<Account, (Moment, u32)>>,
+    /// Tries of any kind, by the hash of what they are for.
+    pub tries: TryLimiter<Account>,
     requests: Mutex<LruCache<Uuid, Requests>>,
 }
 
@@ -125,38 +126,26 @@ impl Throttle {
             accounts: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             known: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             checks: Mutex::new(LruCache::new(MAX_REMEMBERED)),
-            tries: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            tries: TryLimiter::remembering(MAX_REMEMBERED),
             begins: limiter(BEGINS_OF_ADDRESS),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
         }
     }
 
-    /// Takes a try at something, of which there may be so many in a time. The error is how long to wait.
-    pub(super) fn take_try(&self, what: Account, (most, within): (u32, Duration), now: Moment) -> Result<(), Duration> {
-        let mut tries = lock(&self.tries);
-        let known = tries.get(&what).copied().filter(|(since, _)| now.since(*since) < within);
-        let (since, count) = known.unwrap_or((now, 0));
-        if count >= most {
-            return Err(within.saturating_sub(now.since(since)));
-        }
-        tries.insert(what, (since, count + 1));
-        Ok(())
-    }
-
     /// Takes a try at a code. Strangers elsewhere do not make somebody wait at an address from which they have signed in,
     /// nor whoever is signed in.
     pub(super) fn take_code_try(&self, tries: &Tries, now: Moment) -> Result<(), Duration> {
-        self.take_try(tries.near, CODES, now)?;
+        self.tries.take(tries.near, CODES, now)?;
         match tries.of_strangers {
             Some((account, address)) if !lock(&self.known).contains_key(&(account, address.map(prefix))) => {
-                self.take_try(account, CODES_OF_STRANGERS, now)
+                self.tries.take(account, CODES_OF_STRANGERS, now)
             }
             _ => Ok(()),
         }
     }
 
     pub(super) fn code_was_right(&self, tries: &Tries) {
-        lock(&self.tries).remove(&tries.near);
+        self.tries.forget(&tries.near);
         if let Some((account, address)) = tries.of_strangers {
             lock(&self.known).insert((account, address.map(prefix)), ());
         }

@@ -88,7 +88,7 @@ impl SignIns {
         let hash = self.hash_of_link(typed, client)?;
         let welcome = self.welcome(service, hash, client).await?;
         let now = self.clock.moment();
-        self.throttle.take_try(hash, BEGINS, now).map_err(wait_for)?;
+        self.throttle.tries.take(hash, BEGINS, now).map_err(wait_for)?;
         self.throttle.begins.count(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
         let (name, email) = check(service, &person, &welcome).await?;
         if service.store.account_by_email(&email).await?.is_some() {

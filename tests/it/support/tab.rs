@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use culvert_service::forms::FormId;
 use reqwest::header::{HOST, LOCATION, ORIGIN, SET_COOKIE};
 use reqwest::{Client, Method, RequestBuilder, redirect};
 
@@ -92,6 +93,16 @@ impl Tab {
         self.send(request).await
     }
 
+    /// A form that no page shows, with a key of ours: what somebody at this tab could post by hand.
+    pub async fn made_up(&self, host: &TestHost, path: &str, fields: &[(&str, &str)]) -> Vec<(String, String)> {
+        let dashboard = host.app.dashboard.as_ref().unwrap();
+        let value = &self.cookies["__Host-culvert"];
+        let sign_in = dashboard.sign_ins.find(&host.app.service, value, None).await.unwrap().unwrap().id;
+        let key = host.app.service.form_key(FormId { sign_in, path });
+        let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        [("form_key".to_owned(), key)].into_iter().chain(fields).collect()
+    }
+
     /// A posted form without the headers that say where it comes from.
     pub fn form_request(&self, path: &str, fields: &[(String, String)]) -> RequestBuilder {
         let encoded = reqwest::Url::parse_with_params("http://x", fields).unwrap();
@@ -110,6 +121,12 @@ impl Shown {
             Some(path) => path.to_str().unwrap(),
             None => "nowhere",
         }
+    }
+
+    /// The secret of the link that it shows.
+    pub fn link(&self) -> String {
+        let link = self.text.split(&format!("{SITE}/dashboard/enter#")).nth(1).expect("the link is shown");
+        link.split('<').next().unwrap().to_owned()
     }
 
     /// The fields of the form that leads to a path, as the page has them.
