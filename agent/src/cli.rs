@@ -330,6 +330,7 @@ fn status_at_rest(state: &StateDir) -> Result<Status, CliError> {
         server: device.server,
         version: VERSION.into(),
         connected: false,
+        lease_seconds: None,
         remote_control: consent.state(),
         allowed_targets: Targets::open(state, consent.enabled())?.list(),
         nodes: Vec::new(),

@@ -68,7 +68,7 @@ pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostE
         if welcomed {
             retry = RETRY_FIRST;
         }
-        if matches!(ended, Ended::Stopped) || events.send(HostEvent::Down).await.is_err() {
+        if matches!(ended, Ended::Stopped) {
             return;
         }
         // Random wait (full jitter), so that not all agents reconnect to a restarted host at once.
@@ -82,8 +82,13 @@ pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostE
         };
         tracing::warn!(reason = %ended, again_in_ms = wait.as_millis() as u64, "not connected to the host");
         retry = (retry * 2).min(RETRY_MOST);
+        // Counted from the end of the connection, however late somebody hears of it.
+        let again = clock.moment().plus(wait);
+        if events.send(HostEvent::Down).await.is_err() {
+            return;
+        }
         tokio::select! {
-            () = clock.sleep(wait) => {}
+            () = clock.until(again) => {}
             () = events.closed() => return,
         }
     }

@@ -99,6 +99,9 @@ pub struct Status {
     pub server: String,
     pub version: String,
     pub connected: bool,
+    /// How many seconds the running tunnels go on if the server is not heard again.
+    #[serde(default)]
+    pub lease_seconds: Option<u64>,
     pub remote_control: ConsentState,
     /// The targets that remote control may use.
     #[serde(default)]

@@ -654,6 +654,7 @@ async fn host_restart_resumes_running_tunnel(engine: Engine) {
     let host = host.restart().await;
     let api = host.api(&ada.key);
     // The host said when to come back; the agent's time is the host's.
+    device.until_disconnected().await;
     host.clock.advance(Duration::from_secs(10));
     host.until_tunnel(&api, tunnel, "running").await;
     assert_eq!(visit(&host, &api, tunnel, b"again").await.unwrap(), b"again");

@@ -82,9 +82,14 @@ impl Stage {
 
     /// Lets a time pass that somebody waits.
     async fn pass(&self, time: Duration) {
+        self.until_awaited(time).await;
+        self.host.clock.advance(time);
+    }
+
+    /// Waits until somebody waits that long from now on.
+    async fn until_awaited(&self, time: Duration) {
         let clock = &self.host.clock;
         within(20, clock.until_awaited(clock.moment().plus(time))).await;
-        clock.advance(time);
     }
 
     async fn player(&self) -> Player {
@@ -125,7 +130,8 @@ async fn agent_goes_on_with_tls_where_udp_is_blocked(engine: Engine) {
     assert!(Visitor::from("127.0.1.1", stage.tcp).await.is_some());
     // It is tried again when five minutes are over.
     stage.path.swallow(false);
-    stage.host.advance_with_leases(stage.udp.0, 300).await;
+    stage.until_awaited(Duration::from_mins(5)).await;
+    stage.device.advance_with_leases(&stage.host, stage.udp.0, 300).await;
     stage.until_transport(BOTH).await;
 }
 

@@ -162,7 +162,7 @@ async fn datagrams_of_any_length_arrive_whole(engine: Engine) {
         let visitor = DatagramVisitor::to(address).await;
         // From here on, the visitor is proven.
         visitor.echo(&bytes(64)).await;
-        stage.host.advance_with_leases(tunnel, 10).await;
+        stage.device.advance_with_leases(&stage.host, tunnel, 10).await;
         for length in [0, 1, 64, 1100, 1200, 1472, 2000, 4000, 9000, 65_507] {
             let payload = bytes(length);
             assert!(visitor.echo(&payload).await == payload, "{length} bytes by {way:?}");
@@ -282,11 +282,11 @@ async fn silent_flow_ends_after_idle_timeout(engine: Engine) {
     let visitor = DatagramVisitor::to(address).await;
     visitor.echo(b"one").await;
     let flows = async || stage.host.metric("culvert_node_visitors{kind=\"udp\"}").await;
-    stage.host.advance_with_leases(tunnel, 50).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 50).await;
     visitor.echo(b"two").await;
-    stage.host.advance_with_leases(tunnel, 50).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 50).await;
     assert_eq!(flows().await, Some(1.0), "it was not silent for 60 seconds");
-    stage.host.advance_with_leases(tunnel, 10).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 10).await;
     stage.host.until_found(async || flows().await.filter(|flows| *flows == 0.0)).await;
     let _held = service.hold_first_port(&stage.host).await;
     visitor.echo(b"three").await;
@@ -329,7 +329,7 @@ async fn unproven_visitor_is_not_answered_with_much(engine: Engine) {
     // Three datagrams over a second: somebody is there.
     visitor.send(b"again").await;
     stage.host.until_found(async || (stage.drops("unproven").await >= 15.0).then_some(())).await;
-    stage.host.advance_with_leases(tunnel, 10).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 10).await;
     visitor.send(b"again").await;
     for _ in 0..10 {
         assert_eq!(visitor.receive().await.len(), 100);
@@ -413,7 +413,7 @@ async fn new_flows_are_bounded(engine: Engine) {
     let late = DatagramVisitor::to(address).await;
     late.send(b"one too many").await;
     stage.host.until_found(async || (stage.drops("bounds").await == 1.0).then_some(())).await;
-    stage.host.advance_with_leases(tunnel, 10).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 10).await;
     assert_eq!(late.echo(b"a second later").await, b"a second later");
     let (fifth, sixth) = (DatagramVisitor::to(address).await, DatagramVisitor::to(address).await);
     assert_eq!(fifth.echo(b"the last port").await, b"the last port");

@@ -529,6 +529,7 @@ async fn access_rules_apply_from_first_visitor_and_after_restart(engine: Engine)
     let Stage { host, api, device, tunnel } = stage;
     let host = host.restart().await;
     // The host said when to come back; the agent's time is the host's.
+    device.until_disconnected().await;
     host.clock.advance(Duration::from_secs(10));
     host.until_tunnel(&api, tunnel, "running").await;
     let stage = Stage { host, api, device, tunnel };

@@ -431,7 +431,7 @@ async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
     assert_eq!(outcome(&read_head(&mut stalled.0).await.unwrap()), "200");
     let mut half = [0; 5];
     stalled.0.read_exact(&mut half).await.unwrap();
-    stage.host.advance_with_leases(tunnel, 30).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 30).await;
     assert_eq!(outcome(&within(20, read_head(&mut silent.0)).await.unwrap()), "504 local_target_silent");
     let cut = within(20, stalled.0.read(&mut half)).await;
     assert_eq!(cut.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);

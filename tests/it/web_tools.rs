@@ -271,7 +271,7 @@ async fn stream_that_stalls_is_reset_after_idle_timeout(engine: Engine) {
     let stage = Stage::set(engine, service.port).await;
     let mut visitor = Watcher::start(&stage, "stalled_download").await;
     assert_eq!(visitor.says().await, "begun");
-    stage.host.advance_with_leases(stage.tunnel, 30).await;
+    stage.device.advance_with_leases(&stage.host, stage.tunnel, 30).await;
     assert_eq!(visitor.says().await, "reset, then 200");
 }
 

@@ -109,6 +109,7 @@ impl Agent {
             server: self.device.server.clone(),
             version: VERSION.into(),
             connected: self.host.is_some(),
+            lease_seconds: self.leases.next_expiry().map(|at| at.since(self.clock.moment()).as_secs()),
             remote_control: self.consent.state(),
             allowed_targets: self.targets.list(),
             nodes: self.leases.nodes(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_agent::agent::{Agent, Exit, Setup};
 use culvert_agent::carrier::TransportChoice;
@@ -11,6 +12,7 @@ use culvert_agent::ipc::{self, Answer, Request, Status};
 use culvert_agent::state_dir::StateDir;
 use culvert_agent::target::LinkLocal;
 use culvert_agent::targets::Targets;
+use culvert_domain::session::SESSION_LEASE;
 use culvert_wire::allowed_target::AllowedTarget;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::Capability;
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::cable::Cable;
-use super::host::{Person, TestHost, start_of_time};
+use super::host::{Person, TestHost, start_of_time, within};
 
 /// A device whose agent runs.
 pub struct TestDevice {
@@ -93,6 +95,16 @@ impl TestHost {
 }
 
 impl TestDevice {
+    /// Lets time pass in steps of 10 seconds, while the agent renews its lease and hears that it is renewed.
+    pub async fn advance_with_leases(&self, host: &TestHost, tunnel: Uuid, seconds: u64) {
+        for _ in 0..seconds / 10 {
+            host.clock.advance(Duration::from_secs(10));
+            host.until_renewed(tunnel).await;
+            let whole = Some(SESSION_LEASE.as_secs());
+            host.until_found(async || (self.status().await.lease_seconds == whole).then_some(())).await;
+        }
+    }
+
     /// The agent of a device that has enrolled.
     pub fn start(device: Device, remote: Remote, clock: Clock) -> Self {
         Self::start_by(device, remote, clock, TransportChoice::Auto)
@@ -204,12 +216,24 @@ impl TestDevice {
 
     /// Waits until its agent runs and the host has welcomed it.
     pub async fn until_connected(&self) {
-        loop {
-            match ipc::ask(&self.state, &Request::Status).await.unwrap() {
-                Some(Ok(Answer::Status(Status { connected: true, .. }))) => return,
-                _ => tokio::task::yield_now().await,
+        self.until_it_is(true).await;
+    }
+
+    /// Waits until its agent has noticed the loss of the connection, and has decided when to come back.
+    pub async fn until_disconnected(&self) {
+        self.until_it_is(false).await;
+    }
+
+    async fn until_it_is(&self, wanted: bool) {
+        let seen = async {
+            loop {
+                match ipc::ask(&self.state, &Request::Status).await.unwrap() {
+                    Some(Ok(Answer::Status(Status { connected, .. }))) if connected == wanted => return,
+                    _ => tokio::task::yield_now().await,
+                }
             }
-        }
+        };
+        within(60, seen).await;
     }
 
     /// Waits until it has taken in everything that the host has said so far: an answer comes behind it

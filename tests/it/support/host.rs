@@ -297,15 +297,6 @@ impl TestHost {
         self.until_found(renewed).await;
     }
 
-    /// Lets time pass in steps of 10 seconds, while the agent renews its lease. It asks only when it has the last answer, so
-    /// that it holds a lease at the end.
-    pub async fn advance_with_leases(&self, tunnel: Uuid, seconds: u64) {
-        for _ in 0..seconds / 10 {
-            self.clock.advance(Duration::from_secs(10));
-            self.until_renewed(tunnel).await;
-        }
-    }
-
     pub async fn person(&self, name: &str) -> Person {
         let (email, called) = (format!("{name}@example.test"), name.to_owned());
         let plan = self.config.default_plan.clone();
