@@ -47,8 +47,9 @@ use culvert_service::jobs::{Jobs, Ticker, domain_checks, refusals as refusals_jo
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::refusals::Refusals;
+use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::secrets::Secrets;
-use culvert_service::{Service, catalog, keys, sessions};
+use culvert_service::{Service, audit_log, catalog, keys, sessions};
 use culvert_store::catalog::NodeRegistration;
 use culvert_store::db::Db;
 use culvert_store::{Hint, Store};
@@ -105,6 +106,7 @@ impl Host {
         let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
+        audit_log::sign_with(&store, &secrets);
         let store = Arc::new(store);
         store.set_own_names(vec![config.public_host(), config.dashboard_host()]);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
@@ -179,6 +181,7 @@ impl Host {
     pub async fn stop(mut self) {
         let app = self.app.clone();
         app.jobs.stop.cancel();
+        app.jobs.changes.close();
         self.servers.iter().for_each(|(handle, _)| handle.stop_graceful(GRACE));
         for (_, server) in self.servers.drain(..) {
             let _ = server.await;
@@ -225,7 +228,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         Service::new(store.clone(), secrets.clone(), policies.clone(), parts.guard, metrics.nodes.clone(), host_id);
     let service = Arc::new(service);
     let metrics = Arc::new(metrics);
-    let refusals = Arc::new(Refusals::default());
+    let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));
     let api = Arc::new(api(&config, &service, &metrics, &refusals));
     let connections = Connections::new(
         config.api.connections_per_address,
@@ -237,6 +240,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         service: service.clone(),
         agents: control.agents.clone(),
         rate_limits: api.rate_limits.clone(),
+        changes: changes.clone(),
         wakeups: Wakeups::new(&clock),
         deliveries: parts.deliveries,
         certificates: parts.certificates,
@@ -259,7 +263,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         config_file: config.file.clone(),
         geoip_database: config.geoip.database.clone(),
     });
-    let dashboard = site::dashboard(&config, &service, &policies, refusals).map(Arc::new);
+    let dashboard = site::dashboard(&config, &service, &policies, refusals, changes).map(Arc::new);
     App {
         config,
         clock,

@@ -1,6 +1,7 @@
 //! The command line. `serve` and `dev` run a host; the rest are the operator's, and work beside one.
 
 mod account;
+mod audit;
 mod ca;
 mod dev;
 mod device;
@@ -51,6 +52,9 @@ enum Command {
     /// Accounts
     #[command(subcommand)]
     Account(account::Account),
+    /// The log of who has changed what
+    #[command(subcommand)]
+    Audit(audit::Audit),
     /// The local authority, which signs certificates for the platform's own domains
     #[command(subcommand)]
     Ca(ca::Ca),
@@ -166,6 +170,7 @@ fn execute(config: Config, output: Output, command: Command) -> Result<(), CliEr
             Command::Serve => serve::run(config).await,
             Command::Dev => dev::run(config).await,
             Command::Account(command) => command.run(&config, output).await,
+            Command::Audit(command) => command.run(&config, output).await,
             Command::Ca(command) => command.run(&config, output),
             Command::Team(command) => command.run(&config, output).await,
             Command::Key(command) => command.run(&config, output).await,

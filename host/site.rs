@@ -8,6 +8,7 @@ use culvert_domain::error::Chain;
 use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
 use culvert_service::refusals::Refusals;
+use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
 use culvert_store::Store;
 use futures_util::future::BoxFuture;
@@ -23,6 +24,7 @@ pub(crate) fn dashboard(
     service: &Arc<Service>,
     policies: &Arc<Generations>,
     refusals: Arc<Refusals>,
+    changes: Arc<ScopeChanges>,
 ) -> Option<Dashboard> {
     // The URL was checked with the settings.
     let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
@@ -30,6 +32,8 @@ pub(crate) fn dashboard(
         service: service.clone(),
         sign_ins: SignIns::new(service.clock().clone(), config.dashboard.lifetimes()),
         refusals,
+        changes,
+        streams: Arc::default(),
         site,
         require_second_factor: config.dashboard.require_second_factor,
         public_url: config.public_url(),

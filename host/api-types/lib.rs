@@ -17,6 +17,7 @@ pub mod operation;
 mod patterns;
 pub mod port;
 pub mod read;
+mod recorded;
 pub mod requests;
 pub mod tunnel;
 pub mod webhook;

@@ -7,6 +7,7 @@ use schemars::{Schema, SchemaGenerator};
 use uuid::Uuid;
 
 use crate::json_tree::JsonTree;
+use crate::recorded::recorded;
 use culvert_domain::error::{Fault, MOST_FAULTS, Result};
 use culvert_domain::field_path;
 use culvert_domain::string_enum::StringEnum;
@@ -220,12 +221,14 @@ pub struct Body<D> {
     pub faults: Vec<Fault>,
     /// Faults for fields that the request does not define.
     pub unknown: Vec<Fault>,
+    /// What the audit log keeps of it; empty where nothing was sent.
+    pub recorded: String,
 }
 
 impl<D> From<D> for Body<D> {
     /// What needed no parsing.
     fn from(draft: D) -> Self {
-        Self { draft, faults: Vec::new(), unknown: Vec::new() }
+        Self { draft, faults: Vec::new(), unknown: Vec::new(), recorded: String::new() }
     }
 }
 
@@ -250,7 +253,7 @@ pub fn read<D: FromJsonTree>(tree: Option<&JsonTree>) -> Body<D> {
     let mut fields = FieldReader::of(tree.unwrap_or(&empty), String::new());
     let draft = D::read(&mut fields);
     let (faults, unknown) = fields.finish();
-    Body { draft, faults, unknown: unknown.into_faults() }
+    Body { draft, faults, unknown: unknown.into_faults(), recorded: tree.map(recorded).unwrap_or_default() }
 }
 
 impl FromJsonTree for NoBody {

@@ -7,6 +7,7 @@ use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::account;
+use culvert_domain::audit_log::Actor;
 use culvert_service::accounts;
 use culvert_service::links::{self, NewLink};
 use culvert_store::Store;
@@ -114,7 +115,7 @@ fn print_link(config: &Config, output: Output, account: &account::Account, link:
 async fn set_operator(config: &Config, output: Output, email: &str, is_operator: bool) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, email).await?;
-    accounts::set_operator(&store, account.id, is_operator).await.map_err(|error| refused(error.detail))?;
+    accounts::set_operator(&store, account.id, is_operator, Actor::CLI).await.map_err(|error| refused(error.detail))?;
     let value = json!({"id": account.id, "email": account.email, "operator": is_operator});
     let word = if is_operator { "is an operator" } else { "is no operator" };
     print(output, &value, || format!("{} {word}", account.email));

@@ -13,6 +13,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use culvert_agent::output::print_line;
+use culvert_domain::audit_log::Actor;
 use culvert_wire::clock::Clock;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use salvo::conn::TcpListener;
@@ -165,7 +166,7 @@ fn names(app: &App, web: &Value) -> Vec<(String, String)> {
 async fn dashboard(app: &App) -> Result<String, CliError> {
     let account = app.store.account_by_email(EMAIL).await?.filter(|_| app.dashboard.is_some());
     let Some(account) = account else { return Ok(String::new()) };
-    accounts::set_operator(&app.store, account.id, true).await?;
+    accounts::set_operator(&app.store, account.id, true, Actor::CLI).await?;
     let link = links::create(&app.store, account.id).await?;
     Ok(format!("dashboard      {}\n    ", entrance(&app.config, &link.secret)))
 }

@@ -11,8 +11,8 @@ use crate::policies;
 use culvert_domain::account::{self, Account};
 use culvert_domain::caller::Scope;
 use culvert_domain::error::Chain;
-use culvert_service::keys;
 use culvert_service::secrets::Secrets;
+use culvert_service::{audit_log, keys};
 use culvert_store::Store;
 use culvert_store::db::{Db, Schema};
 
@@ -40,6 +40,7 @@ pub(super) async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets
     let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
     let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
     let (store, _) = Store::new(db, clock, TaskTracker::new());
+    audit_log::sign_with(&store, &secrets);
     Ok((store, secrets))
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{CliError, operator, print};
 use crate::cli::Output;
 use crate::config::Config;
+use culvert_domain::audit_log::Actor;
 use culvert_service::accounts;
 
 #[derive(Subcommand)]
@@ -32,7 +33,7 @@ impl Plan {
             Some(team) => operator::team(&store, &team).await?.id,
             None => operator::account(&store, &account.unwrap_or_default()).await?.id,
         };
-        accounts::set_plan(&store, scope_id, plan.clone()).await?;
+        accounts::set_plan(&store, scope_id, plan.clone(), Actor::CLI).await?;
         print(output, &json!({"id": scope_id, "plan_name": plan}), || format!("{scope_id} has the plan {plan}"));
         Ok(())
     }

@@ -60,6 +60,12 @@ pub const ACTIONS: &[Act] = &[
     }),
     act("{s}/webhooks/{id}/status", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::set_status(visit, posted))),
     act("{s}/webhooks/{id}/test", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::test(visit, posted))),
+    act("{s}/webhooks/{id}/deliveries/{id}/resend", "{s}/webhooks/{id}", |visit, posted| {
+        Box::pin(webhook::resend(visit, posted))
+    }),
+    act("{s}/webhooks/{id}/resend", "{s}/webhooks/{id}", |visit, posted| {
+        Box::pin(webhook::resend_what_failed(visit, posted))
+    }),
     act("{s}/webhooks/{id}/delete", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::delete(visit, posted))),
     elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
     act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
@@ -89,7 +95,7 @@ pub const ACTIONS: &[Act] = &[
         Box::pin(operator::policies::reload(visit, posted))
     }),
     elevated("operator/policies/rollback", "operator/policies", |visit, posted| {
-        Box::pin(std::future::ready(operator::policies::roll_back(visit, &posted)))
+        Box::pin(operator::policies::roll_back(visit, posted))
     }),
     act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),

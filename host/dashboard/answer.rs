@@ -1,7 +1,10 @@
 //! What a request is answered with, and the headers that every page has.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::Stream;
 use maud::Markup;
 use salvo::Response;
 use salvo::http::header::{
@@ -20,17 +23,28 @@ const PERMISSIONS: &str = "accelerometer=(), camera=(), display-capture=(), geol
 pub(crate) struct Answer {
     status: StatusCode,
     headers: HeaderMap,
-    body: Option<Markup>,
+    body: ResBody,
 }
 
 impl Answer {
     pub(crate) fn page(status: StatusCode, page: Markup) -> Self {
-        Self { status, headers: HeaderMap::new(), body: Some(page) }
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"))]);
+        Self { status, headers, body: ResBody::Once(page.into_string().into()) }
+    }
+
+    /// Server-sent events. Proxies pass each of them on at once.
+    pub(crate) fn events(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Self {
+        let headers = HeaderMap::from_iter([
+            (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+            (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        ]);
+        Self { status: StatusCode::OK, headers, body: ResBody::stream(events) }
     }
 
     /// Leads to another page with GET (RFC 9110, section 15.4.4).
     pub(crate) fn see_other(path: &str) -> Self {
-        Self { status: StatusCode::SEE_OTHER, headers: HeaderMap::new(), body: None }.with(LOCATION, path)
+        Self { status: StatusCode::SEE_OTHER, headers: HeaderMap::new(), body: ResBody::Once(Bytes::new()) }
+            .with(LOCATION, path)
     }
 
     pub(crate) fn with(mut self, name: HeaderName, value: &str) -> Self {
@@ -75,12 +89,7 @@ impl Answer {
         for (name, value) in &headers {
             own.append(name, value.clone());
         }
-        if let Some(body) = body {
-            own.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-            res.replace_body(ResBody::Once(body.into_string().into()));
-        } else {
-            res.replace_body(ResBody::Once(bytes::Bytes::new()));
-        }
+        res.replace_body(body);
     }
 }
 

@@ -20,10 +20,10 @@ use uuid::Uuid;
 use crate::actions::{self, Act};
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::Named;
+use crate::path::{self, LIVE, Named};
 use crate::view::notice;
 use crate::visit::{Listed, Posted, Refused, Visit};
-use crate::{Dashboard, ROOT, Site, cookie, entrance, pages, sign_in};
+use crate::{Dashboard, ROOT, Site, cookie, entrance, live, pages, sign_in};
 
 pub(crate) struct Pages(pub Arc<Dashboard>);
 
@@ -83,7 +83,9 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     let client = client(dashboard, req);
     let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
     let known = match cookie::value(req, site) {
-        Some(value) => dashboard.sign_ins.find(&dashboard.service, &value, client.address).await?,
+        Some(value) => {
+            dashboard.sign_ins.find(&dashboard.service, &value, client.address, is_by_person(req, reads)).await?
+        }
         None => None,
     };
     if let Some(answer) = entrance::answer(dashboard, req, &below, known.as_ref(), &client).await? {
@@ -94,6 +96,10 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     if below.is_empty() {
         return Ok(Answer::see_other(&format!("{ROOT}/me")));
     }
+    if reads && let Some(named) = path::matches(LIVE, &below) {
+        let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
+        return Ok(Answer::events(live::events(dashboard, sign_in, caller.scope.id)?));
+    }
     let policies = depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?;
     let visit = async |named: Named| {
         let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
@@ -101,7 +107,8 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
         let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
         let (path, ids, client) = (path.clone(), named.ids, client.clone());
         let list = Listed { after: req.query("after"), find: req.query("find") };
-        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, list, client, refused: None })
+        let (is_live, refused) = (reads, None);
+        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, list, client, is_live, refused })
     };
     if lacks_second_factor(dashboard, &sign_in, &below) {
         return Err(Error::of(Code::SecondFactorRequired));
@@ -122,6 +129,11 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     let visit = visit(named).await?;
     let form = Form::read(req).await?;
     post(visit, act, form).await
+}
+
+/// Whether a person has asked for it, and not the script of an open page: that one does not keep a sign-in from ending.
+fn is_by_person(req: &Request, reads: bool) -> bool {
+    !reads || req.headers().get("sec-fetch-dest").is_none_or(|destination| destination != "empty")
 }
 
 /// Whether a path is for those alone who have a second factor, which somebody has not. The account's own page is where it is

@@ -12,6 +12,7 @@ mod account;
 pub mod actions;
 mod answer;
 mod assets;
+mod audit;
 mod cookie;
 mod devices;
 mod domain;
@@ -20,6 +21,7 @@ mod explain;
 mod form;
 mod handler;
 mod keys;
+mod live;
 mod new_tunnel;
 mod operations;
 mod operator;
@@ -33,6 +35,7 @@ mod second_factor;
 mod sign_in;
 mod team;
 mod tunnels;
+mod usage;
 mod view;
 mod visit;
 mod webhook;
@@ -45,6 +48,7 @@ use culvert_domain::error::Code;
 use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::Service;
 use culvert_service::refusals::Refusals;
+use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
 use futures_util::future::BoxFuture;
 use ipnet::IpNet;
@@ -52,6 +56,7 @@ use salvo::Router;
 use salvo::http::StatusCode;
 
 use handler::Pages;
+pub use live::Streams;
 pub use origin::Site;
 
 /// What the pages are served with.
@@ -59,6 +64,8 @@ pub struct Dashboard {
     pub service: Arc<Service>,
     pub sign_ins: SignIns,
     pub refusals: Arc<Refusals>,
+    pub changes: Arc<ScopeChanges>,
+    pub streams: Arc<Streams>,
     pub site: Site,
     pub require_second_factor: RequireSecondFactor,
     /// URL under which agents reach the host.

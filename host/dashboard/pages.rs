@@ -7,8 +7,8 @@ use maud::Markup;
 use crate::path::{Named, matches};
 use crate::visit::Visit;
 use crate::{
-    access, account, devices, domain, explain, keys, new_tunnel, operations, operator, overview, ports, team, tunnels,
-    webhook, webhooks,
+    access, account, audit, devices, domain, explain, keys, new_tunnel, operations, operator, overview, ports, team,
+    tunnels, usage, webhook, webhooks,
 };
 
 /// One page, below `/dashboard`.
@@ -33,9 +33,11 @@ pub const PAGES: &[Page] = &[
     page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),
     page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),
     page("{s}/webhooks/{id}", |visit| Box::pin(webhook::show(visit))),
+    page("{s}/usage", |visit| Box::pin(usage::show(visit))),
     page("{s}/keys", |visit| Box::pin(keys::list(visit))),
     page("{s}/explain", |visit| Box::pin(explain::list(visit))),
     page("{s}/explain/{id}", |visit| Box::pin(explain::show(visit))),
+    page("{s}/audit", |visit| Box::pin(audit::list(visit))),
     page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("operator/accounts", |visit| Box::pin(operator::accounts::list(visit))),
     page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),

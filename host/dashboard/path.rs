@@ -10,6 +10,9 @@ pub(crate) const SIGN_IN: &str = "/dashboard/sign-in";
 /// Where the button to sign out leads.
 pub(crate) const SIGN_OUT: &str = "/dashboard/sign-out";
 
+/// Below `/dashboard`: the stream that tells a page of changes.
+pub(crate) const LIVE: &str = "{s}/live";
+
 /// Characters of the page that a sign-in leads to.
 const LONGEST_NEXT: usize = 512;
 

@@ -17,7 +17,7 @@ use maud::{Markup, html};
 use crate::answer::Answer;
 use crate::devices;
 use crate::form::KEY;
-use crate::view::{badge, bytes, field, list, page};
+use crate::view::{badge, bytes, field, list, page, plot};
 use crate::visit::{Posted, Visit};
 
 const PAGE: &str = "{s}/tunnels/{id}";
@@ -72,6 +72,7 @@ pub(crate) fn shown(address: &PublicAddress) -> Markup {
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let (tunnel, authorized) = visit.service().tunnel_with_devices(&visit.caller, visit.id()?).await?;
     let bandwidth = visit.service().tunnel_bandwidth(&visit.caller, tunnel.id).await?;
+    let days = visit.service().tunnel_days(&visit.caller, tunnel.id).await?;
     let content = html! {
         p.line {
             (badge::tunnel(tunnel.status())) " " (address(&tunnel)) " leads to "
@@ -98,6 +99,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 dt { "Id" } dd { code { (tunnel.id) } }
             }
         }
+        section { h2 { "The last 30 days" } (plot::days(&days)) }
         section {
             h2 { "Delete" }
             (delete_form(visit, &visit.in_scope(&format!("/tunnels/{}/delete", tunnel.id))))

@@ -6,6 +6,7 @@ pub(crate) mod field;
 pub(crate) mod list;
 pub(crate) mod notice;
 pub(crate) mod page;
+pub(crate) mod plot;
 pub(crate) mod refusal;
 pub(crate) mod secret;
 pub(crate) mod time;

@@ -38,6 +38,8 @@ pub(crate) struct Visit {
     pub ids: Vec<Uuid>,
     pub list: Listed,
     pub client: Client,
+    /// Whether the page is shown anew when its scope changes: not what a form has led to.
+    pub is_live: bool,
     /// What was posted and not carried out.
     pub refused: Option<Refused>,
 }

@@ -1,15 +1,17 @@
 //! One webhook endpoint: its settings, and what was sent to it.
 
+use std::collections::HashSet;
+
 use culvert_api_types::json_tree::JsonTree;
 use culvert_api_types::read::read;
 use culvert_api_types::requests::WebhookPatch;
 use culvert_domain::action::Action;
-use culvert_domain::error::{Code, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::page::PageRows;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::{Attempt, AttemptStatus, Webhook, WebhookStatus};
-use culvert_service::webhooks::{DeleteWebhook, TestWebhook, UpdateWebhook};
+use culvert_service::webhooks::{DeleteWebhook, ResendDelivery, ResendFailed, TestWebhook, UpdateWebhook, WantedHours};
 use maud::{Markup, html};
 
 use crate::answer::Answer;
@@ -31,7 +33,11 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             @if is_enabled { (field::button(visit, &path("test"), "Send a test event")) }
             (switch(visit, &path("status"), is_enabled))
         }
-        section { h2 { "Deliveries" } (deliveries(visit, &attempts)) }
+        section {
+            h2 { "Deliveries" }
+            (deliveries(visit, &attempts, is_enabled))
+            @if is_enabled && !attempts.rows.is_empty() { (resend_failed(visit, &path("resend"))) }
+        }
         section { h2 { "Settings" } (settings(visit, &webhook, &path("settings"))) }
         section {
             h2 { "Delete" }
@@ -53,11 +59,14 @@ fn switch(visit: &Visit, path: &str, is_enabled: bool) -> Markup {
     field::button_with(visit, path, label, &[("status", status.as_str())])
 }
 
-fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>) -> Markup {
+fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>, is_enabled: bool) -> Markup {
+    // One button for each event, at its newest attempt.
+    let mut seen = HashSet::new();
+    let mut is_newest = |attempt: &Attempt| seen.insert(attempt.event_id);
     html! {
         @if attempts.rows.is_empty() { p.empty { "Nothing was sent in the last 30 days." } } @else {
             div.scroll role="region" aria-label="Deliveries" tabindex="0" { table {
-                thead { tr { th { "Event" } th { "Attempt" } th { "State" } th { "Answer" } th { "When" } th { "Next attempt" } } }
+                thead { tr { th { "Event" } th { "Attempt" } th { "State" } th { "Answer" } th { "When" } th { "Next attempt" } th {} } }
                 tbody {
                     @for attempt in &attempts.rows {
                         tr {
@@ -67,11 +76,30 @@ fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>) -> Markup {
                             td { (outcome(attempt)) }
                             td { (time::at(attempt.attempted_at.unwrap_or(attempt.created_at))) }
                             td { (time::maybe(attempt.next_attempt_at, "–")) }
+                            td { @if is_newest(attempt) && is_enabled { (resend_button(visit, attempt)) } }
                         }
                     }
                 }
             } }
             (list::more(visit.next(attempts.next).as_deref()))
+        }
+    }
+}
+
+fn resend_button(visit: &Visit, attempt: &Attempt) -> Markup {
+    let path = format!("{}/deliveries/{}/resend", visit.path_of(PAGE), attempt.event_id);
+    field::button(visit, &path, "Resend")
+}
+
+/// What the endpoint did not take is sent again, after it was mended.
+fn resend_failed(visit: &Visit, path: &str) -> Markup {
+    let hours = field::typed(visit, "hours", "Hours back", "24");
+    html! {
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(path)))
+            (field::text(&field::Field { inputmode: Some("numeric"), required: true,
+                hint: Some("What failed since then and did not succeed later is sent again, 1,000 events at a time."), ..hours }))
+            button type="submit" { "Resend what failed" }
         }
     }
 }
@@ -116,6 +144,21 @@ pub(crate) async fn test(visit: &Visit, posted: Posted) -> Result<Answer> {
     let webhook_id = visit.id()?;
     let change = |()| TestWebhook { webhook_id };
     visit.change(&posted, Action::WebhooksTest, Resource::Webhook(webhook_id), change).await?;
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
+}
+
+pub(crate) async fn resend(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (webhook_id, event_id) = (visit.id()?, visit.ids.get(1).copied().ok_or_else(Error::not_found)?);
+    let change = |()| ResendDelivery { webhook_id, event_id };
+    visit.change(&posted, Action::WebhooksResendDelivery, Resource::Webhook(webhook_id), change).await?;
+    Ok(Answer::see_other(&visit.path_of(PAGE)))
+}
+
+pub(crate) async fn resend_what_failed(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let webhook_id = visit.id()?;
+    let body = WantedHours(posted.form.get("hours").to_owned()).into();
+    let change = |hours| ResendFailed { webhook_id, hours };
+    visit.change_with(&posted, Action::WebhooksResendFailed, Resource::Webhook(webhook_id), body, change).await?;
     Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 

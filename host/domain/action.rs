@@ -51,6 +51,8 @@ string_enum! {
         WebhooksDelete "webhooks.delete",
         WebhooksTest "webhooks.test",
         WebhooksListDeliveries "webhooks.list_deliveries",
+        WebhooksResendDelivery "webhooks.resend_delivery",
+        WebhooksResendFailed "webhooks.resend_failed",
         KeysCreate "keys.create",
         DevicesCreateCode "devices.create_code",
         TeamsUpdate "teams.update",
@@ -105,7 +107,9 @@ impl Action {
             Action::WebhooksCreate | Action::WebhooksUpdate | Action::WebhooksDelete | Action::WebhooksTest => {
                 Permission::WebhooksWrite
             }
-            Action::KeysCreate
+            Action::WebhooksResendDelivery
+            | Action::WebhooksResendFailed
+            | Action::KeysCreate
             | Action::DevicesCreateCode
             | Action::TeamsUpdate
             | Action::TeamsDelete

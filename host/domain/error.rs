@@ -149,8 +149,8 @@ impl Code {
     /// Whether the dashboard alone answers with it, and no endpoint of the API.
     pub fn is_of_dashboard(&self) -> bool {
         use Code::{
-            CrossOriginRequest, ElevationRequired, FormExpired, KeyLimitReached, LastOperator, LastOwner, LimitReached,
-            LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired, TeamNotEmpty,
+            CrossOriginRequest, DeliveryInFlight, ElevationRequired, FormExpired, KeyLimitReached, LastOperator,
+            LastOwner, LimitReached, LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired, TeamNotEmpty,
         };
         let refused = matches!(
             self,
@@ -159,7 +159,14 @@ impl Code {
         refused
             || matches!(
                 self,
-                KeyLimitReached | LimitReached | LastOwner | LastOperator | TeamNotEmpty | PoliciesKept | LinkNotValid
+                KeyLimitReached
+                    | DeliveryInFlight
+                    | LimitReached
+                    | LastOwner
+                    | LastOperator
+                    | TeamNotEmpty
+                    | PoliciesKept
+                    | LinkNotValid
             )
     }
 
@@ -310,6 +317,8 @@ codes! {
         "Set up an authenticator app on the page of your account first: `dashboard.require_second_factor` asks for it."
     KeyLimitReached "key_limit_reached" "There is no room for more API keys"
         "An account has at most 50 valid keys in a scope. Revoke one first."
+    DeliveryInFlight "delivery_in_flight" "The event is being sent"
+        "Wait for the attempt that is under way, and look what becomes of it."
     LimitReached "limit_reached" "There is no room for more"
         "An account owns at most 20 Teams, and a Team has at most 100 open invitations. Delete one first."
     LastOwner "last_owner" "The Team would have no owner"

@@ -22,6 +22,16 @@ pub enum Resource {
     Webhook(Uuid),
 }
 
+impl Resource {
+    /// Its id; none for the scope.
+    pub fn id(self) -> Option<Uuid> {
+        match self {
+            Self::Scope => None,
+            Self::Tunnel(id) | Self::Device(id) | Self::Webhook(id) => Some(id),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct ResourceFacts {
     pub counters: Counters,

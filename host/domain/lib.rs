@@ -6,6 +6,7 @@
 pub mod access;
 pub mod account;
 pub mod action;
+pub mod audit_log;
 pub mod caller;
 pub mod certificate;
 pub mod connection;

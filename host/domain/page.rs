@@ -21,6 +21,12 @@ impl CursorPosition {
     /// The position before the newest possible row.
     pub const START: CursorPosition = CursorPosition { at: DateTime::<Utc>::MAX_UTC, id: Uuid::max() };
 
+    /// The position of a row that is sorted by a number in place of a time.
+    pub fn of_number(number: u64, id: Uuid) -> Self {
+        let micros = i64::try_from(number).ok().and_then(DateTime::from_timestamp_micros);
+        Self { at: micros.unwrap_or_default(), id }
+    }
+
     /// The time in microseconds since the Unix epoch, as the store sorts it.
     pub fn micros(self) -> i64 {
         self.at.timestamp_micros()

@@ -117,6 +117,8 @@ pub struct Delivery {
     pub id: Uuid,
     pub lease: i64,
     pub attempt: u32,
+    /// Somebody has asked for it: it is made once, and takes the place of what waits.
+    pub resent: bool,
     pub webhook_id: Uuid,
     pub scope_id: Uuid,
     pub url: String,

@@ -39,6 +39,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/releasing.md"
     "docs/develop/testing.md"
     "docs/getting-started.md"
+    "docs/operate/audit-log.md"
     "docs/operate/backup.md"
     "docs/operate/bounds.md"
     "docs/operate/cli.md"
@@ -83,6 +84,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0029-cost.md"
     "docs/develop/decisions/0030-sign-ins.md"
     "docs/develop/decisions/0031-teams-operators-and-refusals.md"
+    "docs/develop/decisions/0032-audit-log-and-live-pages.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

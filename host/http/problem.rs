@@ -90,6 +90,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::DomainInUse
         | Code::AlreadyOnNode
         | Code::KeyLimitReached
+        | Code::DeliveryInFlight
         | Code::LimitReached
         | Code::LastOwner
         | Code::LastOperator

@@ -1,13 +1,22 @@
 //! Accounts, their scopes and what these use.
 
+use chrono::{Days, NaiveDate, NaiveTime};
 use culvert_domain::account::Account;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::usage::Bandwidth;
+use culvert_domain::usage::{Bandwidth, Traffic, day_number};
 use culvert_store::Store;
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::Service;
+
+/// The word of the audit log.
+pub(crate) const ACCOUNTS_CREATE: &str = "accounts.create";
+
+/// Days of which traffic is told.
+const DAYS: u64 = 30;
 
 /// The use of a scope.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +46,43 @@ impl Service {
         let bandwidth = self.store.scope_bandwidth(caller.scope.id).await?;
         Ok(ScopeUsage { total_tunnels, active_tunnels, bandwidth })
     }
+
+    /// The traffic of the caller's scope on each of the last 30 days, today at the end.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn scope_days(&self, caller: &Caller) -> Result<Vec<(NaiveDate, Traffic)>> {
+        let dates = self.last_days();
+        let known = self.store.scope_days(caller.scope.id, number(dates[0])).await?;
+        Ok(by_date(&dates, &known))
+    }
+
+    /// The same of a tunnel of the caller's scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn tunnel_days(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<(NaiveDate, Traffic)>> {
+        let dates = self.last_days();
+        let known = self.store.tunnel_days(caller.scope.id, tunnel_id, number(dates[0])).await?;
+        Ok(by_date(&dates, &known))
+    }
+
+    fn last_days(&self) -> Vec<NaiveDate> {
+        let today = self.clock().now().date_naive();
+        (0..DAYS).rev().map(|before| today.checked_sub_days(Days::new(before)).unwrap_or(today)).collect()
+    }
+}
+
+fn number(date: NaiveDate) -> i64 {
+    day_number(date.and_time(NaiveTime::MIN).and_utc())
+}
+
+/// The traffic of each date; none where nothing is known of it.
+fn by_date(dates: &[NaiveDate], known: &[(i64, Traffic)]) -> Vec<(NaiveDate, Traffic)> {
+    let traffic = |date: &NaiveDate| known.iter().find(|(day, _)| *day == number(*date)).map(|(_, traffic)| *traffic);
+    dates.iter().map(|date| (*date, traffic(date).unwrap_or_default())).collect()
 }
 
 /// Creates an account with its personal scope.
@@ -50,7 +96,10 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
             Box::pin(async move {
                 // An error undoes the scope that was made for it as well.
                 let account = write.create_account(&email, &name, &plan).await?;
-                account.ok_or_else(|| Error::new(Code::ValidationFailed, "the e-mail address has an account"))
+                let account =
+                    account.ok_or_else(|| Error::new(Code::ValidationFailed, "the e-mail address has an account"))?;
+                write.audit(NewEntry::new(account.id, Actor::CLI, ACCOUNTS_CREATE));
+                Ok(account)
             })
         })
         .await
@@ -61,14 +110,16 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
 /// # Errors
 ///
 /// `last_operator` if there would be none; if the database fails.
-pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool) -> Result<()> {
+pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool, actor: Actor) -> Result<()> {
     store
-        .write(None, move |write| {
+        .write(Some(account_id), move |write| {
             Box::pin(async move {
                 if !is_operator && write.is_last_operator(account_id).await? {
                     let detail = "The account is the only operator; make another one first.";
                     return Err(Error::new(Code::LastOperator, detail));
                 }
+                let entry = NewEntry::new(account_id, actor, "accounts.set_operator");
+                write.audit(entry.with(&json!({"operator": is_operator})));
                 write.set_operator(account_id, is_operator).await
             })
         })
@@ -80,6 +131,12 @@ pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool) ->
 /// # Errors
 ///
 /// If the database fails.
-pub async fn set_plan(store: &Store, scope_id: Uuid, plan: String) -> Result<()> {
-    store.write(Some(scope_id), move |write| Box::pin(async move { write.set_plan(scope_id, &plan).await })).await
+pub async fn set_plan(store: &Store, scope_id: Uuid, plan: String, actor: Actor) -> Result<()> {
+    let set = store.write(Some(scope_id), move |write| {
+        Box::pin(async move {
+            write.audit(NewEntry::new(scope_id, actor, "accounts.set_plan").with(&json!({"plan": plan})));
+            write.set_plan(scope_id, &plan).await
+        })
+    });
+    set.await
 }

@@ -3,6 +3,8 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
+use culvert_domain::action::Action;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -12,6 +14,7 @@ use culvert_domain::permission::Permissions;
 use culvert_domain::plan::Entitlement;
 use culvert_store::keys::KeyRecord;
 use culvert_store::{Store, Write};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Service;
@@ -20,6 +23,8 @@ use crate::gate::{Permit, RequestDraft};
 
 /// Keys of an account in a scope that can be used.
 const PER_ACCOUNT: u32 = 50;
+/// The word of the audit log.
+const KEYS_REVOKE: &str = "keys.revoke";
 /// Days that a key may last, where it ends at all.
 const DAYS: std::ops::RangeInclusive<i64> = 1..=3650;
 
@@ -45,9 +50,14 @@ pub async fn create(
 ) -> Result<NewKey> {
     let (key, name) = (ApiKey::generate(store.clock()), name.to_owned());
     store
-        .write(None, move |write| {
+        .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let id = write.create_key(&key, account_id, scope_id, permissions, expires_at, &name).await?;
+                let scopes: Vec<_> = permissions.iter().collect();
+                let details =
+                    json!({"account_id": account_id, "name": name, "scopes": scopes, "expires_at": expires_at});
+                let entry = NewEntry::new(scope_id, Actor::CLI, Action::KeysCreate.name());
+                write.audit(entry.about(id).with(&details));
                 Ok(NewKey { id, key, created_at: write.now })
             })
         })
@@ -60,7 +70,15 @@ pub async fn create(
 ///
 /// If the database fails.
 pub async fn revoke(store: &Store, key: String) -> Result<Option<Uuid>> {
-    store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await
+    let Some((id, scope_id)) = store.key_named(&key).await? else { return Ok(None) };
+    let revoke = store.write(Some(scope_id), move |write| {
+        Box::pin(async move {
+            write.audit(NewEntry::new(scope_id, Actor::CLI, KEYS_REVOKE).about(id));
+            write.revoke_key(id).await
+        })
+    });
+    revoke.await?;
+    Ok(Some(id))
 }
 
 impl Service {
@@ -83,8 +101,15 @@ impl Service {
     /// `not_found` if there is no such key; if the database fails.
     pub async fn revoke_key(&self, caller: &Caller, key_id: Uuid) -> Result<()> {
         let (scope_id, account_id) = (caller.scope.id, caller.own_alone());
+        let entry = NewEntry::new(scope_id, Actor::of(caller, None, None), KEYS_REVOKE).about(key_id);
         let revoke = self.store.write(Some(scope_id), move |write| {
-            Box::pin(async move { write.revoke_key_of(scope_id, account_id, key_id).await })
+            Box::pin(async move {
+                let is_revoked = write.revoke_key_of(scope_id, account_id, key_id).await?;
+                if is_revoked {
+                    write.audit(entry);
+                }
+                Ok(is_revoked)
+            })
         });
         if revoke.await? { Ok(()) } else { Err(Error::not_found()) }
     }
@@ -159,5 +184,15 @@ impl Change for CreateKey {
         let id =
             write.create_key(&self.key, caller.account_id, caller.scope.id, *permissions, expires_at, name).await?;
         Ok(NewKey { id, key: self.key.clone(), created_at: write.now })
+    }
+
+    fn subject(&self, done: &NewKey) -> Option<Uuid> {
+        Some(done.id)
+    }
+
+    fn details(&self) -> Value {
+        let KeyDefinition { name, permissions, lifetime } = &self.definition;
+        let scopes: Vec<_> = permissions.iter().collect();
+        json!({"name": name, "scopes": scopes, "days": lifetime.map(|lifetime| lifetime.num_days())})
     }
 }

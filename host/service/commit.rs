@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
+use culvert_domain::audit_log::NewEntry;
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_store::Write;
 use culvert_store::facts::CurrentInputs;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::Service;
@@ -29,6 +31,17 @@ pub trait Change: Send + Sync + 'static {
     /// Applies the change inside the transaction, under the scope's row lock. It may run again in another
     /// transaction if the decision that permitted it had to be repeated.
     fn apply(&self, write: &mut Write, permit: &Permit) -> impl Future<Output = Result<Self::Done>> + Send;
+
+    /// The id of what was made or changed, for the audit log, where the request does not name it.
+    fn subject(&self, done: &Self::Done) -> Option<Uuid> {
+        let _ = done;
+        None
+    }
+
+    /// What was asked for, for the audit log, where that is not the body of a request. It holds no secrets.
+    fn details(&self) -> Value {
+        Value::Null
+    }
 }
 
 /// A request that may be carried out, and what it would take to decide on it again.
@@ -44,6 +57,19 @@ enum Attempt {
     Committed(Answered, BTreeSet<Uuid>),
     /// The decision inputs of the permit have changed. Nothing was written.
     Stale,
+}
+
+impl Permit {
+    /// The entry of the audit log for a change that it permits.
+    fn audited<C: Change>(&self, change: &C, done: &C::Done, recorded: String) -> NewEntry {
+        let entry = NewEntry::new(self.caller().scope.id, self.actor().clone(), self.action().name());
+        let subject_id = change.subject(done).or(self.subject().id());
+        let details = match change.details() {
+            Value::Null => recorded,
+            details => details.to_string(),
+        };
+        NewEntry { subject_id, details, ..entry }
+    }
 }
 
 impl Service {
@@ -88,7 +114,8 @@ impl Service {
         let mut permit = Arc::new(permit);
         let turn = self.locks.scopes.lock(permit.caller().scope.id).await;
         for _ in 0..DECISIONS {
-            match self.attempt(permit.clone(), change(valid), key.cloned(), render.clone()).await? {
+            let recorded = body.recorded.clone();
+            match self.attempt(permit.clone(), recorded, change(valid), key.cloned(), render.clone()).await? {
                 Attempt::Committed(answered, nodes) => {
                     drop(turn);
                     self.nodes.wait_until_applied(nodes).await;
@@ -109,6 +136,7 @@ impl Service {
     async fn attempt<C: Change>(
         &self,
         permit: Arc<Permit>,
+        recorded: String,
         change: C,
         key: Option<IdempotencyKey>,
         render: impl Fn(C::Done) -> Result<StoredResponse> + Send + Sync + 'static,
@@ -128,7 +156,9 @@ impl Service {
                 if inputs != *permit.decision_inputs() {
                     return Ok(Attempt::Stale);
                 }
-                let response = render(change.apply(write, &permit).await?)?;
+                let done = change.apply(write, &permit).await?;
+                write.audit(permit.audited(&change, &done, recorded));
+                let response = render(done)?;
                 if let Some(key) = &key {
                     idempotency::store(write, &secrets, key, &response).await?;
                 }

@@ -1,6 +1,8 @@
 //! Enrolment: a machine becomes a device, with a one-time code.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::action::Action;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::error::Result;
 use culvert_domain::key::EnrolmentCode;
 use culvert_store::keys::DeviceCode;
@@ -24,12 +26,14 @@ const CODES_PER_ACCOUNT: u32 = 5;
 /// If the database fails.
 pub async fn create_code(store: &Store, stands_for: DeviceCode) -> Result<(EnrolmentCode, DateTime<Utc>)> {
     let code = EnrolmentCode::generate(store.clock());
+    let scope_id = stands_for.scope_id;
     store
-        .write(None, move |write| {
+        .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let expires_at = write.now + CODE_LIFETIME;
                 let hash = EnrolmentCode::hash(code.reveal());
                 write.create_device_code(&hash, stands_for, expires_at).await?;
+                write.audit(NewEntry::new(scope_id, Actor::CLI, Action::DevicesCreateCode.name()));
                 Ok((code, expires_at))
             })
         })
@@ -61,17 +65,17 @@ impl Change for CreateCode {
 /// If the database fails.
 pub async fn redeem(service: &Service, code_hash: [u8; 32], new: NewDevice) -> Result<Option<Uuid>> {
     // Check first without a write transaction, so that wrong codes do not delay other writers.
-    if !service.store.has_device_code(&code_hash).await? {
-        return Ok(None);
-    }
+    let Some(scope_id) = service.store.scope_of_device_code(&code_hash).await? else { return Ok(None) };
     service
         .store
-        .write(None, move |write| {
+        .write(Some(scope_id), move |write| {
             Box::pin(async move {
-                match write.take_device_code(&code_hash).await? {
-                    Some(code) => Ok(Some(write.create_device(code, &new).await?)),
-                    None => Ok(None),
-                }
+                let Some(code) = write.take_device_code(&code_hash).await? else { return Ok(None) };
+                let owner_id = code.account_id;
+                let device_id = write.create_device(code, &new).await?;
+                let actor = Actor::device(device_id, owner_id);
+                write.audit(NewEntry::new(scope_id, actor, "devices.enrol").about(device_id));
+                Ok(Some(device_id))
             })
         })
         .await

@@ -15,9 +15,9 @@ use culvert_api_types::event::{
     WebhookTestResponse,
 };
 use culvert_domain::caller::ScopeKind;
-use culvert_store::Write;
 use culvert_store::outbox::{NewEvent, Subscribers};
 use culvert_store::sessions::RunRef;
+use culvert_store::{Hint, Write};
 
 /// An operation has reached its current state.
 ///
@@ -25,6 +25,7 @@ use culvert_store::sessions::RunRef;
 ///
 /// If the database fails.
 pub async fn operation_advanced(write: &mut Write, operation: Operation) -> Result<()> {
+    write.notify(Hint::Scope(operation.scope_id));
     let kind = EventKind::of_operation(operation.status);
     match write.subscribers(operation.scope_id, kind).await? {
         Some(subscribers) => {
@@ -75,6 +76,7 @@ pub async fn tunnel_stopped(write: &mut Write, run: RunRef, reason: EndReason) -
 }
 
 async fn tunnel_run(write: &mut Write, kind: EventKind, run: RunRef, reason: Option<EndReason>) -> Result<()> {
+    write.notify(Hint::Scope(run.scope_id));
     let Some(subscribers) = write.subscribers(run.scope_id, kind).await? else { return Ok(()) };
     let Some(tunnel) = write.tunnel(run.scope_id, run.tunnel_id).await? else { return Ok(()) };
     let data = TunnelRunResponse {
@@ -122,6 +124,7 @@ async fn device_presence(
     device: Device,
     reason: Option<OfflineReason>,
 ) -> Result<()> {
+    write.notify(Hint::Scope(device.scope_id));
     match write.subscribers(device.scope_id, kind).await? {
         Some(subscribers) => {
             let data = DevicePresenceResponse { device: device.into(), reason };

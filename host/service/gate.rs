@@ -22,6 +22,7 @@ use crate::Service;
 use culvert_api_types::read::{Body, NoBody};
 use culvert_api_types::requests::Input;
 use culvert_domain::action::Action;
+use culvert_domain::audit_log::Actor;
 use culvert_domain::caller::Caller;
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
@@ -104,6 +105,8 @@ pub struct Gate {
 #[derive(Debug)]
 pub struct Permit {
     caller: Caller,
+    /// Who it is, for the audit log.
+    actor: Actor,
     action: Action,
     subject: Resource,
     facts: ResourceFacts,
@@ -115,6 +118,14 @@ pub struct Permit {
 impl Permit {
     pub fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    pub(crate) fn actor(&self) -> &Actor {
+        &self.actor
+    }
+
+    pub fn action(&self) -> Action {
+        self.action
     }
 
     pub fn subject(&self) -> Resource {
@@ -260,7 +271,7 @@ impl Gate {
         let entitlement = known_entitlement(policies, &caller.scope.plan)
             .await?
             .ok_or_else(|| Error::new(Code::FeatureNotAvailable, "The plan includes nothing: no policy knows it."))?;
-        let Body { mut draft, mut faults, unknown } = body;
+        let Body { mut draft, mut faults, unknown, .. } = body;
         let unresolved = draft.resolve(&self.store, caller).await?;
 
         // If the body names an unknown device, the policy judges the tunnel alone.
@@ -295,8 +306,10 @@ impl Gate {
         let decision_inputs = DecisionInputs::of(caller, &facts, &wanted, involved);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() && unknown.is_empty() => {
+                let actor = Actor::of(caller, context.request_id, context.client);
                 let caller = caller.clone();
-                return Ok((Permit { caller, action, subject, facts, wanted, decision_inputs, entitlement }, valid));
+                let permit = Permit { caller, actor, action, subject, facts, wanted, decision_inputs, entitlement };
+                return Ok((permit, valid));
             }
             Ok(_) => {}
             Err(mut own) => {

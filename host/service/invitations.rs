@@ -2,6 +2,7 @@
 
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
+use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Role};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -9,6 +10,7 @@ use culvert_domain::plan::Entitlement;
 use culvert_domain::team::{INVITATION_LIFETIME, Invitation, OPEN_INVITATIONS};
 use culvert_store::Write;
 use culvert_store::invitations::NewInvitation;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Service;
@@ -80,6 +82,14 @@ impl Change for CreateInvitation {
         };
         write.create_invitation(&new).await
     }
+
+    fn subject(&self, (): &()) -> Option<Uuid> {
+        Some(self.id)
+    }
+
+    fn details(&self) -> Value {
+        json!({"email": self.definition.email, "role": self.definition.role})
+    }
 }
 
 /// Ends an invitation to the caller's Team.
@@ -95,6 +105,10 @@ impl Change for RevokeInvitation {
         check_rank(permit.caller(), &[write.invited_role(team_id, self.id, "").await?])?;
         // It may be over or accepted meanwhile: there is none afterwards.
         write.delete_invitation(team_id, self.id).await.map(drop)
+    }
+
+    fn subject(&self, (): &()) -> Option<Uuid> {
+        Some(self.id)
     }
 }
 
@@ -117,10 +131,12 @@ impl Service {
     pub(crate) async fn accept(&self, account_id: Uuid, hash: [u8; 32], key: &IdempotencyKey) -> Result<Answered> {
         let not_valid = || Error::of(Code::LinkNotValid);
         let team_id = self.store.invitation(&hash).await?.ok_or_else(not_valid)?.team_id;
+        let credential_id = Some(key.credential_id);
         let accept = self.store_once(team_id, key, move |write| {
             Box::pin(async move {
                 let invitation = write.take_invitation(&hash).await?.ok_or_else(not_valid)?;
-                join(write, &invitation, account_id).await?;
+                let actor = Actor { credential_id, ..Actor::account(Origin::Dashboard, account_id, None) };
+                join(write, &invitation, account_id, actor).await?;
                 Ok(team_id)
             })
         });
@@ -129,7 +145,9 @@ impl Service {
 }
 
 /// Adds an account to the Team of an invitation, unless it is there already.
-pub(crate) async fn join(write: &mut Write, invitation: &Invitation, account_id: Uuid) -> Result<()> {
+pub(crate) async fn join(write: &mut Write, invitation: &Invitation, account_id: Uuid, actor: Actor) -> Result<()> {
+    let entry = NewEntry::new(invitation.team_id, actor, "invitations.accept").about(account_id);
+    write.audit(entry.with(&json!({"email": invitation.email, "role": invitation.role})));
     if write.role_of(invitation.team_id, account_id).await?.is_none() {
         write.set_role(invitation.team_id, account_id, invitation.role).await?;
     }

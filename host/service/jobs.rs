@@ -19,6 +19,7 @@ use crate::connected_agents::ConnectedAgents;
 use crate::metrics::Metrics;
 use crate::rate_limits::RateLimits;
 use crate::refusals::Refusals;
+use crate::scope_changes::ScopeChanges;
 use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
 use wakeups::Wakeups;
@@ -28,6 +29,7 @@ pub struct Jobs {
     pub service: Arc<Service>,
     pub agents: Arc<ConnectedAgents>,
     pub rate_limits: Arc<RateLimits>,
+    pub changes: Arc<ScopeChanges>,
     pub wakeups: Wakeups,
     pub deliveries: DeliveryWorker,
     pub certificates: CertificateWorker,

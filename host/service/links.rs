@@ -4,6 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::error::Result;
 use culvert_store::{Store, Write};
 use culvert_wire::clock::Clock;
@@ -15,6 +16,9 @@ const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 
 /// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
 pub const SECRET_CHARACTERS: usize = 43;
+
+/// The word of the audit log.
+pub(crate) const ACCOUNTS_LINK: &str = "accounts.link";
 
 /// A link's secret, and when it ends.
 pub struct NewLink {
@@ -33,7 +37,11 @@ pub fn new_secret(clock: &Clock) -> String {
 ///
 /// If the database fails.
 pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
-    store.write(None, move |write| Box::pin(add(write, account_id))).await
+    let create = store.write(Some(account_id), move |write| {
+        write.audit(NewEntry::new(account_id, Actor::CLI, ACCOUNTS_LINK));
+        Box::pin(add(write, account_id))
+    });
+    create.await
 }
 
 /// Adds a link for an account.
@@ -55,6 +63,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
             write.remove_password(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
+            write.audit(NewEntry::new(account_id, Actor::CLI, "accounts.recover"));
             add(write, account_id).await
         })
     });

@@ -8,6 +8,8 @@ use uuid::Uuid;
 use super::startable::{Bandwidth, StartRefusal, check_startable};
 use super::{Service, sessions};
 use crate::gate;
+use culvert_domain::action::Action;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::device::Device;
 use culvert_domain::error::Result;
 use culvert_domain::plan::Entitlement;
@@ -111,7 +113,9 @@ async fn open(
         }
         None => {
             let target = tunnel.target();
-            Ok(Ok(sessions::open(write, tunnel, device.id, boot_id, &target).await?))
+            let session_id = sessions::open(write, tunnel, device.id, boot_id, &target).await?;
+            write.audit(entry(device, Action::TunnelsStart, tunnel.id));
+            Ok(Ok(session_id))
         }
     }
 }
@@ -144,7 +148,13 @@ pub(crate) async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid
     for lease in write.leases_of_device(device.id).await? {
         if session_ids.contains(&lease.session_id) {
             sessions::end(write, lease.session_id, EndReason::StoppedLocal).await?;
+            write.audit(entry(device, Action::TunnelsStop, lease.tunnel_id));
         }
     }
     Ok(())
+}
+
+/// The entry of the audit log for what somebody at a device did.
+fn entry(device: &Device, action: Action, tunnel_id: Uuid) -> NewEntry {
+    NewEntry::new(device.scope_id, Actor::device(device.id, device.owner_id), action.name()).about(tunnel_id)
 }

@@ -2,23 +2,27 @@
 //! operator from mending it.
 
 use culvert_domain::account::{self, AccountRecord};
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::sign_in::SignIn;
+use serde_json::json;
 use uuid::Uuid;
 
 pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
 
 use crate::Service;
+use crate::accounts::ACCOUNTS_CREATE;
 use crate::call::Answered;
 use crate::gate::{self, PinnedPolicies};
 use crate::idempotency::IdempotencyKey;
 use crate::links;
 
 /// Somebody who is signed in and operates the installation.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Operator {
     account_id: Uuid,
+    actor: Actor,
 }
 
 impl Operator {
@@ -26,7 +30,10 @@ impl Operator {
     ///
     /// `not_found` for anybody else.
     pub fn of(sign_in: &SignIn) -> Result<Self> {
-        if sign_in.is_operator { Ok(Self { account_id: sign_in.account_id }) } else { Err(Error::not_found()) }
+        if !sign_in.is_operator {
+            return Err(Error::not_found());
+        }
+        Ok(Self { account_id: sign_in.account_id, actor: Actor::signed_in(sign_in) })
     }
 }
 
@@ -45,7 +52,7 @@ impl Service {
     }
 
     /// The policies that decide now, and what there is to know of them.
-    pub fn policy_status(&self, _: Operator) -> PolicyStatus {
+    pub fn policy_status(&self, _: &Operator) -> PolicyStatus {
         self.policies.status()
     }
 
@@ -53,9 +60,29 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// `policies_kept` if there are no earlier ones.
-    pub fn roll_back_policies(&self, _: Operator) -> Result<u64> {
-        self.policies.rollback().map_err(|none| policies_kept(&none))
+    /// `policies_kept` if there are no earlier ones; if the database fails, after they were rolled back.
+    pub async fn roll_back_policies(&self, operator: &Operator) -> Result<()> {
+        let generation = self.policies.rollback().map_err(|none| policies_kept(&none))?;
+        self.note_policies(operator, "policies.rollback", generation).await
+    }
+
+    /// Has the audit log tell that an operator has loaded the policies anew.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn note_reload(&self, operator: &Operator, generation: u64) -> Result<()> {
+        self.note_policies(operator, "policies.reload", generation).await
+    }
+
+    async fn note_policies(&self, operator: &Operator, action: &'static str, generation: u64) -> Result<()> {
+        let Operator { account_id, actor } = operator.clone();
+        let entry = NewEntry::new(account_id, actor, action).with(&json!({"generation": generation}));
+        let note = self.store.write(Some(account_id), move |write| {
+            write.audit(entry);
+            Box::pin(async { Ok(()) })
+        });
+        note.await
     }
 
     /// A page of all accounts; with an e-mail address, its account alone.
@@ -99,6 +126,7 @@ impl Service {
             Box::pin(async move {
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
+                write.audit(NewEntry::new(account.id, operator.actor, ACCOUNTS_CREATE));
                 Ok(links::add(write, account.id).await?.secret)
             })
         });
@@ -112,8 +140,12 @@ impl Service {
     /// `not_found` if there is no such account; if the database fails.
     pub async fn link_to(&self, operator: Operator, account_id: Uuid, key: &IdempotencyKey) -> Result<Answered> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
-        let create = self.store_once(operator.account_id, key, move |write| {
-            Box::pin(async move { Ok(links::add(write, account_id).await?.secret) })
+        let entry = NewEntry::new(account_id, operator.actor, links::ACCOUNTS_LINK);
+        let create = self.store_once(account_id, key, move |write| {
+            Box::pin(async move {
+                write.audit(entry);
+                Ok(links::add(write, account_id).await?.secret)
+            })
         });
         create.await
     }
@@ -126,14 +158,14 @@ impl Service {
     /// database fails.
     pub async fn set_plan_of(
         &self,
-        _: Operator,
+        operator: Operator,
         policies: &PinnedPolicies,
         account_id: Uuid,
         plan: &str,
     ) -> Result<()> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
         let plan = known_plan(policies, plan).await?.map_err(|fault| Error::invalid(vec![fault]))?;
-        crate::accounts::set_plan(&self.store, account_id, plan).await
+        crate::accounts::set_plan(&self.store, account_id, plan, operator.actor).await
     }
 
     /// Makes an account an operator, or no operator any more.
@@ -141,9 +173,9 @@ impl Service {
     /// # Errors
     ///
     /// `not_found` if there is no such account; `last_operator` if there would be none; if the database fails.
-    pub async fn set_operator(&self, _: Operator, account_id: Uuid, is_operator: bool) -> Result<()> {
+    pub async fn set_operator(&self, operator: Operator, account_id: Uuid, is_operator: bool) -> Result<()> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
-        crate::accounts::set_operator(&self.store, account_id, is_operator).await
+        crate::accounts::set_operator(&self.store, account_id, is_operator, operator.actor).await
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The last key is the current one:
 //! it encrypts and makes MACs. Older keys still decrypt stored values, but their MACs are not accepted
-//! (except those of fingerprints): whoever has stolen an older key can forge no cursor, lease or compiled
+//! (except those of fingerprints and of the audit log): whoever has stolen an older key can forge no cursor, lease or compiled
 //! policy. Every purpose has its own key, derived from the master key and the purpose.
 
 use std::fs;
@@ -42,6 +42,8 @@ pub enum Purpose {
     Forms,
     /// The secrets of authenticator apps.
     Totp,
+    /// Entries of the audit log.
+    Audit,
     /// What stands for a password that was right, until the code comes.
     Tickets,
     /// The value by which a database recognises its host's keys.
@@ -60,15 +62,16 @@ impl Purpose {
             Purpose::Artefacts => b"artefacts",
             Purpose::Forms => b"forms",
             Purpose::Totp => b"totp",
+            Purpose::Audit => b"audit",
             Purpose::Tickets => b"tickets",
             Purpose::KeyCheck => b"key check",
         }
     }
 
     /// Whether a MAC of an older key is still accepted. Those of fingerprints are, for a day at most: they
-    /// only say that a repeated request is the same.
+    /// only say that a repeated request is the same. Those of the audit log are as well: its entries are not changed.
     fn outlives_its_key(self) -> bool {
-        matches!(self, Purpose::Fingerprints)
+        matches!(self, Purpose::Fingerprints | Purpose::Audit)
     }
 }
 

@@ -13,13 +13,16 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Scope};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod};
 use culvert_domain::text;
+use culvert_store::Write;
 use culvert_store::sign_ins::NewSignIn;
 use culvert_wire::clock::{Clock, Moment};
 use hashlink::LruCache;
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::Service;
@@ -96,12 +99,18 @@ impl SignIns {
     }
 
     /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of
-    /// an address that has made up too many.
+    /// an address that has made up too many. It is only noted as used if `is_used`.
     ///
     /// # Errors
     ///
     /// If the database fails.
-    pub async fn find(&self, service: &Service, value: &str, address: Option<IpAddr>) -> Result<Option<SignIn>> {
+    pub async fn find(
+        &self,
+        service: &Service,
+        value: &str,
+        address: Option<IpAddr>,
+        is_used: bool,
+    ) -> Result<Option<SignIn>> {
         let (hash, asked) = (hash(value), self.clock.moment());
         let known = self.remembered(|cache| cache.get(&hash).cloned());
         if known.is_none() && self.throttle.unknown.wait(address, asked).is_some() {
@@ -111,6 +120,9 @@ impl SignIns {
             Some(Some((read, sign_in))) if asked.since(read) < FRESH => Some(sign_in),
             _ => self.read(service, hash, asked, address).await?,
         };
+        if is_used {
+            self.note_use(service, sign_in.as_ref()).await?;
+        }
         let now = self.clock.now();
         Ok(sign_in.filter(|sign_in| now < self.end_of(sign_in)))
     }
@@ -127,15 +139,30 @@ impl SignIns {
             self.throttle.unknown.count(address, asked);
             return Ok(None);
         };
-        let now = self.clock.now();
-        if now < self.end_of(&sign_in) && now - sign_in.last_seen_at >= NOTED_EVERY {
-            let id = sign_in.id;
-            let note =
-                service.store.write(None, move |write| Box::pin(async move { write.note_sign_in_seen(id).await }));
-            note.await?;
-        }
         self.remembered(|cache| cache.insert(hash, Some((asked, sign_in.clone()))));
         Ok(Some(sign_in))
+    }
+
+    /// Notes the time at which a sign-in is used, to within so much.
+    async fn note_use(&self, service: &Service, sign_in: Option<&SignIn>) -> Result<()> {
+        let now = self.clock.now();
+        let Some(sign_in) = sign_in.filter(|sign_in| now < self.end_of(sign_in)) else { return Ok(()) };
+        if now - sign_in.last_seen_at < NOTED_EVERY {
+            return Ok(());
+        }
+        let id = sign_in.id;
+        service.store.write(None, move |write| Box::pin(async move { write.note_sign_in_seen(id).await })).await?;
+        self.read_again(sign_in.account_id);
+        Ok(())
+    }
+
+    /// Whether a sign-in has not ended since it was found. Asking is no use of it.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn goes_on(&self, service: &Service, sign_in: &SignIn) -> Result<bool> {
+        Ok(self.all_of(service, sign_in).await?.iter().any(|one| one.id == sign_in.id))
     }
 
     /// When a sign-in ends if it is not used any more. An operator's lasts for a day.
@@ -194,7 +221,7 @@ impl SignIns {
                 }
                 let needs_code = write.has_second_factor(account_id).await?;
                 if !needs_code {
-                    write.create_sign_in(&new, PER_ACCOUNT).await?;
+                    create(write, &new).await?;
                 }
                 Ok(Some(needs_code))
             })
@@ -258,6 +285,7 @@ impl SignIns {
         password: Option<String>,
     ) -> Result<SignInValue> {
         let (id, account_id, expires_at) = (sign_in.id, sign_in.account_id, sign_in.expires_at);
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.set_password");
         let value = new_value(&self.clock);
         let hash = hash(&value);
         let change = service.store.write(Some(account_id), move |write| {
@@ -271,6 +299,7 @@ impl SignIns {
                     return Err(Error::of(Code::SignInRequired));
                 }
                 if let Some(password) = password {
+                    write.audit(entry);
                     write.set_password(account_id, &password).await?;
                     write.end_other_sign_ins(account_id, id).await?;
                     write.delete_links_of(account_id).await?;
@@ -292,8 +321,10 @@ impl SignIns {
     /// If the database fails.
     pub async fn end(&self, service: &Service, sign_in: &SignIn, other: Option<Uuid>) -> Result<()> {
         let (own, account_id) = (sign_in.id, sign_in.account_id);
-        let end = service.store.write(None, move |write| {
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "sign_ins.end");
+        let end = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
+                write.audit(NewEntry { subject_id: other, ..entry });
                 if let Some(id) = other {
                     return write.end_sign_in(account_id, id).await;
                 }
@@ -373,6 +404,15 @@ impl Service {
     pub async fn teams_of(&self, sign_in: &SignIn) -> Result<Vec<Scope>> {
         self.store.teams_of(sign_in.account_id).await
     }
+}
+
+/// Creates a sign-in, and has the audit log tell of it.
+async fn create(write: &mut Write, new: &NewSignIn) -> Result<()> {
+    let actor = Actor::account(Origin::Dashboard, new.account_id, None);
+    let actor = Actor { address: new.client.address.clone().unwrap_or_default(), ..actor };
+    let entry = NewEntry::new(new.account_id, actor, "sign_ins.create");
+    write.audit(entry.with(&json!({"method": new.method})));
+    write.create_sign_in(new, PER_ACCOUNT).await
 }
 
 fn new_value(clock: &Clock) -> String {

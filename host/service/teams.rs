@@ -2,6 +2,8 @@
 
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
+use culvert_domain::action::Action;
+use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Role, Scope};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -9,6 +11,7 @@ use culvert_domain::page::{Page, PageRows};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::team::Member;
 use culvert_store::{Store, Write};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Service;
@@ -18,6 +21,8 @@ use crate::devices;
 use crate::gate::{Permit, RequestDraft};
 use crate::idempotency::IdempotencyKey;
 
+/// The word of the audit log.
+const TEAMS_CREATE: &str = "teams.create";
 /// Teams that an account may own.
 const TEAMS_PER_ACCOUNT: u32 = 20;
 
@@ -45,7 +50,14 @@ impl Membership {
 ///
 /// If the database fails.
 pub async fn create(store: &Store, name: String, plan: String, owner_id: Uuid) -> Result<Scope> {
-    store.write(None, move |write| Box::pin(async move { write.create_team(&name, &plan, owner_id).await })).await
+    let create = store.write(Some(owner_id), move |write| {
+        Box::pin(async move {
+            let team = write.create_team(&name, &plan, owner_id).await?;
+            write.audit(NewEntry::new(team.id, Actor::CLI, TEAMS_CREATE).with(&json!({"owner_id": owner_id})));
+            Ok(team)
+        })
+    });
+    create.await
 }
 
 /// Adds a member, changes a member's role, or removes a member, on behalf of the operator.
@@ -64,11 +76,20 @@ pub async fn change(store: &Store, team_id: Uuid, account_id: Uuid, what: Member
                     (None, Membership::Changed(_) | Membership::Removed) => {
                         Err(Error::new(Code::ValidationFailed, "the account is not in the Team"))
                     }
-                    _ => apply(write, team_id, account_id, what).await,
+                    _ => {
+                        write.audit(entry(team_id, Actor::CLI, account_id, what));
+                        apply(write, team_id, account_id, what).await
+                    }
                 }
             })
         })
         .await
+}
+
+/// The entry of the audit log for a change of a membership.
+fn entry(team_id: Uuid, actor: Actor, account_id: Uuid, what: Membership) -> NewEntry {
+    let action = if what == Membership::Removed { Action::MembersRemove } else { Action::MembersSetRole };
+    NewEntry::new(team_id, actor, action.name()).about(account_id).with(&json!({"role": what.role()}))
 }
 
 async fn apply(write: &mut Write, team_id: Uuid, account_id: Uuid, what: Membership) -> Result<()> {
@@ -94,12 +115,16 @@ impl Service {
     pub async fn create_team(&self, owner_id: Uuid, name: &str, key: &IdempotencyKey) -> Result<Answered> {
         let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
         let plan = self.store.account(owner_id).await?.ok_or_else(Error::not_found)?.plan;
+        let owner = Actor::account(Origin::Dashboard, owner_id, None);
+        let actor = Actor { credential_id: Some(key.credential_id), ..owner };
         let create = self.store_once(owner_id, key, move |write| {
             Box::pin(async move {
                 if write.teams_owned_by(owner_id).await? >= TEAMS_PER_ACCOUNT {
                     return Err(Error::of(Code::LimitReached));
                 }
-                Ok(write.create_team(&name, &plan, owner_id).await?.id)
+                let team_id = write.create_team(&name, &plan, owner_id).await?.id;
+                write.audit(NewEntry::new(team_id, actor, TEAMS_CREATE));
+                Ok(team_id)
             })
         });
         create.await
@@ -121,8 +146,12 @@ impl Service {
     /// `last_owner` if the Team would have none; if the database fails.
     pub async fn leave_team(&self, caller: &Caller) -> Result<()> {
         let (team_id, account_id) = (caller.scope.id, caller.account_id);
+        let entry = NewEntry::new(team_id, Actor::of(caller, None, None), "members.leave").about(account_id);
         let leave = self.store.write(Some(team_id), move |write| {
-            Box::pin(async move { apply(write, team_id, account_id, Membership::Removed).await })
+            Box::pin(async move {
+                write.audit(entry);
+                apply(write, team_id, account_id, Membership::Removed).await
+            })
         });
         leave.await
     }
@@ -187,6 +216,10 @@ impl Change for RenameTeam {
         check_rank(permit.caller(), &[])?;
         write.rename_team(permit.caller().scope.id, &self.name).await
     }
+
+    fn details(&self) -> Value {
+        json!({"name": self.name})
+    }
 }
 
 /// Deletes the caller's Team, which has neither tunnels nor devices.
@@ -219,5 +252,13 @@ impl Change for ChangeMember {
         let present = write.role_of(team_id, account_id).await?.ok_or_else(Error::not_found)?;
         check_rank(permit.caller(), &[Some(present), self.what.role()])?;
         apply(write, team_id, account_id, self.what).await
+    }
+
+    fn subject(&self, (): &()) -> Option<Uuid> {
+        Some(self.account_id)
+    }
+
+    fn details(&self) -> Value {
+        json!({"role": self.what.role()})
     }
 }

@@ -44,6 +44,10 @@ impl Change for CreateFromDevice {
         }
         Ok(tunnel)
     }
+
+    fn subject(&self, done: &Tunnel) -> Option<Uuid> {
+        Some(done.id)
+    }
 }
 
 /// A command at a device has ended: its tunnel is deleted, unless it runs on another device by now.

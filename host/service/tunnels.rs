@@ -144,6 +144,10 @@ impl Change for CreateTunnel {
             ..new.inserted(node, domain, remote_port, write.now)
         })
     }
+
+    fn subject(&self, done: &Tunnel) -> Option<Uuid> {
+        Some(done.id)
+    }
 }
 
 /// Checks the plan's limits. The permit's counters are current, because

@@ -1,20 +1,33 @@
 //! Webhook endpoints: reading, creating, changing, testing and deleting them.
 
+use std::ops::RangeInclusive;
+
 use crate::Service;
 use crate::secrets::Purpose;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chrono::TimeDelta;
 use culvert_domain::caller::Caller;
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::webhook::Attempt;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::commit::Change;
 use crate::events;
-use crate::gate::{Permit, WebhookChange, WebhookDefinition};
-use culvert_domain::error::{Code, Error, Result};
+use crate::gate::{Permit, RequestDraft, WebhookChange, WebhookDefinition};
+use culvert_api_types::requests::Input;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::ResourceFacts;
+use culvert_domain::plan::Entitlement;
 use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
 use culvert_store::Write;
+use culvert_store::resend::Resend;
+
+/// Events that are sent once more by one request.
+const RESENT_AT_ONCE: u32 = 1000;
+/// Hours back, as deliveries are kept for 30 days.
+const HOURS: RangeInclusive<i64> = 1..=720;
 
 /// The secret of a new endpoint.
 #[derive(Clone)]
@@ -94,6 +107,10 @@ impl Change for CreateWebhook {
         write.insert_webhook(&webhook, &self.secret).await?;
         Ok(webhook)
     }
+
+    fn subject(&self, done: &Webhook) -> Option<Uuid> {
+        Some(done.id)
+    }
 }
 
 pub struct UpdateWebhook {
@@ -144,11 +161,83 @@ impl Change for TestWebhook {
     type Done = Uuid;
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Uuid> {
-        let scope_id = permit.caller().scope.id;
-        let webhook = write.webhook(scope_id, self.webhook_id).await?.ok_or_else(Error::not_found)?;
-        if webhook.status == WebhookStatus::Disabled {
-            return Err(Error::of(Code::WebhookDisabled));
-        }
-        events::webhook_test(write, scope_id, webhook.id).await
+        let webhook = enabled(write, permit, self.webhook_id).await?;
+        events::webhook_test(write, webhook.scope_id, webhook.id).await
     }
+}
+
+/// Sends an event to its endpoint once more.
+pub struct ResendDelivery {
+    pub webhook_id: Uuid,
+    pub event_id: Uuid,
+}
+
+impl Change for ResendDelivery {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        enabled(write, permit, self.webhook_id).await?;
+        match write.resend(self.webhook_id, self.event_id).await? {
+            Resend::Scheduled => Ok(()),
+            Resend::Unknown => Err(Error::not_found()),
+            Resend::UnderWay => Err(Error::of(Code::DeliveryInFlight)),
+            Resend::NoRoom => Err(Error::of(Code::LimitReached)),
+        }
+    }
+
+    fn details(&self) -> Value {
+        json!({"event_id": self.event_id})
+    }
+}
+
+/// Sends the events once more that an endpoint did not take since a time, at most [`RESENT_AT_ONCE`].
+pub struct ResendFailed {
+    pub webhook_id: Uuid,
+    pub hours: i64,
+}
+
+impl Change for ResendFailed {
+    /// How many are sent.
+    type Done = u32;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<u32> {
+        enabled(write, permit, self.webhook_id).await?;
+        let since = write.now - TimeDelta::hours(self.hours);
+        let mut resent = 0;
+        for event_id in write.failed_events(self.webhook_id, since, RESENT_AT_ONCE).await? {
+            match write.resend(self.webhook_id, event_id).await? {
+                Resend::Scheduled => resent += 1,
+                Resend::Unknown | Resend::UnderWay => {}
+                Resend::NoRoom => break,
+            }
+        }
+        Ok(resent)
+    }
+
+    fn details(&self) -> Value {
+        json!({"hours": self.hours})
+    }
+}
+
+/// For how many hours back an endpoint is to be sent again what it did not take, as typed.
+#[derive(Clone, Debug)]
+pub struct WantedHours(pub String);
+
+impl RequestDraft for WantedHours {
+    type Valid = i64;
+
+    fn input(&self) -> Option<Input<'_>> {
+        None
+    }
+
+    fn validate(self, _: &ResourceFacts, _: &Entitlement) -> Result<i64, Vec<Fault>> {
+        let hours = self.0.trim().parse().ok().filter(|hours| HOURS.contains(hours));
+        let allowed = || format!("must be a number from {} to {}", HOURS.start(), HOURS.end());
+        hours.ok_or_else(|| vec![Fault::new("hours", allowed())])
+    }
+}
+
+async fn enabled(write: &mut Write, permit: &Permit, webhook_id: Uuid) -> Result<Webhook> {
+    let webhook = write.webhook(permit.caller().scope.id, webhook_id).await?.ok_or_else(Error::not_found)?;
+    if webhook.status == WebhookStatus::Disabled { Err(Error::of(Code::WebhookDisabled)) } else { Ok(webhook) }
 }

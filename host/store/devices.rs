@@ -137,6 +137,7 @@ impl Write {
     pub async fn create_device(&mut self, code: DeviceCode, new: &NewDevice) -> Result<Uuid> {
         let DeviceCode { account_id: owner_id, scope_id, may_create } = code;
         let Description { platform, version, capabilities } = &new.description;
+        self.notify(Hint::Scope(scope_id));
         let (id, now, capabilities) = (self.clock.id(), self.now, capabilities.join(" "));
         let sql = sql!(
             "INSERT INTO devices (id, scope_id, owner_id, name, platform, version, capabilities, public_key, \

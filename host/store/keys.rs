@@ -112,9 +112,19 @@ impl Store {
     }
 
     /// Whether an unexpired enrolment code with this hash exists.
-    pub async fn has_device_code(&self, hash: &[u8]) -> Result<bool> {
-        let sql = sql!("SELECT 1 AS one FROM device_codes WHERE hash = $1 AND expires_at > $2");
-        Ok((&self.db).optional(sql, args![hash, self.clock.now()]).await?.is_some())
+    pub async fn scope_of_device_code(&self, hash: &[u8]) -> Result<Option<Uuid>> {
+        let sql = sql!("SELECT scope_id FROM device_codes WHERE hash = $1 AND expires_at > $2");
+        let row = (&self.db).optional(sql, args![hash, self.clock.now()]).await?;
+        Ok(row.map(|row| row.id("scope_id")).transpose()?)
+    }
+
+    /// The id and the scope of a key, named by its id or by how it begins.
+    pub async fn key_named(&self, key: &str) -> Result<Option<(Uuid, Uuid)>> {
+        let id = Uuid::parse_str(key).unwrap_or_default();
+        let public_id: String = key.strip_prefix("ctk_").unwrap_or(key).chars().take(12).collect();
+        let sql = sql!("SELECT id, scope_id FROM api_keys WHERE id = $1 OR public_id = $2");
+        let row = (&self.db).optional(sql, args![id, &public_id]).await?;
+        Ok(row.map(|row| Ok::<_, StoreError>((row.id("id")?, row.id("scope_id")?))).transpose()?)
     }
 
     /// The public ids of at most `most` keys that were used since this time, the last used first.
@@ -193,16 +203,11 @@ impl Write {
 
     /// Revokes a key, found by its id or public id. Returns the id if there is such a key. Revoking it again
     /// changes nothing.
-    pub async fn revoke_key(&mut self, key: &str) -> Result<Option<Uuid>> {
-        let id = Uuid::parse_str(key).unwrap_or_default();
-        let public_id = key.strip_prefix("ctk_").unwrap_or(key);
-        let public_id: String = public_id.chars().take(12).collect();
+    pub async fn revoke_key(&mut self, id: Uuid) -> Result<()> {
         let now = self.now;
-        let sql = sql!(
-            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 OR public_id = $2 RETURNING id"
-        );
-        let row = self.optional(sql, args![id, &public_id, now]).await?;
-        Ok(row.map(|row| row.id("id")).transpose()?)
+        let sql = sql!("UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $2) WHERE id = $1");
+        self.execute(sql, args![id, now]).await?;
+        Ok(())
     }
 
     pub async fn record_key_use(&mut self, key_id: Uuid, at: DateTime<Utc>) -> Result<()> {

@@ -13,6 +13,7 @@ mod access;
 pub mod acme;
 mod arg;
 pub mod assignments;
+pub mod audit_log;
 pub mod catalog;
 pub mod certificates;
 pub mod db;
@@ -34,6 +35,7 @@ pub mod presence;
 mod prune;
 pub mod rate;
 mod refusals;
+pub mod resend;
 pub mod routes;
 mod row;
 pub mod scopes;
@@ -59,7 +61,9 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use audit_log::AuditMac;
 use certificates::OwnCertificates;
+use culvert_domain::audit_log::NewEntry;
 use culvert_domain::error::{Chain, Error, Result};
 use db::{Db, Tx};
 
@@ -73,6 +77,8 @@ pub struct Store {
     own_certificates: OnceLock<OwnCertificates>,
     /// The host names of the API and of the dashboard, set at the start.
     own_names: OnceLock<Vec<String>>,
+    /// What entries of the audit log are authenticated with, set at the start.
+    audit_mac: OnceLock<AuditMac>,
     /// Tells what this process has written from what others have.
     process_id: Uuid,
 }
@@ -90,6 +96,8 @@ pub enum Hint {
     Node(Uuid),
     /// The worker that sends webhook deliveries.
     Deliveries,
+    /// Open pages that show this scope: something of it has changed.
+    Scope(Uuid),
 }
 
 /// An open transaction that writes.
@@ -104,6 +112,10 @@ pub struct Write {
     /// The http tunnels whose names this transaction has changed.
     renamed: BTreeSet<Uuid>,
     own_certificates: Option<OwnCertificates>,
+    /// What is to be in the audit log of this transaction.
+    audited: Vec<NewEntry>,
+    audit_mac: Option<AuditMac>,
+    locked_scope: Option<Uuid>,
     process_id: Uuid,
 }
 
@@ -133,8 +145,9 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        let (own_certificates, own_names, process_id) = (OnceLock::new(), OnceLock::new(), clock.id());
-        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, process_id }, woken)
+        let (own_certificates, own_names, audit_mac) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let process_id = clock.id();
+        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_mac, process_id }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -182,16 +195,29 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
-        let (clock, hints, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
+        let (clock, sender, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
         let process_id = self.process_id;
-        let own_certificates = self.own_certificates.get().cloned();
+        let (own_certificates, audit_mac) = (self.own_certificates.get().cloned(), self.audit_mac.get().cloned());
         let transaction = async move {
             let tx = db.begin(scope_id).await?;
             // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
             let now = clock.now();
             let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
-            let mut write =
-                Write { tx, now, clock, hints: BTreeSet::new(), touched, renamed, own_certificates, process_id };
+            let hints = scope_id.map(Hint::Scope).into_iter().collect();
+            let (audited, locked_scope) = (Vec::new(), scope_id);
+            let mut write = Write {
+                tx,
+                now,
+                clock,
+                hints,
+                touched,
+                renamed,
+                own_certificates,
+                audited,
+                audit_mac,
+                locked_scope,
+                process_id,
+            };
             match in_turn(&mut write, work).await {
                 Ok(value) => {
                     let Write { tx, hints: due, .. } = write;
@@ -199,7 +225,7 @@ impl Store {
                     commits.send_modify(|commits| *commits += 1);
                     // The receiver is gone while the host stops.
                     for hint in due {
-                        let _ = hints.send(hint);
+                        let _ = sender.send(hint);
                     }
                     Ok(value)
                 }
@@ -226,6 +252,7 @@ where
     let value = work(write).await?;
     write.want_certificates().await?;
     write.raise_revisions().await?;
+    write.append_audit_entries().await?;
     // In the order of the ids, so that two transactions do not wait for each other.
     let woken = write.hints.iter().filter_map(|hint| if let Hint::Device(id) = hint { Some(*id) } else { None });
     let woken: Vec<Uuid> = woken.collect();

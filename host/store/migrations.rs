@@ -56,6 +56,8 @@ const FILES: &[File] = files! {
     25 "0025_teams"
     26 "0026_refusals"
     27 "0027_second_factors"
+    28 "0028_audit_log"
+    29 "0029_resent_deliveries"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -50,6 +50,13 @@ pub struct NewEvent<'e> {
     pub body: &'e [u8],
 }
 
+/// An attempt that is to be made.
+pub(super) struct Attempt {
+    pub number: u32,
+    pub resent: bool,
+    pub at: DateTime<Utc>,
+}
+
 impl Write {
     /// The enabled endpoints that subscribe to a kind of event. `None` is the usual case: nothing is written.
     pub async fn subscribers(&mut self, scope_id: Uuid, kind: EventKind) -> Result<Option<Subscribers>> {
@@ -82,21 +89,27 @@ impl Write {
                 self.cancel_at_once(*webhook_id, id).await?;
                 continue;
             }
-            self.schedule(*webhook_id, id, 1, now).await?;
-            let sql = sql!(
-                "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
-                 AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
-                     < CASE WHEN timeouts > 0 THEN CAST($4 AS BIGINT) ELSE CAST($3 AS BIGINT) END"
-            );
-            let args = args![*webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT];
-            self.execute(sql, args).await?;
+            self.schedule(*webhook_id, id, Attempt { number: 1, resent: false, at: now }).await?;
+            self.make_due(*webhook_id).await?;
         }
         self.notify(Hint::Deliveries);
         Ok(())
     }
 
+    /// Has a worker look at an endpoint now, unless as many of its deliveries are under way as may be.
+    pub(super) async fn make_due(&mut self, webhook_id: Uuid) -> Result<()> {
+        let now = self.now;
+        let sql = sql!(
+            "UPDATE webhooks SET due_at = $2 WHERE id = $1 AND (due_at IS NULL OR due_at > $2) \
+             AND (SELECT COUNT(*) FROM deliveries WHERE webhook_id = $1 AND in_flight = TRUE) \
+                 < CASE WHEN timeouts > 0 THEN CAST($4 AS BIGINT) ELSE CAST($3 AS BIGINT) END"
+        );
+        self.execute(sql, args![webhook_id, now, IN_FLIGHT_PER_ENDPOINT, IN_FLIGHT_PER_SLOW_ENDPOINT]).await?;
+        Ok(())
+    }
+
     /// Counts one more waiting delivery of an endpoint. Returns false, and counts nothing, at the limit.
-    async fn make_room(&mut self, webhook_id: Uuid) -> Result<bool> {
+    pub(super) async fn make_room(&mut self, webhook_id: Uuid) -> Result<bool> {
         let sql = sql!("UPDATE webhooks SET waiting = waiting + 1 WHERE id = $1 AND waiting < $2");
         Ok(self.execute(sql, args![webhook_id, WAITING_PER_ENDPOINT]).await? == 1)
     }
@@ -113,14 +126,14 @@ impl Write {
         Ok(())
     }
 
-    async fn schedule(&mut self, webhook_id: Uuid, event_id: Uuid, attempt: u32, at: DateTime<Utc>) -> Result<()> {
-        let (id, now) = (self.clock.id(), self.now);
+    pub(super) async fn schedule(&mut self, webhook_id: Uuid, event_id: Uuid, attempt: Attempt) -> Result<()> {
+        let (id, now, Attempt { number, resent, at }) = (self.clock.id(), self.now, attempt);
         let sql = sql!(
-            "INSERT INTO deliveries (id, webhook_id, event_id, attempt, status, run_at, in_flight, lease, \
+            "INSERT INTO deliveries (id, webhook_id, event_id, attempt, resent, status, run_at, in_flight, lease, \
                  next_attempt_at, created_at) \
-             VALUES ($1, $2, $3, $4, 'pending', $5, FALSE, 0, $5, $6)"
+             VALUES ($1, $2, $3, $4, $5, 'pending', $6, FALSE, 0, $6, $7)"
         );
-        self.execute(sql, args![id, webhook_id, event_id, attempt, at, now]).await?;
+        self.execute(sql, args![id, webhook_id, event_id, number, resent, at, now]).await?;
         Ok(())
     }
 
@@ -166,7 +179,8 @@ impl Write {
         self.lock(sql!("SELECT id FROM webhooks WHERE id = $1", locked: " FOR UPDATE"), args![delivery.webhook_id])
             .await?;
         let status = if outcome.error.is_none() { AttemptStatus::Succeeded } else { AttemptStatus::Failed };
-        let wait = RETRIES.get(delivery.attempt as usize - 1).filter(|_| status == AttemptStatus::Failed);
+        let has_failed = status == AttemptStatus::Failed;
+        let wait = RETRIES.get(delivery.attempt as usize - 1).filter(|_| has_failed && !delivery.resent);
         // With jitter, so that attempts that failed together are not retried together.
         let next = wait.map(|wait| now + self.clock.about(*wait));
         let sql = sql!(
@@ -193,7 +207,11 @@ impl Write {
         let timed_out = outcome.error == Some(AttemptError::Timeout);
         self.execute(sql, args![delivery.webhook_id, StringArg(status), now, timed_out, next.is_some()]).await?;
         if let Some(next) = next {
-            self.schedule(delivery.webhook_id, delivery.event_id, delivery.attempt + 1, next).await?;
+            let attempt = Attempt { number: delivery.attempt + 1, resent: false, at: next };
+            self.schedule(delivery.webhook_id, delivery.event_id, attempt).await?;
+        }
+        if delivery.resent && !has_failed {
+            self.cancel_retries(delivery.webhook_id, delivery.event_id).await?;
         }
         self.set_due(delivery.webhook_id).await?;
         self.notify(Hint::Deliveries);
@@ -278,12 +296,12 @@ impl Write {
             "UPDATE deliveries SET in_flight = TRUE, lease = lease + 1, run_at = $2 WHERE id IN ( \
                  SELECT id FROM deliveries WHERE webhook_id = $1 AND status = 'pending' AND run_at <= $3 \
                  ORDER BY run_at, id LIMIT $4) \
-             RETURNING id, lease, attempt, event_id, (SELECT body FROM events WHERE id = event_id) AS body"
+             RETURNING id, lease, attempt, resent, event_id, (SELECT body FROM events WHERE id = event_id) AS body"
         );
         let rows = self.all(sql, args![webhook_id, now + DELIVERY_LEASE, now, most]).await?;
         let delivery = |row: &Row| {
             Ok(row!(row => Delivery {
-                id: id, lease: int, attempt: number, event_id: id, body: bytes;
+                id: id, lease: int, attempt: number, resent: flag, event_id: id, body: bytes;
                 webhook_id,
                 scope_id: endpoint.scope_id,
                 url: endpoint.url.clone(),

@@ -53,6 +53,7 @@ impl Store {
             (prune!("sign_ins", "expires_at", " <= $1"), now),
             (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
             (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),
+            (prune!("audit_log", "at", " <= $1"), now - culvert_domain::audit_log::KEPT),
             (prune!("refusals", "at", " <= $1"), now - culvert_domain::refusal::KEPT),
             (prune!("operations", "finished_at", " <= $1"), now - KEEP_OPERATIONS),
             (prune!("sessions", "ended_at", " <= $1"), now - KEEP_SESSIONS),

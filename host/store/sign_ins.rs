@@ -8,7 +8,7 @@ use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::row::{Row, row};
 use super::sql::sql;
-use super::{Store, Write, scopes};
+use super::{Hint, Store, Write, scopes};
 use culvert_domain::caller::{Caller, Credential, Role, Scope};
 use culvert_domain::error::Result;
 use culvert_domain::permission::{Permission, Permissions};
@@ -167,6 +167,7 @@ impl Write {
 
     /// Ends one sign-in of an account.
     pub async fn end_sign_in(&mut self, account_id: Uuid, id: Uuid) -> Result<()> {
+        self.notify(Hint::Scope(account_id));
         let sql = sql!("DELETE FROM sign_ins WHERE id = $1 AND account_id = $2");
         self.execute(sql, args![id, account_id]).await?;
         Ok(())
@@ -174,12 +175,14 @@ impl Write {
 
     /// Ends all sign-ins of an account.
     pub async fn end_sign_ins_of(&mut self, account_id: Uuid) -> Result<()> {
+        self.notify(Hint::Scope(account_id));
         self.execute(sql!("DELETE FROM sign_ins WHERE account_id = $1"), args![account_id]).await?;
         Ok(())
     }
 
     /// Ends all sign-ins of an account but one.
     pub async fn end_other_sign_ins(&mut self, account_id: Uuid, id: Uuid) -> Result<()> {
+        self.notify(Hint::Scope(account_id));
         let sql = sql!("DELETE FROM sign_ins WHERE account_id = $1 AND id <> $2");
         self.execute(sql, args![account_id, id]).await?;
         Ok(())

@@ -43,6 +43,23 @@ impl Store {
     }
 }
 
+impl Store {
+    /// The traffic of a scope by day, since one. Days without any are left out.
+    pub async fn scope_days(&self, scope_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
+        let sql =
+            sql!("SELECT day, bytes_in, bytes_out FROM usage_of_scopes WHERE scope_id = $1 AND day >= $2 ORDER BY day");
+        days(&(&self.db).all(sql, args![scope_id, since]).await?)
+    }
+
+    /// The same of one of its tunnels.
+    pub async fn tunnel_days(&self, scope_id: Uuid, tunnel_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
+        let sql = sql!(
+            "SELECT day, bytes_in, bytes_out FROM usage_days WHERE tunnel_id = $2 AND scope_id = $1 AND day >= $3 ORDER BY day"
+        );
+        days(&(&self.db).all(sql, args![scope_id, tunnel_id, since]).await?)
+    }
+}
+
 impl Write {
     pub async fn scope_bandwidth(&mut self, scope_id: Uuid) -> Result<Bandwidth> {
         let now = self.now;
@@ -96,6 +113,14 @@ pub(super) async fn scope_bandwidth(db: &mut impl Read, scope_id: Uuid, now: Dat
     );
     let args = args![scope_id, day_number(month_start(now)), day_number(now)];
     Ok(bandwidth(&db.one(sql, args).await?)?)
+}
+
+fn days(rows: &[Row]) -> Result<Vec<(i64, Traffic)>> {
+    let traffic = |row: &Row| {
+        let traffic = Traffic { bytes_in: row.number("bytes_in")?, bytes_out: row.number("bytes_out")? };
+        Ok((row.int("day")?, traffic))
+    };
+    Ok(rows.iter().map(traffic).collect::<DbResult<_>>()?)
 }
 
 fn bandwidth(row: &Row) -> DbResult<Bandwidth> {

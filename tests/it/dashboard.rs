@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use culvert_agent::device::DeviceKey;
+use culvert_domain::audit_log::Actor;
 use culvert_domain::caller::Role;
 use culvert_service::accounts;
 use culvert_test_macros::both_engines;
@@ -70,7 +71,7 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     let operation: Uuid = asked.data()["id"].as_str().unwrap().parse().unwrap();
     wire.obey(Done::Start).await;
     host.until_ended(&api, operation).await;
-    accounts::set_operator(&host.app.store, ada.account_id, true).await.unwrap();
+    accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
     let mut adas = Tab::with_password(&host, ada.account_id).await;
     let mut eves = Tab::entered(&host, eve.account_id).await;
     let mut nobodys = Tab::open(&host);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use culvert_domain::audit_log::Actor;
 use culvert_service::accounts;
 use culvert_test_macros::both_engines;
 use serde_json::json;
@@ -20,7 +21,7 @@ const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
 /// An operator's tab, whose password was just typed.
 async fn operator(host: &TestHost) -> (Uuid, Tab) {
     let ada = host.person("ada").await;
-    accounts::set_operator(&host.app.store, ada.account_id, true).await.unwrap();
+    accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
     (ada.account_id, Tab::with_password(host, ada.account_id).await)
 }
 
@@ -48,13 +49,13 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     }
     assert!(!eves.get("/dashboard/me").await.text.contains("/operator/"));
     // Whoever is no operator any more finds them no longer.
-    accounts::set_operator(&host.app.store, eve.account_id, true).await.unwrap();
+    accounts::set_operator(&host.app.store, eve.account_id, true, Actor::CLI).await.unwrap();
     host.clock.advance(Duration::from_secs(2));
     assert_eq!(eves.get(POLICIES).await.status, 200);
-    accounts::set_operator(&host.app.store, eve.account_id, false).await.unwrap();
+    accounts::set_operator(&host.app.store, eve.account_id, false, Actor::CLI).await.unwrap();
     host.clock.advance(Duration::from_secs(2));
     assert_eq!(eves.get(POLICIES).await.outcome(), "404 not_found");
-    let refused = accounts::set_operator(&host.app.store, ada, false).await.unwrap_err();
+    let refused = accounts::set_operator(&host.app.store, ada, false, Actor::CLI).await.unwrap_err();
     assert_eq!(refused.code.as_str(), "last_operator");
 }
 

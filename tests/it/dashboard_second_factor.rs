@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use culvert_domain::audit_log::Actor;
 use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::accounts;
 use culvert_test_macros::both_engines;
@@ -185,7 +186,7 @@ async fn second_factor_is_required_of_operators_or_of_all(engine: Engine) {
     ] {
         let host = TestHost::with(engine, |config| config.dashboard.require_second_factor = required).await;
         let (ada, eve) = (host.person("ada").await, host.person("eve").await);
-        accounts::set_operator(&host.app.store, ada.account_id, true).await.unwrap();
+        accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
         let mut adas = Tab::with_password(&host, ada.account_id).await;
         let mut eves = Tab::with_password(&host, eve.account_id).await;
         let of_operators = "/dashboard/operator/policies";

@@ -156,7 +156,7 @@ async fn ended_sign_in_sets_no_password(engine: Engine) {
     let thief = Tab::entered(&host, ada.account_id).await;
     let dashboard = host.app.dashboard.as_ref().unwrap();
     let value = &thief.cookies[COOKIE];
-    let known = dashboard.sign_ins.find(&host.app.service, value, None).await.unwrap().unwrap();
+    let known = dashboard.sign_ins.find(&host.app.service, value, None, false).await.unwrap().unwrap();
     let page = owner.get(ACCOUNT).await;
     let ended = owner.submit(&page, "/dashboard/account/sign-ins/end-others", &[]).await;
     assert_eq!(ended.led_to(), ACCOUNT);

@@ -3,9 +3,10 @@
 use culvert_domain::caller::Role;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
+use serde_json::json;
 
 use crate::support::host::{Engine, TestHost};
-use crate::support::receiver::Authority;
+use crate::support::receiver::{Authority, Reply};
 use crate::support::tab::{Shown, Tab};
 
 const LIST: &str = "/dashboard/me/webhooks";
@@ -113,4 +114,105 @@ async fn member_of_a_team_reads_its_endpoints_and_changes_none(engine: Engine) {
     let page = tab.get(&list).await;
     let refused = tab.submit(&page, &list, &[("url", "https://hooks.example.test/")]).await;
     assert_eq!(refused.outcome(), "403 team_role_forbidden");
+}
+
+/// The states of an endpoint's attempts, the newest first.
+async fn states(host: &TestHost, key: &str, webhook: &str) -> Vec<(u64, String)> {
+    let attempts = host.api(key).get(&format!("/webhooks/{webhook}/deliveries?limit=100")).await.data().clone();
+    let state = |attempt: &serde_json::Value| {
+        (attempt["attempt"].as_u64().unwrap(), attempt["status"].as_str().unwrap().to_owned())
+    };
+    attempts.as_array().unwrap().iter().map(state).collect()
+}
+
+/// covers: delivery_in_flight
+#[both_engines]
+async fn what_an_endpoint_did_not_take_is_sent_again(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let mut receiver = authority.receiver(&host.clock).await;
+    receiver.reply_first([Reply::Status(500), Reply::Status(500)]);
+    let new = json!({"url": receiver.url(), "events": ["device.offline"]});
+    let webhook = api.post("/webhooks", new).await.id().to_string();
+    let path = format!("{LIST}/{webhook}");
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let until = async |wanted: &[(u64, &str)]| {
+        host.until_seen(async || {
+            let seen = states(&host, &ada.key, &webhook).await;
+            let is_wanted = seen.iter().map(|(attempt, state)| (*attempt, state.as_str())).eq(wanted.iter().copied());
+            if is_wanted { Ok(()) } else { Err(seen) }
+        })
+        .await;
+    };
+    let until_newest = async |attempt: u64, state: &str| {
+        let newest = async || {
+            let seen = states(&host, &ada.key, &webhook).await;
+            if seen[0] == (attempt, state.to_owned()) { Ok(()) } else { Err(seen) }
+        };
+        host.until_seen(newest).await;
+    };
+    let event = api.post(&format!("/webhooks/{webhook}/test"), json!({})).await.data()["event_id"].clone();
+    let event = event.as_str().unwrap();
+    let first = receiver.next().await;
+    until(&[(2, "pending"), (1, "failed")]).await;
+
+    // Outside of the schedule, with a signature of its own; the schedule goes on.
+    let resend = format!("{path}/deliveries/{event}/resend");
+    let page = tab.get(&path).await;
+    host.clock.advance(std::time::Duration::from_secs(5));
+    assert_eq!(tab.submit(&page, &resend, &[]).await.led_to(), path);
+    assert_eq!(tab.submit(&page, &resend, &[]).await.led_to(), path, "a second click sends nothing");
+    let again = receiver.next().await;
+    assert_eq!(again.event(), first.event());
+    assert_ne!(again.header("service-webhook-signature"), first.header("service-webhook-signature"));
+    until(&[(3, "failed"), (2, "pending"), (1, "failed")]).await;
+
+    // Once it is taken, nothing waits any more.
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &resend, &[]).await.led_to(), path);
+    receiver.next().await;
+    until(&[(4, "succeeded"), (3, "failed"), (2, "canceled"), (1, "failed")]).await;
+    host.clock.advance(std::time::Duration::from_hours(1));
+
+    // While it is being sent, it waits.
+    let leave = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    receiver.reply(Reply::Wait(leave.clone()));
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &resend, &[]).await.led_to(), path);
+    receiver.next().await;
+    let page = tab.get(&path).await;
+    assert_eq!(tab.submit(&page, &resend, &[]).await.outcome(), "409 delivery_in_flight");
+    leave.add_permits(10);
+    until_newest(5, "succeeded").await;
+
+    // All that failed since a time, and not what has succeeded.
+    receiver.reply(Reply::Status(503));
+    api.post(&format!("/webhooks/{webhook}/test"), json!({})).await.data();
+    receiver.next().await;
+    for (attempt, wait) in [(2, 66), (3, 330), (4, 1980), (5, 7920), (6, 47_520)] {
+        until_newest(attempt, "pending").await;
+        host.clock.advance(std::time::Duration::from_secs(wait));
+        receiver.next().await;
+    }
+    until_newest(6, "failed").await;
+    receiver.reply(Reply::Status(200));
+    let page = tab.get(&path).await;
+    let all = format!("{path}/resend");
+    for wrong in ["", "0", "721", "a day"] {
+        let refused = tab.submit(&page, &all, &[("hours", wrong)]).await;
+        assert_eq!(refused.fault("hours"), Some("must be a number from 1 to 720"), "{wrong}");
+    }
+    assert_eq!(tab.submit(&page, &all, &[("hours", "48")]).await.led_to(), path);
+    receiver.next().await;
+    until_newest(7, "succeeded").await;
+    assert!(receiver.waiting().is_empty(), "what has succeeded is not sent again");
+    // What no endpoint has, or a disabled one, is not sent.
+    let unknown = format!("{path}/deliveries/{}/resend", ada.account_id);
+    let form = tab.made_up(&host, &unknown, &[]).await;
+    assert_eq!(tab.post(&unknown, &form).await.outcome(), "404 not_found");
+    api.patch(&format!("/webhooks/{webhook}"), json!({"status": "disabled"})).await.data();
+    let form = tab.made_up(&host, &resend, &[]).await;
+    assert_eq!(tab.post(&resend, &form).await.outcome(), "409 webhook_disabled");
 }

@@ -30,6 +30,7 @@ const GROWING: &[&str] = &[
     "accounts",
     "api_keys",
     "assignment_changes",
+    "audit_log",
     "certificates",
     "custom_domains",
     "deliveries",

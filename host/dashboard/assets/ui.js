@@ -7,26 +7,102 @@ if (form && location.hash.length > 1) {
   history.replaceState(null, "", location.pathname);
 }
 
-// Times in the reader's own zone; the exact one stays as the title.
-for (const time of document.querySelectorAll("time[datetime]")) {
-  time.title = time.dateTime;
-  time.textContent = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
-}
+// What the page is better with: times in the reader's own zone, with the exact one as the title, and buttons that copy.
+const improve = (root) => {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    time.title = time.dateTime;
+    time.textContent = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+  }
+  for (const block of root.querySelectorAll("[data-copy]")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(block.querySelector("code").textContent);
+      button.textContent = "Copied";
+    });
+    block.append(button);
+  }
+};
+improve(document);
 
-for (const block of document.querySelectorAll("[data-copy]")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = "Copy";
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(block.querySelector("code").textContent);
-    button.textContent = "Copied";
-  });
-  block.append(button);
-}
+// The page shows what has changed since: it is fetched anew, and its content takes the place of what is there.
+const main = document.getElementById("content");
+const REFUSED_PERIOD = 10_000;
+let source, timer, state = "";
 
-// While something is under way, the page looks again, unless somebody is at a field of it.
-if (document.body.hasAttribute("data-reloads")) {
-  setInterval(() => {
-    if (!document.hidden && !document.activeElement.matches("input, select, textarea")) location.reload();
-  }, 2000);
+const say = (text) => {
+  state = text;
+  const line = document.getElementById("live");
+  line.textContent = text;
+  line.hidden = !text;
+};
+
+// Whether somebody is at a field, or has typed something that would be lost.
+const isInUse = () =>
+  document.activeElement.matches("#content :is(input, select, textarea)") ||
+  [...main.querySelectorAll("input, textarea, select")].some((field) =>
+    field.type === "checkbox" || field.type === "radio"
+      ? field.checked !== field.defaultChecked
+      : field.options
+        ? [...field.options].some((option) => option.defaultSelected && !option.selected)
+        : field.value !== field.defaultValue,
+  );
+
+const show = (page) => {
+  const fresh = page.getElementById("content");
+  if (!fresh) return location.reload();
+  const places = () => [...main.querySelectorAll("a, button, summary, [tabindex]")];
+  const place = places().indexOf(document.activeElement);
+  const open = [...main.querySelectorAll("details")].map((details) => details.open);
+  main.replaceChildren(...fresh.childNodes);
+  improve(main);
+  main.querySelectorAll("details").forEach((details, i) => (details.open = open[i] ?? details.open));
+  if (place >= 0) (places()[place] ?? main.querySelector("h1")).focus({ preventScroll: true });
+  document.title = page.title;
+  say(state);
+};
+
+let waits = false;
+const look = () => {
+  if (isInUse()) {
+    if (!waits) say("Something has changed. It is shown when you leave the form.");
+    waits = true;
+    return;
+  }
+  if (waits) say("");
+  waits = false;
+  const request = new XMLHttpRequest();
+  request.open("GET", location.href);
+  request.responseType = "document";
+  request.onload = () => {
+    if (request.responseURL !== location.href.split("#")[0] || request.status === 404) location.reload();
+    else if (request.status === 200 && !isInUse()) show(request.response);
+  };
+  request.send();
+};
+
+const follow = () => {
+  source?.close();
+  clearInterval(timer);
+  if (document.hidden) return;
+  source = new EventSource(document.body.dataset.live);
+  source.onopen = () => {
+    say("");
+    look();
+  };
+  source.addEventListener("change", look);
+  source.onerror = () => {
+    if (source.readyState !== EventSource.CLOSED) return say("Not connected. The page catches up by itself.");
+    // Too many streams are open, or the sign-in has ended, which looking shows.
+    say("Live updates are off: too many pages are open. This one looks every 10 seconds.");
+    look();
+    timer = setInterval(look, REFUSED_PERIOD);
+  };
+};
+
+if (document.body.dataset.live) {
+  document.addEventListener("visibilitychange", follow);
+  document.addEventListener("focusout", () => waits && setTimeout(look));
+  follow();
 }

@@ -15,7 +15,7 @@ const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
 
 pub(crate) fn show(visit: &Visit) -> Result<Markup> {
-    let status = visit.service().policy_status(operator(visit)?);
+    let status = visit.service().policy_status(&operator(visit)?);
     let content = html! {
         p { "Generation " strong { (status.generation) } ", loaded " (time::at(status.loaded_at)) ". "
             a href=(format!("{}/policies", visit.dashboard.docs_url)) { "Their rules and codes" } }
@@ -72,20 +72,21 @@ fn short(digest: &str) -> String {
 }
 
 pub(crate) async fn reload(visit: &Visit, _: Posted) -> Result<Answer> {
-    operator(visit)?;
-    (visit.dashboard.reload_policies)().await.map_err(|problem| policies_kept(&problem))?;
+    let operator = operator(visit)?;
+    let generation = (visit.dashboard.reload_policies)().await.map_err(|problem| policies_kept(&problem))?;
+    visit.service().note_reload(&operator, generation).await?;
     Ok(Answer::see_other(PATH))
 }
 
-pub(crate) fn roll_back(visit: &Visit, posted: &Posted) -> Result<Answer> {
+pub(crate) async fn roll_back(visit: &Visit, posted: Posted) -> Result<Answer> {
     let operator = operator(visit)?;
     // A second click must not go back once more.
-    let status = visit.service().policy_status(operator);
+    let status = visit.service().policy_status(&operator);
     let wanted = posted.form.get("generation").parse().ok();
     if wanted != status.earlier.first().copied() {
         let is_done = wanted == Some(status.generation);
         return if is_done { Ok(Answer::see_other(PATH)) } else { Err(policies_kept(&"the page was out of date.")) };
     }
-    visit.service().roll_back_policies(operator)?;
+    visit.service().roll_back_policies(&operator).await?;
     Ok(Answer::see_other(PATH))
 }

@@ -8,7 +8,16 @@ use crate::path::SIGN_OUT;
 use crate::visit::Visit;
 use crate::{ROOT, assets};
 
-fn frame(title: &str, reloads: bool, body: &Markup) -> Markup {
+/// When a page is loaded anew.
+#[derive(Default)]
+struct Renewal {
+    /// The stream that tells of changes.
+    live: Option<String>,
+    /// Whether something is under way, so that a browser without script looks again.
+    reloads: bool,
+}
+
+fn frame(title: &str, renewal: &Renewal, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -16,13 +25,13 @@ fn frame(title: &str, reloads: bool, body: &Markup) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                @if reloads { noscript { meta http-equiv="refresh" content="2"; } }
+                @if renewal.reloads { noscript { meta http-equiv="refresh" content="2"; } }
                 title { (title) " · Culvert" }
                 link rel="icon" href=(assets::icon());
                 link rel="stylesheet" href=(assets::style_sheet());
                 script src=(assets::script()) defer {}
             }
-            body data-reloads[reloads] { a.skip href="#content" { "To the content" } (body) }
+            body data-live=[renewal.live.as_ref()] { a.skip href="#content" { "To the content" } (body) }
         }
     }
 }
@@ -31,7 +40,7 @@ fn frame(title: &str, reloads: bool, body: &Markup) -> Markup {
 pub(crate) fn narrow(title: &str, docs_url: &str, content: &Markup) -> Markup {
     frame(
         title,
-        false,
+        &Renewal::default(),
         &html! {
             main #content .narrow {
                 p.brand { "culvert" }
@@ -47,18 +56,20 @@ pub(crate) fn signed_in(visit: &Visit, title: &str, content: &Markup) -> Markup 
     reloading(visit, title, false, content)
 }
 
-/// As [`signed_in`]; the page is loaded again every two seconds while something is under way.
+/// As [`signed_in`]; without script, the page is loaded again every two seconds while something is under way.
 pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Markup) -> Markup {
     let refused = visit.refused.as_ref();
+    let live = visit.is_live.then(|| visit.in_scope("/live"));
     frame(
         title,
-        reloads && refused.is_none(),
+        &Renewal { live, reloads: reloads && visit.is_live },
         &html! {
             (header(visit))
             div.columns {
                 (navigation(visit))
                 main #content {
                     h1 { (title) }
+                    p.muted #live role="status" hidden {}
                     @if let Some(refused) = refused {
                         (refusal::error(&refused.error))
                         @if let Some(id) = visit.policies.request_id() {
@@ -102,9 +113,11 @@ fn navigation(visit: &Visit) -> Markup {
         ("/devices", "Devices"),
         ("/operations", "Operations"),
         ("/webhooks", "Webhooks"),
+        ("/usage", "Usage"),
         ("/keys", "Keys"),
         ("/team", "Team"),
         ("/explain", "Explain"),
+        ("/audit", "Audit"),
     ];
     html! {
         nav.side aria-label="Pages" {

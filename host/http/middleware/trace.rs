@@ -42,12 +42,11 @@ fn beginning(path: &str) -> &str {
 
 /// What policies want to know of the request itself.
 fn context(api: &Api, req: &Request, id: Uuid, wanted: PolicyFacts) -> RequestContext {
-    let client = || client_address(req, &api.trusted_proxies);
     RequestContext {
         request_id: Some(id),
         now: api.clock.now(),
         method: wanted.contains(PolicyFact::RequestMethod).then(|| req.method().to_string()),
-        client: wanted.contains(PolicyFact::ClientIp).then(client).flatten(),
+        client: client_address(req, &api.trusted_proxies),
     }
 }
 

@@ -4,6 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::TimeDelta;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_store::Write;
@@ -11,7 +12,7 @@ use totp_rs::{Builder, Totp};
 use uuid::Uuid;
 
 use super::throttle::Tries;
-use super::{Client, PER_ACCOUNT, SignInValue, SignIns, wait_for};
+use super::{Client, SignInValue, SignIns, create, wait_for};
 use crate::Service;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
@@ -77,9 +78,8 @@ impl SignIns {
         let (value, mut new) = self.new_sign_in(account_id, method, client);
         // Whoever came by a link has not shown that it knows the password.
         new.elevated_until = (method == SignInMethod::Password).then(|| self.clock.now() + ELEVATION);
-        let create = service.store.write(Some(account_id), move |write| {
-            Box::pin(async move { write.create_sign_in(&new, PER_ACCOUNT).await })
-        });
+        let create =
+            service.store.write(Some(account_id), move |write| Box::pin(async move { create(write, &new).await }));
         create.await?;
         self.expect(&value);
         Ok(Some(value))
@@ -148,6 +148,7 @@ impl SignIns {
         let (account_id, id, tries) = (sign_in.account_id, sign_in.id, Tries::of_sign_in(sign_in));
         self.throttle.take_code_try(&tries, self.clock.moment()).map_err(wait_for)?;
         let (typed, secrets, codes) = (normalised(typed), service.secrets.clone(), self.new_codes());
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.enable_totp");
         let confirm = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 let step = step_of(write, &secrets, account_id, &typed, false).await?;
@@ -157,6 +158,7 @@ impl SignIns {
                 write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
                 write.end_other_sign_ins(account_id, id).await?;
                 write.delete_links_of(account_id).await?;
+                write.audit(entry);
                 Ok(codes)
             })
         });
@@ -178,12 +180,14 @@ impl SignIns {
         key: &IdempotencyKey,
     ) -> Result<Answered> {
         let (account_id, codes) = (sign_in.account_id, self.new_codes());
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.new_recovery_codes");
         let replace = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 if !write.has_second_factor(account_id).await? {
                     return Err(Error::not_found());
                 }
                 write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
+                write.audit(entry);
                 Ok(codes)
             })
         });
@@ -206,9 +210,13 @@ impl SignIns {
     /// If the database fails.
     pub async fn remove_second_factor(&self, service: &Service, sign_in: &SignIn) -> Result<()> {
         let account_id = sign_in.account_id;
-        let remove = service
-            .store
-            .write(None, move |write| Box::pin(async move { write.remove_second_factor(account_id).await }));
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.disable_totp");
+        let remove = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                write.audit(entry);
+                write.remove_second_factor(account_id).await
+            })
+        });
         remove.await?;
         self.read_again(account_id);
         Ok(())

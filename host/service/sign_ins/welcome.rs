@@ -2,6 +2,7 @@
 //! was invited to a Team.
 
 use culvert_domain::account;
+use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_domain::team::Invitation;
@@ -9,8 +10,9 @@ use uuid::Uuid;
 
 use super::strength::check_strength;
 use super::throttle::BEGINS;
-use super::{Client, PER_ACCOUNT, Proved, SignInValue, SignIns, wait_for};
+use super::{Client, Proved, SignInValue, SignIns, create, wait_for};
 use crate::Service;
+use crate::accounts::ACCOUNTS_CREATE;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
 use crate::invitations::join;
@@ -61,7 +63,7 @@ impl SignIns {
                 }
                 let has_second_factor = write.has_second_factor(account_id).await?;
                 if !has_second_factor {
-                    write.create_sign_in(&new, PER_ACCOUNT).await?;
+                    create(write, &new).await?;
                 }
                 Ok(Some(has_second_factor))
             })
@@ -102,6 +104,7 @@ impl SignIns {
             Welcome::Operator => None,
             Welcome::Member(invitation) => Some(invitation.team_id),
         };
+        let address = client.address;
         let begun = service.store.write(team_id, move |write| {
             Box::pin(async move {
                 let invitation = match welcome {
@@ -117,12 +120,14 @@ impl SignIns {
                 if let Some(password) = password {
                     write.set_password(account.id, &password).await?;
                 }
+                let actor = || Actor::account(Origin::Dashboard, account.id, address);
                 match invitation {
-                    Some(invitation) => join(write, &invitation, account.id).await?,
+                    Some(invitation) => join(write, &invitation, account.id, actor()).await?,
                     None => write.set_operator(account.id, true).await?,
                 }
                 new.account_id = account.id;
-                write.create_sign_in(&new, PER_ACCOUNT).await.map(|()| true)
+                write.audit(NewEntry::new(account.id, actor(), ACCOUNTS_CREATE));
+                create(write, &new).await.map(|()| true)
             })
         });
         if !begun.await? {

@@ -145,6 +145,15 @@ impl Seed {
             ),
         );
         insert(
+            tunnels,
+            "audit_log",
+            "scope_id, number, at, origin, account_id, credential_id, action, details, address, previous, digest",
+            format!(
+                "{of_20}, i % 20 + 1, {past} + i, 'api', {of_20}, {}, 'tunnels.create', '', '', {bytes}, {bytes}",
+                self.id(9, "i / 20")
+            ),
+        );
+        insert(
             scopes,
             "device_codes",
             "hash, account_id, scope_id, expires_at",

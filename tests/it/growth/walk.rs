@@ -108,7 +108,14 @@ impl Stage {
         let grant = self.meter.note("agent: start", wire.obey(Done::Start)).await.unwrap();
         self.settle().await;
         self.ask("GET /operations/{operation_id}", &[operation], Value::Null).await;
-        wire.renew(&[grant.lease_id]).await;
+        // Each of the start's last commits has one heartbeat ask whether a tunnel waits. Heartbeats are counted after they
+        // are answered.
+        let counted = async || self.host.metric("culvert_agent_heartbeats_total").await.unwrap_or_default();
+        let before = counted().await;
+        for _ in 0..4 {
+            wire.renew(&[grant.lease_id]).await;
+        }
+        self.host.until_found(async || (counted().await >= before + 4.0).then_some(())).await;
         self.meter.note("agent: heartbeat", wire.renew(&[grant.lease_id])).await;
         self.ask("POST /tunnels/{tunnel_id}/actions/restart", &of, json!({})).await;
         self.meter.note("agent: restart", wire.obey(Done::Restart)).await.unwrap();

@@ -30,13 +30,19 @@ pub async fn execute(host: &TestHost, sql: &'static str) {
 
 /// As [`execute`], by the database's URL.
 pub async fn execute_at(url: &str, sql: &'static str) {
-    if url.starts_with("sqlite:") {
+    try_execute(url, sql).await.unwrap();
+}
+
+/// As [`execute_at`]; what the database says against it.
+pub async fn try_execute(url: &str, sql: &'static str) -> Result<(), String> {
+    let done = if url.starts_with("sqlite:") {
         let mut connection = SqliteConnection::connect(url).await.unwrap();
-        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.map(drop)
     } else {
         let mut connection = PgConnection::connect(url).await.unwrap();
-        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-    }
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.map(drop)
+    };
+    done.map_err(|error| error.to_string())
 }
 
 /// Runs statements on a PostgreSQL database, as its owner.

@@ -326,8 +326,7 @@ impl TestHost {
     }
 
     pub async fn revoke(&self, key_id: Uuid) {
-        let key = key_id.to_string();
-        self.app.store.write(None, move |write| Box::pin(async move { write.revoke_key(&key).await })).await.unwrap();
+        self.app.store.write(None, move |write| Box::pin(write.revoke_key(key_id))).await.unwrap();
     }
 
     pub async fn set_plan(&self, scope_id: Uuid, plan: &str) {

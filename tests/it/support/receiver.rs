@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::host::own_address;
+use super::host::{own_address, within};
 
 /// The name that every receiver's certificate is for, beside its address.
 pub const NAME: &str = "hooks.example.test";
@@ -189,7 +189,7 @@ impl Receiver {
 
     /// The next delivery.
     pub async fn next(&mut self) -> Delivered {
-        self.deliveries.recv().await.unwrap()
+        within(60, self.deliveries.recv()).await.unwrap()
     }
 
     /// What has come and was not looked at yet.

@@ -97,7 +97,7 @@ impl Tab {
     pub async fn made_up(&self, host: &TestHost, path: &str, fields: &[(&str, &str)]) -> Vec<(String, String)> {
         let dashboard = host.app.dashboard.as_ref().unwrap();
         let value = &self.cookies["__Host-culvert"];
-        let sign_in = dashboard.sign_ins.find(&host.app.service, value, None).await.unwrap().unwrap().id;
+        let sign_in = dashboard.sign_ins.find(&host.app.service, value, None, false).await.unwrap().unwrap().id;
         let key = host.app.service.form_key(FormId { sign_in, path });
         let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         [("form_key".to_owned(), key)].into_iter().chain(fields).collect()

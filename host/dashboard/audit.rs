@@ -1,0 +1,49 @@
+//! The audit log of a scope: who has changed what.
+
+use culvert_domain::audit_log::{Actor, Entry, KEPT, Origin};
+use culvert_domain::error::Result;
+use maud::{Markup, html};
+
+use crate::view::{list, page, time};
+use crate::visit::Visit;
+
+pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
+    let entries = visit.service().audit_entries(&visit.caller, visit.page()).await?;
+    let content = html! {
+        p { "Every change of the last " (KEPT.num_days()) " days, by whomever and by whatever it was made. Entries are chained, so that "
+            "one that is altered or missing is found by " code { "culvert audit verify" } "." }
+        @if visit.caller.own_alone().is_some() { p.muted { "You see your own changes." } }
+        @if entries.rows.is_empty() { p.empty { "Nothing was changed." } } @else {
+            div.scroll role="region" aria-label="Changes" tabindex="0" { table {
+                thead { tr { th { "When" } th { "Who" } th { "Action" } th { "What was asked for" } } }
+                tbody { @for (entry, name) in &entries.rows { (row(entry, name.as_deref())) } }
+            } }
+            (list::more(visit.next(entries.next).as_deref()))
+        }
+    };
+    Ok(page::signed_in(visit, "Audit", &content))
+}
+
+fn row(entry: &Entry, name: Option<&str>) -> Markup {
+    html! {
+        tr {
+            td { (time::at(entry.at)) }
+            td.long { (name.unwrap_or("the operator")) div.muted { (by(&entry.actor)) } }
+            td { code { (entry.action) } }
+            td.long {
+                @if !entry.details.is_empty() { code { (entry.details) } }
+                @if let Some(id) = entry.subject_id { div.muted { (id) } }
+            }
+        }
+    }
+}
+
+fn by(actor: &Actor) -> String {
+    let by = match actor.origin {
+        Origin::Api => "by an API key",
+        Origin::Dashboard => "in the dashboard",
+        Origin::Cli => "by a command on the host's machine",
+        Origin::Agent => "at a device",
+    };
+    if actor.address.is_empty() { by.to_owned() } else { format!("{by}, from {}", actor.address) }
+}

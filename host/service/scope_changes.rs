@@ -1,0 +1,115 @@
+//! Who waits for changes of a scope: open pages that show it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use culvert_wire::clock::{Clock, Moment};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// Least time between two changes that a watcher hears of: what comes in between is one change.
+const BETWEEN: Duration = Duration::from_millis(500);
+
+/// The scopes that somebody watches.
+#[derive(Default)]
+pub struct ScopeChanges(Mutex<Watched>);
+
+#[derive(Default)]
+struct Watched {
+    scopes: HashMap<Uuid, watch::Sender<()>>,
+    is_closed: bool,
+}
+
+/// Hears of the changes of a scope, and of an account.
+pub struct Watch {
+    all: Arc<ScopeChanges>,
+    clock: Clock,
+    scope: (Uuid, watch::Receiver<()>),
+    account: (Uuid, watch::Receiver<()>),
+    /// When the last change was heard of.
+    heard: Option<Moment>,
+}
+
+/// What a watcher hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    Change,
+    /// Nothing has changed for the time that it waits.
+    Nothing,
+}
+
+impl ScopeChanges {
+    /// Watches a scope, and the account of whoever looks at it.
+    pub fn watch(self: &Arc<Self>, scope_id: Uuid, account_id: Uuid, clock: &Clock) -> Watch {
+        let scope = (scope_id, self.subscribe(scope_id));
+        let account = (account_id, self.subscribe(account_id));
+        Watch { all: self.clone(), clock: clock.clone(), scope, account, heard: None }
+    }
+
+    /// Something of a scope has changed. It costs the same however many scopes are watched.
+    pub fn tell(&self, scope_id: Uuid) {
+        if let Some(sender) = self.watched().scopes.get(&scope_id) {
+            sender.send_replace(());
+        }
+    }
+
+    /// Ends all watching: the host stops.
+    pub fn close(&self) {
+        let mut watched = self.watched();
+        watched.is_closed = true;
+        watched.scopes.clear();
+    }
+
+    fn subscribe(&self, scope_id: Uuid) -> watch::Receiver<()> {
+        let mut watched = self.watched();
+        if watched.is_closed {
+            return watch::channel(()).1;
+        }
+        watched.scopes.entry(scope_id).or_insert_with(|| watch::channel(()).0).subscribe()
+    }
+
+    fn forget(&self, scope_id: Uuid) {
+        let scopes = &mut self.watched().scopes;
+        // The one that is being dropped is still among them.
+        if scopes.get(&scope_id).is_some_and(|sender| sender.receiver_count() <= 1) {
+            scopes.remove(&scope_id);
+        }
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watch {
+    /// Waits for the next change, so long at most. `None` when the host stops.
+    pub async fn next(&mut self, at_most: Duration) -> Option<Heard> {
+        if let Some(heard) = self.heard {
+            self.clock.until(heard.plus(BETWEEN)).await;
+        }
+        let changed = async {
+            tokio::select! {
+                changed = self.scope.1.changed() => changed,
+                changed = self.account.1.changed() => changed,
+            }
+        };
+        match self.clock.timeout(at_most, changed).await {
+            Ok(Ok(())) => {
+                self.scope.1.mark_unchanged();
+                self.account.1.mark_unchanged();
+                self.heard = Some(self.clock.moment());
+                Some(Heard::Change)
+            }
+            Ok(Err(_)) => None,
+            Err(_) => Some(Heard::Nothing),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.all.forget(self.scope.0);
+        self.all.forget(self.account.0);
+    }
+}

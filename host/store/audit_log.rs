@@ -1,0 +1,164 @@
+//! The audit log. Entries are written at the end of the transaction that makes the change, and never changed.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::arg::{StringArg, args};
+use super::db::Read;
+use super::error::DbResult;
+use super::row::Row;
+use super::sql::sql;
+use super::{Store, Write};
+use culvert_domain::audit_log::{Actor, Entry, NewEntry};
+use culvert_domain::error::{Error, Result};
+use culvert_domain::page::{CursorPosition, Page, PageRows};
+
+/// Makes the MAC of an entry, by a key that the database does not have.
+pub type AuditMac = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
+
+macro_rules! select_entry {
+    ($rest:literal) => {
+        sql!(concat!(
+            "SELECT scope_id, number, at, origin, account_id, credential_id, action, subject_id, details, request_id, \
+                    address, previous_at, previous, digest, \
+                    (SELECT name FROM scopes s WHERE s.id = account_id) AS account_name FROM audit_log ",
+            $rest
+        ))
+    };
+}
+
+impl Store {
+    /// Sets what entries are authenticated with. Without it, nothing that is to be in the log is written.
+    pub fn set_audit_mac(&self, mac: AuditMac) {
+        let _ = self.audit_mac.set(mac);
+    }
+
+    /// A page of the entries of a scope, the newest first, each with the name of the account; with an account, of its own.
+    pub async fn audit_entries(
+        &self,
+        scope_id: Uuid,
+        account_id: Option<Uuid>,
+        page: Page,
+    ) -> Result<PageRows<(Entry, Option<String>)>> {
+        // The place in the chain stands for the time: the later entry has the higher number.
+        let (before, limit) = (page.after.micros(), page.limit_plus_one());
+        let rows = match account_id {
+            None => {
+                let sql = select_entry!("WHERE scope_id = $1 AND number < $2 ORDER BY number DESC LIMIT $3");
+                (&self.db).all(sql, args![scope_id, before, limit]).await?
+            }
+            Some(account_id) => {
+                let sql = select_entry!(
+                    "WHERE scope_id = $1 AND account_id = $2 AND number < $3 ORDER BY number DESC LIMIT $4"
+                );
+                (&self.db).all(sql, args![scope_id, account_id, before, limit]).await?
+            }
+        };
+        let named = |row: &Row| Ok((entry(row)?, row.optional_text("account_name")?));
+        let entries = rows.iter().map(named).collect::<DbResult<Vec<_>>>()?;
+        Ok(page.truncate(entries, |(entry, _)| CursorPosition::of_number(entry.number, entry.scope_id)))
+    }
+
+    /// The next scope that has entries, in the order of their ids. It may be a Team that was deleted.
+    pub async fn audited_scope_after(&self, after: Uuid) -> Result<Option<Uuid>> {
+        let sql = sql!("SELECT scope_id FROM audit_log WHERE scope_id > $1 ORDER BY scope_id LIMIT 1");
+        let row = (&self.db).optional(sql, args![after]).await?;
+        Ok(row.map(|row| row.id("scope_id")).transpose()?)
+    }
+
+    /// The entries of a scope after one, the oldest first, at most so many.
+    pub async fn audit_entries_after(&self, scope_id: Uuid, number: u64, most: u32) -> Result<Vec<Entry>> {
+        let sql = select_entry!("WHERE scope_id = $1 AND number > $2 ORDER BY number LIMIT $3");
+        let rows = (&self.db).all(sql, args![scope_id, number, most]).await?;
+        Ok(rows.iter().map(entry).collect::<DbResult<_>>()?)
+    }
+}
+
+impl Write {
+    /// Has a change be in the log when the transaction commits.
+    pub fn audit(&mut self, entry: NewEntry) {
+        self.audited.push(entry);
+    }
+
+    /// Appends the entries of this transaction, each to the chain of its scope.
+    pub(super) async fn append_audit_entries(&mut self) -> Result<()> {
+        for new in std::mem::take(&mut self.audited) {
+            self.append_audit_entry(new).await?;
+        }
+        Ok(())
+    }
+
+    async fn append_audit_entry(&mut self, new: NewEntry) -> Result<()> {
+        let mac = self.audit_mac.clone().ok_or_else(|| Error::internal("the audit log has no key"))?;
+        let NewEntry { scope_id, actor, action, subject_id, details } = new;
+        if self.locked_scope != Some(scope_id) {
+            let sql = sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE");
+            self.lock(sql, args![scope_id]).await?;
+        }
+        let sql = sql!("SELECT number, at, digest FROM audit_log WHERE scope_id = $1 ORDER BY number DESC LIMIT 1");
+        let last = self.optional(sql, args![scope_id]).await?;
+        let (number, previous_at, previous) = match &last {
+            Some(row) => (row.number::<u64>("number")? + 1, Some(row.time("at")?), row.bytes("digest")?),
+            None => (1, None, Vec::new()),
+        };
+        // A clock that was set back must not have an entry be deleted before those that it follows.
+        let at = previous_at.map_or(self.now, |previous| previous.max(self.now));
+        let action = action.to_owned();
+        let digest = Vec::new();
+        let mut entry =
+            Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest };
+        entry.digest = mac(&entry.authenticated());
+        self.insert_audit_entry(&entry).await
+    }
+
+    async fn insert_audit_entry(&mut self, entry: &Entry) -> Result<()> {
+        let Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest } = entry;
+        let Actor { origin, account_id, credential_id, request_id, address } = actor;
+        let sql = sql!(
+            "INSERT INTO audit_log (scope_id, number, at, origin, account_id, credential_id, action, subject_id, details, \
+                 request_id, address, previous_at, previous, digest) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+        );
+        let args = args![
+            *scope_id,
+            *number,
+            *at,
+            StringArg(*origin),
+            *account_id,
+            *credential_id,
+            action,
+            *subject_id,
+            details,
+            *request_id,
+            address,
+            *previous_at,
+            &previous[..],
+            &digest[..],
+        ];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+}
+
+fn entry(row: &Row) -> DbResult<Entry> {
+    let actor = Actor {
+        origin: row.string_enum("origin")?,
+        account_id: row.optional_id("account_id")?,
+        credential_id: row.optional_id("credential_id")?,
+        request_id: row.optional_id("request_id")?,
+        address: row.text("address")?,
+    };
+    Ok(Entry {
+        scope_id: row.id("scope_id")?,
+        number: row.number("number")?,
+        at: row.time("at")?,
+        actor,
+        action: row.text("action")?,
+        subject_id: row.optional_id("subject_id")?,
+        details: row.text("details")?,
+        previous_at: row.optional_time("previous_at")?,
+        previous: row.bytes("previous")?,
+        digest: row.bytes("digest")?,
+    })
+}

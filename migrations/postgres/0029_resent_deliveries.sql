@@ -1,0 +1,2 @@
+-- Whether somebody has asked for an attempt, outside of the schedule.
+ALTER TABLE deliveries ADD COLUMN resent BOOLEAN NOT NULL DEFAULT FALSE;

@@ -1,0 +1,148 @@
+//! Streams that tell open pages of changes.
+
+use std::time::Duration;
+
+use culvert_domain::caller::Role;
+use culvert_test_macros::both_engines;
+use reqwest::{Method, Response};
+use serde_json::json;
+
+use crate::support::device::Remote;
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::tab::Tab;
+
+const MINE: &str = "/dashboard/me/live";
+
+/// A stream, and what of it has not been read.
+struct Stream(Response, String);
+
+impl Stream {
+    async fn open(tab: &Tab, path: &str) -> Self {
+        let response = tab.request(Method::GET, path).header("sec-fetch-dest", "empty").send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let mut stream = Self(response, String::new());
+        assert_eq!(stream.next().await.as_deref(), Some(": open"));
+        stream
+    }
+
+    /// The next event or comment. `None` if the stream has ended.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some((event, rest)) = self.1.split_once("\n\n") {
+                let (event, rest) = (event.to_owned(), rest.to_owned());
+                self.1 = rest;
+                return Some(event);
+            }
+            let chunk = within(20, self.0.chunk()).await.unwrap()?;
+            self.1.push_str(std::str::from_utf8(&chunk).unwrap());
+        }
+    }
+
+    async fn tells_of_a_change(&mut self) {
+        assert_eq!(self.next().await.as_deref(), Some("event: change\ndata: 1"));
+    }
+}
+
+/// Lets half a second pass, before which no second change is told of.
+async fn pause(host: &TestHost) {
+    let pause = Duration::from_millis(500);
+    within(20, host.clock.until_awaited(host.clock.moment().plus(pause))).await;
+    host.clock.advance(pause);
+}
+
+#[both_engines]
+async fn page_hears_of_every_change_of_its_scope_and_of_no_other(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, bob) = (host.person("ada").await, host.person("bob").await);
+    let mut hers = Stream::open(&Tab::entered(&host, ada.account_id).await, MINE).await;
+    let mut his = Stream::open(&Tab::entered(&host, bob.account_id).await, MINE).await;
+    let api = host.api(&ada.key);
+    // By a key.
+    let tunnel = api.post("/tunnels", json!({"local_port": 8080})).await.id();
+    hers.tells_of_a_change().await;
+    pause(&host).await;
+    // A device comes, and goes: no caller's request.
+    let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
+    hers.tells_of_a_change().await;
+    pause(&host).await;
+    device.shut_down().await;
+    hers.tells_of_a_change().await;
+    pause(&host).await;
+    // Many at once are one, and none is forgotten.
+    for name in ["a", "b", "c"] {
+        api.patch(&format!("/tunnels/{tunnel}"), json!({"name": name})).await.data();
+    }
+    hers.tells_of_a_change().await;
+    // He heard nothing of it all: the first that he hears of is his own.
+    host.clock.advance(Duration::from_secs(15));
+    assert_eq!(his.next().await.as_deref(), Some(": nothing"));
+    host.api(&bob.key).post("/tunnels", json!({"local_port": 8080})).await.data();
+    his.tells_of_a_change().await;
+}
+
+/// Leaving a page open is no use of a sign-in.
+#[both_engines]
+async fn stream_ends_with_the_sign_in_and_does_not_prolong_it(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let mut stream = Stream::open(&tab, MINE).await;
+    // Somebody ends it from elsewhere.
+    let mut other = Tab::entered(&host, ada.account_id).await;
+    let page = other.get("/dashboard/account").await;
+    assert_eq!(other.submit(&page, "/dashboard/account/sign-ins/end-others", &[]).await.status, 303);
+    while stream.next().await.is_some() {
+        pause(&host).await;
+    }
+    assert_eq!(tab.get(MINE).await.led_to(), "/dashboard/sign-in");
+    // One that nobody uses for a week ends, however often a script has fetched pages.
+    let mut idle = Stream::open(&other, MINE).await;
+    for _ in 0..7 {
+        host.clock.advance(Duration::from_hours(24));
+        let _ = idle.next().await;
+        let fetched = other.request(Method::GET, "/dashboard/me").header("sec-fetch-dest", "empty");
+        let _ = other.send(fetched).await;
+    }
+    assert_eq!(idle.next().await, None);
+    assert_eq!(other.get("/dashboard/me").await.status, 303);
+}
+
+#[both_engines]
+async fn stream_of_a_team_ends_for_a_member_that_is_removed(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let tab = Tab::entered(&host, grace.account_id).await;
+    let mut stream = Stream::open(&tab, &format!("/dashboard/{team}/live")).await;
+    host.leave(team, &grace).await;
+    assert_eq!(stream.next().await, None);
+    let mut stranger = Tab::entered(&host, host.person("eve").await.account_id).await;
+    assert_eq!(stranger.get(&format!("/dashboard/{team}/live")).await.status, 404);
+}
+
+/// covers: rate_limited
+#[both_engines]
+async fn sign_in_has_eight_streams_at_most(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(Stream::open(&tab, MINE).await);
+    }
+    let refused = tab.get(MINE).await;
+    assert_eq!(
+        (refused.outcome().as_str(), &refused.headers["retry-after"]),
+        ("429 rate_limited", &"10".parse().unwrap())
+    );
+    // One that was closed makes room.
+    streams.pop();
+    let dashboard = host.app.dashboard.as_ref().unwrap();
+    host.until_found(async || (dashboard.streams.count() == 7).then_some(())).await;
+    let mut last = Stream::open(&tab, MINE).await;
+    // All end when the host stops.
+    let (ended, _host) = futures_util::join!(last.next(), host.restart());
+    assert_eq!(ended, None);
+}
