@@ -60,22 +60,42 @@ async function makeTunnel(window) {
 
 // A change that another tab makes is seen without a reload, and nothing that somebody types is lost by it.
 async function seeChanges(window, tunnel) {
+  const rename = async (page, name) => {
+    await page.goto(tunnel);
+    await page.getByLabel("Name", { exact: true }).fill(name);
+    const posted = page.waitForRequest((request) => request.method() === "POST").then(() => Date.now());
+    await page.getByRole("button", { name: "Save settings" }).click();
+    return posted;
+  };
   const other = await window.context.newPage();
   await other.goto(`${base}/tunnels`);
   const waits = [];
   for (let round = 0; round < 20; round += 1) {
     const name = `round ${round}`;
-    await window.page.goto(tunnel);
-    await window.page.getByText("Settings", { exact: true }).click();
-    await window.page.getByLabel("Name").fill(name);
-    const asked = performance.now();
-    await window.page.getByRole("button", { name: "Save settings" }).click();
-    await other.getByRole("link", { name, exact: true }).waitFor();
-    waits.push(performance.now() - asked);
+    // Noticed in the page itself: the browser draws a tab in the background but once a second.
+    const seen = other.evaluate(
+      (name) =>
+        new Promise((resolve) => {
+          const isShown = () => [...document.querySelectorAll("main a")].some((link) => link.textContent === name);
+          new MutationObserver(() => isShown() && resolve(Date.now())).observe(document.body, { childList: true, subtree: true });
+        }),
+      name,
+    );
+    const posted = await rename(window.page, name);
+    waits.push((await seen) - posted);
   }
   waits.sort((a, b) => a - b);
-  const [median, most] = [waits[10], waits.at(-1)].map(Math.round);
+  const [median, most] = [waits[10], waits.at(-1)];
   console.log(`a change is seen in another tab after ${median} ms (median), ${most} ms at most, of ${waits.length}`);
+  // What is typed is not lost by it, and shown again when it is left.
+  const name = window.page.getByLabel("Name", { exact: true });
+  await name.fill("typed");
+  await rename(other, "from the browser");
+  await window.page.getByText("Something has changed.").waitFor();
+  world.check((await name.inputValue()) === "typed", "a change takes away what is typed");
+  await name.fill("round 19");
+  await window.page.locator("h1").click();
+  await window.page.getByRole("heading", { name: "from the browser", exact: true }).waitFor();
   await other.close();
 }
 
@@ -235,7 +255,7 @@ await first.context.close();
 const refused = await world.window("desktop", origin, { storageState, expected: [422] });
 await refuse(refused);
 await refused.context.close();
-const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/keys", "/team", "/explain"].map((path) => base + path);
+const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/usage", "/keys", "/team", "/explain", "/audit"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
   const ofTunnel = ["", "/access", "/ports", "/domain"].map((part) => tunnel + part);

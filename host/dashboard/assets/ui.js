@@ -63,8 +63,15 @@ const show = (page) => {
   say(state);
 };
 
-let waits = false;
+// One request at a time, so that none is overtaken by an older one.
+let waits = false,
+  looks = false,
+  again = false;
 const look = () => {
+  if (looks) {
+    again = true;
+    return;
+  }
   if (isInUse()) {
     if (!waits) say("Something has changed. It is shown when you leave the form.");
     waits = true;
@@ -72,12 +79,20 @@ const look = () => {
   }
   if (waits) say("");
   waits = false;
+  looks = true;
   const request = new XMLHttpRequest();
   request.open("GET", location.href);
   request.responseType = "document";
   request.onload = () => {
     if (request.responseURL !== location.href.split("#")[0] || request.status === 404) location.reload();
     else if (request.status === 200 && !isInUse()) show(request.response);
+  };
+  request.onloadend = () => {
+    looks = false;
+    if (again) {
+      again = false;
+      look();
+    }
   };
   request.send();
 };
