@@ -3,6 +3,7 @@
 use culvert_domain::audit_log::{Actor, Entry, KEPT, Origin};
 use culvert_domain::error::Result;
 use maud::{Markup, html};
+use serde_json::{Map, Value};
 
 use crate::view::{list, page, time};
 use crate::visit::Visit;
@@ -31,9 +32,19 @@ fn row(entry: &Entry, name: Option<&str>) -> Markup {
             td.long { (name.unwrap_or("the operator")) div.muted { (by(&entry.actor)) } }
             td { code { (entry.action) } }
             td.long {
-                @if !entry.details.is_empty() { code { (entry.details) } }
+                (asked(&entry.details))
                 @if let Some(id) = entry.subject_id { div.muted { (id) } }
             }
+        }
+    }
+}
+
+/// The fields of what was asked for, without those that say nothing.
+fn asked(details: &str) -> Markup {
+    let fields: Map<String, Value> = serde_json::from_str(details).unwrap_or_default();
+    html! {
+        @for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+            div { span.muted { (name) } " " code { @if let Value::String(text) = value { (text) } @else { (value) } } }
         }
     }
 }
