@@ -1,19 +1,19 @@
 //! The person's own account: its password, and where it is signed in.
 
-use culvert_domain::error::{Error, Fault, Result};
+use culvert_domain::error::{Code, Error, Fault, Result};
 use maud::{Markup, html};
 
-use crate::ROOT;
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::path::own_page;
 use crate::public_form::signed_in;
-use crate::second_factor;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
+use crate::{ROOT, passkeys, second_factor};
 
 const PASSWORD: &str = "/dashboard/account/password";
 const CONFIRM: &str = "/dashboard/account/confirm";
+const CONFIRM_BY_PASSKEY: &str = "/dashboard/account/confirm-by-passkey";
 const END_OTHERS: &str = "/dashboard/account/sign-ins/end-others";
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
@@ -22,6 +22,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let content = html! {
         p.muted { (visit.sign_in.name) " · " (visit.sign_in.email) }
         (password(visit))
+        (passkeys::section(visit).await?)
         (second_factor::section(visit).await?)
         section {
             h2 { "Where you are signed in" }
@@ -69,7 +70,11 @@ fn password(visit: &Visit) -> Markup {
                     button type="submit" { "Set password" }
                 }
             } @else if visit.sign_in.has_password {
+                (confirmation_by_passkey(visit, &format!("{ROOT}/account")))
                 (confirmation(visit, &format!("{ROOT}/account"), "To change it, type the present one first."))
+            } @else if visit.sign_in.has_passkey {
+                p { "You have none. To set one, show first who you are." }
+                (confirmation_by_passkey(visit, &format!("{ROOT}/account")))
             } @else {
                 p { "You have none, and you came by a link more than 10 minutes ago. Come in with another one." }
             }
@@ -80,8 +85,9 @@ fn password(visit: &Visit) -> Markup {
 /// What somebody does first who has not just proved who it is; then it leads to a page.
 pub(crate) fn asked_first(visit: &Visit, next: &str, what: &str) -> Markup {
     html! {
+        (confirmation_by_passkey(visit, next))
         @if visit.sign_in.has_password { (confirmation(visit, next, &format!("Before you {what}, type your password once more."))) }
-        @else { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }
+        @else if !visit.sign_in.has_passkey { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }
     }
 }
 
@@ -101,6 +107,21 @@ fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
     }
 }
 
+/// Asks for the passkey; then it leads to a page.
+fn confirmation_by_passkey(visit: &Visit, next: &str) -> Markup {
+    let challenge = passkeys::confirmation_challenge(visit);
+    html! {
+        @if let Some(challenge) = challenge {
+            form method="post" action=(CONFIRM_BY_PASSKEY) data-passkey="get" data-options=(challenge.options) hidden {
+                (field::hidden(KEY, &visit.form_key(CONFIRM_BY_PASSKEY)))
+                (field::hidden("next", visit.typed("next").unwrap_or(next)))
+                (passkeys::answer_fields(&challenge))
+                button type="submit" { "Confirm with a passkey" }
+            }
+        }
+    }
+}
+
 pub(crate) async fn set_password(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (dashboard, new) = (&visit.dashboard, posted.form.get("password").to_owned());
     let value = dashboard.sign_ins.set_password(&dashboard.service, &visit.sign_in, new).await?;
@@ -114,6 +135,20 @@ pub(crate) async fn confirm(visit: &Visit, posted: Posted) -> Result<Answer> {
     let wrong = || Error::invalid(vec![Fault::new("current_password", "is wrong")]);
     let next = own_page(form.get("next")).unwrap_or(ROOT);
     Ok(signed_in(dashboard, &value.ok_or_else(wrong)?, next))
+}
+
+pub(crate) async fn confirm_by_passkey(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let (dashboard, form) = (&visit.dashboard, &posted.form);
+    let (token, answer) = (form.get("challenge"), form.get("answer"));
+    let elevated = dashboard.sign_ins.elevate_by_passkey(&dashboard.service, &visit.sign_in, token, answer).await;
+    let refused = |error: Error| match error.code {
+        Code::SignInRequired => {
+            Error::invalid(vec![Fault::new("current_password", "is missing: the passkey was not accepted")])
+        }
+        _ => error,
+    };
+    let next = own_page(form.get("next")).unwrap_or(ROOT);
+    Ok(signed_in(dashboard, &elevated.map_err(refused)?, next))
 }
 
 pub(crate) async fn end_sign_in(visit: &Visit, _: Posted) -> Result<Answer> {

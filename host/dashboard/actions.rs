@@ -7,8 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, devices, domain, keys, new_tunnel, operator, ports, second_factor, team, tunnels, webhook,
-    webhooks, welcome,
+    access, account, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor, team, tunnels,
+    webhook, webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -107,7 +107,10 @@ pub const ACTIONS: &[Act] = &[
     elevated("account/second-factor/off", "account", |visit, posted| {
         Box::pin(second_factor::switch_off(visit, posted))
     }),
+    elevated("account/passkeys", "account", |visit, posted| Box::pin(passkeys::add(visit, posted))),
+    elevated("account/passkeys/{id}/remove", "account", |visit, posted| Box::pin(passkeys::remove(visit, posted))),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
+    act("account/confirm-by-passkey", "account", |visit, posted| Box::pin(account::confirm_by_passkey(visit, posted))),
     act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
     act("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),
 ];

@@ -11,7 +11,7 @@ use salvo::http::{Method, StatusCode};
 use crate::answer::Answer;
 use crate::form::Form;
 use crate::path::{ENTER, SIGN_IN, own_page};
-use crate::sign_in::{code, sign_in, sign_in_page, sign_out};
+use crate::sign_in::{by_passkey, code, sign_in, sign_in_page, sign_out};
 use crate::{Dashboard, ROOT, welcome};
 
 /// The answer to a request for one of these pages; `None` for any other.
@@ -37,8 +37,9 @@ pub(crate) async fn answer(
         ("enter/account", true) => welcome::begin(dashboard, Form::read(req).await?, client).await?,
         ("enter/account", false) => Answer::see_other(ENTER),
         ("sign-in", true) => sign_in(dashboard, Form::read(req).await?, client).await?,
+        ("sign-in/passkey", true) => by_passkey(dashboard, &Form::read(req).await?, client).await?,
         ("sign-in/code", true) => code(dashboard, Form::read(req).await?, client).await?,
-        ("sign-in/code", false) => Answer::see_other(SIGN_IN),
+        ("sign-in/passkey" | "sign-in/code", false) => Answer::see_other(SIGN_IN),
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
         ("sign-out", false) => Answer::see_other(ROOT),
         _ => return Ok(None),

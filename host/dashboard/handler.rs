@@ -144,7 +144,7 @@ fn lacks_second_factor(dashboard: &Dashboard, sign_in: &SignIn, below: &str) -> 
         RequireSecondFactor::Operators => sign_in.is_operator && below.starts_with("operator/"),
         RequireSecondFactor::All => !below.starts_with("account"),
     };
-    is_asked && !sign_in.has_second_factor
+    is_asked && !sign_in.has_two_factors()
 }
 
 /// Leads to the sign-in, and from there to the page that was asked for.

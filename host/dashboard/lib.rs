@@ -28,6 +28,7 @@ mod operator;
 mod origin;
 mod overview;
 pub mod pages;
+mod passkeys;
 mod path;
 mod ports;
 mod public_form;

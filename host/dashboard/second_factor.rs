@@ -38,7 +38,7 @@ pub(crate) async fn section(visit: &Visit) -> Result<Markup> {
                 p { "With an authenticator app, a code is asked for beside the password." }
             }
             @if !sign_in.has_password { p.muted { "Set a password first." } }
-            @else if !visit.is_elevated() { p.muted { "To change it, type the password above first." } }
+            @else if !visit.is_elevated() { p.muted { "To change it, show above who you are first." } }
             @else if left.is_some() {
                 div.row {
                     (field::button(visit, NEW_CODES, "New recovery codes"))

@@ -14,7 +14,7 @@ use crate::form::{Form, KEY};
 use crate::path::{ENTER, SIGN_IN, SIGN_OUT, own_page};
 use crate::public_form::{check, form_key, refused, signed_in};
 use crate::view::{field, page, refusal};
-use crate::{Dashboard, ROOT, cookie};
+use crate::{Dashboard, ROOT, cookie, passkeys};
 
 const CODE: &str = "/dashboard/sign-in/code";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
@@ -42,6 +42,21 @@ pub(crate) async fn sign_in(dashboard: &Dashboard, form: Form, client: &Client) 
         }
         Err(error) if error.source.is_some() => Err(error),
         Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error)))),
+    }
+}
+
+/// Takes a passkey.
+pub(crate) async fn by_passkey(dashboard: &Dashboard, form: &Form, client: &Client) -> Result<Answer> {
+    let next = own_page(form.get("next")).unwrap_or_default();
+    let signed = async {
+        check(dashboard, form, passkeys::SIGN_IN)?;
+        let (token, answer) = (form.get("challenge"), form.get("answer"));
+        dashboard.sign_ins.sign_in_by_passkey(&dashboard.service, token, answer, client).await
+    };
+    match signed.await {
+        Ok(value) => Ok(signed_in(dashboard, &value, if next.is_empty() { ROOT } else { next })),
+        Err(error) if error.source.is_some() => Err(error),
+        Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, "", Some(&error)))),
     }
 }
 
@@ -109,11 +124,12 @@ pub(crate) fn sign_in_page(dashboard: &Dashboard, next: &str, email: &str, error
                 (field::hidden(KEY, &form_key(dashboard, SIGN_IN)))
                 (field::hidden("next", next))
                 (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", value: email,
-                    autocomplete: Some("username"), required: true, ..field::Field::default() }))
+                    autocomplete: Some("username webauthn"), required: true, ..field::Field::default() }))
                 (field::text(&field::Field { name: "password", label: "Password", kind: "password",
                     autocomplete: Some("current-password"), required: true, ..field::Field::default() }))
                 button type="submit" { "Sign in" }
             }
+            (passkeys::sign_in_form(dashboard, next))
             p { a href=(ENTER) { "Come in with a link" } }
             @if dashboard.site.is_loopback && !dashboard.site.is_https {
                 p.muted {

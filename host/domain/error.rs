@@ -149,8 +149,9 @@ impl Code {
     /// Whether the dashboard alone answers with it, and no endpoint of the API.
     pub fn is_of_dashboard(&self) -> bool {
         use Code::{
-            CrossOriginRequest, DeliveryInFlight, ElevationRequired, FormExpired, KeyLimitReached, LastOperator,
-            LastOwner, LimitReached, LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired, TeamNotEmpty,
+            CrossOriginRequest, DeliveryInFlight, ElevationRequired, FormExpired, KeyLimitReached, LastCredential,
+            LastOperator, LastOwner, LimitReached, LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired,
+            TeamNotEmpty,
         };
         let refused = matches!(
             self,
@@ -162,6 +163,7 @@ impl Code {
                 KeyLimitReached
                     | DeliveryInFlight
                     | LimitReached
+                    | LastCredential
                     | LastOwner
                     | LastOperator
                     | TeamNotEmpty
@@ -327,6 +329,8 @@ codes! {
         "Make another account an operator first."
     TeamNotEmpty "team_not_empty" "The Team has tunnels or devices"
         "Delete its tunnels and remove its devices first."
+    LastCredential "last_credential" "Nothing would be left to sign in with"
+        "Set a password, or add another passkey first."
     PoliciesKept "policies_kept" "The policies stay as they are"
         "The configured policies could not be loaded, or there are no earlier ones. Those that are in use stay in use."
     LinkNotValid "link_not_valid" "The link is not valid"

@@ -14,6 +14,7 @@ string_enum! {
     SignInMethod {
         Link "link",
         Password "password",
+        Passkey "passkey",
     }
 }
 
@@ -43,6 +44,8 @@ pub struct SignIn {
     pub elevated_until: Option<DateTime<Utc>>,
     /// Whether the account has a password.
     pub has_password: bool,
+    /// Whether the account has a passkey.
+    pub has_passkey: bool,
     /// Whether a code is asked for beside the password.
     pub has_second_factor: bool,
     /// Whether the account operates the installation.
@@ -61,6 +64,11 @@ impl SignIn {
     /// Whether the person has just proved who it is.
     pub fn is_elevated(&self, now: DateTime<Utc>) -> bool {
         self.elevated_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether more than one factor has shown, or would have to show, who it is. A passkey is two.
+    pub fn has_two_factors(&self) -> bool {
+        self.has_second_factor || self.method == SignInMethod::Passkey
     }
 
     /// Whether it may set the account's password: the person has just proved who it is, or has just come by a link, which

@@ -92,6 +92,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::KeyLimitReached
         | Code::DeliveryInFlight
         | Code::LimitReached
+        | Code::LastCredential
         | Code::LastOwner
         | Code::LastOperator
         | Code::TeamNotEmpty

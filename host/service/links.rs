@@ -51,7 +51,8 @@ pub(crate) async fn add(write: &mut Write, account_id: Uuid) -> Result<NewLink> 
     Ok(NewLink { secret, expires_at })
 }
 
-/// Has an account begin anew by a link: its second factor, its password, its sign-ins and former links end.
+/// Has an account begin anew by a link: its second factor, its passkeys, its password, its sign-ins
+/// and former links end.
 ///
 /// # Errors
 ///
@@ -61,6 +62,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
         Box::pin(async move {
             write.remove_second_factor(account_id).await?;
             write.remove_password(account_id).await?;
+            write.remove_passkeys_of(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
             write.audit(NewEntry::new(account_id, Actor::CLI, "accounts.recover"));

@@ -44,6 +44,8 @@ pub enum Purpose {
     Totp,
     /// Entries of the audit log.
     Audit,
+    /// The state of a challenge for a passkey.
+    Ceremonies,
     /// What stands for a password that was right, until the code comes.
     Tickets,
     /// The value by which a database recognises its host's keys.
@@ -63,6 +65,7 @@ impl Purpose {
             Purpose::Forms => b"forms",
             Purpose::Totp => b"totp",
             Purpose::Audit => b"audit",
+            Purpose::Ceremonies => b"ceremonies",
             Purpose::Tickets => b"tickets",
             Purpose::KeyCheck => b"key check",
         }

@@ -1,6 +1,7 @@
 //! Sign-ins of people at the dashboard: by a link or with a password, and what they may do meanwhile. A sign-in is known by
 //! a random value in a cookie, of which the store has the hash.
 
+mod passkeys;
 mod second_factor;
 mod strength;
 mod throttle;
@@ -24,9 +25,11 @@ use culvert_wire::clock::{Clock, Moment};
 use hashlink::LruCache;
 use serde_json::json;
 use uuid::Uuid;
+use webauthn_rs::Webauthn;
 
 use crate::Service;
 use crate::links::hash;
+pub use passkeys::{Challenge, StoredPasskey};
 pub use second_factor::NewTotp;
 use strength::{PASSWORD_CHARACTERS, check_strength};
 use throttle::{Account, Throttle, Tries};
@@ -63,6 +66,8 @@ pub struct SignIns {
     lifetimes: Lifetimes,
     remembered: Mutex<Remembered>,
     throttle: Throttle,
+    /// What passkeys belong to; none where there can be none.
+    relying_party: Option<Webauthn>,
 }
 
 /// The value for the cookie of a sign-in, which is known now and never again.
@@ -93,9 +98,11 @@ impl Client {
 }
 
 impl SignIns {
-    pub fn new(clock: Clock, lifetimes: Lifetimes) -> Self {
+    /// `origin` is the dashboard's: scheme, host name and port.
+    pub fn new(clock: Clock, lifetimes: Lifetimes, origin: &str) -> Self {
         let remembered = Mutex::new(LruCache::new(MAX_REMEMBERED));
-        Self { clock, lifetimes, remembered, throttle: Throttle::new() }
+        let relying_party = passkeys::relying_party(origin);
+        Self { clock, lifetimes, remembered, throttle: Throttle::new(), relying_party }
     }
 
     /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of

@@ -190,7 +190,7 @@ impl Change for ResendDelivery {
     }
 }
 
-/// Sends the events once more that an endpoint did not take since a time, at most [`RESENT_AT_ONCE`].
+/// Sends the events once more that an endpoint did not take since a time, at most 1,000.
 pub struct ResendFailed {
     pub webhook_id: Uuid,
     pub hours: i64,

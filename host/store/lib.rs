@@ -30,6 +30,7 @@ pub mod migrations;
 pub mod operations;
 mod operators;
 pub mod outbox;
+pub mod passkeys;
 pub mod ports;
 pub mod presence;
 mod prune;

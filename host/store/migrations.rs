@@ -58,6 +58,7 @@ const FILES: &[File] = files! {
     27 "0027_second_factors"
     28 "0028_audit_log"
     29 "0029_resent_deliveries"
+    30 "0030_passkeys"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

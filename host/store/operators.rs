@@ -38,9 +38,13 @@ impl Store {
         Ok(row.as_ref().map(account).transpose()?)
     }
 
-    /// Whether any account has a password.
+    /// Whether any account has a password or a passkey.
     pub async fn somebody_can_sign_in(&self) -> Result<bool> {
-        Ok((&self.db).optional(sql!("SELECT 1 AS one FROM passwords LIMIT 1"), args![]).await?.is_some())
+        let sql = sql!(
+            "SELECT 1 AS one FROM accounts LIMIT (SELECT CASE WHEN EXISTS (SELECT 1 FROM passwords) \
+                 OR EXISTS (SELECT 1 FROM passkeys) THEN 1 ELSE 0 END)"
+        );
+        Ok((&self.db).optional(sql, args![]).await?.is_some())
     }
 
     /// Whether this is the link of the first operator.

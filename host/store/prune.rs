@@ -50,6 +50,7 @@ impl Store {
             (prune!("device_codes", "expires_at", " <= $1"), now),
             (prune!("links", "expires_at", " <= $1"), now),
             (prune!("invitations", "expires_at", " <= $1"), now),
+            (prune!("used_challenges", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),
             (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
             (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),

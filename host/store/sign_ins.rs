@@ -34,7 +34,8 @@ macro_rules! select_sign_in {
         sql!(concat!(
             "SELECT i.id, i.account_id, i.method, i.address, i.agent, i.created_at, i.last_seen_at, i.expires_at, \
                     i.elevated_until, a.email, a.operator_since IS NOT NULL AS is_operator, s.name, \
-                    p.account_id IS NOT NULL AS has_password, t.confirmed_at IS NOT NULL AS has_second_factor \
+                    p.account_id IS NOT NULL AS has_password, t.confirmed_at IS NOT NULL AS has_second_factor, \
+                    EXISTS (SELECT 1 FROM passkeys k WHERE k.account_id = i.account_id) AS has_passkey \
              FROM sign_ins i JOIN accounts a ON a.id = i.account_id JOIN scopes s ON s.id = i.account_id \
              LEFT JOIN passwords p ON p.account_id = i.account_id LEFT JOIN totp t ON t.account_id = i.account_id WHERE ",
             $condition
@@ -213,7 +214,7 @@ impl Write {
 fn sign_in(row: &Row) -> DbResult<SignIn> {
     Ok(row!(row => SignIn {
         id: id, account_id: id, email: text, name: text, method: string_enum, created_at: time, last_seen_at: time,
-        expires_at: time, elevated_until: optional_time, has_password: flag, has_second_factor: flag,
+        expires_at: time, elevated_until: optional_time, has_password: flag, has_passkey: flag, has_second_factor: flag,
         is_operator: flag;
         client: SignInClient { address: row.optional_text("address")?, agent: row.text("agent")? },
     }))

@@ -203,6 +203,39 @@ async function signInByKeyboard() {
   await window.context.close();
 }
 
+// A passkey is made on the account's page, and signs in without a password.
+async function signInByPasskey(storageState) {
+  const window = await world.window("desktop", origin, { storageState });
+  const { page } = window;
+  const devtools = await window.context.newCDPSession(page);
+  await devtools.send("WebAuthn.enable");
+  const options = { protocol: "ctap2", transport: "internal", hasResidentKey: true, hasUserVerification: true, isUserVerified: true };
+  const { authenticatorId } = await devtools.send("WebAuthn.addVirtualAuthenticator", { options });
+  await page.goto(`${origin}/dashboard/account`);
+  const password = page.getByLabel("Password", { exact: true });
+  if ((await password.count()) > 0) {
+    await password.fill(PASSWORD);
+    await page.getByRole("button", { name: "Confirm" }).click();
+    await page.waitForURL("**/dashboard/account");
+  }
+  const form = page.locator("#new-passkey");
+  await form.getByLabel("Name").fill("this machine");
+  await form.getByRole("button", { name: "Add a passkey" }).click();
+  await page.getByRole("cell", { name: "this machine" }).waitFor();
+  await world.look(window, "passkeys");
+  // The field for the e-mail address offers it at once, where the browser can.
+  await devtools.send("WebAuthn.setAutomaticPresenceSimulation", { authenticatorId, enabled: false });
+  await page.getByRole("button", { name: "Sign out" }).click();
+  await page.waitForURL("**/dashboard/sign-in");
+  await world.look(window, "sign-in-with-passkey");
+  await devtools.send("WebAuthn.setAutomaticPresenceSimulation", { authenticatorId, enabled: true });
+  await page.getByRole("button", { name: "Sign in with a passkey" }).click();
+  await page.waitForURL("**/dashboard/me");
+  const state = await window.context.storageState();
+  await window.context.close();
+  return state;
+}
+
 // A page behind a tunnel does what it can to somebody who is signed in.
 async function attack(storageState) {
   // The service behind the tunnel has no icon.
@@ -270,6 +303,6 @@ for (const kind of Object.keys(KINDS)) {
   await window.context.close();
 }
 await signInByKeyboard();
-await attack(storageState);
+await attack(await signInByPasskey(storageState));
 await world.close();
 console.log(`every page in ${Object.keys(KINDS).length} kinds of browsers: nothing to complain of`);

@@ -47,6 +47,7 @@ const GROWING: &[&str] = &[
     "links",
     "node_ports",
     "operations",
+    "passkeys",
     "passwords",
     "rate_windows",
     "recovery_codes",
@@ -65,6 +66,7 @@ const GROWING: &[&str] = &[
     "tunnels",
     "usage_days",
     "usage_of_scopes",
+    "used_challenges",
     "webhooks",
 ];
 

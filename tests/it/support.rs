@@ -3,6 +3,7 @@
 pub mod agent_end;
 pub mod api;
 pub mod ari;
+pub mod authenticator;
 pub mod cable;
 pub mod countries;
 pub mod database;

@@ -23,6 +23,39 @@ const improve = (root) => {
     });
     block.append(button);
   }
+  if (window.PublicKeyCredential?.parseCreationOptionsFromJSON) root.querySelectorAll("form[data-passkey]").forEach(takePasskey);
+};
+
+// A passkey (Web Authentication): what the device answers goes into the form.
+let offered;
+const takePasskey = (form) => {
+  const options = JSON.parse(form.dataset.options);
+  const answer = async (ask) => {
+    offered?.abort();
+    offered = new AbortController();
+    try {
+      const credential = await ask(offered.signal);
+      form.elements.answer.value = JSON.stringify(credential.toJSON());
+      form.requestSubmit();
+    } catch (error) {
+      // Somebody has changed their mind, or something else is asked for.
+      if (!["AbortError", "NotAllowedError"].includes(error.name)) alert(error.message);
+    }
+  };
+  const create = (signal) =>
+    navigator.credentials.create({ publicKey: PublicKeyCredential.parseCreationOptionsFromJSON(options), signal });
+  const get = (signal, mediation) =>
+    navigator.credentials.get({ publicKey: PublicKeyCredential.parseRequestOptionsFromJSON(options), mediation, signal });
+  form.hidden = false;
+  form.addEventListener("submit", (event) => {
+    if (form.elements.answer.value) return;
+    event.preventDefault();
+    answer(form.dataset.passkey === "create" ? create : get);
+  });
+  // The field for the e-mail address offers passkeys as well.
+  if (form.dataset.passkey === "offer") {
+    PublicKeyCredential.isConditionalMediationAvailable?.().then((can) => can && answer((signal) => get(signal, "conditional")));
+  }
 };
 improve(document);
 

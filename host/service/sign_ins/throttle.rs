@@ -26,6 +26,8 @@ pub(super) const BEGINS: (u32, Duration) = (10, Duration::from_mins(5));
 const BEGINS_OF_ADDRESS: (u32, Duration) = (20, Duration::from_mins(5));
 /// Wrong links of one address.
 const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
+/// Passkeys of one address that were not accepted.
+const PASSKEYS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Values of one address that are no sign-in's.
 const UNKNOWN: (u32, Duration) = (60, MINUTE);
 /// Wrong passwords for one account that cost no wait.
@@ -68,6 +70,7 @@ impl Tries {
 pub(super) struct Throttle {
     pub links: FailedAuthLimiter,
     pub unknown: FailedAuthLimiter,
+    pub passkeys: FailedAuthLimiter,
     pub begins: FailedAuthLimiter,
     passwords: FailedAuthLimiter,
     accounts: Mutex<LruCache<Account, Failures>>,
@@ -122,6 +125,7 @@ impl Throttle {
         Self {
             links: limiter(LINKS),
             unknown: limiter(UNKNOWN),
+            passkeys: limiter(PASSKEYS),
             passwords: limiter(PASSWORDS),
             accounts: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             known: Mutex::new(LruCache::new(MAX_REMEMBERED)),

@@ -130,6 +130,13 @@ impl Seed {
             "id, hash, team_id, email, role, invited_by, created_at, expires_at",
             format!("{}, {hash}, {own}, 'seed', 'member', {own}, {past}, {later}", self.id(16, "i")),
         );
+        insert(
+            scopes,
+            "passkeys",
+            "id, account_id, credential_id, passkey, name, created_at",
+            format!("{}, {own}, {hash}, '{{}}', 'seed', {past}", self.id(18, "i")),
+        );
+        insert(scopes, "used_challenges", "hash, expires_at", format!("{hash}, {later}"));
         insert(scopes, "totp", "account_id, secret, last_step", format!("{own}, {bytes}, 0"));
         insert(scopes, "recovery_codes", "account_id, hash", format!("{own}, {hash}"));
         insert(
