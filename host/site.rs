@@ -30,7 +30,12 @@ pub(crate) fn dashboard(
     let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
     Some(Dashboard {
         service: service.clone(),
-        sign_ins: SignIns::new(service.clock().clone(), config.dashboard.lifetimes(), &site.origin),
+        sign_ins: SignIns::new(
+            service.clock().clone(),
+            config.dashboard.lifetimes(),
+            config.dashboard.sign_up,
+            &site.origin,
+        ),
         refusals,
         changes,
         streams: Arc::default(),

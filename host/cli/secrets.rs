@@ -22,11 +22,17 @@ impl Secrets {
         if !keys::newest_is_used(&store, &secrets).await? {
             return Err(refused("no host has started with the newest key of secret_key_file; start the host first"));
         }
-        let Resealed { webhooks, answers, certificates } = keys::reseal(&store, &secrets).await?;
-        print(output, &json!({"webhooks": webhooks, "answers": answers, "certificates": certificates}), || {
+        let Resealed { webhooks, answers, certificates, second_factors } = keys::reseal(&store, &secrets).await?;
+        let value = json!({
+            "webhooks": webhooks,
+            "answers": answers,
+            "certificates": certificates,
+            "second_factors": second_factors,
+        });
+        print(output, &value, || {
             format!(
                 "sealed anew: the secrets of {webhooks} webhook endpoints, {answers} stored answers, the keys of \
-                 {certificates} certificates"
+                 {certificates} certificates, the secrets of {second_factors} authenticator apps"
             )
         });
         Ok(())

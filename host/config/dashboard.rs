@@ -1,7 +1,7 @@
 //! Settings of the dashboard.
 
 use chrono::TimeDelta;
-use culvert_domain::sign_in::RequireSecondFactor;
+use culvert_domain::sign_in::{RequireSecondFactor, SignUp};
 use culvert_service::sign_ins::Lifetimes;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,8 @@ pub struct DashboardConfig {
     pub session_idle_days: u32,
     /// Who must have a second factor: `never`, `operators` (for the operator's pages) or `all`.
     pub require_second_factor: RequireSecondFactor,
+    /// Who makes an account by themselves: `invited` (whoever is invited to a Team) or `off` (operators make accounts).
+    pub sign_up: SignUp,
 }
 
 const DAYS: std::ops::RangeInclusive<u32> = 1..=365;
@@ -35,6 +37,7 @@ impl Default for DashboardConfig {
             session_days: 30,
             session_idle_days: 7,
             require_second_factor: RequireSecondFactor::Operators,
+            sign_up: SignUp::Invited,
         }
     }
 }

@@ -69,11 +69,11 @@ fn password(visit: &Visit) -> Markup {
                         ..field::Field::default() }))
                     button type="submit" { "Set password" }
                 }
-            } @else if visit.sign_in.has_password {
+            } @else if visit.sign_in.has_password && !visit.sign_in.takes_passkey_alone() {
                 (confirmation_by_passkey(visit, &format!("{ROOT}/account")))
                 (confirmation(visit, &format!("{ROOT}/account"), "To change it, type the present one first."))
             } @else if visit.sign_in.has_passkey {
-                p { "You have none. To set one, show first who you are." }
+                p { "To set one, show first who you are." }
                 (confirmation_by_passkey(visit, &format!("{ROOT}/account")))
             } @else {
                 p { "You have none, and you came by a link more than 10 minutes ago. Come in with another one." }
@@ -86,8 +86,9 @@ fn password(visit: &Visit) -> Markup {
 pub(crate) fn asked_first(visit: &Visit, next: &str, what: &str) -> Markup {
     html! {
         (confirmation_by_passkey(visit, next))
-        @if visit.sign_in.has_password { (confirmation(visit, next, &format!("Before you {what}, type your password once more."))) }
-        @else if !visit.sign_in.has_passkey { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }
+        @if visit.sign_in.takes_passkey_alone() { p { "Before you " (what) ", confirm with your passkey." } }
+        @else if visit.sign_in.has_password { (confirmation(visit, next, &format!("Before you {what}, type your password once more."))) }
+        @else { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }
     }
 }
 

@@ -91,6 +91,9 @@ pub const ACTIONS: &[Act] = &[
     elevated("operator/accounts/{id}/operator", "operator/accounts", |visit, posted| {
         Box::pin(operator::accounts::set_operator(visit, posted))
     }),
+    elevated("operator/nodes/{id}/status", "operator/nodes", |visit, posted| {
+        Box::pin(operator::nodes::set_status(visit, posted))
+    }),
     elevated("operator/policies/reload", "operator/policies", |visit, posted| {
         Box::pin(operator::policies::reload(visit, posted))
     }),

@@ -1,6 +1,7 @@
-//! Pages of operators: accounts and policies.
+//! Pages of operators: accounts, nodes and policies.
 
 pub(crate) mod accounts;
+pub(crate) mod nodes;
 pub(crate) mod policies;
 
 use culvert_domain::error::Result;

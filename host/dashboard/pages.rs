@@ -40,6 +40,7 @@ pub const PAGES: &[Page] = &[
     page("{s}/audit", |visit| Box::pin(audit::list(visit))),
     page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("operator/accounts", |visit| Box::pin(operator::accounts::list(visit))),
+    page("operator/nodes", |visit| Box::pin(operator::nodes::list(visit))),
     page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),
     page("account", |visit| Box::pin(account::show(visit))),
 ];

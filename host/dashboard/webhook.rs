@@ -98,7 +98,7 @@ fn resend_failed(visit: &Visit, path: &str) -> Markup {
         form method="post" action=(path) {
             (field::hidden(KEY, &visit.form_key(path)))
             (field::text(&field::Field { inputmode: Some("numeric"), required: true,
-                hint: Some("What failed since then and did not succeed later is sent again, 1,000 events at a time."), ..hours }))
+                hint: Some("What failed since then and did not succeed later is sent again, 200 events at a time."), ..hours }))
             button type="submit" { "Resend what failed" }
         }
     }

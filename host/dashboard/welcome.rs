@@ -97,6 +97,7 @@ pub(crate) fn enter_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup
 
 /// The form for a new account, with what was typed if it is shown again.
 fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Option<&Error>) -> Markup {
+    let may_sign_up = dashboard.sign_ins.may_sign_up(welcome);
     let fault = |name: &str| error?.fault(name);
     let field =
         |name, label| field::Field { name, label, required: true, fault: fault(name), ..field::Field::default() };
@@ -111,10 +112,11 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
             Welcome::Member(invitation) => {
                 p { (invitation.invited_by) " invites " (invitation.email) " to be " (invitation.role.with_article()) " of the Team “"
                     (invitation.team_name) "”." }
-                p { "You have an account already? " a href=(SIGN_IN) { "Sign in" } ", and open the link once more." }
+                p { @if may_sign_up { "You have an account already? " } a href=(SIGN_IN) { "Sign in" } ", and open the link once more." }
+                @if !may_sign_up { p.notice { "Operators make accounts here. Ask one for an account, if you have none." } }
             }
         }
-        form method="post" action=(BEGIN) {
+        @if may_sign_up { form method="post" action=(BEGIN) {
             (field::hidden(KEY, &form_key(dashboard, BEGIN)))
             (field::hidden("link", form.get("link")))
             (field::text(&field::Field { value: form.get("name"), autocomplete: Some("name"), ..field("name", "Your name") }))
@@ -129,7 +131,7 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
             (field::text(&field::Field { kind: "password", autocomplete: Some("new-password"),
                 hint: Some("12 to 256 characters that are not easy to guess."), ..field("password", "Password") }))
             button type="submit" { "Create account" }
-        }
+        } }
     };
     page::narrow(title, &dashboard.docs_url, &content)
 }

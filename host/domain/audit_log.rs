@@ -52,10 +52,10 @@ impl Actor {
         Self { origin, credential_id, request_id, ..Self::account(origin, caller.account_id, address) }
     }
 
-    /// Somebody who is signed in.
+    /// Somebody who is signed in, from where the sign-in came.
     pub fn signed_in(sign_in: &SignIn) -> Self {
-        let credential_id = Some(sign_in.id);
-        Self { credential_id, ..Self::account(Origin::Dashboard, sign_in.account_id, None) }
+        let (credential_id, address) = (Some(sign_in.id), sign_in.client.address.clone().unwrap_or_default());
+        Self { credential_id, address, ..Self::account(Origin::Dashboard, sign_in.account_id, None) }
     }
 
     /// The owner of a device, by its agent.

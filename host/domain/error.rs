@@ -316,7 +316,8 @@ codes! {
     ElevationRequired "elevation_required" "Prove who you are"
         "The change needs the password once more, because somebody else may have found the browser open."
     SecondFactorRequired "second_factor_required" "A second factor is required"
-        "Set up an authenticator app on the page of your account first: `dashboard.require_second_factor` asks for it."
+        "Sign in with a passkey, or set up an authenticator app on the page of your account: `dashboard.require_second_factor` \
+         asks for it."
     KeyLimitReached "key_limit_reached" "There is no room for more API keys"
         "An account has at most 50 valid keys in a scope. Revoke one first."
     DeliveryInFlight "delivery_in_flight" "The event is being sent"

@@ -29,6 +29,16 @@ pub enum RequireSecondFactor {
     All,
 }
 
+/// Who makes an account by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SignUp {
+    /// Nobody: operators make accounts.
+    Off,
+    /// Whoever is invited to a Team.
+    Invited,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignIn {
     pub id: Uuid,
@@ -71,10 +81,16 @@ impl SignIn {
         self.has_second_factor || self.method == SignInMethod::Passkey
     }
 
+    /// Whether only the passkey proves who it is: a password or a link alone would be one factor where there are two.
+    pub fn takes_passkey_alone(&self) -> bool {
+        self.has_passkey && !self.has_second_factor
+    }
+
     /// Whether it may set the account's password: the person has just proved who it is, or has just come by a link, which
     /// is how a forgotten password is replaced.
     pub fn may_set_password(&self, now: DateTime<Utc>) -> bool {
-        let came_by_link = self.method == SignInMethod::Link && now < self.created_at + ELEVATION;
+        let came_by_link =
+            self.method == SignInMethod::Link && now < self.created_at + ELEVATION && !self.takes_passkey_alone();
         self.is_elevated(now) || came_by_link
     }
 }

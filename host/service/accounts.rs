@@ -98,7 +98,8 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account =
                     account.ok_or_else(|| Error::new(Code::ValidationFailed, "the e-mail address has an account"))?;
-                write.audit(NewEntry::new(account.id, Actor::CLI, ACCOUNTS_CREATE));
+                let entry = NewEntry::new(account.id, Actor::CLI, ACCOUNTS_CREATE);
+                write.audit(entry.with(&json!({"email": email, "plan": plan})));
                 Ok(account)
             })
         })

@@ -190,7 +190,7 @@ impl Change for CreateKey {
         Some(done.id)
     }
 
-    fn details(&self) -> Value {
+    fn details(&self, _: &NewKey) -> Value {
         let KeyDefinition { name, permissions, lifetime } = &self.definition;
         let scopes: Vec<_> = permissions.iter().collect();
         json!({"name": name, "scopes": scopes, "days": lifetime.map(|lifetime| lifetime.num_days())})

@@ -8,6 +8,7 @@ use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
 use culvert_domain::page::{Page, PageRows};
 use culvert_store::Store;
+use culvert_store::audit_log::AuditKey;
 use uuid::Uuid;
 
 use crate::Service;
@@ -18,8 +19,17 @@ const BATCH: u32 = 500;
 
 /// Has the entries of a store be authenticated with the host's key.
 pub fn sign_with(store: &Store, secrets: &Secrets) {
-    let secrets = secrets.clone();
-    store.set_audit_mac(Arc::new(move |entry| secrets.mac(Purpose::Audit, entry)));
+    store.set_audit_key(Arc::new(secrets.clone()));
+}
+
+impl AuditKey for Secrets {
+    fn mac(&self, entry: &[u8]) -> Vec<u8> {
+        self.mac(Purpose::Audit, entry)
+    }
+
+    fn vouches_for(&self, entry: &[u8], mac: &[u8]) -> bool {
+        self.verify_mac(Purpose::Audit, entry, mac)
+    }
 }
 
 impl Service {
@@ -44,8 +54,10 @@ pub struct Fault {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    #[error("was changed, or secret_key_file lacks the key that it was authenticated with")]
+    #[error("was changed, or was never written by a host")]
     Altered,
+    #[error("was authenticated with key v{0}, which secret_key_file does not have")]
+    KeyMissing(u8),
     #[error("does not follow the one before it: entries were deleted")]
     Gap,
     #[error("is the first, and the one before it was deleted before its time")]
@@ -86,6 +98,10 @@ async fn verify_chain(
 ) -> Result<()> {
     let kept_since = store.clock().now() - KEPT;
     let (mut before, mut is_whole): (Option<Entry>, bool) = (None, true);
+    if store.has_impossible_audit_entries(scope_id).await? {
+        is_whole = false;
+        verified.faults.push(Fault { scope_id, number: 0, problem: Problem::Altered });
+    }
     loop {
         let number = before.as_ref().map_or(0, |entry| entry.number);
         let entries = store.audit_entries_after(scope_id, number, BATCH).await?;
@@ -107,10 +123,14 @@ async fn verify_chain(
 
 fn problem(entry: &Entry, before: Option<&Entry>, secrets: &Secrets, kept_since: DateTime<Utc>) -> Option<Problem> {
     if !secrets.verify_mac(Purpose::Audit, &entry.authenticated(), &entry.digest) {
-        return Some(Problem::Altered);
+        let version = entry.digest.first().copied().unwrap_or_default();
+        return Some(if secrets.has_key(version) { Problem::Altered } else { Problem::KeyMissing(version) });
     }
     match before {
-        Some(before) => (entry.number != before.number + 1 || entry.previous != before.digest).then_some(Problem::Gap),
+        Some(before) => {
+            let follows = entry.number == before.number + 1 && entry.previous == before.digest;
+            (!follows || entry.previous_at != Some(before.at)).then_some(Problem::Gap)
+        }
         None if entry.number == 1 => None,
         None => entry.previous_at.is_none_or(|at| at > kept_since).then_some(Problem::CutOff),
     }

@@ -39,7 +39,8 @@ pub trait Change: Send + Sync + 'static {
     }
 
     /// What was asked for, for the audit log, where that is not the body of a request. It holds no secrets.
-    fn details(&self) -> Value {
+    fn details(&self, done: &Self::Done) -> Value {
+        let _ = done;
         Value::Null
     }
 }
@@ -64,7 +65,7 @@ impl Permit {
     fn audited<C: Change>(&self, change: &C, done: &C::Done, recorded: String) -> NewEntry {
         let entry = NewEntry::new(self.caller().scope.id, self.actor().clone(), self.action().name());
         let subject_id = change.subject(done).or(self.subject().id());
-        let details = match change.details() {
+        let details = match change.details(done) {
             Value::Null => recorded,
             details => details.to_string(),
         };

@@ -3,6 +3,7 @@
 use crate::Service;
 use culvert_domain::caller::Caller;
 use culvert_domain::tunnel::Tunnel;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::commit::Change;
@@ -111,5 +112,9 @@ impl Change for RemoveDomain {
         write.forget_domains(self.tunnel_id).await?;
         write.set_updated_at(self.tunnel_id).await?;
         Ok(domain.domain)
+    }
+
+    fn details(&self, domain: &String) -> Value {
+        json!({"domain": domain})
     }
 }

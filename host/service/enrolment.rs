@@ -7,6 +7,7 @@ use culvert_domain::error::Result;
 use culvert_domain::key::EnrolmentCode;
 use culvert_store::keys::DeviceCode;
 use culvert_store::{Store, Write};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::Service;
@@ -26,14 +27,15 @@ const CODES_PER_ACCOUNT: u32 = 5;
 /// If the database fails.
 pub async fn create_code(store: &Store, stands_for: DeviceCode) -> Result<(EnrolmentCode, DateTime<Utc>)> {
     let code = EnrolmentCode::generate(store.clock());
-    let scope_id = stands_for.scope_id;
+    let DeviceCode { account_id, scope_id, may_create } = stands_for;
     store
         .write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let expires_at = write.now + CODE_LIFETIME;
                 let hash = EnrolmentCode::hash(code.reveal());
                 write.create_device_code(&hash, stands_for, expires_at).await?;
-                write.audit(NewEntry::new(scope_id, Actor::CLI, Action::DevicesCreateCode.name()));
+                let entry = NewEntry::new(scope_id, Actor::CLI, Action::DevicesCreateCode.name());
+                write.audit(entry.with(&json!({"account_id": account_id, "may_create": may_create})));
                 Ok((code, expires_at))
             })
         })

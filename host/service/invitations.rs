@@ -87,7 +87,7 @@ impl Change for CreateInvitation {
         Some(self.id)
     }
 
-    fn details(&self) -> Value {
+    fn details(&self, (): &()) -> Value {
         json!({"email": self.definition.email, "role": self.definition.role})
     }
 }
@@ -146,9 +146,9 @@ impl Service {
 
 /// Adds an account to the Team of an invitation, unless it is there already.
 pub(crate) async fn join(write: &mut Write, invitation: &Invitation, account_id: Uuid, actor: Actor) -> Result<()> {
-    let entry = NewEntry::new(invitation.team_id, actor, "invitations.accept").about(account_id);
-    write.audit(entry.with(&json!({"email": invitation.email, "role": invitation.role})));
     if write.role_of(invitation.team_id, account_id).await?.is_none() {
+        let entry = NewEntry::new(invitation.team_id, actor, "invitations.accept").about(account_id);
+        write.audit(entry.with(&json!({"email": invitation.email, "role": invitation.role})));
         write.set_role(invitation.team_id, account_id, invitation.role).await?;
     }
     Ok(())

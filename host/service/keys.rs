@@ -42,6 +42,7 @@ pub struct Resealed {
     pub webhooks: u64,
     pub answers: u64,
     pub certificates: u64,
+    pub second_factors: u64,
 }
 
 /// Whether a host has started with the newest key of the file.
@@ -108,6 +109,14 @@ pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
         resealed.certificates += count;
         after = last;
     }
+    let mut after = Some(Uuid::nil());
+    while let Some(from) = after {
+        let secrets = secrets.clone();
+        let batch = store.write(None, move |write| Box::pin(async move { reseal_totp(write, &secrets, from).await }));
+        let (count, last) = batch.await?;
+        resealed.second_factors += count;
+        after = last;
+    }
     let secrets = secrets.clone();
     store.write(None, move |write| Box::pin(async move { reseal_accounts(write, &secrets).await })).await?;
     Ok(resealed)
@@ -149,6 +158,16 @@ async fn reseal_certificates(write: &mut Write, secrets: &Secrets, after: Uuid) 
         if key.is_some() || new_key.is_some() {
             count += u64::from(write.replace_certificate_keys(&keys, key, new_key).await?);
         }
+    }
+    Ok((count, last))
+}
+
+async fn reseal_totp(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+    let (mut count, mut last) = (0, None);
+    for (id, sealed) in write.totp_secrets(after, BATCH).await? {
+        last = Some(id);
+        let Some(anew) = anew(secrets, Purpose::Totp, id.as_bytes(), &sealed) else { continue };
+        count += u64::from(write.replace_totp_secret(id, &sealed, &anew).await?);
     }
     Ok((count, last))
 }

@@ -1,9 +1,10 @@
-//! What operators see and do in the dashboard: accounts and policies. No policy is asked: a broken one must not keep its
+//! What operators see and do in the dashboard: accounts, nodes and policies. No policy is asked: a broken one must not keep its
 //! operator from mending it.
 
 use culvert_domain::account::{self, AccountRecord};
 use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::sign_in::SignIn;
 use serde_json::json;
@@ -126,7 +127,8 @@ impl Service {
             Box::pin(async move {
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
-                write.audit(NewEntry::new(account.id, operator.actor, ACCOUNTS_CREATE));
+                let entry = NewEntry::new(account.id, operator.actor, ACCOUNTS_CREATE);
+                write.audit(entry.with(&json!({"email": email, "plan": plan})));
                 Ok(links::add(write, account.id).await?.secret)
             })
         });
@@ -166,6 +168,25 @@ impl Service {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
         let plan = known_plan(policies, plan).await?.map_err(|fault| Error::invalid(vec![fault]))?;
         crate::accounts::set_plan(&self.store, account_id, plan, operator.actor).await
+    }
+
+    /// Says whether a node takes new tunnels.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such node; if the database fails.
+    pub async fn set_node_status(&self, operator: Operator, node_id: Uuid, status: NodeStatus) -> Result<()> {
+        let Operator { account_id, actor } = operator;
+        let entry = NewEntry::new(account_id, actor, "nodes.set_status");
+        let entry = entry.about(node_id).with(&json!({"status": status}));
+        let set = self.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                let node = write.node(node_id).await?.ok_or_else(Error::not_found)?;
+                write.audit(entry);
+                write.update_node(&Node { status, ..node }).await
+            })
+        });
+        set.await
     }
 
     /// Makes an account an operator, or no operator any more.

@@ -1,5 +1,6 @@
 //! Extra ports: adding and removing them.
 
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::commit::Change;
@@ -106,5 +107,9 @@ impl Change for DeleteExtraPort {
             write.notify(Hint::Device(run.device_id));
         }
         Ok(port.id)
+    }
+
+    fn details(&self, port_id: &Uuid) -> Value {
+        json!({"extra_port_id": port_id})
     }
 }

@@ -21,12 +21,15 @@ struct Watched {
     is_closed: bool,
 }
 
+/// A scope, and what hears of its changes; none once it is dropped.
+type OneScope = (Uuid, Option<watch::Receiver<()>>);
+
 /// Hears of the changes of a scope, and of an account.
 pub struct Watch {
     all: Arc<ScopeChanges>,
     clock: Clock,
-    scope: (Uuid, watch::Receiver<()>),
-    account: (Uuid, watch::Receiver<()>),
+    scope: OneScope,
+    account: OneScope,
     /// When the last change was heard of.
     heard: Option<Moment>,
 }
@@ -42,8 +45,8 @@ pub enum Heard {
 impl ScopeChanges {
     /// Watches a scope, and the account of whoever looks at it.
     pub fn watch(self: &Arc<Self>, scope_id: Uuid, account_id: Uuid, clock: &Clock) -> Watch {
-        let scope = (scope_id, self.subscribe(scope_id));
-        let account = (account_id, self.subscribe(account_id));
+        let scope = (scope_id, Some(self.subscribe(scope_id)));
+        let account = (account_id, Some(self.subscribe(account_id)));
         Watch { all: self.clone(), clock: clock.clone(), scope, account, heard: None }
     }
 
@@ -69,11 +72,12 @@ impl ScopeChanges {
         watched.scopes.entry(scope_id).or_insert_with(|| watch::channel(()).0).subscribe()
     }
 
-    fn forget(&self, scope_id: Uuid) {
+    /// Drops a receiver, and forgets its scope if nobody else watches it.
+    fn forget(&self, (scope_id, receiver): &mut OneScope) {
         let scopes = &mut self.watched().scopes;
-        // The one that is being dropped is still among them.
-        if scopes.get(&scope_id).is_some_and(|sender| sender.receiver_count() <= 1) {
-            scopes.remove(&scope_id);
+        drop(receiver.take());
+        if scopes.get(scope_id).is_some_and(|sender| sender.receiver_count() == 0) {
+            scopes.remove(scope_id);
         }
     }
 
@@ -88,16 +92,17 @@ impl Watch {
         if let Some(heard) = self.heard {
             self.clock.until(heard.plus(BETWEEN)).await;
         }
+        let (Some(scope), Some(account)) = (&mut self.scope.1, &mut self.account.1) else { return None };
         let changed = async {
             tokio::select! {
-                changed = self.scope.1.changed() => changed,
-                changed = self.account.1.changed() => changed,
+                changed = scope.changed() => changed,
+                changed = account.changed() => changed,
             }
         };
         match self.clock.timeout(at_most, changed).await {
             Ok(Ok(())) => {
-                self.scope.1.mark_unchanged();
-                self.account.1.mark_unchanged();
+                scope.mark_unchanged();
+                account.mark_unchanged();
                 self.heard = Some(self.clock.moment());
                 Some(Heard::Change)
             }
@@ -109,7 +114,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.all.forget(self.scope.0);
-        self.all.forget(self.account.0);
+        self.all.forget(&mut self.scope);
+        self.all.forget(&mut self.account);
     }
 }

@@ -146,6 +146,11 @@ impl Secrets {
         self.seal(Purpose::KeyCheck, CHECK, CHECK)
     }
 
+    /// Whether the file has the key of this number.
+    pub fn has_key(&self, version: u8) -> bool {
+        self.keys.iter().any(|key| key.version == version)
+    }
+
     /// Whether a value was sealed with the current key.
     pub fn is_current(&self, sealed: &[u8]) -> bool {
         sealed.first() == Some(&self.current().version)

@@ -17,7 +17,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Scope};
 use culvert_domain::error::{Code, Error, Fault, Result};
-use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod};
+use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod, SignUp};
 use culvert_domain::text;
 use culvert_store::Write;
 use culvert_store::sign_ins::NewSignIn;
@@ -64,6 +64,7 @@ type Remembered = LruCache<[u8; 32], Option<(Moment, SignIn)>>;
 pub struct SignIns {
     clock: Clock,
     lifetimes: Lifetimes,
+    sign_up: SignUp,
     remembered: Mutex<Remembered>,
     throttle: Throttle,
     /// What passkeys belong to; none where there can be none.
@@ -99,10 +100,10 @@ impl Client {
 
 impl SignIns {
     /// `origin` is the dashboard's: scheme, host name and port.
-    pub fn new(clock: Clock, lifetimes: Lifetimes, origin: &str) -> Self {
+    pub fn new(clock: Clock, lifetimes: Lifetimes, sign_up: SignUp, origin: &str) -> Self {
         let remembered = Mutex::new(LruCache::new(MAX_REMEMBERED));
         let relying_party = passkeys::relying_party(origin);
-        Self { clock, lifetimes, remembered, throttle: Throttle::new(), relying_party }
+        Self { clock, lifetimes, sign_up, remembered, throttle: Throttle::new(), relying_party }
     }
 
     /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of
@@ -228,6 +229,10 @@ impl SignIns {
                 }
                 let needs_code = write.has_second_factor(account_id).await?;
                 if !needs_code {
+                    // Where there is a passkey, a password is one factor of two.
+                    if write.count_passkeys(account_id).await? > 0 {
+                        new.elevated_until = None;
+                    }
                     create(write, &new).await?;
                 }
                 Ok(Some(needs_code))
@@ -257,6 +262,12 @@ impl SignIns {
         code: &str,
         client: &Client,
     ) -> Result<Option<SignInValue>> {
+        if sign_in.takes_passkey_alone() {
+            return Err(Error::invalid(vec![Fault::new(
+                "current_password",
+                "is not enough; confirm with your passkey",
+            )]));
+        }
         let tried = hash(&sign_in.id.to_string());
         if self.check_password(service, &sign_in.email, password, client.address, tried).await?.is_none() {
             return Ok(None);
@@ -413,13 +424,21 @@ impl Service {
     }
 }
 
+/// Whether a sign-in has not ended meanwhile, and whoever is there has just proved who it is.
+async fn check_elevated(write: &mut Write, id: Uuid) -> Result<()> {
+    let now = write.now;
+    let present = write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
+    if present.is_elevated(now) { Ok(()) } else { Err(Error::of(Code::ElevationRequired)) }
+}
+
 /// Creates a sign-in, and has the audit log tell of it.
 async fn create(write: &mut Write, new: &NewSignIn) -> Result<()> {
     let actor = Actor::account(Origin::Dashboard, new.account_id, None);
     let actor = Actor { address: new.client.address.clone().unwrap_or_default(), ..actor };
-    let entry = NewEntry::new(new.account_id, actor, "sign_ins.create");
+    let id = write.create_sign_in(new, PER_ACCOUNT).await?;
+    let entry = NewEntry::new(new.account_id, actor, "sign_ins.create").about(id);
     write.audit(entry.with(&json!({"method": new.method})));
-    write.create_sign_in(new, PER_ACCOUNT).await
+    Ok(())
 }
 
 fn new_value(clock: &Clock) -> String {

@@ -217,7 +217,7 @@ impl Change for RenameTeam {
         write.rename_team(permit.caller().scope.id, &self.name).await
     }
 
-    fn details(&self) -> Value {
+    fn details(&self, (): &()) -> Value {
         json!({"name": self.name})
     }
 }
@@ -258,7 +258,7 @@ impl Change for ChangeMember {
         Some(self.account_id)
     }
 
-    fn details(&self) -> Value {
+    fn details(&self, (): &()) -> Value {
         json!({"role": self.what.role()})
     }
 }

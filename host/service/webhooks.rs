@@ -25,7 +25,7 @@ use culvert_store::Write;
 use culvert_store::resend::Resend;
 
 /// Events that are sent once more by one request.
-const RESENT_AT_ONCE: u32 = 1000;
+const RESENT_AT_ONCE: u32 = 200;
 /// Hours back, as deliveries are kept for 30 days.
 const HOURS: RangeInclusive<i64> = 1..=720;
 
@@ -181,16 +181,18 @@ impl Change for ResendDelivery {
             Resend::Scheduled => Ok(()),
             Resend::Unknown => Err(Error::not_found()),
             Resend::UnderWay => Err(Error::of(Code::DeliveryInFlight)),
-            Resend::NoRoom => Err(Error::of(Code::LimitReached)),
+            Resend::NoRoom => {
+                Err(Error::new(Code::LimitReached, "Too much waits for the endpoint, or the event was sent too often."))
+            }
         }
     }
 
-    fn details(&self) -> Value {
+    fn details(&self, (): &()) -> Value {
         json!({"event_id": self.event_id})
     }
 }
 
-/// Sends the events once more that an endpoint did not take since a time, at most 1,000.
+/// Sends the events once more that an endpoint did not take since a time, at most 200.
 pub struct ResendFailed {
     pub webhook_id: Uuid,
     pub hours: i64,
@@ -202,6 +204,12 @@ impl Change for ResendFailed {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<u32> {
         enabled(write, permit, self.webhook_id).await?;
+        if write.is_resending(self.webhook_id).await? {
+            return Err(Error::new(
+                Code::DeliveryInFlight,
+                "What was asked for before is being sent. Wait until that is done.",
+            ));
+        }
         let since = write.now - TimeDelta::hours(self.hours);
         let mut resent = 0;
         for event_id in write.failed_events(self.webhook_id, since, RESENT_AT_ONCE).await? {
@@ -214,8 +222,8 @@ impl Change for ResendFailed {
         Ok(resent)
     }
 
-    fn details(&self) -> Value {
-        json!({"hours": self.hours})
+    fn details(&self, resent: &u32) -> Value {
+        json!({"hours": self.hours, "events": resent})
     }
 }
 

@@ -14,8 +14,12 @@ use culvert_domain::audit_log::{Actor, Entry, NewEntry};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 
-/// Makes the MAC of an entry, by a key that the database does not have.
-pub type AuditMac = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
+/// Authenticates entries, by a key that the database does not have.
+pub trait AuditKey: Send + Sync {
+    fn mac(&self, entry: &[u8]) -> Vec<u8>;
+
+    fn vouches_for(&self, entry: &[u8], mac: &[u8]) -> bool;
+}
 
 macro_rules! select_entry {
     ($rest:literal) => {
@@ -30,8 +34,8 @@ macro_rules! select_entry {
 
 impl Store {
     /// Sets what entries are authenticated with. Without it, nothing that is to be in the log is written.
-    pub fn set_audit_mac(&self, mac: AuditMac) {
-        let _ = self.audit_mac.set(mac);
+    pub fn set_audit_key(&self, key: Arc<dyn AuditKey>) {
+        let _ = self.audit_key.set(key);
     }
 
     /// A page of the entries of a scope, the newest first, each with the name of the account; with an account, of its own.
@@ -45,12 +49,13 @@ impl Store {
         let (before, limit) = (page.after.micros(), page.limit_plus_one());
         let rows = match account_id {
             None => {
-                let sql = select_entry!("WHERE scope_id = $1 AND number < $2 ORDER BY number DESC LIMIT $3");
+                let sql =
+                    select_entry!("WHERE scope_id = $1 AND number > 0 AND number < $2 ORDER BY number DESC LIMIT $3");
                 (&self.db).all(sql, args![scope_id, before, limit]).await?
             }
             Some(account_id) => {
                 let sql = select_entry!(
-                    "WHERE scope_id = $1 AND account_id = $2 AND number < $3 ORDER BY number DESC LIMIT $4"
+                    "WHERE scope_id = $1 AND account_id = $2 AND number > 0 AND number < $3 ORDER BY number DESC LIMIT $4"
                 );
                 (&self.db).all(sql, args![scope_id, account_id, before, limit]).await?
             }
@@ -65,6 +70,12 @@ impl Store {
         let sql = sql!("SELECT scope_id FROM audit_log WHERE scope_id > $1 ORDER BY scope_id LIMIT 1");
         let row = (&self.db).optional(sql, args![after]).await?;
         Ok(row.map(|row| row.id("scope_id")).transpose()?)
+    }
+
+    /// Whether a scope has rows that no entry can be: a chain begins with 1.
+    pub async fn has_impossible_audit_entries(&self, scope_id: Uuid) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM audit_log WHERE scope_id = $1 AND number < 1 LIMIT 1");
+        Ok((&self.db).optional(sql, args![scope_id]).await?.is_some())
     }
 
     /// The entries of a scope after one, the oldest first, at most so many.
@@ -90,16 +101,20 @@ impl Write {
     }
 
     async fn append_audit_entry(&mut self, new: NewEntry) -> Result<()> {
-        let mac = self.audit_mac.clone().ok_or_else(|| Error::internal("the audit log has no key"))?;
+        let key = self.audit_key.clone().ok_or_else(|| Error::internal("the audit log has no key"))?;
         let NewEntry { scope_id, actor, action, subject_id, details } = new;
         if self.locked_scope != Some(scope_id) {
             let sql = sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE");
             self.lock(sql, args![scope_id]).await?;
         }
-        let sql = sql!("SELECT number, at, digest FROM audit_log WHERE scope_id = $1 ORDER BY number DESC LIMIT 1");
-        let last = self.optional(sql, args![scope_id]).await?;
-        let (number, previous_at, previous) = match &last {
-            Some(row) => (row.number::<u64>("number")? + 1, Some(row.time("at")?), row.bytes("digest")?),
+        let sql = select_entry!("WHERE scope_id = $1 AND number > 0 ORDER BY number DESC LIMIT 1");
+        let last = self.optional(sql, args![scope_id]).await?.as_ref().map(entry).transpose()?;
+        let (number, previous_at, previous) = match last {
+            Some(last) => {
+                // A time that somebody has put there is not authenticated along.
+                let is_ours = key.vouches_for(&last.authenticated(), &last.digest);
+                (last.number + 1, Some(if is_ours { last.at } else { self.now }), last.digest)
+            }
             None => (1, None, Vec::new()),
         };
         // A clock that was set back must not have an entry be deleted before those that it follows.
@@ -108,7 +123,7 @@ impl Write {
         let digest = Vec::new();
         let mut entry =
             Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest };
-        entry.digest = mac(&entry.authenticated());
+        entry.digest = key.mac(&entry.authenticated());
         self.insert_audit_entry(&entry).await
     }
 

@@ -52,7 +52,7 @@ mod webhooks;
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Clock;
@@ -62,7 +62,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use audit_log::AuditMac;
+use audit_log::AuditKey;
 use certificates::OwnCertificates;
 use culvert_domain::audit_log::NewEntry;
 use culvert_domain::error::{Chain, Error, Result};
@@ -79,7 +79,7 @@ pub struct Store {
     /// The host names of the API and of the dashboard, set at the start.
     own_names: OnceLock<Vec<String>>,
     /// What entries of the audit log are authenticated with, set at the start.
-    audit_mac: OnceLock<AuditMac>,
+    audit_key: OnceLock<Arc<dyn AuditKey>>,
     /// Tells what this process has written from what others have.
     process_id: Uuid,
 }
@@ -115,7 +115,7 @@ pub struct Write {
     own_certificates: Option<OwnCertificates>,
     /// What is to be in the audit log of this transaction.
     audited: Vec<NewEntry>,
-    audit_mac: Option<AuditMac>,
+    audit_key: Option<Arc<dyn AuditKey>>,
     locked_scope: Option<Uuid>,
     process_id: Uuid,
 }
@@ -146,9 +146,9 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        let (own_certificates, own_names, audit_mac) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (own_certificates, own_names, audit_key) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let process_id = clock.id();
-        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_mac, process_id }, woken)
+        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_key, process_id }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -198,7 +198,7 @@ impl Store {
     {
         let (clock, sender, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
         let process_id = self.process_id;
-        let (own_certificates, audit_mac) = (self.own_certificates.get().cloned(), self.audit_mac.get().cloned());
+        let (own_certificates, audit_key) = (self.own_certificates.get().cloned(), self.audit_key.get().cloned());
         let transaction = async move {
             let tx = db.begin(scope_id).await?;
             // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
@@ -215,7 +215,7 @@ impl Store {
                 renamed,
                 own_certificates,
                 audited,
-                audit_mac,
+                audit_key,
                 locked_scope,
                 process_id,
             };

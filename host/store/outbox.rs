@@ -197,6 +197,7 @@ impl Write {
         if self.execute(sql, args).await? == 0 {
             return Ok(());
         }
+        self.notify(Hint::Scope(delivery.scope_id));
         // A retry keeps the place of the ended attempt in the count of waiting deliveries.
         let sql = sql!(
             "UPDATE webhooks SET last_status = $2, last_at = $3, \

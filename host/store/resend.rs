@@ -11,6 +11,9 @@ use super::sql::sql;
 use super::{Hint, Write};
 use culvert_domain::error::Result;
 
+/// Attempts to send an event to an endpoint, those that somebody has asked for among them.
+const MOST_ATTEMPTS: u32 = 100;
+
 /// What becomes of sending an event once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resend {
@@ -19,7 +22,7 @@ pub enum Resend {
     Unknown,
     /// It is being sent.
     UnderWay,
-    /// Too much waits for the endpoint.
+    /// Too much waits for the endpoint, or it was tried too often.
     NoRoom,
 }
 
@@ -33,6 +36,9 @@ impl Write {
         );
         let known = self.one(sql, args![webhook_id, event_id]).await?;
         let Some(attempts) = known.optional_number::<u32>("attempts")? else { return Ok(Resend::Unknown) };
+        if attempts >= MOST_ATTEMPTS {
+            return Ok(Resend::NoRoom);
+        }
         if known.int("under_way")? > 0 {
             return Ok(Resend::UnderWay);
         }
@@ -46,13 +52,22 @@ impl Write {
         Ok(Resend::Scheduled)
     }
 
-    /// The events since a time that an endpoint did not take and that wait for no attempt, the oldest first, at most so many.
+    /// Whether anything that was asked for is still to be sent to an endpoint.
+    pub async fn is_resending(&mut self, webhook_id: Uuid) -> Result<bool> {
+        let sql = sql!(
+            "SELECT 1 AS one FROM deliveries WHERE webhook_id = $1 AND resent = TRUE AND status = 'pending' LIMIT 1"
+        );
+        Ok(self.optional(sql, args![webhook_id]).await?.is_some())
+    }
+
+    /// The events since a time that an endpoint did not take and that wait for no attempt, at most so many: first those that
+    /// were not tried for the longest time.
     pub async fn failed_events(&mut self, webhook_id: Uuid, since: DateTime<Utc>, most: u32) -> Result<Vec<Uuid>> {
         let sql = sql!(
             "SELECT event_id FROM deliveries d WHERE webhook_id = $1 AND created_at >= $2 \
                  AND status IN ('failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM deliveries o \
                      WHERE o.event_id = d.event_id AND o.webhook_id = $1 AND o.status IN ('succeeded', 'pending')) \
-             GROUP BY event_id ORDER BY MIN(created_at), event_id LIMIT $3"
+             GROUP BY event_id ORDER BY MAX(created_at), event_id LIMIT $3"
         );
         let rows = self.all(sql, args![webhook_id, since, most]).await?;
         Ok(rows.iter().map(|row| row.id("event_id")).collect::<DbResult<_>>()?)

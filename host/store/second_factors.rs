@@ -37,6 +37,20 @@ impl Write {
         Ok(self.execute(sql, args![account_id, secret]).await? == 1)
     }
 
+    /// The sealed secrets of accounts, in the order of their ids.
+    pub async fn totp_secrets(&mut self, after: Uuid, limit: u32) -> Result<Vec<(Uuid, Vec<u8>)>> {
+        let sql = sql!("SELECT account_id, secret FROM totp WHERE account_id > $1 ORDER BY account_id LIMIT $2");
+        let rows = self.all(sql, args![after, limit]).await?;
+        let secret = |row: &Row| Ok((row.id("account_id")?, row.bytes("secret")?));
+        Ok(rows.iter().map(secret).collect::<DbResult<_>>()?)
+    }
+
+    /// Replaces the sealed secret of an account, unless it has changed meanwhile. Returns whether it was replaced.
+    pub async fn replace_totp_secret(&mut self, account_id: Uuid, former: &[u8], sealed: &[u8]) -> Result<bool> {
+        let sql = sql!("UPDATE totp SET secret = $2 WHERE account_id = $1 AND secret = $3");
+        Ok(self.execute(sql, args![account_id, sealed, former]).await? == 1)
+    }
+
     /// Whether an account has a second factor.
     pub async fn has_second_factor(&mut self, account_id: Uuid) -> Result<bool> {
         let sql = sql!("SELECT 1 AS one FROM totp WHERE account_id = $1 AND confirmed_at IS NOT NULL");

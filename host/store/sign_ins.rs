@@ -132,7 +132,7 @@ impl Write {
     }
 
     /// Adds a sign-in. Of more than `most` of the account, those that were not used for the longest time end.
-    pub async fn create_sign_in(&mut self, new: &NewSignIn, most: u32) -> Result<()> {
+    pub async fn create_sign_in(&mut self, new: &NewSignIn, most: u32) -> Result<Uuid> {
         let (id, now) = (self.clock.id(), self.now);
         let sql = sql!(
             "INSERT INTO sign_ins (id, hash, account_id, method, address, agent, created_at, last_seen_at, expires_at, \
@@ -148,7 +148,7 @@ impl Write {
                  ORDER BY last_seen_at DESC LIMIT 1000 OFFSET $3) AS longest_idle)"
         );
         self.execute(sql, args![*account_id, id, i64::from(most) - 1]).await?;
-        Ok(())
+        Ok(id)
     }
 
     pub async fn note_sign_in_seen(&mut self, id: Uuid) -> Result<()> {

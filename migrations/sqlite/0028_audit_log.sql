@@ -18,7 +18,8 @@ CREATE TABLE audit_log (
     -- The digest of the row before it; empty for the first.
     previous      BLOB    NOT NULL,
     digest        BLOB    NOT NULL,
-    PRIMARY KEY (scope_id, number)
+    PRIMARY KEY (scope_id, number),
+    CHECK (number > 0)
 ) STRICT;
 CREATE INDEX audit_log_by_account ON audit_log (scope_id, account_id, number);
 CREATE INDEX audit_log_by_time ON audit_log (at);

@@ -292,7 +292,7 @@ const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webh
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
   const ofTunnel = ["", "/access", "/ports", "/domain"].map((part) => tunnel + part);
-  const ofOperator = ["accounts", "policies"].map((page) => `${origin}/dashboard/operator/${page}`);
+  const ofOperator = ["accounts", "nodes", "policies"].map((page) => `${origin}/dashboard/operator/${page}`);
   const ownPages = [...pages, ...ofTunnel, `${web}/domain`, endpoint, team, why, ...ofOperator, `${origin}/dashboard/account`];
   for (const url of ownPages) {
     await window.page.goto(url);

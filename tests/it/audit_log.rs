@@ -103,7 +103,7 @@ async fn changes_of_every_origin_are_in_the_log(engine: Engine) {
     agent     ada      device   tunnels.start                  tcp      
     agent     ada      device   tunnels.stop                   tcp      
     cli       -        -        accounts.link                  -        
-    dashboard ada      -        sign_ins.create                -        {"method":"link"}
+    dashboard ada      -        sign_ins.create                another  {"method":"link"}
     dashboard ada      another  credentials.set_password       -        
     dashboard ada      another  keys.create                    another  {"days":30,"name":"laptop","scopes":["account:read","tunnels:read","devices:read","operations:read","webhooks:read"]}
     api       ada      her key  tunnels.delete                 web      
@@ -175,6 +175,30 @@ async fn altered_and_deleted_entries_are_found(engine: Engine) {
     host.app.store.prune().await.unwrap();
     assert_eq!(entries(&host, ada.account_id).await.first().map(|entry| entry.number), Some(7));
     assert_eq!(problems().await, []);
+}
+
+/// Whoever can write to the database may put a forged row at the end for a moment: what is written after it does not
+/// vouch for it.
+#[both_engines]
+async fn forged_time_of_the_newest_entry_is_not_authenticated_along(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    work(&host, &ada).await;
+    let drop_trigger = match engine {
+        Engine::Sqlite => "DROP TRIGGER audit_log_is_appended_to",
+        Engine::Postgres => "DROP TRIGGER audit_log_is_appended_to ON audit_log",
+    };
+    execute(&host, drop_trigger).await;
+    let at = entries(&host, ada.account_id).await[1].at;
+    // For what comes next, the newest entry is as old as those that are deleted.
+    execute(&host, "UPDATE audit_log SET at = 0 WHERE number = 2").await;
+    work(&host, &ada).await;
+    assert_ne!(entries(&host, ada.account_id).await[2].previous_at.unwrap().timestamp_micros(), 0);
+    let restore = format!("UPDATE audit_log SET at = {} WHERE number = 2", at.timestamp_micros());
+    crate::support::database::execute_script(&host.config().database_url(), &restore).await;
+    execute(&host, "DELETE FROM audit_log WHERE number < 3").await;
+    let verified = verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap();
+    assert_eq!(verified.faults.iter().map(|fault| fault.problem).collect::<Vec<_>>(), [Problem::CutOff]);
 }
 
 #[both_engines]

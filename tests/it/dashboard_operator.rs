@@ -8,12 +8,14 @@ use culvert_test_macros::both_engines;
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::dashboard::is_sound;
 use crate::support::host::{Engine, TestHost};
 use crate::support::hostile::{GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::tab::{PASSWORD, Tab};
 
 const ACCOUNTS: &str = "/dashboard/operator/accounts";
+const NODES: &str = "/dashboard/operator/nodes";
 const POLICIES: &str = "/dashboard/operator/policies";
 const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
@@ -34,16 +36,16 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     let mut eves = Tab::with_password(&host, eve.account_id).await;
     let paths = culvert_dashboard::pages::PAGES.iter().map(|page| page.path);
     let pages: Vec<&str> = paths.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(pages.len(), 2);
+    assert_eq!(pages.len(), 3);
     for page in pages {
         assert_eq!(eves.get(&format!("/dashboard/{page}")).await.outcome(), "404 not_found", "{page}");
     }
     let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
     let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(forms.len(), 6);
+    assert_eq!(forms.len(), 7);
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
-        let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1")];
+        let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1"), ("status", "offline")];
         let fields = eves.made_up(&host, &path, &fields).await;
         assert_eq!(eves.post(&path, &fields).await.outcome(), "404 not_found", "{path}");
     }
@@ -57,6 +59,31 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     assert_eq!(eves.get(POLICIES).await.outcome(), "404 not_found");
     let refused = accounts::set_operator(&host.app.store, ada, false, Actor::CLI).await.unwrap_err();
     assert_eq!(refused.code.as_str(), "last_operator");
+}
+
+/// What an operator says of a node is what the API lists, and whether it gets new tunnels.
+#[both_engines]
+async fn operator_takes_a_node_out_of_service(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, mut tab) = operator(&host).await;
+    let api = host.api(&host.key(ada, ada, "full_access").await.key);
+    let node = api.get("/nodes").await.data()[0].clone();
+    let path = format!("{NODES}/{}/status", node["id"].as_str().unwrap());
+    let page = tab.get(NODES).await;
+    is_sound(NODES, &page);
+    for wrong in ["", "on", "ONLINE"] {
+        let refused = tab.submit(&page, &path, &[("status", wrong)]).await;
+        assert_eq!(refused.outcome(), "422 validation_failed", "{wrong}");
+    }
+    assert_eq!(tab.submit(&page, &path, &[("status", "maintenance")]).await.led_to(), NODES);
+    assert_eq!(api.get("/nodes").await.data()[0]["status"], "maintenance");
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.outcome(), "409 node_unavailable");
+    let page = tab.get(NODES).await;
+    assert_eq!(tab.submit(&page, &path, &[("status", "online")]).await.led_to(), NODES);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
+    let unknown = format!("{NODES}/{ada}/status");
+    let form = tab.made_up(&host, &unknown, &[("status", "online")]).await;
+    assert_eq!(tab.post(&unknown, &form).await.outcome(), "404 not_found");
 }
 
 #[both_engines]

@@ -4,6 +4,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use culvert_domain::caller::Role;
+use culvert_domain::sign_in::SignUp;
+use culvert_service::forms::FormId;
 use culvert_service::links;
 use culvert_service::sign_ins::{Client, NewPerson};
 use culvert_test_macros::both_engines;
@@ -309,6 +311,35 @@ async fn first_operator_is_set_up_once(engine: Engine) {
     assert_eq!(join_all(tries).await.into_iter().filter(|begun| *begun).count(), 1);
     assert_eq!(opened(&mut Tab::open(&host), &link).await.outcome(), "410 link_not_valid");
     assert!(links::offer_setup(&host.app.store).await.unwrap().is_none(), "somebody can sign in");
+}
+
+/// Where operators make accounts, an invitation is for who has one.
+#[both_engines]
+async fn invitation_makes_no_account_where_sign_up_is_off(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.dashboard.sign_up = SignUp::Off).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let team = made(&mut tab, "Lab").await;
+    let link = invited(&mut tab, &team, "grace@example.test", "member").await;
+    let mut stranger = Tab::open(&host);
+    let page = opened(&mut stranger, &link).await;
+    assert!(page.text.contains("Operators make accounts here.") && !page.text.contains("Create account"));
+    let key = host.app.service.form_key(FormId { sign_in: Uuid::nil(), path: BEGIN });
+    let fields = [("form_key", key.as_str()), ("link", &link), ("name", "Eve"), ("password", PASSWORD)];
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(stranger.post(BEGIN, &fields).await.outcome(), "422 validation_failed");
+    // The link is not used up.
+    let mut hers = Tab::entered(&host, grace.account_id).await;
+    let page = opened(&mut hers, &link).await;
+    let joined = hers.submit(&page, "/dashboard/account/join", &[]).await;
+    assert_eq!(joined.led_to(), team.strip_suffix("/team").unwrap());
+    // The first operator makes an account all the same.
+    let host = TestHost::with(engine, |config| config.dashboard.sign_up = SignUp::Off).await;
+    let link = links::offer_setup(&host.app.store).await.unwrap().unwrap();
+    let mut tab = Tab::open(&host);
+    let page = opened(&mut tab, &link).await;
+    let typed = [("name", "Ada"), ("email", "ada@example.test"), ("password", PASSWORD)];
+    assert_eq!(tab.submit(&page, BEGIN, &typed).await.led_to(), "/dashboard");
 }
 
 /// An operator's sign-in is short.

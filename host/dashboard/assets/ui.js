@@ -27,12 +27,14 @@ const improve = (root) => {
 };
 
 // A passkey (Web Authentication): what the device answers goes into the form.
-let offered;
+let offered,
+  asks = false;
 const takePasskey = (form) => {
   const options = JSON.parse(form.dataset.options);
-  const answer = async (ask) => {
+  const answer = async (ask, isOffer) => {
     offered?.abort();
     offered = new AbortController();
+    asks = !isOffer;
     try {
       const credential = await ask(offered.signal);
       form.elements.answer.value = JSON.stringify(credential.toJSON());
@@ -41,6 +43,8 @@ const takePasskey = (form) => {
       // Somebody has changed their mind, or something else is asked for.
       if (!["AbortError", "NotAllowedError"].includes(error.name)) alert(error.message);
     }
+    asks = false;
+    if (waits) look();
   };
   const create = (signal) =>
     navigator.credentials.create({ publicKey: PublicKeyCredential.parseCreationOptionsFromJSON(options), signal });
@@ -54,7 +58,9 @@ const takePasskey = (form) => {
   });
   // The field for the e-mail address offers passkeys as well.
   if (form.dataset.passkey === "offer") {
-    PublicKeyCredential.isConditionalMediationAvailable?.().then((can) => can && answer((signal) => get(signal, "conditional")));
+    PublicKeyCredential.isConditionalMediationAvailable?.().then((can) => can && answer((signal) => get(signal, "conditional"), true));
+    // A challenge is good for five minutes.
+    setTimeout(() => isInUse() || location.reload(), 270_000);
   }
 };
 improve(document);
@@ -71,11 +77,15 @@ const say = (text) => {
   line.hidden = !text;
 };
 
-// Whether somebody is at a field, or has typed something that would be lost.
+// Whether somebody is at a field, has marked something or typed something that would be lost, or is asked for a passkey.
 const isInUse = () =>
+  asks ||
+  !(getSelection()?.isCollapsed ?? true) ||
   document.activeElement.matches("#content :is(input, select, textarea)") ||
   [...main.querySelectorAll("input, textarea, select")].some((field) =>
-    field.type === "checkbox" || field.type === "radio"
+    field.matches(":autofill")
+      ? false
+      : field.type === "checkbox" || field.type === "radio"
       ? field.checked !== field.defaultChecked
       : field.options
         ? [...field.options].some((option) => option.defaultSelected && !option.selected)
@@ -85,13 +95,21 @@ const isInUse = () =>
 const show = (page) => {
   const fresh = page.getElementById("content");
   if (!fresh) return location.reload();
-  const places = () => [...main.querySelectorAll("a, button, summary, [tabindex]")];
-  const place = places().indexOf(document.activeElement);
+  // The same control of the same row, wherever the row is by then.
+  const name = (element) => [element.form?.getAttribute("action"), element.getAttribute("href"), element.textContent].join(" ");
+  const focused = main.contains(document.activeElement) ? name(document.activeElement) : null;
+  const scrolled = [...main.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
   const open = [...main.querySelectorAll("details")].map((details) => details.open);
   main.replaceChildren(...fresh.childNodes);
   improve(main);
   main.querySelectorAll("details").forEach((details, i) => (details.open = open[i] ?? details.open));
-  if (place >= 0) (places()[place] ?? main.querySelector("h1")).focus({ preventScroll: true });
+  main.querySelectorAll(".scroll").forEach((region, i) => (region.scrollLeft = scrolled[i] ?? 0));
+  if (focused !== null) {
+    const heading = main.querySelector("h1");
+    heading.tabIndex = -1;
+    const same = [...main.querySelectorAll("a, button, summary, .scroll")].find((element) => name(element) === focused);
+    (same ?? heading).focus({ preventScroll: true });
+  }
   document.title = page.title;
   say(state);
 };
@@ -118,7 +136,9 @@ const look = () => {
   request.responseType = "document";
   request.onload = () => {
     if (request.responseURL !== location.href.split("#")[0] || request.status === 404) location.reload();
-    else if (request.status === 200 && !isInUse()) show(request.response);
+    else if (request.status !== 200) setTimeout(look, REFUSED_PERIOD);
+    else if (isInUse()) again = true;
+    else show(request.response);
   };
   request.onloadend = () => {
     looks = false;
@@ -132,7 +152,7 @@ const look = () => {
 
 const follow = () => {
   source?.close();
-  clearInterval(timer);
+  clearTimeout(timer);
   if (document.hidden) return;
   source = new EventSource(document.body.dataset.live);
   source.onopen = () => {
@@ -142,10 +162,10 @@ const follow = () => {
   source.addEventListener("change", look);
   source.onerror = () => {
     if (source.readyState !== EventSource.CLOSED) return say("Not connected. The page catches up by itself.");
-    // Too many streams are open, or the sign-in has ended, which looking shows.
-    say("Live updates are off: too many pages are open. This one looks every 10 seconds.");
+    // Too many streams are open, the host is away, or the sign-in has ended, which looking shows.
+    say("Live updates are off for now. This page looks every 10 seconds.");
     look();
-    timer = setInterval(look, REFUSED_PERIOD);
+    timer = setTimeout(follow, REFUSED_PERIOD);
   };
 };
 

@@ -126,7 +126,7 @@ fn navigation(visit: &Visit) -> Markup {
                 a href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
             }
             @if visit.sign_in.is_operator {
-                @for (path, label) in [("accounts", "Accounts"), ("policies", "Policies")] {
+                @for (path, label) in [("accounts", "Accounts"), ("nodes", "Nodes"), ("policies", "Policies")] {
                     @let path = format!("{ROOT}/operator/{path}");
                     a.operator href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
                 }

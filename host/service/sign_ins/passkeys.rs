@@ -20,7 +20,7 @@ use webauthn_rs::prelude::{
     Webauthn, WebauthnBuilder, WebauthnError,
 };
 
-use super::{Client, SignInValue, SignIns, create, wait_for};
+use super::{Client, SignInValue, SignIns, check_elevated, create, wait_for};
 use crate::Service;
 use crate::links::hash;
 use crate::secrets::Purpose;
@@ -244,8 +244,10 @@ impl SignIns {
         let entry = entry.with(&json!({"name": name}));
         let add = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
+                check_elevated(write, id).await?;
                 if write.count_passkeys(account_id).await? >= PER_ACCOUNT {
-                    return Err(Error::of(Code::LimitReached));
+                    let detail = format!("An account has at most {PER_ACCOUNT} passkeys. Remove one first.");
+                    return Err(Error::new(Code::LimitReached, detail));
                 }
                 // A second click finds it done.
                 if !write.use_challenge(&used, until).await? {
@@ -275,6 +277,7 @@ impl SignIns {
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.remove_passkey");
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
+                check_elevated(write, id).await?;
                 let Some(present) = write.passkey(account_id, passkey_id).await? else { return Ok(()) };
                 if !has_password && write.count_passkeys(account_id).await? == 1 {
                     return Err(Error::of(Code::LastCredential));
@@ -304,7 +307,7 @@ impl SignIns {
     }
 
     fn open<S: DeserializeOwned>(&self, service: &Service, context: &[u8], token: &str) -> Result<Sealed<S>> {
-        let too_old = || Error::new(Code::SignInRequired, "It took too long. Load the page again.");
+        let too_old = || Error::new(Code::FormExpired, "It took too long. Try again.");
         let sealed = URL_SAFE_NO_PAD.decode(token).map_err(|_| too_old())?;
         let opened = service.secrets.open_sealed(Purpose::Ceremonies, context, &sealed).ok_or_else(too_old)?;
         let sealed: Sealed<S> = serde_json::from_slice(&opened).map_err(|_| too_old())?;

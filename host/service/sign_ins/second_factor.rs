@@ -12,7 +12,7 @@ use totp_rs::{Builder, Totp};
 use uuid::Uuid;
 
 use super::throttle::Tries;
-use super::{Client, SignInValue, SignIns, create, wait_for};
+use super::{Client, SignInValue, SignIns, check_elevated, create, wait_for};
 use crate::Service;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
@@ -151,6 +151,7 @@ impl SignIns {
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.enable_totp");
         let confirm = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
+                write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
                 let step = step_of(write, &secrets, account_id, &typed, false).await?;
                 let step = step.ok_or_else(|| Error::invalid(vec![Fault::new("code", "is wrong")]))?;
                 write.accept_totp_step(account_id, step).await?;
@@ -179,10 +180,11 @@ impl SignIns {
         sign_in: &SignIn,
         key: &IdempotencyKey,
     ) -> Result<Answered> {
-        let (account_id, codes) = (sign_in.account_id, self.new_codes());
+        let (account_id, id, codes) = (sign_in.account_id, sign_in.id, self.new_codes());
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.new_recovery_codes");
         let replace = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
+                check_elevated(write, id).await?;
                 if !write.has_second_factor(account_id).await? {
                     return Err(Error::not_found());
                 }
@@ -209,10 +211,11 @@ impl SignIns {
     ///
     /// If the database fails.
     pub async fn remove_second_factor(&self, service: &Service, sign_in: &SignIn) -> Result<()> {
-        let account_id = sign_in.account_id;
+        let (account_id, id) = (sign_in.account_id, sign_in.id);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.disable_totp");
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
+                check_elevated(write, id).await?;
                 write.audit(entry);
                 write.remove_second_factor(account_id).await
             })

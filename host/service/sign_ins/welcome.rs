@@ -4,8 +4,9 @@
 use culvert_domain::account;
 use culvert_domain::audit_log::{Actor, NewEntry, Origin};
 use culvert_domain::error::{Code, Error, Fault, Result};
-use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
+use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod, SignUp};
 use culvert_domain::team::Invitation;
+use serde_json::json;
 use uuid::Uuid;
 
 use super::strength::check_strength;
@@ -89,6 +90,10 @@ impl SignIns {
     ) -> Result<SignInValue> {
         let hash = self.hash_of_link(typed, client)?;
         let welcome = self.welcome(service, hash, client).await?;
+        if !self.may_sign_up(&welcome) {
+            let problem = "has no account, and operators make accounts here; sign in with another one";
+            return Err(Error::invalid(vec![Fault::new("email", problem)]));
+        }
         let now = self.clock.moment();
         self.throttle.tries.take(hash, BEGINS, now).map_err(wait_for)?;
         self.throttle.begins.count(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
@@ -126,7 +131,9 @@ impl SignIns {
                     None => write.set_operator(account.id, true).await?,
                 }
                 new.account_id = account.id;
-                write.audit(NewEntry::new(account.id, actor(), ACCOUNTS_CREATE));
+                let is_operator = team_id.is_none();
+                let entry = NewEntry::new(account.id, actor(), ACCOUNTS_CREATE);
+                write.audit(entry.with(&json!({"email": email, "operator": is_operator})));
                 create(write, &new).await.map(|()| true)
             })
         });
@@ -135,6 +142,11 @@ impl SignIns {
         }
         self.expect(&value);
         Ok(value)
+    }
+
+    /// Whether somebody may make an account by a link for this.
+    pub fn may_sign_up(&self, welcome: &Welcome) -> bool {
+        self.sign_up == SignUp::Invited || matches!(welcome, Welcome::Operator)
     }
 
     /// Has somebody who is signed in join the Team that a link invites to.
