@@ -196,6 +196,7 @@ async fn postgres_reads_no_growing_table_whole() {
     api_keys | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
     device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    passkeys | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords | …SELECT 1 AS one FROM passwords LIMIT 1
     scopes | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     team_members | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
@@ -217,6 +218,7 @@ async fn sqlite_reads_no_growing_table_whole() {
     certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
     device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    passkeys: SCAN passkeys USING COVERING INDEX passkeys_by_account | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords: SCAN passwords USING COVERING INDEX sqlite_autoindex_passwords_1 | …SELECT 1 AS one FROM passwords LIMIT 1
     scopes: SCAN scopes USING INDEX sqlite_autoindex_scopes_1 | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     ");
