@@ -14,9 +14,6 @@ pub(crate) const SUBDOMAIN: &str = "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$";
 
 const HOST: &str = r"^(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?$";
 
-/// A name or an address, with a port or without.
-pub(crate) const HOST_HEADER: &str = r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?$";
-
 pub(crate) const DOMAIN: &str =
     r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$";
 
@@ -27,6 +24,12 @@ pub(crate) fn url() -> String {
     let name = format!(r"({label}\.)*[A-Za-z]([A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?");
     let byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
     format!(r"^https://({name}|{byte}(\.{byte}){{3}}|\[({})\])(:[1-9][0-9]{{0,3}})?([/?][^#\s]*)?$", ipv6())
+}
+
+/// A name or an address, with a port or without.
+pub(crate) fn host_header() -> String {
+    let port = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]";
+    format!(r"^([A-Za-z0-9._-]+|\[({})\])(:({port}))?$", ipv6())
 }
 
 /// A host name, or an address.

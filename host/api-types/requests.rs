@@ -6,7 +6,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use uuid::Uuid;
 
-use crate::patterns::{DOMAIN, HOST_HEADER, PASSWORD, SUBDOMAIN, TEXT, USER, address, host, one_address, range, url};
+use crate::patterns::{DOMAIN, PASSWORD, SUBDOMAIN, TEXT, USER, address, host, host_header, one_address, range, url};
 use crate::read::{FieldReader, FromJsonTree, Nullable, flag, id, integer, string_enum, text};
 use culvert_domain::access::{CountryAction, RuleType};
 use culvert_domain::event::EventKind;
@@ -104,7 +104,7 @@ request! {
         #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
         buffer_size: Option<i64> = read_or_null(integer),
         /// The Host header of requests to the service, for http tunnels; null: the visitor's.
-        #[schemars(length(max = 255), extend("pattern" = HOST_HEADER))]
+        #[schemars(length(max = 255), extend("pattern" = host_header()))]
         host_header: Option<String> = read_or_null(text),
         /// How the service of an http tunnel is spoken to: `auto` is `https` for the ports 443 and 8443, else `http`;
         /// `h2c` is HTTP/2 without TLS.
@@ -170,7 +170,7 @@ request! {
         #[schemars(with = "Option<u32>", range(min = 1024, max = 1_048_576))]
         buffer_size: Nullable<i64> = read_or_clear(integer),
         /// The Host header of requests to the service, for http tunnels; null: the visitor's.
-        #[schemars(with = "Option<String>", length(max = 255), extend("pattern" = HOST_HEADER))]
+        #[schemars(with = "Option<String>", length(max = 255), extend("pattern" = host_header()))]
         host_header: Nullable<String> = read_or_clear(text),
         /// How the service of an http tunnel is spoken to: `auto` is `https` for the ports 443 and 8443, else `http`;
         /// `h2c` is HTTP/2 without TLS.
