@@ -33,30 +33,28 @@ pub(crate) async fn sign_in(dashboard: &Dashboard, form: Form, client: &Client) 
         check(dashboard, &form, SIGN_IN)?;
         dashboard.sign_ins.sign_in(&dashboard.service, email, form.get("password"), client).await
     };
-    let next = own_page(next).unwrap_or_default();
-    match signed.await {
-        Ok(Some(proved)) => Ok(proved_page(dashboard, proved, if next.is_empty() { ROOT } else { next })),
-        Ok(None) => {
-            let error = Error::new(Code::SignInRequired, "The e-mail address or the password is wrong.");
-            Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error))))
-        }
-        Err(error) if error.source.is_some() => Err(error),
-        Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error)))),
-    }
+    let wrong = || Error::new(Code::SignInRequired, "The e-mail address or the password is wrong.");
+    let proved = signed.await.and_then(|proved| proved.ok_or_else(wrong));
+    answer(dashboard, proved, own_page(next).unwrap_or_default(), email)
 }
 
 /// Takes a passkey.
 pub(crate) async fn by_passkey(dashboard: &Dashboard, form: &Form, client: &Client) -> Result<Answer> {
-    let next = own_page(form.get("next")).unwrap_or_default();
     let signed = async {
         check(dashboard, form, passkeys::SIGN_IN)?;
         let (token, answer) = (form.get("challenge"), form.get("answer"));
         dashboard.sign_ins.sign_in_by_passkey(&dashboard.service, token, answer, client).await
     };
-    match signed.await {
-        Ok(value) => Ok(signed_in(dashboard, &value, if next.is_empty() { ROOT } else { next })),
+    let proved = signed.await.map(Proved::SignedIn);
+    answer(dashboard, proved, own_page(form.get("next")).unwrap_or_default(), "")
+}
+
+/// The answer to somebody who has tried to sign in: onwards, or the page once more with what is wrong.
+fn answer(dashboard: &Dashboard, proved: Result<Proved>, next: &str, email: &str) -> Result<Answer> {
+    match proved {
+        Ok(proved) => Ok(proved_page(dashboard, proved, if next.is_empty() { ROOT } else { next })),
         Err(error) if error.source.is_some() => Err(error),
-        Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, "", Some(&error)))),
+        Err(error) => Ok(refused(dashboard, &error, sign_in_page(dashboard, next, email, Some(&error)))),
     }
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::caller::{Caller, Credential};
 use super::sign_in::SignIn;
-use super::string_enum::string_enum;
+use super::string_enum::{StringEnum, string_enum};
 
 /// How long an entry is kept.
 pub const KEPT: TimeDelta = TimeDelta::days(400);
@@ -20,6 +20,36 @@ string_enum! {
         Dashboard "dashboard",
         Cli "cli",
         Agent "agent",
+    }
+}
+
+string_enum! {
+    /// What is noted beside the actions that policies decide on.
+    AuditAction {
+        AccountsCreate "accounts.create",
+        AccountsLink "accounts.link",
+        AccountsRecover "accounts.recover",
+        AccountsSetPlan "accounts.set_plan",
+        AccountsSetOperator "accounts.set_operator",
+        CredentialsSetPassword "credentials.set_password",
+        CredentialsEnableTotp "credentials.enable_totp",
+        CredentialsDisableTotp "credentials.disable_totp",
+        CredentialsNewRecoveryCodes "credentials.new_recovery_codes",
+        CredentialsAddPasskey "credentials.add_passkey",
+        CredentialsRemovePasskey "credentials.remove_passkey",
+        SignInsCreate "sign_ins.create",
+        SignInsEnd "sign_ins.end",
+        KeysRevoke "keys.revoke",
+        TeamsCreate "teams.create",
+        MembersLeave "members.leave",
+        InvitationsAccept "invitations.accept",
+        DevicesEnrol "devices.enrol",
+        DevicesRemove "devices.remove",
+        DevicesSetMayCreate "devices.set_may_create",
+        DevicesSetRemoteControl "devices.set_remote_control",
+        NodesSetStatus "nodes.set_status",
+        PoliciesReload "policies.reload",
+        PoliciesRollback "policies.rollback",
     }
 }
 
@@ -84,8 +114,8 @@ pub struct NewEntry {
 }
 
 impl NewEntry {
-    pub fn new(scope_id: Uuid, actor: Actor, action: &'static str) -> Self {
-        Self { scope_id, actor, action, subject_id: None, details: String::new() }
+    pub fn new(scope_id: Uuid, actor: Actor, action: impl StringEnum) -> Self {
+        Self { scope_id, actor, action: action.as_str(), subject_id: None, details: String::new() }
     }
 
     pub fn about(self, subject_id: Uuid) -> Self {

@@ -2,7 +2,7 @@
 
 use chrono::{Days, NaiveDate, NaiveTime};
 use culvert_domain::account::Account;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::usage::{Bandwidth, Traffic, day_number};
@@ -11,9 +11,6 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::Service;
-
-/// The word of the audit log.
-pub(crate) const ACCOUNTS_CREATE: &str = "accounts.create";
 
 /// Days of which traffic is told.
 const DAYS: u64 = 30;
@@ -98,7 +95,7 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account =
                     account.ok_or_else(|| Error::new(Code::ValidationFailed, "the e-mail address has an account"))?;
-                let entry = NewEntry::new(account.id, Actor::CLI, ACCOUNTS_CREATE);
+                let entry = NewEntry::new(account.id, Actor::CLI, AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "plan": plan})));
                 Ok(account)
             })
@@ -119,7 +116,7 @@ pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool, ac
                     let detail = "The account is the only operator; make another one first.";
                     return Err(Error::new(Code::LastOperator, detail));
                 }
-                let entry = NewEntry::new(account_id, actor, "accounts.set_operator");
+                let entry = NewEntry::new(account_id, actor, AuditAction::AccountsSetOperator);
                 write.audit(entry.with(&json!({"operator": is_operator})));
                 write.set_operator(account_id, is_operator).await
             })
@@ -135,7 +132,7 @@ pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool, ac
 pub async fn set_plan(store: &Store, scope_id: Uuid, plan: String, actor: Actor) -> Result<()> {
     let set = store.write(Some(scope_id), move |write| {
         Box::pin(async move {
-            write.audit(NewEntry::new(scope_id, actor, "accounts.set_plan").with(&json!({"plan": plan})));
+            write.audit(NewEntry::new(scope_id, actor, AuditAction::AccountsSetPlan).with(&json!({"plan": plan})));
             write.set_plan(scope_id, &plan).await
         })
     });

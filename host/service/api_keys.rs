@@ -4,7 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
 use culvert_domain::action::Action;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -23,8 +23,6 @@ use crate::gate::{Permit, RequestDraft};
 
 /// Keys of an account in a scope that can be used.
 const PER_ACCOUNT: u32 = 50;
-/// The word of the audit log.
-const KEYS_REVOKE: &str = "keys.revoke";
 /// Days that a key may last, where it ends at all.
 const DAYS: std::ops::RangeInclusive<i64> = 1..=3650;
 
@@ -56,7 +54,7 @@ pub async fn create(
                 let scopes: Vec<_> = permissions.iter().collect();
                 let details =
                     json!({"account_id": account_id, "name": name, "scopes": scopes, "expires_at": expires_at});
-                let entry = NewEntry::new(scope_id, Actor::CLI, Action::KeysCreate.name());
+                let entry = NewEntry::new(scope_id, Actor::CLI, Action::KeysCreate);
                 write.audit(entry.about(id).with(&details));
                 Ok(NewKey { id, key, created_at: write.now })
             })
@@ -73,7 +71,7 @@ pub async fn revoke(store: &Store, key: String) -> Result<Option<Uuid>> {
     let Some((id, scope_id)) = store.key_named(&key).await? else { return Ok(None) };
     let revoke = store.write(Some(scope_id), move |write| {
         Box::pin(async move {
-            write.audit(NewEntry::new(scope_id, Actor::CLI, KEYS_REVOKE).about(id));
+            write.audit(NewEntry::new(scope_id, Actor::CLI, AuditAction::KeysRevoke).about(id));
             write.revoke_key(id).await
         })
     });
@@ -101,7 +99,7 @@ impl Service {
     /// `not_found` if there is no such key; if the database fails.
     pub async fn revoke_key(&self, caller: &Caller, key_id: Uuid) -> Result<()> {
         let (scope_id, account_id) = (caller.scope.id, caller.own_alone());
-        let entry = NewEntry::new(scope_id, Actor::of(caller, None, None), KEYS_REVOKE).about(key_id);
+        let entry = NewEntry::new(scope_id, Actor::of(caller, None, None), AuditAction::KeysRevoke).about(key_id);
         let revoke = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let is_revoked = write.revoke_key_of(scope_id, account_id, key_id).await?;

@@ -63,7 +63,7 @@ enum Attempt {
 impl Permit {
     /// The entry of the audit log for a change that it permits.
     fn audited<C: Change>(&self, change: &C, done: &C::Done, recorded: String) -> NewEntry {
-        let entry = NewEntry::new(self.caller().scope.id, self.actor().clone(), self.action().name());
+        let entry = NewEntry::new(self.caller().scope.id, self.actor().clone(), self.action());
         let subject_id = change.subject(done).or(self.subject().id());
         let details = match change.details(done) {
             Value::Null => recorded,

@@ -1,7 +1,7 @@
 //! Consent of a device to remote control, signed by its key; see
 //! `docs/develop/decisions/0004-consent-and-remote-control.md`.
 
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::device::Device;
 use culvert_domain::error::{Error, Result};
 use culvert_wire::allowed_target::{MAX_ENTRIES, MAX_LENGTH};
@@ -31,7 +31,8 @@ pub(crate) async fn apply_consent(
     if !current || !verify(public_key, &statement, &signature.0) {
         return Ok(());
     }
-    let entry = NewEntry::new(device.scope_id, Actor::device(device.id, device.owner_id), "devices.set_remote_control");
+    let entry =
+        NewEntry::new(device.scope_id, Actor::device(device.id, device.owner_id), AuditAction::DevicesSetRemoteControl);
     write.audit(entry.about(device.id).with(&json!({"enabled": enabled})));
     if !enabled {
         return devices::turn_remote_control_off(write, device.id).await;

@@ -1,7 +1,7 @@
 //! Devices: reading, changing and removing them.
 
 use crate::Service;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::page::{Page, PageRows};
 use culvert_wire::failure_code::FailureCode;
@@ -92,7 +92,7 @@ pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> 
 pub async fn set_may_create(store: &Store, scope_id: Uuid, id: Uuid, may_create: bool) -> Result<()> {
     let set = store.write(Some(scope_id), move |write| {
         Box::pin(async move {
-            let entry = NewEntry::new(scope_id, Actor::CLI, "devices.set_may_create").about(id);
+            let entry = NewEntry::new(scope_id, Actor::CLI, AuditAction::DevicesSetMayCreate).about(id);
             write.audit(entry.with(&json!({"may_create": may_create})));
             write.set_may_create(id, may_create).await
         })
@@ -131,7 +131,7 @@ pub async fn remove_of_scope(store: &Store, scope_id: Uuid, id: Uuid) -> Result<
             Box::pin(async move {
                 let alone = write.tunnels_bound_only_to(id).await?;
                 if alone.is_empty() {
-                    write.audit(NewEntry::new(scope_id, Actor::CLI, "devices.remove").about(id));
+                    write.audit(NewEntry::new(scope_id, Actor::CLI, AuditAction::DevicesRemove).about(id));
                     return remove(write, id).await;
                 }
                 // Without it, their allowlists would be empty, and anybody's device could run them.

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::action::Action;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::Result;
 use culvert_domain::key::EnrolmentCode;
 use culvert_store::keys::DeviceCode;
@@ -34,7 +34,7 @@ pub async fn create_code(store: &Store, stands_for: DeviceCode) -> Result<(Enrol
                 let expires_at = write.now + CODE_LIFETIME;
                 let hash = EnrolmentCode::hash(code.reveal());
                 write.create_device_code(&hash, stands_for, expires_at).await?;
-                let entry = NewEntry::new(scope_id, Actor::CLI, Action::DevicesCreateCode.name());
+                let entry = NewEntry::new(scope_id, Actor::CLI, Action::DevicesCreateCode);
                 write.audit(entry.with(&json!({"account_id": account_id, "may_create": may_create})));
                 Ok((code, expires_at))
             })
@@ -76,7 +76,7 @@ pub async fn redeem(service: &Service, code_hash: [u8; 32], new: NewDevice) -> R
                 let owner_id = code.account_id;
                 let device_id = write.create_device(code, &new).await?;
                 let actor = Actor::device(device_id, owner_id);
-                write.audit(NewEntry::new(scope_id, actor, "devices.enrol").about(device_id));
+                write.audit(NewEntry::new(scope_id, actor, AuditAction::DevicesEnrol).about(device_id));
                 Ok(Some(device_id))
             })
         })

@@ -2,7 +2,7 @@
 
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
-use culvert_domain::audit_log::{Actor, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Role};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -147,7 +147,7 @@ impl Service {
 /// Adds an account to the Team of an invitation, unless it is there already.
 pub(crate) async fn join(write: &mut Write, invitation: &Invitation, account_id: Uuid, actor: Actor) -> Result<()> {
     if write.role_of(invitation.team_id, account_id).await?.is_none() {
-        let entry = NewEntry::new(invitation.team_id, actor, "invitations.accept").about(account_id);
+        let entry = NewEntry::new(invitation.team_id, actor, AuditAction::InvitationsAccept).about(account_id);
         write.audit(entry.with(&json!({"email": invitation.email, "role": invitation.role})));
         write.set_role(invitation.team_id, account_id, invitation.role).await?;
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use culvert_domain::error::Result;
 use culvert_wire::clock::Clock;
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use crate::secrets::{Purpose, SecretError, Secrets};
@@ -81,49 +82,49 @@ pub async fn enter(store: &Store, secrets: &Secrets) -> Result<bool> {
 ///
 /// If the database fails.
 pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
-    let mut resealed = Resealed::default();
-    let mut after = Some(Uuid::nil());
-    while let Some(from) = after {
-        let secrets = secrets.clone();
-        let batch =
-            store.write(None, move |write| Box::pin(async move { reseal_webhooks(write, &secrets, from).await }));
-        let (count, last) = batch.await?;
-        resealed.webhooks += count;
-        after = last;
-    }
-    let mut after = Some((Uuid::nil(), String::new()));
-    while let Some(from) = after {
-        let secrets = secrets.clone();
-        let batch =
-            store.write(None, move |write| Box::pin(async move { reseal_answers(write, &secrets, from).await }));
-        let (count, last) = batch.await?;
-        resealed.answers += count;
-        after = last;
-    }
-    let mut after = Some(Uuid::nil());
-    while let Some(from) = after {
-        let secrets = secrets.clone();
-        let batch =
-            store.write(None, move |write| Box::pin(async move { reseal_certificates(write, &secrets, from).await }));
-        let (count, last) = batch.await?;
-        resealed.certificates += count;
-        after = last;
-    }
-    let mut after = Some(Uuid::nil());
-    while let Some(from) = after {
-        let secrets = secrets.clone();
-        let batch = store.write(None, move |write| Box::pin(async move { reseal_totp(write, &secrets, from).await }));
-        let (count, last) = batch.await?;
-        resealed.second_factors += count;
-        after = last;
-    }
+    let answers = (Uuid::nil(), String::new());
+    let resealed = Resealed {
+        webhooks: reseal_all(store, secrets, Uuid::nil(), |write, secrets, after| {
+            Box::pin(async move { reseal_webhooks(write, &secrets, after).await })
+        })
+        .await?,
+        answers: reseal_all(store, secrets, answers, |write, secrets, after| {
+            Box::pin(async move { reseal_answers(write, &secrets, after).await })
+        })
+        .await?,
+        certificates: reseal_all(store, secrets, Uuid::nil(), |write, secrets, after| {
+            Box::pin(async move { reseal_certificates(write, &secrets, after).await })
+        })
+        .await?,
+        second_factors: reseal_all(store, secrets, Uuid::nil(), |write, secrets, after| {
+            Box::pin(async move { reseal_totp(write, &secrets, after).await })
+        })
+        .await?,
+    };
     let secrets = secrets.clone();
     store.write(None, move |write| Box::pin(async move { reseal_accounts(write, &secrets).await })).await?;
     Ok(resealed)
 }
 
-/// Reseals one batch. Returns the number of resealed rows and the cursor of the next batch.
-async fn reseal_webhooks(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+/// The number of rows that a batch has resealed, and the cursor of the next batch.
+type Batch<C> = (u64, Option<C>);
+
+/// Reseals a batch of rows of one kind, from a cursor on.
+type Reseal<C> = for<'w> fn(&'w mut Write, Secrets, C) -> BoxFuture<'w, Result<Batch<C>>>;
+
+/// Reseals rows of one kind, a transaction for each batch. Returns how many.
+async fn reseal_all<C: Send + 'static>(store: &Store, secrets: &Secrets, first: C, batch: Reseal<C>) -> Result<u64> {
+    let (mut resealed, mut after) = (0, Some(first));
+    while let Some(from) = after {
+        let secrets = secrets.clone();
+        let (count, last) = store.write(None, move |write| batch(write, secrets, from)).await?;
+        resealed += count;
+        after = last;
+    }
+    Ok(resealed)
+}
+
+async fn reseal_webhooks(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<Batch<Uuid>> {
     let (mut count, mut last) = (0, None);
     for (id, sealed) in write.webhook_secrets(after, BATCH).await? {
         last = Some(id);
@@ -137,7 +138,7 @@ async fn reseal_answers(
     write: &mut Write,
     secrets: &Secrets,
     (credential_id, key): (Uuid, String),
-) -> Result<(u64, Option<(Uuid, String)>)> {
+) -> Result<Batch<(Uuid, String)>> {
     let (mut count, mut last) = (0, None);
     for answer in write.sealed_answers((credential_id, &key), BATCH).await? {
         let context = [answer.credential_id.as_bytes(), answer.key.as_bytes()].concat();
@@ -149,7 +150,7 @@ async fn reseal_answers(
     Ok((count, last))
 }
 
-async fn reseal_certificates(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+async fn reseal_certificates(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<Batch<Uuid>> {
     let (mut count, mut last) = (0, None);
     for keys in write.certificate_keys(after, BATCH).await? {
         last = Some(keys.id);
@@ -162,7 +163,7 @@ async fn reseal_certificates(write: &mut Write, secrets: &Secrets, after: Uuid) 
     Ok((count, last))
 }
 
-async fn reseal_totp(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<(u64, Option<Uuid>)> {
+async fn reseal_totp(write: &mut Write, secrets: &Secrets, after: Uuid) -> Result<Batch<Uuid>> {
     let (mut count, mut last) = (0, None);
     for (id, sealed) in write.totp_secrets(after, BATCH).await? {
         last = Some(id);

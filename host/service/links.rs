@@ -4,7 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::Result;
 use culvert_store::{Store, Write};
 use culvert_wire::clock::Clock;
@@ -16,9 +16,6 @@ const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 
 /// Characters of a secret: 32 bytes in base64url without padding (RFC 4648, section 5).
 pub const SECRET_CHARACTERS: usize = 43;
-
-/// The word of the audit log.
-pub(crate) const ACCOUNTS_LINK: &str = "accounts.link";
 
 /// A link's secret, and when it ends.
 pub struct NewLink {
@@ -38,7 +35,7 @@ pub fn new_secret(clock: &Clock) -> String {
 /// If the database fails.
 pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
     let create = store.write(Some(account_id), move |write| {
-        write.audit(NewEntry::new(account_id, Actor::CLI, ACCOUNTS_LINK));
+        write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsLink));
         Box::pin(add(write, account_id))
     });
     create.await
@@ -65,7 +62,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
             write.remove_passkeys_of(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
-            write.audit(NewEntry::new(account_id, Actor::CLI, "accounts.recover"));
+            write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsRecover));
             add(write, account_id).await
         })
     });

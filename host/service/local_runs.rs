@@ -156,5 +156,5 @@ pub(crate) async fn stop(write: &mut Write, device: &Device, session_ids: &[Uuid
 
 /// The entry of the audit log for what somebody at a device did.
 fn entry(device: &Device, action: Action, tunnel_id: Uuid) -> NewEntry {
-    NewEntry::new(device.scope_id, Actor::device(device.id, device.owner_id), action.name()).about(tunnel_id)
+    NewEntry::new(device.scope_id, Actor::device(device.id, device.owner_id), action).about(tunnel_id)
 }

@@ -2,7 +2,7 @@
 //! operator from mending it.
 
 use culvert_domain::account::{self, AccountRecord};
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::page::{Page, PageRows};
@@ -13,7 +13,6 @@ use uuid::Uuid;
 pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
 
 use crate::Service;
-use crate::accounts::ACCOUNTS_CREATE;
 use crate::call::Answered;
 use crate::gate::{self, PinnedPolicies};
 use crate::idempotency::IdempotencyKey;
@@ -64,7 +63,7 @@ impl Service {
     /// `policies_kept` if there are no earlier ones; if the database fails, after they were rolled back.
     pub async fn roll_back_policies(&self, operator: &Operator) -> Result<()> {
         let generation = self.policies.rollback().map_err(|none| policies_kept(&none))?;
-        self.note_policies(operator, "policies.rollback", generation).await
+        self.note_policies(operator, AuditAction::PoliciesRollback, generation).await
     }
 
     /// Has the audit log tell that an operator has loaded the policies anew.
@@ -73,10 +72,10 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn note_reload(&self, operator: &Operator, generation: u64) -> Result<()> {
-        self.note_policies(operator, "policies.reload", generation).await
+        self.note_policies(operator, AuditAction::PoliciesReload, generation).await
     }
 
-    async fn note_policies(&self, operator: &Operator, action: &'static str, generation: u64) -> Result<()> {
+    async fn note_policies(&self, operator: &Operator, action: AuditAction, generation: u64) -> Result<()> {
         let Operator { account_id, actor } = operator.clone();
         let entry = NewEntry::new(account_id, actor, action).with(&json!({"generation": generation}));
         let note = self.store.write(Some(account_id), move |write| {
@@ -127,7 +126,7 @@ impl Service {
             Box::pin(async move {
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
-                let entry = NewEntry::new(account.id, operator.actor, ACCOUNTS_CREATE);
+                let entry = NewEntry::new(account.id, operator.actor, AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "plan": plan})));
                 Ok(links::add(write, account.id).await?.secret)
             })
@@ -142,7 +141,7 @@ impl Service {
     /// `not_found` if there is no such account; if the database fails.
     pub async fn link_to(&self, operator: Operator, account_id: Uuid, key: &IdempotencyKey) -> Result<Answered> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
-        let entry = NewEntry::new(account_id, operator.actor, links::ACCOUNTS_LINK);
+        let entry = NewEntry::new(account_id, operator.actor, AuditAction::AccountsLink);
         let create = self.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 write.audit(entry);
@@ -177,7 +176,7 @@ impl Service {
     /// `not_found` if there is no such node; if the database fails.
     pub async fn set_node_status(&self, operator: Operator, node_id: Uuid, status: NodeStatus) -> Result<()> {
         let Operator { account_id, actor } = operator;
-        let entry = NewEntry::new(account_id, actor, "nodes.set_status");
+        let entry = NewEntry::new(account_id, actor, AuditAction::NodesSetStatus);
         let entry = entry.about(node_id).with(&json!({"status": status}));
         let set = self.store.write(Some(account_id), move |write| {
             Box::pin(async move {

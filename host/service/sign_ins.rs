@@ -14,7 +14,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
-use culvert_domain::audit_log::{Actor, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Scope};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod, SignUp};
@@ -303,13 +303,13 @@ impl SignIns {
         password: Option<String>,
     ) -> Result<SignInValue> {
         let (id, account_id, expires_at) = (sign_in.id, sign_in.account_id, sign_in.expires_at);
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.set_password");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsSetPassword);
         let value = new_value(&self.clock);
         let hash = hash(&value);
         let change = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 let now = write.now;
-                let current = write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
+                let current = present(write, id).await?;
                 if password.is_some() && !current.may_set_password(now) {
                     return Err(Error::of(Code::ElevationRequired));
                 }
@@ -339,7 +339,7 @@ impl SignIns {
     /// If the database fails.
     pub async fn end(&self, service: &Service, sign_in: &SignIn, other: Option<Uuid>) -> Result<()> {
         let (own, account_id) = (sign_in.id, sign_in.account_id);
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "sign_ins.end");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::SignInsEnd);
         let end = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 write.audit(NewEntry { subject_id: other, ..entry });
@@ -426,9 +426,13 @@ impl Service {
 
 /// Whether a sign-in has not ended meanwhile, and whoever is there has just proved who it is.
 async fn check_elevated(write: &mut Write, id: Uuid) -> Result<()> {
-    let now = write.now;
-    let present = write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
-    if present.is_elevated(now) { Ok(()) } else { Err(Error::of(Code::ElevationRequired)) }
+    let present = present(write, id).await?;
+    if present.is_elevated(write.now) { Ok(()) } else { Err(Error::of(Code::ElevationRequired)) }
+}
+
+/// A sign-in that has not ended meanwhile.
+async fn present(write: &mut Write, id: Uuid) -> Result<SignIn> {
+    write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))
 }
 
 /// Creates a sign-in, and has the audit log tell of it.
@@ -436,7 +440,7 @@ async fn create(write: &mut Write, new: &NewSignIn) -> Result<()> {
     let actor = Actor::account(Origin::Dashboard, new.account_id, None);
     let actor = Actor { address: new.client.address.clone().unwrap_or_default(), ..actor };
     let id = write.create_sign_in(new, PER_ACCOUNT).await?;
-    let entry = NewEntry::new(new.account_id, actor, "sign_ins.create").about(id);
+    let entry = NewEntry::new(new.account_id, actor, AuditAction::SignInsCreate).about(id);
     write.audit(entry.with(&json!({"method": new.method})));
     Ok(())
 }

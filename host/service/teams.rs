@@ -3,7 +3,7 @@
 use culvert_api_types::requests::Input;
 use culvert_domain::account;
 use culvert_domain::action::Action;
-use culvert_domain::audit_log::{Actor, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Role, Scope};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
@@ -21,8 +21,6 @@ use crate::devices;
 use crate::gate::{Permit, RequestDraft};
 use crate::idempotency::IdempotencyKey;
 
-/// The word of the audit log.
-const TEAMS_CREATE: &str = "teams.create";
 /// Teams that an account may own.
 const TEAMS_PER_ACCOUNT: u32 = 20;
 
@@ -53,7 +51,9 @@ pub async fn create(store: &Store, name: String, plan: String, owner_id: Uuid) -
     let create = store.write(Some(owner_id), move |write| {
         Box::pin(async move {
             let team = write.create_team(&name, &plan, owner_id).await?;
-            write.audit(NewEntry::new(team.id, Actor::CLI, TEAMS_CREATE).with(&json!({"owner_id": owner_id})));
+            write.audit(
+                NewEntry::new(team.id, Actor::CLI, AuditAction::TeamsCreate).with(&json!({"owner_id": owner_id})),
+            );
             Ok(team)
         })
     });
@@ -89,7 +89,7 @@ pub async fn change(store: &Store, team_id: Uuid, account_id: Uuid, what: Member
 /// The entry of the audit log for a change of a membership.
 fn entry(team_id: Uuid, actor: Actor, account_id: Uuid, what: Membership) -> NewEntry {
     let action = if what == Membership::Removed { Action::MembersRemove } else { Action::MembersSetRole };
-    NewEntry::new(team_id, actor, action.name()).about(account_id).with(&json!({"role": what.role()}))
+    NewEntry::new(team_id, actor, action).about(account_id).with(&json!({"role": what.role()}))
 }
 
 async fn apply(write: &mut Write, team_id: Uuid, account_id: Uuid, what: Membership) -> Result<()> {
@@ -123,7 +123,7 @@ impl Service {
                     return Err(Error::of(Code::LimitReached));
                 }
                 let team_id = write.create_team(&name, &plan, owner_id).await?.id;
-                write.audit(NewEntry::new(team_id, actor, TEAMS_CREATE));
+                write.audit(NewEntry::new(team_id, actor, AuditAction::TeamsCreate));
                 Ok(team_id)
             })
         });
@@ -146,7 +146,7 @@ impl Service {
     /// `last_owner` if the Team would have none; if the database fails.
     pub async fn leave_team(&self, caller: &Caller) -> Result<()> {
         let (team_id, account_id) = (caller.scope.id, caller.account_id);
-        let entry = NewEntry::new(team_id, Actor::of(caller, None, None), "members.leave").about(account_id);
+        let entry = NewEntry::new(team_id, Actor::of(caller, None, None), AuditAction::MembersLeave).about(account_id);
         let leave = self.store.write(Some(team_id), move |write| {
             Box::pin(async move {
                 write.audit(entry);

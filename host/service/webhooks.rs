@@ -2,27 +2,26 @@
 
 use std::ops::RangeInclusive;
 
-use crate::Service;
-use crate::secrets::Purpose;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::TimeDelta;
+use culvert_api_types::requests::Input;
 use culvert_domain::caller::Caller;
+use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::facts::ResourceFacts;
 use culvert_domain::page::{Page, PageRows};
-use culvert_domain::webhook::Attempt;
+use culvert_domain::plan::Entitlement;
+use culvert_domain::webhook::{Attempt, ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
+use culvert_store::Write;
+use culvert_store::resend::Resend;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::Service;
 use crate::commit::Change;
 use crate::events;
 use crate::gate::{Permit, RequestDraft, WebhookChange, WebhookDefinition};
-use culvert_api_types::requests::Input;
-use culvert_domain::error::{Code, Error, Fault, Result};
-use culvert_domain::facts::ResourceFacts;
-use culvert_domain::plan::Entitlement;
-use culvert_domain::webhook::{ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
-use culvert_store::Write;
-use culvert_store::resend::Resend;
+use crate::secrets::Purpose;
 
 /// Events that are sent once more by one request.
 const RESENT_AT_ONCE: u32 = 200;

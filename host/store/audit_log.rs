@@ -23,12 +23,23 @@ pub trait AuditKey: Send + Sync {
 
 macro_rules! select_entry {
     ($rest:literal) => {
+        select_entry!("", $rest)
+    };
+    ($more:literal, $rest:literal) => {
         sql!(concat!(
             "SELECT scope_id, number, at, origin, account_id, credential_id, action, subject_id, details, request_id, \
-                    address, previous_at, previous, digest, \
-                    (SELECT name FROM scopes s WHERE s.id = account_id) AS account_name FROM audit_log ",
+                    address, previous_at, previous, digest",
+            $more,
+            " FROM audit_log ",
             $rest
         ))
+    };
+}
+
+/// With the name of the account.
+macro_rules! select_named_entry {
+    ($rest:literal) => {
+        select_entry!(", (SELECT name FROM scopes s WHERE s.id = account_id) AS account_name", $rest)
     };
 }
 
@@ -49,12 +60,13 @@ impl Store {
         let (before, limit) = (page.after.micros(), page.limit_plus_one());
         let rows = match account_id {
             None => {
-                let sql =
-                    select_entry!("WHERE scope_id = $1 AND number > 0 AND number < $2 ORDER BY number DESC LIMIT $3");
+                let sql = select_named_entry!(
+                    "WHERE scope_id = $1 AND number > 0 AND number < $2 ORDER BY number DESC LIMIT $3"
+                );
                 (&self.db).all(sql, args![scope_id, before, limit]).await?
             }
             Some(account_id) => {
-                let sql = select_entry!(
+                let sql = select_named_entry!(
                     "WHERE scope_id = $1 AND account_id = $2 AND number > 0 AND number < $3 ORDER BY number DESC LIMIT $4"
                 );
                 (&self.db).all(sql, args![scope_id, account_id, before, limit]).await?

@@ -41,9 +41,7 @@ impl Store {
         let args = args![scope_id, tunnel_id, day_number(month_start(now)), day_number(now)];
         Ok(bandwidth(&(&self.db).one(sql, args).await?)?)
     }
-}
 
-impl Store {
     /// The traffic of a scope by day, since one. Days without any are left out.
     pub async fn scope_days(&self, scope_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
         let sql =

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use culvert_domain::audit_log::{Actor, Entry, KEPT};
+use culvert_domain::audit_log::{Actor, AuditAction, Entry, KEPT};
 use culvert_domain::caller::Role;
+use culvert_domain::string_enum::StringEnum;
 use culvert_service::accounts;
 use culvert_service::audit_log::{Problem, verify};
 use culvert_test_macros::both_engines;
@@ -121,6 +122,23 @@ async fn changes_of_every_origin_are_in_the_log(engine: Engine) {
     assert!(!older, "less than a page");
 }
 
+#[test]
+fn every_action_of_the_log_is_documented() {
+    let page = include_str!("../../docs/operate/audit-log.md");
+    for action in AuditAction::ALL {
+        assert!(page.contains(&format!("`{action}`")), "{action}");
+    }
+}
+
+/// Takes away what keeps entries from being changed, as somebody could who owns the database.
+async fn let_entries_be_changed(host: &TestHost, engine: Engine) {
+    let drop_trigger = match engine {
+        Engine::Sqlite => "DROP TRIGGER audit_log_is_appended_to",
+        Engine::Postgres => "DROP TRIGGER audit_log_is_appended_to ON audit_log",
+    };
+    execute(host, drop_trigger).await;
+}
+
 /// Members see what they did themselves, owners everything, and strangers nothing.
 #[both_engines]
 async fn members_see_their_own_changes(engine: Engine) {
@@ -157,11 +175,7 @@ async fn altered_and_deleted_entries_are_found(engine: Engine) {
     let update = "UPDATE audit_log SET details = '{}' WHERE number = 3";
     let refused = try_execute(&host.config().database_url(), update).await.unwrap_err();
     assert!(refused.contains("rows of the audit log are not changed"), "{refused}");
-    let drop_trigger = match engine {
-        Engine::Sqlite => "DROP TRIGGER audit_log_is_appended_to",
-        Engine::Postgres => "DROP TRIGGER audit_log_is_appended_to ON audit_log",
-    };
-    execute(&host, drop_trigger).await;
+    let_entries_be_changed(&host, engine).await;
     execute(&host, update).await;
     assert_eq!(problems().await, [(3, Problem::Altered)]);
     execute(&host, "DELETE FROM audit_log WHERE number = 3").await;
@@ -184,11 +198,7 @@ async fn forged_time_of_the_newest_entry_is_not_authenticated_along(engine: Engi
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     work(&host, &ada).await;
-    let drop_trigger = match engine {
-        Engine::Sqlite => "DROP TRIGGER audit_log_is_appended_to",
-        Engine::Postgres => "DROP TRIGGER audit_log_is_appended_to ON audit_log",
-    };
-    execute(&host, drop_trigger).await;
+    let_entries_be_changed(&host, engine).await;
     let at = entries(&host, ada.account_id).await[1].at;
     // For what comes next, the newest entry is as old as those that are deleted.
     execute(&host, "UPDATE audit_log SET at = 0 WHERE number = 2").await;

@@ -38,6 +38,12 @@ async fn sign_in(host: &TestHost, authenticator: &mut Authenticator) -> (Tab, Sh
     (tab, shown)
 }
 
+/// Where the button that removes the first passkey leads.
+fn first_removal(page: &Shown) -> String {
+    let mut paths = page.text.split("action=\"").map(|rest| rest.split('"').next().unwrap());
+    paths.find(|path| path.ends_with("/remove")).unwrap().to_owned()
+}
+
 async fn with_passkey(host: &TestHost) -> (Person, Tab, Authenticator) {
     let ada = host.person("ada").await;
     let mut tab = Tab::with_password(host, ada.account_id).await;
@@ -173,8 +179,7 @@ async fn passkeys_are_limited_removed_and_recovered_from(engine: Engine) {
 
     // A removed one signs nobody in; removing it again changes nothing.
     let page = tab.get(ACCOUNT).await;
-    let remove = page.text.split("action=\"").map(|rest| rest.split('"').next().unwrap());
-    let remove = remove.filter(|path| path.ends_with("/remove")).collect::<Vec<_>>()[0].to_owned();
+    let remove = first_removal(&page);
     for _ in 0..2 {
         assert_eq!(tab.submit(&page, &remove, &[]).await.led_to(), ACCOUNT);
     }
@@ -194,7 +199,6 @@ async fn passkeys_are_limited_removed_and_recovered_from(engine: Engine) {
     let (mut tab, shown) = sign_in(&host, &mut authenticator).await;
     assert_eq!(shown.led_to(), "/dashboard");
     let page = tab.get(ACCOUNT).await;
-    let remove = page.text.split("action=\"").map(|rest| rest.split('"').next().unwrap());
-    let remove = remove.filter(|path| path.ends_with("/remove")).collect::<Vec<_>>()[0].to_owned();
+    let remove = first_removal(&page);
     assert_eq!(tab.submit(&page, &remove, &[]).await.outcome(), "409 last_credential");
 }

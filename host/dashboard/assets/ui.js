@@ -77,20 +77,20 @@ const say = (text) => {
   line.hidden = !text;
 };
 
+// Whether somebody has changed a field. What the browser has filled in by itself is no change.
+const isChanged = (field) => {
+  if (field.matches(":autofill")) return false;
+  if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+  if (field.options) return [...field.options].some((option) => option.defaultSelected && !option.selected);
+  return field.value !== field.defaultValue;
+};
+
 // Whether somebody is at a field, has marked something or typed something that would be lost, or is asked for a passkey.
 const isInUse = () =>
   asks ||
   !(getSelection()?.isCollapsed ?? true) ||
   document.activeElement.matches("#content :is(input, select, textarea)") ||
-  [...main.querySelectorAll("input, textarea, select")].some((field) =>
-    field.matches(":autofill")
-      ? false
-      : field.type === "checkbox" || field.type === "radio"
-      ? field.checked !== field.defaultChecked
-      : field.options
-        ? [...field.options].some((option) => option.defaultSelected && !option.selected)
-        : field.value !== field.defaultValue,
-  );
+  [...main.querySelectorAll("input, textarea, select")].some(isChanged);
 
 const show = (page) => {
   const fresh = page.getElementById("content");

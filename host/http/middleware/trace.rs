@@ -42,11 +42,13 @@ fn beginning(path: &str) -> &str {
 
 /// What policies want to know of the request itself.
 fn context(api: &Api, req: &Request, id: Uuid, wanted: PolicyFacts) -> RequestContext {
+    // Changes are noted in the audit log with their address.
+    let wants_client = wanted.contains(PolicyFact::ClientIp) || !req.method().is_safe();
     RequestContext {
         request_id: Some(id),
         now: api.clock.now(),
         method: wanted.contains(PolicyFact::RequestMethod).then(|| req.method().to_string()),
-        client: client_address(req, &api.trusted_proxies),
+        client: wants_client.then(|| client_address(req, &api.trusted_proxies)).flatten(),
     }
 }
 

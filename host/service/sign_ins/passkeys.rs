@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::account;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_store::Write;
@@ -86,9 +86,14 @@ impl SignIns {
     ///
     /// If it cannot be made.
     pub fn passkey_challenge(&self, service: &Service) -> Result<Option<Challenge>> {
+        self.challenge_any(service, SIGN_IN)
+    }
+
+    /// A challenge that whichever passkey answers.
+    fn challenge_any(&self, service: &Service, context: &[u8]) -> Result<Option<Challenge>> {
         let Some(party) = &self.relying_party else { return Ok(None) };
         let (options, state) = party.start_discoverable_authentication().map_err(internal)?;
-        self.challenge(service, SIGN_IN, &json!(options.public_key), state).map(Some)
+        self.challenge(service, context, &json!(options.public_key), state).map(Some)
     }
 
     /// A challenge for a new passkey of whoever is signed in. None if there are no passkeys here.
@@ -134,35 +139,26 @@ impl SignIns {
     ) -> Result<SignInValue> {
         let now = self.clock.moment();
         self.throttle.passkeys.wait(client.address, now).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
-        match self.accept_passkey(service, token, answer, client).await {
-            Err(error) if error.code == Code::SignInRequired => {
-                self.throttle.passkeys.count(client.address, now);
-                Err(error)
-            }
-            accepted => accepted,
+        let accept = async {
+            let checked = self.check_passkey(service, SIGN_IN, token, answer).await?;
+            let account_id = checked.account_id;
+            let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Passkey, client);
+            new.elevated_until = Some(self.clock.now() + ELEVATION);
+            let create = service.store.write(Some(account_id), move |write| {
+                Box::pin(async move {
+                    checked.use_up(write).await?;
+                    create(write, &new).await
+                })
+            });
+            create.await?;
+            self.expect(&value);
+            Ok(value)
+        };
+        let accepted: Result<SignInValue> = accept.await;
+        if matches!(&accepted, Err(error) if error.code == Code::SignInRequired) {
+            self.throttle.passkeys.count(client.address, now);
         }
-    }
-
-    async fn accept_passkey(
-        &self,
-        service: &Service,
-        token: &str,
-        answer: &str,
-        client: &Client,
-    ) -> Result<SignInValue> {
-        let checked = self.check_passkey(service, SIGN_IN, token, answer).await?;
-        let account_id = checked.account_id;
-        let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Passkey, client);
-        new.elevated_until = Some(self.clock.now() + ELEVATION);
-        let create = service.store.write(Some(account_id), move |write| {
-            Box::pin(async move {
-                checked.use_up(write).await?;
-                create(write, &new).await
-            })
-        });
-        create.await?;
-        self.expect(&value);
-        Ok(value)
+        accepted
     }
 
     /// A challenge for whoever is signed in, who is to prove once more who it is. None without a passkey.
@@ -171,9 +167,7 @@ impl SignIns {
     ///
     /// If it cannot be made.
     pub fn confirmation_challenge(&self, service: &Service, sign_in: &SignIn) -> Result<Option<Challenge>> {
-        let Some(party) = self.relying_party.as_ref().filter(|_| sign_in.has_passkey) else { return Ok(None) };
-        let (options, state) = party.start_discoverable_authentication().map_err(internal)?;
-        self.challenge(service, sign_in.id.as_bytes(), &json!(options.public_key), state).map(Some)
+        if sign_in.has_passkey { self.challenge_any(service, sign_in.id.as_bytes()) } else { Ok(None) }
     }
 
     /// Has somebody who is signed in prove with a passkey who it is.
@@ -240,7 +234,7 @@ impl SignIns {
         let (used, until) = (hash(token), sealed.until);
         let credential_id = passkey.cred_id().clone();
         let passkey = serde_json::to_string(&passkey).map_err(Error::internal)?;
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.add_passkey");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsAddPasskey);
         let entry = entry.with(&json!({"name": name}));
         let add = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
@@ -274,7 +268,7 @@ impl SignIns {
     /// `last_credential` if nothing would be left to sign in with; if the database fails.
     pub async fn remove_passkey(&self, service: &Service, sign_in: &SignIn, passkey_id: Uuid) -> Result<()> {
         let (account_id, id, has_password) = (sign_in.account_id, sign_in.id, sign_in.has_password);
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.remove_passkey");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsRemovePasskey);
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;

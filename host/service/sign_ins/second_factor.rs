@@ -4,7 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::TimeDelta;
-use culvert_domain::audit_log::{Actor, NewEntry};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_store::Write;
@@ -12,7 +12,7 @@ use totp_rs::{Builder, Totp};
 use uuid::Uuid;
 
 use super::throttle::Tries;
-use super::{Client, SignInValue, SignIns, check_elevated, create, wait_for};
+use super::{Client, SignInValue, SignIns, check_elevated, create, present, wait_for};
 use crate::Service;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
@@ -148,10 +148,10 @@ impl SignIns {
         let (account_id, id, tries) = (sign_in.account_id, sign_in.id, Tries::of_sign_in(sign_in));
         self.throttle.take_code_try(&tries, self.clock.moment()).map_err(wait_for)?;
         let (typed, secrets, codes) = (normalised(typed), service.secrets.clone(), self.new_codes());
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.enable_totp");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsEnableTotp);
         let confirm = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
-                write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))?;
+                present(write, id).await?;
                 let step = step_of(write, &secrets, account_id, &typed, false).await?;
                 let step = step.ok_or_else(|| Error::invalid(vec![Fault::new("code", "is wrong")]))?;
                 write.accept_totp_step(account_id, step).await?;
@@ -181,7 +181,7 @@ impl SignIns {
         key: &IdempotencyKey,
     ) -> Result<Answered> {
         let (account_id, id, codes) = (sign_in.account_id, sign_in.id, self.new_codes());
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.new_recovery_codes");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsNewRecoveryCodes);
         let replace = service.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
@@ -212,7 +212,7 @@ impl SignIns {
     /// If the database fails.
     pub async fn remove_second_factor(&self, service: &Service, sign_in: &SignIn) -> Result<()> {
         let (account_id, id) = (sign_in.account_id, sign_in.id);
-        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), "credentials.disable_totp");
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsDisableTotp);
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;

@@ -2,7 +2,7 @@
 //! was invited to a Team.
 
 use culvert_domain::account;
-use culvert_domain::audit_log::{Actor, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod, SignUp};
 use culvert_domain::team::Invitation;
@@ -13,7 +13,6 @@ use super::strength::check_strength;
 use super::throttle::BEGINS;
 use super::{Client, Proved, SignInValue, SignIns, create, wait_for};
 use crate::Service;
-use crate::accounts::ACCOUNTS_CREATE;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
 use crate::invitations::join;
@@ -132,7 +131,7 @@ impl SignIns {
                 }
                 new.account_id = account.id;
                 let is_operator = team_id.is_none();
-                let entry = NewEntry::new(account.id, actor(), ACCOUNTS_CREATE);
+                let entry = NewEntry::new(account.id, actor(), AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "operator": is_operator})));
                 create(write, &new).await.map(|()| true)
             })
