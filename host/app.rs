@@ -35,6 +35,7 @@ use crate::embedded::{self, Embedded};
 use crate::policies;
 use crate::site;
 use culvert_dashboard::Dashboard;
+use culvert_dashboard::docs::Docs;
 use culvert_gateway::{self as gateway, Arrivals, Control};
 use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
@@ -72,6 +73,7 @@ pub struct App {
     connections: Arc<Connections>,
     pub embedded: Arc<Embedded>,
     pub api: Arc<Api>,
+    docs: Arc<Docs>,
     /// None where it is turned off.
     pub dashboard: Option<Arc<Dashboard>>,
     pub control: Arc<Control>,
@@ -157,7 +159,8 @@ impl Host {
         app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.connections.clone());
         let mut more = vec![gateway::router(&app.control)];
-        more.extend(app.dashboard.iter().flat_map(culvert_dashboard::routers));
+        more.extend(culvert_dashboard::docs::routers(&app.docs));
+        more.extend(app.dashboard.iter().map(culvert_dashboard::router));
         let api = (http::service(&app.api, more), admission, app.config.api.connections);
         let (address, api) = serve("listen", app.config.listen, api).await?;
         let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
@@ -230,11 +233,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let metrics = Arc::new(metrics);
     let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));
     let api = Arc::new(api(&config, &service, &metrics, &refusals));
-    let connections = Connections::new(
-        config.api.connections_per_address,
-        config.trusted_proxies.clone(),
-        metrics.connections.clone(),
-    );
+    let (most, refused) = (config.api.connections_per_address, metrics.connections.clone());
+    let connections = Connections::new(most, config.trusted_proxies.clone(), refused);
     let control = Arc::new(control(&config, &service, &metrics, &connections, &stop, &tasks));
     let jobs = Arc::new(Jobs {
         service: service.clone(),
@@ -263,7 +263,9 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         config_file: config.file.clone(),
         geoip_database: config.geoip.database.clone(),
     });
-    let dashboard = site::dashboard(&config, &service, &policies, refusals, changes).map(Arc::new);
+    let (countries, agents) = (embedded.countries.clone(), control.agents.clone());
+    let shown = site::Shown { service: &service, policies: &policies, refusals, changes, countries, agents };
+    let (docs, dashboard) = site::pages(&config, shown);
     App {
         config,
         clock,
@@ -274,6 +276,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         connections,
         embedded,
         api,
+        docs,
         dashboard,
         control,
         jobs,
@@ -409,7 +412,6 @@ fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>, refusals
         clock: service.clock().clone(),
         public_url: config.public_url(),
         docs_url: config.docs_url(),
-        start_page: if config.dashboard.enabled { culvert_dashboard::ROOT } else { "/docs" },
         trusted_proxies: config.trusted_proxies.clone(),
     }
 }

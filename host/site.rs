@@ -1,31 +1,49 @@
-//! The dashboard, and whether the API, the dashboard and the tunnels are of one site for browsers, which then share cookies.
+//! The dashboard and the documentation, and whether the API, the dashboard and the tunnels are of one site for browsers, which then share cookies.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use culvert_dashboard::{Dashboard, Site};
+use chrono::{DateTime, Utc};
+use culvert_dashboard::docs::Docs;
+use culvert_dashboard::{ApiRequests, CountryDatabase, Dashboard, Site};
+use culvert_domain::access::Country;
 use culvert_domain::error::Chain;
+use culvert_http::openapi;
+use culvert_node::countries::Countries;
 use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
+use culvert_service::connected_agents::ConnectedAgents;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
 use culvert_store::Store;
 use futures_util::future::BoxFuture;
+use serde_json::Value;
 
 use crate::config::{Config, ConfigError};
 use crate::policies;
 
 type Reload = BoxFuture<'static, Result<u64, String>>;
 
-/// The dashboard, unless it is turned off.
-pub(crate) fn dashboard(
-    config: &Config,
-    service: &Arc<Service>,
-    policies: &Arc<Generations>,
-    refusals: Arc<Refusals>,
-    changes: Arc<ScopeChanges>,
-) -> Option<Dashboard> {
+/// What the dashboard shows.
+pub(crate) struct Shown<'a> {
+    pub service: &'a Arc<Service>,
+    pub policies: &'a Arc<Generations>,
+    pub refusals: Arc<Refusals>,
+    pub changes: Arc<ScopeChanges>,
+    pub countries: Arc<Countries>,
+    pub agents: Arc<ConnectedAgents>,
+}
+
+/// The documentation, and the dashboard unless it is turned off.
+pub(crate) fn pages(config: &Config, shown: Shown<'_>) -> (Arc<Docs>, Option<Arc<Dashboard>>) {
+    let docs = docs(config, shown.service);
+    let dashboard = dashboard(config, shown, &docs.openapi);
+    (Arc::new(docs), dashboard.map(Arc::new))
+}
+
+fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashboard> {
+    let Shown { service, policies, refusals, changes, countries, agents } = shown;
     // The URL was checked with the settings.
     let site = Site::of(&config.dashboard_url()).filter(|_| config.dashboard.enabled)?;
     Some(Dashboard {
@@ -39,6 +57,10 @@ pub(crate) fn dashboard(
         refusals,
         changes,
         streams: Arc::default(),
+        requests: ApiRequests::of(openapi),
+        countries: Box::new(NodeCountries(countries)),
+        agents,
+        warnings: shared_names(config),
         site,
         require_second_factor: config.dashboard.require_second_factor,
         public_url: config.public_url(),
@@ -47,6 +69,32 @@ pub(crate) fn dashboard(
         reload_policies: reload(config, policies),
         status_of: culvert_http::problem::status,
     })
+}
+
+/// The country database, as the dashboard uses it.
+struct NodeCountries(Arc<Countries>);
+
+impl CountryDatabase for NodeCountries {
+    fn of(&self, address: IpAddr) -> Option<Country> {
+        self.0.of(address)
+    }
+
+    fn built_at(&self) -> Option<DateTime<Utc>> {
+        self.0.built_at()
+    }
+}
+
+/// The documentation, which is served whether there is a dashboard or not.
+fn docs(config: &Config, service: &Arc<Service>) -> Docs {
+    let public_url = config.public_url();
+    Docs {
+        service: service.clone(),
+        openapi: openapi::document(&public_url, &config.docs_url()),
+        openapi_path: openapi::PATH,
+        start_page: if config.dashboard.enabled { culvert_dashboard::ROOT } else { "/docs" },
+        is_https: public_url.starts_with("https://"),
+        status_of: culvert_http::problem::status,
+    }
 }
 
 /// Reloads policies in a task of its own, so that a reload completes even if the browser disconnects.
@@ -96,30 +144,34 @@ pub(crate) async fn check_dashboard(config: &Config, store: &Store) -> Result<()
     }
 }
 
-/// Warns where a tunnel's page could set cookies for the API's host, or read those that it has set: cookies know no ports,
-/// and go to all names below the one that they are for (RFC 6265, section 5.1.3). A page may also set them for any name
-/// that its own is below, up to the registrable domain (section 5.3, step 5).
+/// Warns of names that the API, the dashboard and tunnels share.
 pub(crate) fn warn_if_shared(config: &Config) {
-    let host = config.public_host();
-    let host = host.as_str();
+    shared_names(config).iter().for_each(|warning| tracing::warn!("{warning}"));
+}
+
+/// Where a tunnel's page could set cookies for the API's host or the dashboard's, or read those that it has set: cookies know
+/// no ports, and go to all names below the one that they are for (RFC 6265, section 5.1.3). A page may also set them for any
+/// name that its own is below, up to the registrable domain (section 5.3, step 5).
+fn shared_names(config: &Config) -> Vec<String> {
+    let mut hosts = vec![("public_url", config.public_host()), ("dashboard.url", config.dashboard_host())];
+    hosts.dedup_by(|second, first| second.1 == first.1);
+    let mut warnings = Vec::new();
     for (setting, node) in config.nodes() {
-        let names = [Some(&node.hostname), node.domain.as_ref()];
-        if host == node.hostname || node.domain.as_ref().is_some_and(|domain| is_below(host, domain)) {
-            tracing::warn!(
-                host,
-                node = setting,
-                "public_url shares its host name with tunnels, and so its cookies; give it another"
-            );
-        } else if let Some(site) = names.into_iter().flatten().find_map(|name| common_site(host, name)) {
-            tracing::warn!(
-                host,
-                node = setting,
-                site,
-                "public_url and tunnels are below one registrable domain, for which pages of tunnels can set cookies; \
-                 give tunnels a domain of their own"
-            );
+        for (of, host) in &hosts {
+            let names = [Some(&node.hostname), node.domain.as_ref()];
+            if *host == node.hostname || node.domain.as_ref().is_some_and(|domain| is_below(host, domain)) {
+                warnings.push(format!(
+                    "{of} ({host}) shares its host name with the tunnels of {setting}, and so its cookies; give it another"
+                ));
+            } else if let Some(site) = names.into_iter().flatten().find_map(|name| common_site(host, name)) {
+                warnings.push(format!(
+                    "{of} ({host}) and the tunnels of {setting} are below one registrable domain ({site}), for which pages \
+                     of tunnels can set cookies; give tunnels a domain of their own"
+                ));
+            }
         }
     }
+    warnings
 }
 
 /// A host name in one spelling: names have no case, and may end with a dot.

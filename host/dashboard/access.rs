@@ -1,9 +1,11 @@
 //! Who may visit a tunnel: addresses and countries, each as two lists.
 
+use std::net::IpAddr;
+
 use culvert_api_types::json_tree::JsonTree;
 use culvert_api_types::read::read;
 use culvert_api_types::requests::{ReplaceFirewall as FirewallBody, ReplaceGeoip};
-use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, RuleType};
+use culvert_domain::access::{AccessRules, CountryAction, CountryRule, FirewallRule, RuleType, Verdict};
 use culvert_domain::action::Action;
 use culvert_domain::error::{Fault, Result};
 use culvert_domain::facts::Resource;
@@ -62,6 +64,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 button type="submit" { "Save countries" }
             }
         }
+        section { h2 { "Try an address" } (try_address(visit, &path("/access"), firewall, rules)) }
     };
     Ok(page::signed_in(visit, "Who may visit", &content))
 }
@@ -82,12 +85,42 @@ fn sentence(firewall: &[FirewallRule], countries: &[CountryRule]) -> String {
     text + "."
 }
 
+/// What the node would do with a visitor from an address.
+fn try_address(visit: &Visit, path: &str, firewall: Vec<FirewallRule>, countries: Vec<CountryRule>) -> Markup {
+    let typed = visit.sought();
+    let firewall = firewall.into_iter().map(|rule| (rule.rule_type, rule.range)).collect();
+    let rules = AccessRules { firewall, countries };
+    let tried =
+        typed.parse::<IpAddr>().map(|address| rules.verdict(address, |address| visit.dashboard.countries.of(address)));
+    let fault = (!typed.is_empty() && tried.is_err()).then_some("must be an IP address, such as 203.0.113.7");
+    html! {
+        form method="get" action=(path) {
+            (field::text(&field::Field { name: "find", label: "Address of a visitor", value: typed, fault, required: true,
+                ..field::Field::default() }))
+            button type="submit" { "Try" }
+        }
+        @if let Ok(verdict) = tried { (outcome(typed, verdict)) }
+    }
+}
+
+fn outcome(address: &str, verdict: Verdict) -> Markup {
+    let because = match verdict {
+        Verdict::Blacklisted(range) => format!("because {range} is refused"),
+        Verdict::Whitelisted(range) => format!("because {range} is let in"),
+        Verdict::NotWhitelisted => "because addresses are let in, and this is none of them".into(),
+        Verdict::CountryBlocked(country) => format!("because it is in {country}, which is refused"),
+        Verdict::CountryAllowed(country) => format!("because it is in {country}, which is let in"),
+        Verdict::CountryNotAllowed(Some(country)) => format!("because it is in {country}, which is not let in"),
+        Verdict::CountryNotAllowed(None) => "because countries are let in, and its country is not known".into(),
+        Verdict::NoRule => "because no rule is about it".into(),
+    };
+    let (class, may) = if verdict.admits() { ("ok", "may visit") } else { ("bad", "may not visit") };
+    html! { p.notice.(class) role="status" { code { (address) } " " strong { (may) } ", " (because) "." } }
+}
+
 /// A rule as a line: the range, and what it is.
 fn line(rule: &FirewallRule) -> String {
-    let range = match rule.range {
-        Range::Address(address) => address.to_string(),
-        Range::Network(network) => network.to_string(),
-    };
+    let range = rule.range.to_string();
     rule.description.as_ref().map_or_else(|| range.clone(), |about| format!("{range} {about}"))
 }
 

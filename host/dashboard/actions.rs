@@ -7,8 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor, team, tunnels,
-    webhook, webhooks, welcome,
+    access, account, delivery, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor, team,
+    tunnels, webhook, webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -63,6 +63,12 @@ pub const ACTIONS: &[Act] = &[
     act("{s}/webhooks/{id}/deliveries/{id}/resend", "{s}/webhooks/{id}", |visit, posted| {
         Box::pin(webhook::resend(visit, posted))
     }),
+    act("{s}/webhooks/{id}/deliveries/{id}/payload", "{s}/webhooks/{id}/deliveries/{id}", |visit, posted| {
+        Box::pin(delivery::read_payload(visit, posted))
+    }),
+    act("{s}/webhooks/{id}/deliveries/{id}/signature", "{s}/webhooks/{id}/deliveries/{id}", |visit, posted| {
+        Box::pin(delivery::check_signature(visit, posted))
+    }),
     act("{s}/webhooks/{id}/resend", "{s}/webhooks/{id}", |visit, posted| {
         Box::pin(webhook::resend_what_failed(visit, posted))
     }),
@@ -90,6 +96,9 @@ pub const ACTIONS: &[Act] = &[
     }),
     elevated("operator/accounts/{id}/operator", "operator/accounts", |visit, posted| {
         Box::pin(operator::accounts::set_operator(visit, posted))
+    }),
+    elevated("operator/teams/{id}/plan", "operator/teams", |visit, posted| {
+        Box::pin(operator::teams::set_plan(visit, posted))
     }),
     elevated("operator/nodes/{id}/status", "operator/nodes", |visit, posted| {
         Box::pin(operator::nodes::set_status(visit, posted))

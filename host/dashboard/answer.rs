@@ -72,24 +72,30 @@ impl Answer {
     pub(crate) fn write(self, res: &mut Response, is_https: bool) {
         let Self { status, headers, body } = self;
         res.status_code(status);
+        secure(res, is_https);
         let own = res.headers_mut();
-        for (name, value) in [
-            (CONTENT_SECURITY_POLICY, CSP),
-            (REFERRER_POLICY, "same-origin"),
-            (CACHE_CONTROL, "no-store"),
-            (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-            (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-            (HeaderName::from_static("permissions-policy"), PERMISSIONS),
-        ] {
-            own.insert(name, HeaderValue::from_static(value));
-        }
-        if is_https {
-            own.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
-        }
+        own.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         for (name, value) in &headers {
             own.append(name, value.clone());
         }
         res.replace_body(body);
+    }
+}
+
+/// What keeps a page from being read, framed or changed by another.
+pub(crate) fn secure(res: &mut Response, is_https: bool) {
+    let headers = res.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, CSP),
+        (REFERRER_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("permissions-policy"), PERMISSIONS),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    if is_https {
+        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     }
 }
 

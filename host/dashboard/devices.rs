@@ -12,10 +12,11 @@ use culvert_service::devices::UpdateDevice;
 use culvert_service::enrolment::CreateCode;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
-use crate::view::{badge, field, list, page, secret, time};
+use crate::requests::Shown;
+use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
 /// What people call a device.
@@ -25,14 +26,19 @@ pub(crate) fn name(device: &Device) -> String {
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let devices = visit.service().devices(&visit.caller, visit.page()).await?;
+    let may = visit.preview(Resource::Scope, &[Action::DevicesCreateCode]).await?;
+    let add = field::button(visit, &visit.in_scope("/devices/code"), "Add a device");
+    let request =
+        Shown::Request { title: "All devices", action: Action::DevicesList, ids: Vec::new(), body: Value::Null };
     let content = html! {
-        (field::button(visit, &visit.in_scope("/devices/code"), "Add a device"))
+        (refusal::unless(may.refusal(Action::DevicesCreateCode), "Add a device", add))
         @if devices.rows.is_empty() {
             p.empty { "There are no devices yet. A device is a machine that runs the agent; tunnels lead to its ports." }
         } @else {
             (table(visit, &devices.rows))
             (list::more(visit.next(devices.next).as_deref()))
         }
+        (visit.dashboard.requests.drawer(&[request]))
     };
     Ok(page::signed_in(visit, "Devices", &content))
 }

@@ -58,7 +58,7 @@ impl Form {
 
     /// The same without the secrets, to be shown again.
     pub(crate) fn without_secrets(mut self) -> Self {
-        let is_secret = |name: &str| name.contains("password") || [KEY, "link", "code"].contains(&name);
+        let is_secret = |name: &str| name.contains("password") || [KEY, "link", "code", "secret"].contains(&name);
         self.fields.retain(|(name, _)| !is_secret(name));
         self
     }

@@ -2,7 +2,7 @@
 
 use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::PermissionPreset;
@@ -14,18 +14,21 @@ use serde_json::json;
 use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
-use crate::view::{badge, field, list, page, secret, time};
+use crate::requests::Shown;
+use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let keys = visit.service().keys(&visit.caller, visit.page()).await?;
     let now = visit.service().clock().now();
+    let may = visit.preview(Resource::Scope, &[Action::KeysCreate]).await?;
+    let command = format!("culvert key create --account {} --scopes read_only", visit.sign_in.email);
     let content = html! {
         p {
             "A program sends its key with each request: " code { "Authorization: Bearer ctk_…" } ". "
             a href=(visit.dashboard.docs_url) { "What the API does" }
         }
-        (new_key(visit))
+        (new_key(visit, may.refusal(Action::KeysCreate)))
         @if keys.rows.is_empty() { p.empty { "There are no keys yet." } } @else {
             div.scroll role="region" aria-label="Keys" tabindex="0" { table {
                 thead { tr { th { "Name" } th { "Begins with" } th { "Of" } th { "Last used" } th { "Ends" } th {} } }
@@ -49,17 +52,18 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
             } }
             (list::more(visit.next(keys.next).as_deref()))
         }
+        (visit.dashboard.requests.drawer(&[Shown::Command { title: "A new key", command }]))
     };
     Ok(page::signed_in(visit, "Keys", &content))
 }
 
-fn new_key(visit: &Visit) -> Markup {
+fn new_key(visit: &Visit, refused: Option<&Error>) -> Markup {
     let path = visit.in_scope("/keys");
     html! {
         section {
             h2 { "New key" }
-            @if !visit.is_elevated() { (asked_first(visit, &path, "make a key")) } @else {
-                form method="post" action=(path) {
+            @if refused.is_none() && !visit.is_elevated() { (asked_first(visit, &path, "make a key")) } @else {
+                (refusal::form_unless(refused, html! { form method="post" action=(path) {
                     (field::hidden(KEY, &visit.form_key(&path)))
                     (field::text(&field::Field { name: "name", label: "Name", required: true, value: visit.typed("name").unwrap_or_default(),
                         fault: visit.fault("name"), hint: Some("What it is for, such as “backup script”."), ..field::Field::default() }))
@@ -69,7 +73,7 @@ fn new_key(visit: &Visit) -> Markup {
                         value: visit.typed("days").unwrap_or("90"), fault: visit.fault("days"),
                         hint: Some("Empty: it lasts until it is revoked."), ..field::Field::default() }))
                     button type="submit" { "Make key" }
-                }
+                } }))
             }
         }
     }

@@ -1,4 +1,7 @@
-//! The dashboard: pages for people who are signed in. It changes things by the use cases and through the gate of the API;
+//! The pages that a host serves to people: the dashboard for those who are signed in, and the documentation for everybody
+//! ([`docs`]).
+//!
+//! The dashboard changes things by the use cases and through the gate of the API;
 //! what only people may do, no API key can.
 //!
 //! A request passes, in this order: the host name, the origin, the sign-in, its limits, the route and the scope, the form and
@@ -14,7 +17,9 @@ mod answer;
 mod assets;
 mod audit;
 mod cookie;
+mod delivery;
 mod devices;
+pub mod docs;
 mod domain;
 mod entrance;
 mod explain;
@@ -30,8 +35,11 @@ mod overview;
 pub mod pages;
 mod passkeys;
 mod path;
+mod policies;
 mod ports;
 mod public_form;
+mod requests;
+mod search;
 mod second_factor;
 mod sign_in;
 mod team;
@@ -43,11 +51,15 @@ mod webhook;
 mod webhooks;
 mod welcome;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
+use culvert_domain::access::Country;
 use culvert_domain::error::Code;
 use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::Service;
+use culvert_service::connected_agents::ConnectedAgents;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
@@ -59,6 +71,7 @@ use salvo::http::StatusCode;
 use handler::Pages;
 pub use live::Streams;
 pub use origin::Site;
+pub use requests::ApiRequests;
 
 /// What the pages are served with.
 pub struct Dashboard {
@@ -74,17 +87,31 @@ pub struct Dashboard {
     pub docs_url: String,
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
+    /// What pages tell of the API.
+    pub requests: ApiRequests,
+    /// The countries of visitors' addresses, as the nodes of this host know them.
+    pub countries: Box<dyn CountryDatabase>,
+    /// The agents that are connected to this host.
+    pub agents: Arc<ConnectedAgents>,
+    /// What is unwise of the configuration.
+    pub warnings: Vec<String>,
     /// Loads the policies that the configuration names by now; their generation, or why those in use stay.
     pub reload_policies: Box<dyn Fn() -> BoxFuture<'static, Result<u64, String>> + Send + Sync>,
     /// The HTTP status of a code, as the API answers it.
     pub status_of: fn(&Code) -> StatusCode,
 }
 
+/// The country database of the nodes.
+pub trait CountryDatabase: Send + Sync {
+    fn of(&self, address: IpAddr) -> Option<Country>;
+    /// When it was built; none where there is no database.
+    fn built_at(&self) -> Option<DateTime<Utc>>;
+}
+
 /// Where the pages are.
 pub const ROOT: &str = "/dashboard";
 
-/// The routes of the dashboard and of what its pages need.
-pub fn routers(dashboard: &Arc<Dashboard>) -> Vec<Router> {
-    let pages = Router::with_path("dashboard/{**rest}").goal(Pages(dashboard.clone()));
-    vec![pages, assets::router()]
+/// The routes of the dashboard. The files that its pages need are served beside the documentation.
+pub fn router(dashboard: &Arc<Dashboard>) -> Router {
+    Router::with_path("dashboard/{**rest}").goal(Pages(dashboard.clone()))
 }

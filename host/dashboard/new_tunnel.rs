@@ -12,10 +12,22 @@ use serde_json::json;
 
 use crate::answer::Answer;
 use crate::form::KEY;
-use crate::view::{field, page};
+use crate::requests::Shown;
+use crate::view::{field, page, refusal};
 use crate::visit::{Posted, Visit};
 
-pub(crate) fn show(visit: &Visit) -> Markup {
+pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
+    let may = visit.preview(Resource::Scope, &[Action::TunnelsCreate]).await?;
+    let body = json!({"name": "web", "protocol": "http", "local_port": 3000});
+    let request = Shown::Request { title: "A new tunnel", action: Action::TunnelsCreate, ids: Vec::new(), body };
+    let content = html! {
+        (refusal::form_unless(may.refusal(Action::TunnelsCreate), form(visit)))
+        (visit.dashboard.requests.drawer(&[request]))
+    };
+    Ok(page::signed_in(visit, "New tunnel", &content))
+}
+
+fn form(visit: &Visit) -> Markup {
     let path = visit.in_scope("/tunnels");
     let text = |name, label, hint| field::Field { hint: Some(hint), ..field::typed(visit, name, label, "") };
     let protocols = [
@@ -24,7 +36,7 @@ pub(crate) fn show(visit: &Visit) -> Markup {
         ("udp", "udp: games and the like, by a port".to_owned()),
         ("both", "both: tcp and udp on one port".to_owned()),
     ];
-    let content = html! {
+    html! {
         form method="post" action=(path) {
             (field::hidden(KEY, &visit.form_key(&path)))
             (field::text(&field::Field { required: true, ..text("name", "Name", "What you call it.") }))
@@ -36,8 +48,7 @@ pub(crate) fn show(visit: &Visit) -> Markup {
             (field::text(&text("subdomain", "Subdomain", "For http; one is made up if you leave it empty.")))
             button type="submit" { "Create tunnel" }
         }
-    };
-    page::signed_in(visit, "New tunnel", &content)
+    }
 }
 
 pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {

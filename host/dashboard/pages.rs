@@ -7,8 +7,8 @@ use maud::Markup;
 use crate::path::{Named, matches};
 use crate::visit::Visit;
 use crate::{
-    access, account, audit, devices, domain, explain, keys, new_tunnel, operations, operator, overview, ports, team,
-    tunnels, usage, webhook, webhooks,
+    access, account, audit, delivery, devices, domain, explain, keys, new_tunnel, operations, operator, overview,
+    policies, ports, search, team, tunnels, usage, webhook, webhooks,
 };
 
 /// One page, below `/dashboard`.
@@ -23,7 +23,7 @@ type View = for<'v> fn(&'v Visit) -> BoxFuture<'v, Result<Markup>>;
 pub const PAGES: &[Page] = &[
     page("{s}", |visit| Box::pin(overview::show(visit))),
     page("{s}/tunnels", |visit| Box::pin(tunnels::list(visit))),
-    page("{s}/tunnels/new", |visit| Box::pin(std::future::ready(Ok(new_tunnel::show(visit))))),
+    page("{s}/tunnels/new", |visit| Box::pin(new_tunnel::show(visit))),
     page("{s}/tunnels/{id}", |visit| Box::pin(tunnels::show(visit))),
     page("{s}/tunnels/{id}/access", |visit| Box::pin(access::show(visit))),
     page("{s}/tunnels/{id}/ports", |visit| Box::pin(ports::show(visit))),
@@ -33,13 +33,18 @@ pub const PAGES: &[Page] = &[
     page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),
     page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),
     page("{s}/webhooks/{id}", |visit| Box::pin(webhook::show(visit))),
+    page("{s}/webhooks/{id}/deliveries/{id}", |visit| Box::pin(delivery::show(visit))),
     page("{s}/usage", |visit| Box::pin(usage::show(visit))),
     page("{s}/keys", |visit| Box::pin(keys::list(visit))),
+    page("{s}/policies", |visit| Box::pin(policies::show(visit))),
     page("{s}/explain", |visit| Box::pin(explain::list(visit))),
     page("{s}/explain/{id}", |visit| Box::pin(explain::show(visit))),
     page("{s}/audit", |visit| Box::pin(audit::list(visit))),
+    page("{s}/search", |visit| Box::pin(search::show(visit))),
     page("{s}/team", |visit| Box::pin(team::show(visit))),
     page("operator/accounts", |visit| Box::pin(operator::accounts::list(visit))),
+    page("operator/teams", |visit| Box::pin(operator::teams::show(visit))),
+    page("operator/health", |visit| Box::pin(operator::health::show(visit))),
     page("operator/nodes", |visit| Box::pin(operator::nodes::list(visit))),
     page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),
     page("account", |visit| Box::pin(account::show(visit))),

@@ -10,17 +10,23 @@ use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
 use culvert_domain::tunnel::{PublicAddress, Tunnel};
 use culvert_domain::tunnel_devices::TunnelDevices;
+use culvert_service::gate::Preview;
 use culvert_service::operations::requests::{ActOnRunning, Start};
 use culvert_service::tunnels::{DeleteTunnel, UpdateTunnel};
 use maud::{Markup, html};
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::devices;
 use crate::form::KEY;
-use crate::view::{badge, bytes, field, list, page, plot};
+use crate::requests::Shown;
+use crate::view::{badge, bytes, field, list, page, plot, refusal};
 use crate::visit::{Posted, Visit};
 
 const PAGE: &str = "{s}/tunnels/{id}";
+/// What the page has buttons for.
+const ACTIONS: [Action; 5] =
+    [Action::TunnelsStart, Action::TunnelsStop, Action::TunnelsRestart, Action::TunnelsUpdate, Action::TunnelsDelete];
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let tunnels = visit.service().tunnels(&visit.caller, visit.page()).await?;
@@ -32,6 +38,7 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
             (table(visit, &tunnels.rows))
             (list::more(visit.next(tunnels.next).as_deref()))
         }
+        (visit.dashboard.requests.drawer(&[Shown::Request { title: "All tunnels", action: Action::TunnelsList, ids: Vec::new(), body: Value::Null }]))
     };
     Ok(page::signed_in(visit, "Tunnels", &content))
 }
@@ -73,6 +80,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let (tunnel, authorized) = visit.service().tunnel_with_devices(&visit.caller, visit.id()?).await?;
     let bandwidth = visit.service().tunnel_bandwidth(&visit.caller, tunnel.id).await?;
     let days = visit.service().tunnel_days(&visit.caller, tunnel.id).await?;
+    let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p.line {
             (badge::tunnel(tunnel.status())) " " (address(&tunnel)) " leads to "
@@ -80,7 +88,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             @if let Some(device) = &authorized.current { " on " (devices::name(device)) }
         }
         (state(visit, &tunnel))
-        (controls(visit, &tunnel, &authorized))
+        (controls(visit, &tunnel, &authorized, &may))
         ul.parts {
             @for (part, label) in [("access", "Who may visit"), ("ports", "Extra ports"), ("domain", "Custom domain")] {
                 li { a href=(visit.in_scope(&format!("/tunnels/{}/{part}", tunnel.id))) { (label) } }
@@ -88,7 +96,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
         section {
             h2 { "Settings" }
-            (settings(visit, &tunnel))
+            (refusal::form_unless(may.refusal(Action::TunnelsUpdate), settings(visit, &tunnel)))
             dl {
                 dt { "Protocol" } dd { (tunnel.spec.protocol) }
                 dt { "Node" } dd { (tunnel.node.name) }
@@ -102,12 +110,27 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         section { h2 { "The last 30 days" } (plot::days(&days)) }
         section {
             h2 { "Delete" }
-            (delete_form(visit, &visit.in_scope(&format!("/tunnels/{}/delete", tunnel.id))))
+            (refusal::form_unless(may.refusal(Action::TunnelsDelete), delete_form(visit, &visit.in_scope(&format!("/tunnels/{}/delete", tunnel.id)))))
         }
+        (visit.dashboard.requests.drawer(&requests(&tunnel, &authorized)))
     };
     // While something is under way, the page looks again by itself.
     let looks_again = tunnel.operation.is_some() || tunnel.moving;
     Ok(page::reloading(visit, &tunnel.spec.name, looks_again, &content))
+}
+
+fn requests(tunnel: &Tunnel, authorized: &TunnelDevices) -> Vec<Shown> {
+    let request = |title, action, body| Shown::Request { title, action, ids: vec![tunnel.id], body };
+    let mut requests = vec![request("This tunnel", Action::TunnelsRead, Value::Null)];
+    if let Some(device) = authorized.authorized.first() {
+        requests.push(request("Start it", Action::TunnelsStart, json!({"device_id": device.id})));
+    }
+    requests.extend([
+        request("Stop it", Action::TunnelsStop, Value::Null),
+        request("Change it", Action::TunnelsUpdate, json!({"local_port": tunnel.spec.local_port})),
+        request("Delete it", Action::TunnelsDelete, Value::Null),
+    ]);
+    requests
 }
 
 /// What can be changed of it here; everything else is changed by the API.
@@ -156,25 +179,30 @@ fn state(visit: &Visit, tunnel: &Tunnel) -> Markup {
     }
 }
 
-fn controls(visit: &Visit, tunnel: &Tunnel, authorized: &TunnelDevices) -> Markup {
+fn controls(visit: &Visit, tunnel: &Tunnel, authorized: &TunnelDevices, may: &Preview) -> Markup {
     let path = |action: &str| visit.in_scope(&format!("/tunnels/{}/{action}", tunnel.id));
+    let button =
+        |action, path: &str, label| refusal::unless(may.refusal(action), label, field::button(visit, path, label));
     html! {
         @if tunnel.running_on().is_some() {
-            div.row { (field::button(visit, &path("stop"), "Stop")) (field::button(visit, &path("restart"), "Restart")) }
+            div.row {
+                (button(Action::TunnelsStop, &path("stop"), "Stop"))
+                (button(Action::TunnelsRestart, &path("restart"), "Restart"))
+            }
         }
         @if authorized.authorized.is_empty() {
             p.empty { "No device may run it. " a href=(visit.in_scope("/devices")) { "Add a device" } }
         } @else {
             div.scroll role="region" aria-label="Devices" tabindex="0" { table {
                 thead { tr { th { "Device" } th { "State" } th {} } }
-                tbody { @for device in &authorized.authorized { (start_row(visit, tunnel, device, &path("start"))) } }
+                tbody { @for device in &authorized.authorized { (start_row(visit, tunnel, device, &path("start"), may.refusal(Action::TunnelsStart))) } }
             } }
         }
     }
 }
 
-fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str) -> Markup {
-    let refused = device.check_capabilities(RemoteAction::Start).err();
+fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str, refused: Option<&Error>) -> Markup {
+    let cannot = device.check_capabilities(RemoteAction::Start).err();
     let runs_here = tunnel.running_on() == Some(device.id);
     let label = if tunnel.running_on().is_some() { "Move it here" } else { "Start" };
     html! {
@@ -183,7 +211,7 @@ fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str) -> Mar
             td { (badge::online(device.online)) }
             td {
                 @if runs_here { "runs it" }
-                @else if let Some(error) = refused { span.muted { (error.detail) " " code { (error.code.as_str()) } } }
+                @else if let Some(error) = refused.or(cannot.as_ref()) { span.muted { (error.detail) " " code { (error.code.as_str()) } } }
                 @else {
                     form method="post" action=(path) {
                         (field::hidden(KEY, &visit.form_key(path)))

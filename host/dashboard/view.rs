@@ -8,5 +8,6 @@ pub(crate) mod notice;
 pub(crate) mod page;
 pub(crate) mod plot;
 pub(crate) mod refusal;
+pub(crate) mod sample;
 pub(crate) mod secret;
 pub(crate) mod time;

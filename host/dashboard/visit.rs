@@ -14,7 +14,7 @@ use culvert_service::call::Answered;
 use culvert_service::commit::{Admitted, Change};
 use culvert_service::cursors::ListId;
 use culvert_service::forms::FormId;
-use culvert_service::gate::{PinnedPolicies, RequestDraft};
+use culvert_service::gate::{PinnedPolicies, Preview, RequestDraft};
 use culvert_service::idempotency::{IdempotencyKey, StoredResponse};
 use culvert_service::sign_ins::Client;
 use serde_json::Value;
@@ -142,6 +142,11 @@ impl Visit {
             self.commit(posted, admitted, change, answer).await
         };
         self.carry_out(posted, run).await
+    }
+
+    /// Asks what the person may do to a resource, for buttons that say so beforehand.
+    pub(crate) async fn preview(&self, subject: Resource, actions: &[Action]) -> Result<Preview> {
+        self.service().preview(&self.policies, &self.caller, subject, actions).await
     }
 
     /// Decides on a change.

@@ -13,10 +13,12 @@ use culvert_domain::string_enum::StringEnum;
 use culvert_domain::webhook::{Attempt, AttemptStatus, Webhook, WebhookStatus};
 use culvert_service::webhooks::{DeleteWebhook, ResendDelivery, ResendFailed, TestWebhook, UpdateWebhook, WantedHours};
 use maud::{Markup, html};
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::form::KEY;
-use crate::view::{badge, field, list, page, time};
+use crate::requests::Shown;
+use crate::view::{badge, field, list, page, refusal, time};
 use crate::visit::{Posted, Visit};
 use crate::webhooks;
 
@@ -27,23 +29,28 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let attempts = visit.service().attempts_of(&webhook, visit.page()).await?;
     let path = |action: &str| visit.in_scope(&format!("/webhooks/{}/{action}", webhook.id));
     let is_enabled = webhook.status == WebhookStatus::Enabled;
+    let asked = [Action::WebhooksUpdate, Action::WebhooksTest, Action::WebhooksDelete, Action::WebhooksResendDelivery];
+    let may = visit.preview(Resource::Webhook(webhook.id), &asked).await?;
+    let unless = |action, label, button| refusal::unless(may.refusal(action), label, button);
+    let (update, resend) = (may.refusal(Action::WebhooksUpdate), may.refusal(Action::WebhooksResendDelivery));
     let content = html! {
         p.line { (badge::webhook(webhook.status)) " " code { (webhook.url) } }
         div.row {
-            @if is_enabled { (field::button(visit, &path("test"), "Send a test event")) }
-            (switch(visit, &path("status"), is_enabled))
+            @if is_enabled { (unless(Action::WebhooksTest, "Send a test event", field::button(visit, &path("test"), "Send a test event"))) }
+            (switch(visit, &path("status"), is_enabled, update))
         }
         section {
             h2 { "Deliveries" }
-            (deliveries(visit, &attempts, is_enabled))
-            @if is_enabled && !attempts.rows.is_empty() { (resend_failed(visit, &path("resend"))) }
+            (deliveries(visit, &attempts, is_enabled && resend.is_none()))
+            @if is_enabled && resend.is_none() && !attempts.rows.is_empty() { (resend_failed(visit, &path("resend"))) }
         }
-        section { h2 { "Settings" } (settings(visit, &webhook, &path("settings"))) }
+        section { h2 { "Settings" } (refusal::form_unless(update, settings(visit, &webhook, &path("settings")))) }
         section {
             h2 { "Delete" }
             p { "What waits to be sent is canceled." }
-            (field::button(visit, &path("delete"), "Delete endpoint"))
+            (unless(Action::WebhooksDelete, "Delete endpoint", field::button(visit, &path("delete"), "Delete endpoint")))
         }
+        (visit.dashboard.requests.drawer(&requests(&webhook)))
     };
     // A delivery that is under way now is soon over; one that waits for its next attempt is not.
     let now = visit.service().clock().now();
@@ -53,10 +60,20 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     Ok(page::reloading(visit, "Webhook endpoint", attempts.rows.iter().any(is_due), &content))
 }
 
-fn switch(visit: &Visit, path: &str, is_enabled: bool) -> Markup {
+fn requests(webhook: &Webhook) -> Vec<Shown> {
+    let request = |title, action, body| Shown::Request { title, action, ids: vec![webhook.id], body };
+    vec![
+        request("Its deliveries", Action::WebhooksListDeliveries, Value::Null),
+        request("A test event", Action::WebhooksTest, Value::Null),
+        request("Disable it", Action::WebhooksUpdate, json!({"status": "disabled"})),
+        request("Delete it", Action::WebhooksDelete, Value::Null),
+    ]
+}
+
+fn switch(visit: &Visit, path: &str, is_enabled: bool, refused: Option<&Error>) -> Markup {
     let (status, label) =
         if is_enabled { (WebhookStatus::Disabled, "Disable") } else { (WebhookStatus::Enabled, "Enable") };
-    field::button_with(visit, path, label, &[("status", status.as_str())])
+    refusal::unless(refused, label, field::button_with(visit, path, label, &[("status", status.as_str())]))
 }
 
 fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>, is_enabled: bool) -> Markup {
@@ -70,7 +87,10 @@ fn deliveries(visit: &Visit, attempts: &PageRows<Attempt>, is_enabled: bool) -> 
                 tbody {
                     @for attempt in &attempts.rows {
                         tr {
-                            td { (attempt.event) div.muted { code { (attempt.event_id) } } }
+                            td {
+                                a href=(format!("{}/deliveries/{}", visit.path_of(PAGE), attempt.event_id)) { (attempt.event) }
+                                div.muted { code { (attempt.event_id) } }
+                            }
                             td { (attempt.number) }
                             td { (badge::attempt(attempt.status)) }
                             td { (outcome(attempt)) }
@@ -104,7 +124,7 @@ fn resend_failed(visit: &Visit, path: &str) -> Markup {
     }
 }
 
-fn outcome(attempt: &Attempt) -> Markup {
+pub(crate) fn outcome(attempt: &Attempt) -> Markup {
     html! {
         @if let Some(status) = attempt.status_code { (status) " " }
         @if let Some(error) = attempt.error { code { (error) } " " }

@@ -12,11 +12,12 @@ use culvert_domain::webhook::Webhook;
 use culvert_service::webhooks::{CreateWebhook, NewSecret};
 use maud::{Markup, html};
 use salvo::http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::view::{badge, field, list, page, secret, time};
+use crate::requests::Shown;
+use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
 /// What stands before the name of an event in the name of its box.
@@ -24,6 +25,12 @@ const BOX: &str = "event ";
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let webhooks = visit.service().webhooks(&visit.caller, visit.page()).await?;
+    let may = visit.preview(Resource::Scope, &[Action::WebhooksCreate]).await?;
+    let body = json!({"url": "https://example.com/hooks", "events": ["tunnel.started", "device.offline"]});
+    let requests = [
+        Shown::Request { title: "All endpoints", action: Action::WebhooksList, ids: Vec::new(), body: Value::Null },
+        Shown::Request { title: "A new endpoint", action: Action::WebhooksCreate, ids: Vec::new(), body },
+    ];
     let content = html! {
         p {
             "An endpoint is an address of yours that is told of what happens: a tunnel that starts, a device that goes offline. "
@@ -47,7 +54,8 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
             } }
             (list::more(visit.next(webhooks.next).as_deref()))
         }
-        section { h2 { "New endpoint" } (new_endpoint(visit)) }
+        section { h2 { "New endpoint" } (refusal::form_unless(may.refusal(Action::WebhooksCreate), new_endpoint(visit))) }
+        (visit.dashboard.requests.drawer(&requests))
     };
     Ok(page::signed_in(visit, "Webhooks", &content))
 }

@@ -123,29 +123,71 @@ pub struct AccessRules {
     pub countries: Vec<CountryRule>,
 }
 
+/// Whether a visitor is let in, and what decides it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Blacklisted(Range),
+    Whitelisted(Range),
+    /// There is a whitelist, and the visitor is not on it.
+    NotWhitelisted,
+    CountryBlocked(Country),
+    CountryAllowed(Country),
+    /// Countries are let in, and the visitor's is none of them, or is unknown.
+    CountryNotAllowed(Option<Country>),
+    /// No rule is about the visitor.
+    NoRule,
+}
+
+impl Verdict {
+    pub fn admits(self) -> bool {
+        matches!(self, Self::Whitelisted(_) | Self::CountryAllowed(_) | Self::NoRule)
+    }
+}
+
 impl AccessRules {
-    /// Whether a visitor is let in. A blacklisted address is not; where there is a whitelist, it
-    /// decides alone; then the country does, and one that is unknown is no rule's.
+    /// Whether a visitor is let in.
     pub fn admit(&self, visitor: IpAddr, country: impl FnOnce(IpAddr) -> Option<Country>) -> bool {
-        let visitor = visitor.to_canonical();
-        let hit = |wanted: RuleType| {
-            self.firewall.iter().any(|(rule_type, range)| *rule_type == wanted && range.contains(visitor))
-        };
-        if hit(RuleType::Blacklist) {
-            return false;
-        }
-        if self.firewall.iter().any(|(rule_type, _)| *rule_type == RuleType::Whitelist) {
-            return hit(RuleType::Whitelist);
-        }
-        self.countries.is_empty() || self.admit_country(country(visitor))
+        self.verdict(visitor, country).admits()
     }
 
-    fn admit_country(&self, country: Option<Country>) -> bool {
+    /// A blacklisted address is not let in; where there is a whitelist, it decides alone; then the country does, and one that
+    /// is unknown is no rule's.
+    pub fn verdict(&self, visitor: IpAddr, country: impl FnOnce(IpAddr) -> Option<Country>) -> Verdict {
+        let visitor = visitor.to_canonical();
+        let hit = |wanted: RuleType| {
+            let mut rules = self.firewall.iter();
+            rules.find(|(rule_type, range)| *rule_type == wanted && range.contains(visitor)).map(|(_, range)| *range)
+        };
+        if let Some(range) = hit(RuleType::Blacklist) {
+            return Verdict::Blacklisted(range);
+        }
+        if self.firewall.iter().any(|(rule_type, _)| *rule_type == RuleType::Whitelist) {
+            return hit(RuleType::Whitelist).map_or(Verdict::NotWhitelisted, Verdict::Whitelisted);
+        }
+        if self.countries.is_empty() { Verdict::NoRule } else { self.verdict_on_country(country(visitor)) }
+    }
+
+    fn verdict_on_country(&self, country: Option<Country>) -> Verdict {
         let is = |wanted: CountryAction| {
             self.countries.iter().any(|rule| rule.action == wanted && Some(rule.country) == country)
         };
-        let allows_some = self.countries.iter().any(|rule| rule.action == CountryAction::Allow);
-        !is(CountryAction::Block) && (!allows_some || is(CountryAction::Allow))
+        match country {
+            Some(country) if is(CountryAction::Block) => Verdict::CountryBlocked(country),
+            Some(country) if is(CountryAction::Allow) => Verdict::CountryAllowed(country),
+            _ if self.countries.iter().any(|rule| rule.action == CountryAction::Allow) => {
+                Verdict::CountryNotAllowed(country)
+            }
+            _ => Verdict::NoRule,
+        }
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Network(network) => network.fmt(f),
+        }
     }
 }
 

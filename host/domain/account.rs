@@ -44,6 +44,16 @@ pub struct Account {
     pub created_at: DateTime<Utc>,
 }
 
+/// A Team as operators see it.
+#[derive(Clone, Debug)]
+pub struct TeamRecord {
+    pub id: Uuid,
+    pub name: String,
+    pub plan: String,
+    pub created_at: DateTime<Utc>,
+    pub members: u64,
+}
+
 /// An account as operators see it.
 #[derive(Clone, Debug)]
 pub struct AccountRecord {

@@ -50,6 +50,7 @@ string_enum! {
         NodesSetStatus "nodes.set_status",
         PoliciesReload "policies.reload",
         PoliciesRollback "policies.rollback",
+        WebhooksReadDelivery "webhooks.read_delivery",
     }
 }
 

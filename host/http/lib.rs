@@ -5,12 +5,10 @@
 
 mod access;
 mod account;
-pub mod book;
 mod call;
 mod catalog;
 mod client_address;
 mod devices;
-mod docs;
 mod domains;
 mod endpoint;
 mod enrolment;
@@ -60,16 +58,14 @@ pub struct Api {
     pub clock: Clock,
     pub public_url: String,
     pub docs_url: String,
-    /// Where `/` leads to.
-    pub start_page: &'static str,
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// Everything that is served on `listen`: the API, its documentation, enrolment, and what else `more` routes to.
+/// Everything that is served on `listen`: the API, enrolment, and what else `more` routes to.
 pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
     let enrol = Router::with_path(ENROL_PATH.trim_start_matches('/')).post(Enrolment(api.clone()));
-    let router = Router::new().push(routes::router(api)).push(docs::router(api)).push(enrol).append(&mut { more });
+    let router = Router::new().push(routes::router(api)).push(enrol).append(&mut { more });
     salvo::Service::new(router)
         .hoop(Trace(api.clone()))
         .hoop(Headers(api.clone()))
@@ -81,7 +77,7 @@ pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
 }
 
 /// Whether a page for people is here, or the description of the API.
-pub fn is_page(path: &str) -> bool {
+fn is_page(path: &str) -> bool {
     path == "/" || path == openapi::PATH || path == "/docs" || path.starts_with("/docs/")
 }
 

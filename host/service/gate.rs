@@ -10,6 +10,7 @@ mod examine;
 mod local_service;
 mod plan;
 mod policy_facts;
+mod preview;
 mod tunnels;
 mod webhooks;
 pub mod wit_input;
@@ -39,6 +40,7 @@ pub use examine::Refusal;
 pub(crate) use examine::examine;
 use policy_facts::FactSources;
 pub use policy_facts::RequestContext;
+pub use preview::Preview;
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};
 
@@ -62,6 +64,16 @@ impl PinnedPolicies {
     /// The id of the request that they decide on; none where no request asks.
     pub fn request_id(&self) -> Option<Uuid> {
         self.context.request_id
+    }
+
+    /// Who a caller is, for the audit log.
+    pub(crate) fn actor(&self, caller: &Caller) -> Actor {
+        Actor::of(caller, self.context.request_id, self.context.client)
+    }
+
+    /// The same set, of whose decisions nothing is recorded.
+    fn unrecorded(&self) -> Self {
+        Self { pinned: self.pinned.unrecorded(), context: self.context.clone() }
     }
 }
 
@@ -306,7 +318,7 @@ impl Gate {
         let decision_inputs = DecisionInputs::of(caller, &facts, &wanted, involved);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() && unknown.is_empty() => {
-                let actor = Actor::of(caller, context.request_id, context.client);
+                let actor = policies.actor(caller);
                 let caller = caller.clone();
                 let permit = Permit { caller, actor, action, subject, facts, wanted, decision_inputs, entitlement };
                 return Ok((permit, valid));
@@ -409,7 +421,9 @@ fn lies_in(field: &str, whole: &str) -> bool {
 
 fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &PinnedPolicies) -> Result<()> {
     let Some(Denied { denial, by }) = verdict.map_err(unavailable_at(stage, policies))? else { return Ok(()) };
-    tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
+    if policies.pinned.is_recorded() {
+        tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
+    }
     let refused_by = RefusedBy { rule: Some(denial.rule), ..refused_by(by, stage, policies) };
     let error = Error::new(Code::from_policy(denial.code), denial.detail);
     Err(Error { refused_by: Some(Box::new(refused_by)), ..error })

@@ -165,8 +165,19 @@ impl Service {
         plan: &str,
     ) -> Result<()> {
         self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        self.give_plan(operator, policies, account_id, plan).await
+    }
+
+    /// Gives a scope another plan.
+    pub(crate) async fn give_plan(
+        &self,
+        operator: Operator,
+        policies: &PinnedPolicies,
+        scope_id: Uuid,
+        plan: &str,
+    ) -> Result<()> {
         let plan = known_plan(policies, plan).await?.map_err(|fault| Error::invalid(vec![fault]))?;
-        crate::accounts::set_plan(&self.store, account_id, plan, operator.actor).await
+        crate::accounts::set_plan(&self.store, scope_id, plan, operator.actor).await
     }
 
     /// Says whether a node takes new tunnels.

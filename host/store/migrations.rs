@@ -59,6 +59,7 @@ const FILES: &[File] = files! {
     28 "0028_audit_log"
     29 "0029_resent_deliveries"
     30 "0030_passkeys"
+    31 "0031_operator_pages"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

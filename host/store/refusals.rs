@@ -1,5 +1,6 @@
 //! Requests that were refused to a caller.
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
@@ -51,6 +52,22 @@ impl Store {
         };
         let refusals = rows.iter().map(refusal).collect::<DbResult<Vec<_>>>()?;
         Ok(page.truncate(refusals, |refusal| CursorPosition { at: refusal.at, id: refusal.request_id }))
+    }
+
+    /// How many requests each rule has refused in a scope since a time; with an account, of its own.
+    pub async fn refused_by_rule(
+        &self,
+        scope_id: Uuid,
+        account_id: Option<Uuid>,
+        since: DateTime<Utc>,
+    ) -> Result<Vec<(String, u64)>> {
+        let sql = sql!(
+            "SELECT rule, COUNT(*) AS refused FROM refusals WHERE scope_id = $1 AND at >= $2 AND rule IS NOT NULL \
+                 AND account_id = COALESCE($3, account_id) GROUP BY rule ORDER BY rule"
+        );
+        let rows = (&self.db).all(sql, args![scope_id, since, account_id]).await?;
+        let counted = rows.iter().map(|row| Ok((row.text("rule")?, row.number("refused")?)));
+        Ok(counted.collect::<DbResult<Vec<_>>>()?)
     }
 }
 

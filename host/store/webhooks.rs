@@ -54,6 +54,34 @@ impl Store {
         let attempts = rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?;
         Ok(page.truncate(attempts, |attempt| CursorPosition { at: attempt.created_at, id: attempt.id }))
     }
+
+    /// The attempts to send an event to an endpoint, the newest first. There are at most 100.
+    pub async fn attempts_of_event(&self, webhook_id: Uuid, event_id: Uuid) -> Result<Vec<Attempt>> {
+        let sql = sql!(
+            "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
+                 d.created_at, d.attempted_at, d.next_attempt_at \
+             FROM deliveries d JOIN events e ON e.id = d.event_id \
+             WHERE d.event_id = $2 AND d.webhook_id = $1 ORDER BY d.created_at DESC, d.id DESC"
+        );
+        let rows = (&self.db).all(sql, args![webhook_id, event_id]).await?;
+        Ok(rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?)
+    }
+
+    /// The body of an event that was sent to an endpoint, or is still to be.
+    pub async fn payload(&self, webhook_id: Uuid, event_id: Uuid) -> Result<Option<Vec<u8>>> {
+        let sql = sql!(
+            "SELECT body FROM events WHERE id = $2 \
+                 AND EXISTS (SELECT 1 FROM deliveries WHERE event_id = $2 AND webhook_id = $1)"
+        );
+        let row = (&self.db).optional(sql, args![webhook_id, event_id]).await?;
+        Ok(row.map(|row| row.bytes("body")).transpose()?)
+    }
+
+    /// The secret of an endpoint, sealed.
+    pub async fn webhook_secret(&self, webhook_id: Uuid) -> Result<Option<Vec<u8>>> {
+        let row = (&self.db).optional(sql!("SELECT secret FROM webhooks WHERE id = $1"), args![webhook_id]).await?;
+        Ok(row.map(|row| row.bytes("secret")).transpose()?)
+    }
 }
 
 pub(super) async fn find(db: &mut impl Read, scope_id: Uuid, id: Uuid) -> Result<Option<Webhook>> {

@@ -119,12 +119,12 @@ const RULES: &[Rule] = &[
     Rule {
         name: "culvert-http",
         crates: &["culvert-api-types", "culvert-domain", "culvert-service", "culvert-wire"],
-        frameworks: &["maud", "pulldown-cmark", "salvo"],
+        frameworks: &["salvo"],
     },
     Rule {
         name: "culvert-dashboard",
         crates: &["culvert-api-types", "culvert-domain", "culvert-service", "culvert-wire"],
-        frameworks: &["maud", "salvo"],
+        frameworks: &["maud", "pulldown-cmark", "salvo"],
     },
     Rule {
         name: "culvert-agent",

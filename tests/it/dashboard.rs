@@ -20,8 +20,9 @@ use crate::support::tab::{PASSWORD, Shown, Tab};
 /// Every page, with the scope and the ids of this test.
 fn pages(scope: &str, ids: &[(&str, Uuid)]) -> Vec<String> {
     let path = |pattern: &str| {
-        let id = ids.iter().find(|(list, _)| pattern.contains(list)).map_or(Uuid::nil(), |(_, id)| *id);
-        format!("/dashboard/{}", pattern.replace("{s}", scope).replace("{id}", &id.to_string()))
+        let named = ids.iter().filter(|(list, _)| pattern.contains(&format!("{list}/{{id}}")));
+        let path = named.fold(pattern.replace("{s}", scope), |path, (_, id)| path.replacen("{id}", &id.to_string(), 1));
+        format!("/dashboard/{path}")
     };
     culvert_dashboard::pages::PAGES.iter().map(|page| path(page.path)).collect()
 }
@@ -76,11 +77,20 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     let mut eves = Tab::entered(&host, eve.account_id).await;
     let mut nobodys = Tab::open(&host);
     let webhook = host.webhook(ada.account_id).await;
+    api.post(&format!("/webhooks/{webhook}/test"), json!({})).await.data();
+    let event = api.get(&format!("/webhooks/{webhook}/deliveries")).await.data()[0]["event_id"].clone();
+    let event: Uuid = event.as_str().unwrap().parse().unwrap();
     let refused = api.get(&format!("/tunnels/{}", Uuid::nil())).await;
     let refusal: Uuid = refused.body["request_id"].as_str().unwrap().parse().unwrap();
     let (store, scope) = (&host.app.store, ada.account_id);
     host.until_found(async || store.refusal(scope, None, refusal).await.unwrap()).await;
-    let ids = [("tunnels", own), ("operations", operation), ("webhooks", webhook), ("explain", refusal)];
+    let ids = [
+        ("tunnels", own),
+        ("operations", operation),
+        ("webhooks", webhook),
+        ("deliveries", event),
+        ("explain", refusal),
+    ];
     for path in pages("me", &ids) {
         let shown = adas.get(&path).await;
         assert_eq!(shown.status, 200, "{path}");

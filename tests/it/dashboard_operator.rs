@@ -36,13 +36,13 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     let mut eves = Tab::with_password(&host, eve.account_id).await;
     let paths = culvert_dashboard::pages::PAGES.iter().map(|page| page.path);
     let pages: Vec<&str> = paths.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(pages.len(), 3);
+    assert_eq!(pages.len(), 5);
     for page in pages {
         assert_eq!(eves.get(&format!("/dashboard/{page}")).await.outcome(), "404 not_found", "{page}");
     }
     let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
     let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(forms.len(), 7);
+    assert_eq!(forms.len(), 8);
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
         let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1"), ("status", "offline")];
@@ -183,4 +183,44 @@ async fn operator_rolls_broken_policies_back(engine: Engine) {
     assert_eq!(shown.outcome(), "409 policies_kept");
     assert!(shown.text.contains("no/such.wasm"), "{}", shown.text);
     assert!(shown.text.contains("The last reload failed") && shown.text.contains("Generation <strong>1</strong>"));
+}
+
+/// Every Team with its plan, which an operator changes; the plan is one that a policy knows.
+#[both_engines]
+async fn operator_gives_a_team_another_plan(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (_, mut tab) = operator(&host).await;
+    let grace = host.person("grace").await;
+    let team = host.team("Lab", &grace).await;
+    let list = "/dashboard/operator/teams";
+    let page = tab.get(list).await;
+    is_sound(list, &page);
+    assert!(page.text.contains("Lab") && page.text.contains(&team.to_string()));
+    let path = format!("{list}/{team}/plan");
+    let refused = tab.submit(&page, &path, &[("plan", "gold")]).await;
+    assert_eq!(refused.outcome(), "422 validation_failed");
+    assert_eq!(tab.submit(&page, &path, &[("plan", "free")]).await.led_to(), list);
+    let key = host.key(grace.account_id, team, "full_access").await.key;
+    assert_eq!(host.api(&key).get("/account").await.data()["plan_name"], "free");
+    // An account's own scope is no Team.
+    let path = format!("{list}/{}/plan", grace.account_id);
+    let form = tab.made_up(&host, &path, &[("plan", "free")]).await;
+    assert_eq!(tab.post(&path, &form).await.outcome(), "404 not_found");
+}
+
+/// What waits and what fails is told with the setting that mends it.
+#[both_engines]
+async fn health_tells_what_waits_and_what_is_unwise(engine: Engine) {
+    let host = TestHost::with(engine, |config| config.node.hostname = "t1.example.test".into()).await;
+    let (_, mut tab) = operator(&host).await;
+    let page = tab.get("/dashboard/operator/health").await;
+    is_sound("health", &page);
+    for part in [
+        "public_url (api.example.test) and the tunnels of node are below one registrable domain (example.test)",
+        "0 connected",
+        "0 have something due",
+        "geoip.database is not set",
+    ] {
+        assert!(page.text.contains(part), "{part}: {}", page.text);
+    }
 }

@@ -5,6 +5,7 @@ use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 
+use crate::dashboard::is_sound;
 use crate::support::host::{Engine, TestHost};
 use crate::support::receiver::{Authority, Reply};
 use crate::support::tab::{Shown, Tab};
@@ -107,13 +108,18 @@ async fn member_of_a_team_reads_its_endpoints_and_changes_none(engine: Engine) {
     let list = format!("/dashboard/{team}/webhooks");
     let page = tab.get(&format!("{list}/{webhook}")).await;
     assert_eq!(page.status, 200);
+    for button in ["Send a test event", "Disable", "Delete endpoint"] {
+        assert!(page.text.contains(&format!("aria-disabled=\"true\">{button}</button>")), "{button}: {}", page.text);
+    }
     for action in ["settings", "status", "test", "delete"] {
-        let refused = tab.submit(&page, &format!("{list}/{webhook}/{action}"), &[]).await;
-        assert_eq!(refused.outcome(), "403 team_role_forbidden", "{action}");
+        let path = format!("{list}/{webhook}/{action}");
+        let form = tab.made_up(&host, &path, &[("url", "https://hooks.example.test/"), ("status", "disabled")]).await;
+        assert_eq!(tab.post(&path, &form).await.outcome(), "403 team_role_forbidden", "{action}");
     }
     let page = tab.get(&list).await;
-    let refused = tab.submit(&page, &list, &[("url", "https://hooks.example.test/")]).await;
-    assert_eq!(refused.outcome(), "403 team_role_forbidden");
+    assert!(page.text.contains("<fieldset disabled>") && page.text.contains("<code>team_role_forbidden</code>"));
+    let form = tab.made_up(&host, &list, &[("url", "https://hooks.example.test/")]).await;
+    assert_eq!(tab.post(&list, &form).await.outcome(), "403 team_role_forbidden");
 }
 
 /// The states of an endpoint's attempts, the newest first.
@@ -215,4 +221,50 @@ async fn what_an_endpoint_did_not_take_is_sent_again(engine: Engine) {
     api.patch(&format!("/webhooks/{webhook}"), json!({"status": "disabled"})).await.data();
     let form = tab.made_up(&host, &resend, &[]).await;
     assert_eq!(tab.post(&resend, &form).await.outcome(), "409 webhook_disabled");
+}
+
+/// What was sent is shown to who asks for it, which the audit log tells; and each part of a signature that differs is named.
+#[both_engines]
+async fn delivery_shows_its_payload_and_why_a_signature_is_not_genuine(engine: Engine) {
+    let authority = Authority::new();
+    let host = TestHost::with(engine, |config| authority.let_in(config)).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let mut receiver = authority.receiver(&host.clock).await;
+    let created =
+        api.post("/webhooks", json!({"url": receiver.url(), "events": ["device.offline"]})).await.data().clone();
+    let (webhook, secret) = (created["id"].as_str().unwrap(), created["secret"].as_str().unwrap());
+    api.post(&format!("/webhooks/{webhook}/test"), json!({})).await.data();
+    let sent = receiver.next().await;
+    let event = sent.event()["id"].as_str().unwrap().to_owned();
+    let path = format!("{LIST}/{webhook}/deliveries/{event}");
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let page = tab.get(&path).await;
+    is_sound(&path, &page);
+    let body = String::from_utf8(sent.body.clone()).unwrap();
+    let shown = |page: &Shown| page.text.replace("&quot;", "\"").contains(&body);
+    assert!(!shown(&page));
+    let page_with = tab.submit(&page, &format!("{path}/payload"), &[]).await;
+    assert!(page_with.status == 200 && shown(&page_with), "{}", page_with.text);
+    assert!(tab.get("/dashboard/me/audit").await.text.contains("webhooks.read_delivery"));
+
+    let header = |name: &str| sent.headers[name].clone();
+    let (timestamp, signature) = (header("service-webhook-timestamp"), header("service-webhook-signature"));
+    let fields = [("secret", secret), ("timestamp", &timestamp), ("signature", &signature), ("payload", &body)];
+    let genuine = tab.submit(&page, &format!("{path}/signature"), &fields).await;
+    assert!(genuine.text.contains("The signature is genuine."), "{}", genuine.text);
+    assert!(!genuine.text.contains(secret));
+    let anew = body.replace("\":", "\": ");
+    let mistaken = [("secret", &secret[6..]), ("timestamp", &timestamp), ("signature", &signature), ("payload", &anew)];
+    let page = tab.get(&path).await;
+    let refused = tab.submit(&page, &format!("{path}/signature"), &mistaken).await;
+    for part in ["Secret: “whsec_” is missing", "Body: the JSON is the same"] {
+        assert!(refused.text.contains(part), "{part}: {}", refused.text);
+    }
+    assert!(!refused.text.contains(&secret[6..]));
+    // Another's, and one that was never sent.
+    let eve = host.person("eve").await;
+    assert_eq!(Tab::entered(&host, eve.account_id).await.get(&path).await.outcome(), "404 not_found");
+    let unknown = format!("{LIST}/{webhook}/deliveries/{webhook}");
+    assert_eq!(tab.get(&unknown).await.outcome(), "404 not_found");
 }

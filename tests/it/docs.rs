@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use culvert_http::book::{PAGES, render};
+use culvert_dashboard::docs::book::{PAGES, render};
 use regex::Regex;
 
 use crate::support::host::{Engine, TestHost};
+use crate::support::tab::Tab;
 
 /// The Markdown files that people read, in the repository.
 fn sources() -> Vec<PathBuf> {
@@ -30,7 +31,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_page_of_the_book_is_embedded() {
-    let embedded: BTreeSet<String> = PAGES.iter().map(culvert_http::book::Page::path).collect();
+    let embedded: BTreeSet<String> = PAGES.iter().map(culvert_dashboard::docs::book::Page::path).collect();
     for source in sources().iter().filter(|source| source.starts_with("docs") && !source.ends_with("errors.md")) {
         let path = source.with_extension("");
         let path = if path.ends_with("docs/README") { "docs/book".into() } else { path.display().to_string() };
@@ -131,4 +132,73 @@ fn added_tunnel_column_changes_eight_files() {
     let unnamed: Vec<_> = others.iter().filter(|path| !named(runtime, path)).collect();
     assert!(unnamed.is_empty(), "the page does not name {unnamed:?}");
     assert_eq!(defining.len(), 8, "{defining:#?}");
+}
+
+/// The pages of the documentation have the frame and the headers of the dashboard, and nothing inline.
+#[tokio::test]
+async fn documentation_has_the_frame_and_the_headers_of_the_dashboard() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    for path in ["/docs", "/docs/errors", "/docs/policies", "/docs/book", "/docs/search?q=backup"] {
+        let page = Tab::open(&host).get(path).await;
+        assert_eq!(page.status, 200, "{path}");
+        let text = &page.text;
+        assert!(text.matches("<h1").count() == 1 && text.contains("id=\"content\""), "{path}");
+        for inline in [" style=", "<style", "<script>"] {
+            assert!(!text.contains(inline), "{path}: {inline}");
+        }
+        let csp = page.headers["content-security-policy"].to_str().unwrap();
+        assert!(csp.contains("default-src 'none'") && !csp.contains("unsafe"), "{path}: {csp}");
+    }
+}
+
+#[tokio::test]
+async fn search_of_the_documentation_leads_to_sections() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let mut tab = Tab::open(&host);
+    for (question, href) in [
+        ("device_offline", "/docs/errors#device_offline"),
+        ("secret_key_file", "/docs/operate/backup#"),
+        ("POST+tunnels", "/docs#tunnels_create"),
+        ("idempot", "/docs/api/idempotency#"),
+    ] {
+        let page = tab.get(&format!("/docs/search?q={question}")).await;
+        assert!(page.text.contains(&format!("href=\"{href}")), "{question}: {}", page.text);
+    }
+    let hostile = tab.get("/docs/search?q=%3Cimg%20src%3Dx%3E%22").await;
+    assert!(hostile.status == 200 && !hostile.text.contains("<img"), "{}", hostile.text);
+    let long = tab.get(&format!("/docs/search?q={}", "a".repeat(5000))).await;
+    assert!(long.status == 200 && !long.text.contains(&"a".repeat(101)));
+}
+
+/// The samples of the reference, by their language.
+fn samples(page: &str, language: &str) -> Vec<String> {
+    let begin = format!("<summary>{language}</summary>");
+    let code = |part: &str| {
+        let code = part.split("<code>").nth(1).unwrap().split("</code>").next().unwrap();
+        code.replace("&quot;", "\"").replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    };
+    page.split(&begin).skip(1).map(code).collect()
+}
+
+/// Each sample is a program of its language.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn samples_of_the_reference_are_programs() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let page = Tab::open(&host).get("/docs").await.text;
+    let folder = tempfile::tempdir().unwrap();
+    for (language, name, program, options) in [
+        ("curl", "sample.sh", "bash", vec!["-n"]),
+        ("Python", "sample.py", "python3", vec!["-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())"]),
+        ("TypeScript", "sample.mjs", "node", vec!["--check"]),
+    ] {
+        let samples = samples(&page, language);
+        assert_eq!(samples.len(), culvert_http::routes::table().len(), "{language}");
+        let file = folder.path().join(name);
+        // All in one run; names that a module declares are in a block of their own.
+        let block =
+            |sample: &String| if language == "TypeScript" { format!("{{\n{sample}\n}}") } else { sample.clone() };
+        std::fs::write(&file, samples.iter().map(block).collect::<Vec<_>>().join("\n")).unwrap();
+        let run = tokio::process::Command::new(program).args(&options).arg(&file).output().await.unwrap();
+        assert!(run.status.success(), "{language}: {}", String::from_utf8_lossy(&run.stderr));
+    }
 }

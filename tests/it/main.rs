@@ -24,6 +24,7 @@ mod dashboard_domains;
 mod dashboard_explain;
 mod dashboard_live;
 mod dashboard_operator;
+mod dashboard_pages;
 mod dashboard_passkeys;
 mod dashboard_second_factor;
 mod dashboard_sign_in;

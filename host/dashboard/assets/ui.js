@@ -174,3 +174,94 @@ if (document.body.dataset.live) {
   document.addEventListener("focusout", () => waits && setTimeout(look));
   follow();
 }
+
+// What is found is narrowed while somebody types.
+const narrow = (input, results, page) => {
+  let wait;
+  const ask = () => {
+    const url = new URL(page, location);
+    url.searchParams.set(input.name, input.value);
+    const request = new XMLHttpRequest();
+    request.open("GET", url);
+    request.responseType = "document";
+    request.onload = () => {
+      const fresh = request.response?.querySelector("[data-narrows]");
+      if (fresh && url.searchParams.get(input.name) === input.value) results.replaceChildren(...fresh.childNodes);
+    };
+    request.send();
+  };
+  input.addEventListener("input", () => {
+    clearTimeout(wait);
+    wait = setTimeout(ask, 150);
+  });
+};
+const results = document.querySelector("[data-narrows]");
+if (results) narrow(document.querySelector("form[role=search] input"), results, location.pathname);
+
+const dialog = (label, ...content) => {
+  const made = document.createElement("dialog");
+  made.setAttribute("aria-label", label);
+  made.append(...content);
+  document.body.append(made);
+  made.addEventListener("close", () => made.remove());
+  made.showModal();
+  return made;
+};
+
+// The palette: every page, tunnel, device and request by a few letters, with the keyboard alone.
+const searchLink = document.querySelector("[data-palette]");
+const openPalette = () => {
+  const input = Object.assign(document.createElement("input"), { type: "search", name: "find" });
+  input.setAttribute("aria-label", "A page, the name of a tunnel or a device, or the id of a request");
+  const found = document.createElement("div");
+  narrow(input, found, searchLink.href);
+  dialog("Go to", input, found).addEventListener("keydown", (event) => {
+    const links = [...found.querySelectorAll("a")];
+    const at = links.indexOf(document.activeElement);
+    if (event.key === "Enter" && at < 0) links[0]?.click();
+    else if (event.key === "ArrowDown") (links[at + 1] ?? input).focus();
+    else if (event.key === "ArrowUp") (links[at - 1] ?? input).focus();
+    else return;
+    event.preventDefault();
+  });
+  input.dispatchEvent(new Event("input"));
+};
+
+// Keys of one letter can be switched off (WCAG 2.2, 2.1.4), because speech input types them.
+const KEYS = "single keys";
+const showKeys = () => {
+  const list = document.createElement("ul");
+  const line = (text) => list.append(Object.assign(document.createElement("li"), { textContent: text }));
+  line("/ or Ctrl K: search");
+  line("n: new tunnel");
+  for (const link of document.querySelectorAll("[data-key]")) line(`g ${link.dataset.key}: ${link.textContent}`);
+  const label = Object.assign(document.createElement("label"), { className: "box" });
+  const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: localStorage.getItem(KEYS) !== "off" });
+  box.addEventListener("change", () => localStorage.setItem(KEYS, box.checked ? "on" : "off"));
+  label.append(box, "Keys of one letter are on");
+  dialog("Keys", list, label);
+};
+
+let prefix = "";
+document.addEventListener("keydown", (event) => {
+  if (!searchLink || document.querySelector("dialog[open]")) return;
+  if ((event.ctrlKey || event.metaKey) && event.key === "k") {
+    event.preventDefault();
+    return openPalette();
+  }
+  const isTyping = event.target.matches("input, select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping || localStorage.getItem(KEYS) === "off") return;
+  const typed = prefix + event.key;
+  prefix = typed === "g" ? "g" : "";
+  const link = typed.startsWith("g") ? document.querySelector(`[data-key="${CSS.escape(typed.slice(1))}"]`) : null;
+  if (link) link.click();
+  else if (typed === "/") openPalette();
+  else if (typed === "?") showKeys();
+  else if (typed === "n") location.assign(`${searchLink.href.replace(/search$/, "tunnels/new")}`);
+  else return;
+  event.preventDefault();
+});
+searchLink?.addEventListener("click", (event) => {
+  event.preventDefault();
+  openPalette();
+});

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use salvo::http::StatusCode;
 use serde_json::Value;
 
-use super::operator;
+use super::{operator, plan};
 use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
@@ -44,7 +44,7 @@ fn table(visit: &Visit, accounts: &[AccountRecord], may_change: bool) -> Markup 
                 @let path = |action: &str| format!("{PATH}/{}/{action}", account.id);
                 tr {
                     td.long { (account.email) div.muted { (account.name) } }
-                    td { @if may_change { (plan(visit, &path("plan"), account)) } @else { (account.plan) } }
+                    td { @if may_change { (plan(visit, &path("plan"), &account.plan, &account.email)) } @else { (account.plan) } }
                     td { (time::at(account.created_at)) }
                     td { @if account.has_password { "password" } @else { "by link alone" } }
                     td {
@@ -58,16 +58,6 @@ fn table(visit: &Visit, accounts: &[AccountRecord], may_change: bool) -> Markup 
                 }
             } }
         } }
-    }
-}
-
-fn plan(visit: &Visit, path: &str, account: &AccountRecord) -> Markup {
-    html! {
-        form.button-form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(path)))
-            input name="plan" value=(account.plan) size="12" required aria-label={ "Plan of " (account.email) };
-            button type="submit" { "Set" }
-        }
     }
 }
 

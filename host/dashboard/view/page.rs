@@ -36,6 +36,11 @@ fn frame(title: &str, renewal: &Renewal, body: &Markup) -> Markup {
     }
 }
 
+/// A page with a frame of its own.
+pub(crate) fn plain(title: &str, body: &Markup) -> Markup {
+    frame(title, &Renewal::default(), body)
+}
+
 /// A page for somebody who is not signed in.
 pub(crate) fn narrow(title: &str, docs_url: &str, content: &Markup) -> Markup {
     frame(
@@ -95,6 +100,7 @@ fn header(visit: &Visit) -> Markup {
                 }
             }
             nav.own aria-label="Account" {
+                a href=(visit.in_scope("/search")) data-palette { "Search" }
                 a href=(visit.dashboard.docs_url) { "Documentation" }
                 a href=(format!("{ROOT}/account")) { (visit.sign_in.name) }
                 form.button-form method="post" action=(SIGN_OUT) {
@@ -106,27 +112,44 @@ fn header(visit: &Visit) -> Markup {
     }
 }
 
+/// Pages of a scope, each with the key that leads to it after `g`.
+const PAGES: [(&str, &str, &str); 11] = [
+    ("", "Overview", "h"),
+    ("/tunnels", "Tunnels", "t"),
+    ("/devices", "Devices", "d"),
+    ("/operations", "Operations", "o"),
+    ("/webhooks", "Webhooks", "w"),
+    ("/usage", "Usage", "u"),
+    ("/keys", "Keys", "k"),
+    ("/team", "Team", "m"),
+    ("/policies", "Policies", "p"),
+    ("/explain", "Explain", "e"),
+    ("/audit", "Audit", "a"),
+];
+/// Pages of operators.
+const OPERATOR: [(&str, &str); 5] =
+    [("accounts", "Accounts"), ("teams", "Teams"), ("nodes", "Nodes"), ("policies", "Modules"), ("health", "Health")];
+
+/// The pages that somebody can go to, by their paths.
+pub(crate) fn pages(visit: &Visit) -> Vec<(String, &'static str)> {
+    let of_scope = PAGES.iter().map(|(path, label, _)| (visit.in_scope(path), *label));
+    let of_operator = OPERATOR.iter().filter(|_| visit.sign_in.is_operator);
+    let account = (format!("{ROOT}/account"), "Account");
+    of_scope
+        .chain(of_operator.map(|(path, label)| (format!("{ROOT}/operator/{path}"), *label)))
+        .chain([account])
+        .collect()
+}
+
 fn navigation(visit: &Visit) -> Markup {
-    let pages = [
-        ("", "Overview"),
-        ("/tunnels", "Tunnels"),
-        ("/devices", "Devices"),
-        ("/operations", "Operations"),
-        ("/webhooks", "Webhooks"),
-        ("/usage", "Usage"),
-        ("/keys", "Keys"),
-        ("/team", "Team"),
-        ("/explain", "Explain"),
-        ("/audit", "Audit"),
-    ];
     html! {
         nav.side aria-label="Pages" {
-            @for (path, label) in pages {
+            @for (path, label, key) in PAGES {
                 @let path = visit.in_scope(path);
-                a href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
+                a href=(path) data-key=(key) aria-current=[(path == visit.path).then_some("page")] { (label) }
             }
             @if visit.sign_in.is_operator {
-                @for (path, label) in [("accounts", "Accounts"), ("nodes", "Nodes"), ("policies", "Policies")] {
+                @for (path, label) in OPERATOR {
                     @let path = format!("{ROOT}/operator/{path}");
                     a.operator href=(path) aria-current=[(path == visit.path).then_some("page")] { (label) }
                 }

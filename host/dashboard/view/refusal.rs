@@ -25,3 +25,23 @@ pub(crate) fn error(error: &Error) -> Markup {
         }
     }
 }
+
+/// A button, or where it is known beforehand to be refused, why.
+pub(crate) fn unless(refused: Option<&Error>, label: &str, button: Markup) -> Markup {
+    let Some(error) = refused else { return button };
+    html! {
+        span.refused {
+            button type="button" aria-disabled="true" { (label) }
+            span.muted { (error.detail) " " code { (error.code.as_str()) } }
+        }
+    }
+}
+
+/// A form, or where it is known beforehand to be refused, the same without use, and why.
+pub(crate) fn form_unless(refused: Option<&Error>, form: Markup) -> Markup {
+    let Some(error) = refused else { return form };
+    html! {
+        p.notice { (error.detail) " " code { (error.code.as_str()) } @if let Some(rule) = error.rule() { ", by the rule " code { (rule) } } }
+        fieldset disabled { (form) }
+    }
+}

@@ -3,22 +3,17 @@
 
 use std::sync::Arc;
 
-use salvo::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue};
+use salvo::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HOST, HeaderName, HeaderValue};
 use salvo::http::{Method, ResBody, Version};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
 use crate::Api;
-use crate::path::Path;
-use crate::{is_page, problem};
+use crate::problem;
 use culvert_domain::error::{Code, Error};
 
 const NO_SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 const REFERRER: HeaderName = HeaderName::from_static("referrer-policy");
-/// Pages bring their own styles and nothing else, and stand in no other page.
-const PAGES: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'none'; \
-                     frame-ancestors 'none'";
-
 pub(crate) struct Headers(pub Arc<Api>);
 
 #[async_trait]
@@ -34,16 +29,11 @@ impl Handler for Headers {
         if req.method() == Method::HEAD {
             finish_head(res, depot, docs_url);
         }
-        let is_page = is_page(Path::of(depot));
         let headers = res.headers_mut();
         headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
-        // The dashboard has its own.
+        // Pages have their own.
         headers.entry(REFERRER).or_insert(HeaderValue::from_static("no-referrer"));
-        if is_page {
-            headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGES));
-        } else {
-            headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-        }
+        headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Loaded {
     pub module: Arc<Configured>,
     /// Whether the store of modules has it.
     pub is_kept: bool,
+    /// Whether a trusted key has signed it.
+    pub is_signed: bool,
 }
 
 /// What loading a chain needs.
@@ -143,7 +145,8 @@ impl Loader {
         configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
         let is_built_in = entry.module.starts_with(bundle::PREFIX);
         let is_kept = !is_built_in && self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
-        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured), is_kept })
+        let is_signed = !is_built_in && self.origins.trusted.is_some();
+        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured), is_kept, is_signed })
     }
 
     /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with

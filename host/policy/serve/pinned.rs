@@ -58,11 +58,12 @@ pub struct Pinned {
     observer: Arc<DecisionObserver>,
     request_id: Option<Uuid>,
     facts: Arc<FactValues>,
+    is_recorded: bool,
 }
 
 impl Pinned {
     pub fn new(set: Arc<PolicySet>, observer: Arc<DecisionObserver>, request_id: Option<Uuid>) -> Self {
-        Self { set, observer, request_id, facts: Arc::default() }
+        Self { set, observer, request_id, facts: Arc::default(), is_recorded: true }
     }
 
     pub fn generation(&self) -> u64 {
@@ -78,6 +79,16 @@ impl Pinned {
     #[must_use]
     pub fn for_request(self, request_id: Option<Uuid>) -> Self {
         Self { request_id, ..self }
+    }
+
+    /// The same set, of whose decisions there are no records, metrics or shadows.
+    #[must_use]
+    pub fn unrecorded(&self) -> Self {
+        Self { is_recorded: false, ..self.clone() }
+    }
+
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded
     }
 
     /// The same set, with facts about the request.
@@ -217,12 +228,14 @@ impl Pinned {
             Err(decider.failed(Failure::Breaker))
         };
         let took = self.observer.clock.moment().since(started);
-        self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
+        if self.is_recorded {
+            self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
+        }
         response
     }
 
     fn shadow(&self, chain: &Chain, request: PolicyRequest, decided: impl FnOnce() -> (String, PolicyResponse)) {
-        if !chain.shadows.is_empty() {
+        if self.is_recorded && !chain.shadows.is_empty() {
             self.observer.shadows.ask(self.set.clone(), self.request_id, request, self.facts.clone(), decided());
         }
     }

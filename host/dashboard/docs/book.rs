@@ -1,10 +1,11 @@
-//! The documentation in `docs/`, embedded and served below `/docs`.
+//! The pages of `docs/`, embedded and served below `/docs`.
 //!
 //! Links between pages are rewritten to what the host serves; a link to another file of the repository becomes
 //! plain text.
 
 use std::collections::HashMap;
 
+use maud::{Markup, PreEscaped};
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
 /// A page: its path in the repository, and its text.
@@ -15,7 +16,7 @@ pub struct Page {
 
 macro_rules! pages {
     ($($source:literal)*) => {
-        &[$(Page { source: $source, text: include_str!(concat!("../../", $source)) }),*]
+        &[$(Page { source: $source, text: include_str!(concat!("../../../", $source)) }),*]
     };
 }
 
@@ -111,6 +112,64 @@ impl Page {
     pub fn render(&self) -> String {
         render(self.source, self.text)
     }
+
+    /// What stands below each heading, as text.
+    pub(crate) fn sections(&self) -> Vec<Section> {
+        sections(self.text)
+    }
+}
+
+/// A part of a page.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Section {
+    pub heading: String,
+    /// The heading's id.
+    pub anchor: String,
+    pub text: String,
+}
+
+pub(crate) fn sections(text: &str) -> Vec<Section> {
+    let (mut sections, mut is_heading) = (Vec::<Section>::new(), false);
+    let mut anchors = HashMap::new();
+    for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::Heading { .. }) => {
+                sections.push(Section::default());
+                is_heading = true;
+            }
+            Event::End(TagEnd::Heading(_)) => {
+                is_heading = false;
+                if let Some(section) = sections.last_mut() {
+                    section.anchor = unique(slug(&section.heading), &mut anchors);
+                }
+            }
+            Event::Text(words) | Event::Code(words) => match sections.last_mut() {
+                Some(section) if is_heading => section.heading += &words,
+                Some(section) => section.text += &words,
+                None => {}
+            },
+            Event::SoftBreak | Event::HardBreak | Event::End(_) => {
+                if let Some(section) = sections.last_mut().filter(|_| !is_heading) {
+                    section.text += " ";
+                }
+            }
+            _ => {}
+        }
+    }
+    sections
+}
+
+/// One sentence or a few of Markdown: text, code and emphasis. All else that stands in it becomes text.
+pub(crate) fn inline(text: &str) -> Markup {
+    let kept = |event: Event<'_>| match event {
+        Event::Text(_) | Event::Code(_) | Event::SoftBreak => true,
+        Event::Start(tag) => matches!(tag, Tag::Strong | Tag::Emphasis),
+        Event::End(tag) => matches!(tag, TagEnd::Strong | TagEnd::Emphasis),
+        _ => false,
+    };
+    let mut line = String::new();
+    html::push_html(&mut line, Parser::new(text).filter(|event| kept(event.clone())));
+    PreEscaped(line)
 }
 
 /// Markdown of a file of the repository as HTML.
@@ -141,7 +200,8 @@ pub fn render(source: &str, text: &str) -> String {
     }
     let mut page = String::new();
     html::push_html(&mut page, events.into_iter());
-    page
+    // What can be scrolled must be reached by the keyboard (WCAG 2.2, 2.1.1).
+    page.replace("<pre>", "<pre tabindex=\"0\">")
 }
 
 /// Gives the heading that ends here an id, so that links can lead to it. A repeated heading gets a number, as
@@ -153,15 +213,17 @@ fn name_heading(events: &mut [Event<'_>], level: HeadingLevel, anchors: &mut Has
         Event::Text(text) | Event::Code(text) => Some(text.as_ref()),
         _ => None,
     });
-    let mut slug = slug(&words.collect::<String>());
-    let earlier = anchors.entry(slug.clone()).or_default();
-    if *earlier > 0 {
-        slug = format!("{slug}-{earlier}");
-    }
-    *earlier += 1;
+    let slug = unique(slug(&words.collect::<String>()), anchors);
     if let Event::Start(Tag::Heading { id, .. }) = &mut events[start] {
         *id = Some(CowStr::from(slug));
     }
+}
+
+/// A repeated anchor with its number.
+fn unique(slug: String, anchors: &mut HashMap<String, usize>) -> String {
+    let earlier = anchors.entry(slug.clone()).or_default();
+    *earlier += 1;
+    if *earlier == 1 { slug } else { format!("{slug}-{}", *earlier - 1) }
 }
 
 /// A heading's anchor, as repository hosts make it: lower case, spaces as hyphens, no other punctuation.
@@ -223,6 +285,19 @@ mod tests {
         assert_eq!(page("../../CHANGELOG.md").as_deref(), Some("/docs/changelog"));
         assert_eq!(page("../../LICENSE"), None);
         assert_eq!(page("https://example.com/").as_deref(), Some("https://example.com/"));
+    }
+
+    #[test]
+    fn section_has_the_anchor_of_its_heading_and_the_text_below_it() {
+        let found = sections("# A `b`\none *two*\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\n# A b\nthree\n");
+        let found: Vec<_> =
+            found.iter().map(|one| (one.anchor.as_str(), one.text.split_whitespace().collect::<Vec<_>>())).collect();
+        assert_eq!(found, [("a-b", vec!["one", "two", "x", "y", "1", "2"]), ("a-b-1", vec!["three"])]);
+    }
+
+    #[test]
+    fn inline_text_keeps_code_and_no_markup_of_its_own() {
+        assert_eq!(inline("Set `a` <b>now</b> & [so](javascript:x).").0, "Set <code>a</code> now &amp; so.");
     }
 
     #[test]

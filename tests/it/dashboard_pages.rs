@@ -1,0 +1,190 @@
+//! Parts of pages: what is known before a click, what the node would do with an address, the policies of a scope, search, and
+//! the requests that a page shows.
+
+use std::process::Stdio;
+
+use culvert_domain::caller::Role;
+use culvert_test_macros::both_engines;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::dashboard::is_sound;
+use crate::support::host::{Engine, TestHost};
+use crate::support::tab::{Shown, Tab};
+
+/// A member may not change another's tunnel: its page says so beforehand, with the policy's own words. Nothing is recorded of
+/// the questions, and whoever may do it has the buttons.
+#[both_engines]
+async fn controls_that_a_policy_would_refuse_say_so_before_the_click(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let adas = host.api(&host.key(ada.account_id, team, "full_access").await.key);
+    let tunnel = adas.post("/tunnels", json!({"local_port": 3000})).await.id();
+    let path = format!("/dashboard/{team}/tunnels/{tunnel}");
+    let mut graces = Tab::entered(&host, grace.account_id).await;
+    let asked = async || {
+        let metrics = host.metrics().await;
+        let counts = metrics.lines().filter(|line| line.starts_with("culvert_policy_decisions_total"));
+        counts.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = asked().await;
+    let page = graces.get(&path).await;
+    assert_eq!(asked().await, before);
+    is_sound(&path, &page);
+    assert_eq!(page.text.matches("<fieldset disabled>").count(), 2, "{}", page.text);
+    assert!(page.text.contains("by the rule <code>own-tunnel</code>"));
+    let mut own = Tab::entered(&host, ada.account_id).await;
+    assert!(!own.get(&path).await.text.contains("<fieldset disabled>"));
+    let new = graces.get(&format!("/dashboard/{team}/tunnels/new")).await;
+    assert!(!new.text.contains("<fieldset disabled>"), "a member creates tunnels");
+}
+
+/// A plan that is used up is told before the form is filled in.
+#[both_engines]
+async fn plan_that_allows_no_more_is_told_beforehand(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    host.set_plan(ada.account_id, "free").await;
+    let api = host.api(&ada.key);
+    while api.post("/tunnels", json!({"local_port": 3000})).await.status == 201 {}
+    let refused = api.post("/tunnels", json!({"local_port": 3000})).await;
+    let page = Tab::entered(&host, ada.account_id).await.get("/dashboard/me/tunnels/new").await;
+    assert!(page.text.contains("<fieldset disabled>"), "{}", page.text);
+    assert!(page.text.contains(refused.body["code"].as_str().unwrap()), "{}", page.text);
+}
+
+#[both_engines]
+async fn try_an_address_tells_the_rule_that_decides(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let tunnel = api.post("/tunnels", json!({"local_port": 3000})).await.id();
+    let rules = json!({"rules": [
+        {"rule_type": "blacklist", "ip_cidr": "203.0.113.128/25"},
+        {"rule_type": "whitelist", "ip_cidr": "203.0.113.0/24"},
+    ]});
+    api.put(&format!("/tunnels/{tunnel}/firewall"), rules).await.data();
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    for (address, said) in [
+        ("203.0.113.7", "<strong>may visit</strong>, because 203.0.113.0/24 is let in"),
+        ("::ffff:203.0.113.7", "<strong>may visit</strong>, because 203.0.113.0/24 is let in"),
+        ("203.0.113.200", "<strong>may not visit</strong>, because 203.0.113.128/25 is refused"),
+        ("2001:db8::1", "<strong>may not visit</strong>, because addresses are let in, and this is none of them"),
+        ("none", "must be an IP address, such as 203.0.113.7"),
+    ] {
+        let page = tab.get(&format!("/dashboard/me/tunnels/{tunnel}/access?find={address}")).await;
+        is_sound(address, &page);
+        assert!(page.text.contains(said), "{address}: {}", page.text);
+    }
+}
+
+/// Members see which modules decide, what their rules say and how often those have refused them; settings they do not.
+#[both_engines]
+async fn policies_of_a_scope_are_shown_with_their_rules(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let graces = host.api(&host.key(grace.account_id, team, "full_access").await.key);
+    let webhook = json!({"url": "https://8.8.8.8/", "events": ["device.online"]});
+    assert_eq!(graces.post("/webhooks", webhook).await.outcome(), "403 team_role_forbidden");
+    let path = format!("/dashboard/{team}/policies");
+    let count = |page: &Shown| {
+        let row = page.text.split("<code>webhooks</code>").nth(1).unwrap().split("</tr>").next().unwrap();
+        row.rsplit("<td>").next().unwrap().split("</td>").next().unwrap().to_owned()
+    };
+    let tab = Tab::entered(&host, grace.account_id).await;
+    let page = host
+        .until_seen(async || {
+            let page = tab.clone().get(&path).await;
+            if count(&page) == "0" { Err("no refusal is counted".to_owned()) } else { Ok(page) }
+        })
+        .await;
+    is_sound(&path, &page);
+    assert!(count(&page).contains(">1<"), "{}", count(&page));
+    for module in host.app.policies.status().modules {
+        assert!(page.text.contains(&module.sha256) && page.text.contains(&module.version), "{}", module.name);
+        assert!(!page.text.contains(&module.settings_sha256));
+    }
+}
+
+#[both_engines]
+async fn search_finds_pages_names_and_ids_of_the_scope_alone(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, eve) = (host.person("ada").await, host.person("eve").await);
+    let tunnel = host.api(&ada.key).post("/tunnels", json!({"local_port": 3000, "name": "Web <b>shop</b>"})).await.id();
+    let mut adas = Tab::entered(&host, ada.account_id).await;
+    let mut eves = Tab::entered(&host, eve.account_id).await;
+    let found = async |tab: &mut Tab, text: &str| {
+        let page = tab.get(&format!("/dashboard/me/search?find={text}")).await;
+        is_sound(text, &page);
+        page.text.split("<ul class=\"found\">").nth(1).unwrap().split("</ul>").next().unwrap().to_owned()
+    };
+    let link = format!("/dashboard/me/tunnels/{tunnel}");
+    for text in ["SHOP", "web%20%3Cb", &tunnel.to_string()] {
+        assert!(found(&mut adas, text).await.contains(&link), "{text}");
+        assert!(!found(&mut eves, text).await.contains(&link), "{text}");
+    }
+    for text in ["%25", "_", "'", &Uuid::nil().to_string()] {
+        assert!(!found(&mut adas, text).await.contains(&link), "{text}");
+    }
+    assert!(found(&mut adas, "audit").await.contains("/dashboard/me/audit"));
+    assert!(!found(&mut adas, "nodes").await.contains("/operator/"));
+}
+
+/// The commands of a page's drawer, as they stand there.
+fn commands(page: &Shown) -> Vec<String> {
+    let drawer = page.text.split("<details class=\"drawer\">").nth(1).unwrap().split("</details>").next().unwrap();
+    let text = |part: &str| part.split("</code>").next().unwrap().replace("&quot;", "\"").replace("&amp;", "&");
+    drawer.split("<pre><code>").skip(1).map(text).collect()
+}
+
+/// Runs a command of a page as somebody would who pastes it.
+async fn paste(host: &TestHost, key: &str, command: &str) -> serde_json::Value {
+    let command = command.replace("https://api.example.test", &host.url()).replace("curl ", "curl -sS --noproxy '*' ");
+    let run = tokio::process::Command::new("bash")
+        .args(["-c", &command])
+        .env("CULVERT_KEY", key)
+        .stderr(Stdio::inherit())
+        .output();
+    let output = run.await.unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command}: {e}"))
+}
+
+/// Each request that a page shows does what it says, with a key of the scope.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_pages_show_can_be_pasted() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (device, _wire) = host.wired(&ada, ada.account_id).await;
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let new = commands(&tab.get("/dashboard/me/tunnels/new").await);
+    let made = paste(&host, &ada.key, &new[0]).await;
+    assert_eq!(made["data"]["name"], "web", "{made}");
+    let tunnel = made["data"]["id"].as_str().unwrap().to_owned();
+    for page in ["tunnels", "devices", "webhooks"] {
+        let all = commands(&tab.get(&format!("/dashboard/me/{page}")).await);
+        let answer = paste(&host, &ada.key, &all[0]).await;
+        assert!(answer["data"].is_array(), "{page}: {answer}");
+    }
+    let of_tunnel = commands(&tab.get(&format!("/dashboard/me/tunnels/{tunnel}")).await);
+    let [read, start, stop, change, delete] = of_tunnel.as_slice() else { panic!("{of_tunnel:?}") };
+    assert_eq!(paste(&host, &ada.key, read).await["data"]["id"], tunnel.as_str());
+    let started = paste(&host, &ada.key, start).await;
+    assert_eq!(started["data"]["device_id"], device.id.to_string(), "{started}");
+    assert_eq!(paste(&host, &ada.key, stop).await["code"], "tunnel_not_running");
+    assert_eq!(paste(&host, &ada.key, change).await["data"]["local_port"], 3000);
+    let webhook = commands(&tab.get("/dashboard/me/webhooks").await);
+    // Names of the world are not known to the tests.
+    let made = paste(&host, &ada.key, &webhook[1].replace("example.com", "8.8.8.8")).await;
+    let webhook = made["data"]["id"].as_str().unwrap_or_else(|| panic!("{made}"));
+    let of_webhook = commands(&tab.get(&format!("/dashboard/me/webhooks/{webhook}")).await);
+    for command in &of_webhook {
+        assert!(paste(&host, &ada.key, command).await["code"].is_null(), "{command}");
+    }
+    assert_eq!(api.get("/webhooks").await.data().as_array().unwrap().len(), 0, "the last one deletes it");
+    assert_eq!(paste(&host, &ada.key, delete).await["data"]["id"], tunnel.as_str());
+}
