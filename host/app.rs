@@ -43,6 +43,7 @@ use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
+use culvert_service::jobs::mail::{self, MailWorker};
 use culvert_service::jobs::wakeups::Wakeups;
 use culvert_service::jobs::{Jobs, Ticker, domain_checks, refusals as refusals_job, ticker};
 use culvert_service::metrics::Metrics;
@@ -115,6 +116,7 @@ impl Host {
         let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let certificates = open_certificates(&config, &clock).await?;
+        let mail = config.mail.worker()?;
         let countries = Countries::open(config.geoip.database.as_deref());
         let countries = Arc::new(countries.map_err(|e| ConfigError::new("geoip.database", e))?);
         let refused = metrics.refused.clone();
@@ -135,6 +137,7 @@ impl Host {
             policies,
             guard,
             deliveries,
+            mail,
             certificates,
             metrics,
             embedded,
@@ -171,6 +174,7 @@ impl Host {
             tokio::spawn(domain_checks::run(app.jobs.clone())),
             tokio::spawn(certificates::run(app.jobs.clone())),
             tokio::spawn(refusals_job::run(app.jobs.clone())),
+            tokio::spawn(mail::run(app.jobs.clone())),
         ];
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
@@ -214,6 +218,7 @@ struct Parts {
     policies: Generations,
     guard: Arc<Guard>,
     deliveries: DeliveryWorker,
+    mail: MailWorker,
     certificates: CertificateWorker,
     metrics: Metrics,
     embedded: Arc<Embedded>,
@@ -243,6 +248,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         changes: changes.clone(),
         wakeups: Wakeups::new(&clock),
         deliveries: parts.deliveries,
+        mail: parts.mail,
         certificates: parts.certificates,
         refusals: refusals.clone(),
         metrics: metrics.clone(),

@@ -3,6 +3,7 @@
 
 mod certificates;
 mod dashboard;
+mod mail;
 mod node;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use culvert_domain::field_path;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
 pub use dashboard::DashboardConfig;
+pub use mail::MailConfig;
 use node::check_domain;
 pub use node::{HttpConfig, Listen, NodeConfig};
 
@@ -53,6 +55,7 @@ pub struct Config {
     pub rate_limit: RateLimit,
     pub api: ApiConfig,
     pub dashboard: DashboardConfig,
+    pub mail: MailConfig,
     /// Whether `/metrics` answers without the operator's token.
     pub metrics_open: bool,
     /// Networks whose `X-Forwarded-For` header is believed.
@@ -168,6 +171,7 @@ impl Default for Config {
             rate_limit: RateLimit { per_minute: 120, per_day: 10_000, failed_auth_per_minute: 30 },
             api: ApiConfig { connections: 4096, connections_per_address: 256, agents: 20_000 },
             dashboard: DashboardConfig::default(),
+            mail: MailConfig::default(),
             metrics_open: false,
             trusted_proxies: Vec::new(),
             node: NodeConfig::default(),
@@ -253,6 +257,7 @@ impl Config {
         }
         self.acme.check()?;
         self.dashboard.check()?;
+        self.mail.worker()?;
         self.check_bounds()?;
         if !(0.0..=1.0).contains(&self.decisions.sample) {
             return Err(ConfigError::new("decisions.sample", "must be between 0 and 1"));

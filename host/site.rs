@@ -13,6 +13,7 @@ use culvert_node::countries::Countries;
 use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
 use culvert_service::connected_agents::ConnectedAgents;
+use culvert_service::mails::Mails;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
@@ -57,6 +58,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         refusals,
         changes,
         streams: Arc::default(),
+        mails: Arc::new(Mails::new(config.mail.smtp_url.is_some())),
         requests: ApiRequests::of(openapi),
         countries: Box::new(NodeCountries(countries)),
         agents,

@@ -29,7 +29,7 @@ fn row(entry: &Entry, name: Option<&str>) -> Markup {
     html! {
         tr {
             td { (time::at(entry.at)) }
-            td.long { (name.unwrap_or("the operator")) div.muted { (by(&entry.actor)) } }
+            td.long { (name.unwrap_or_else(|| nobody(entry.actor.origin))) div.muted { (by(&entry.actor)) } }
             td { code { (entry.action) } }
             td.long {
                 (asked(&entry.details))
@@ -37,6 +37,11 @@ fn row(entry: &Entry, name: Option<&str>) -> Markup {
             }
         }
     }
+}
+
+/// Who it is where no account is named.
+fn nobody(origin: Origin) -> &'static str {
+    if origin == Origin::Dashboard { "somebody at the sign-in page" } else { "the operator" }
 }
 
 /// The fields of what was asked for, without those that say nothing.

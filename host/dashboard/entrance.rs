@@ -12,7 +12,7 @@ use crate::answer::Answer;
 use crate::form::Form;
 use crate::path::{ENTER, SIGN_IN, own_page};
 use crate::sign_in::{by_passkey, code, sign_in, sign_in_page, sign_out};
-use crate::{Dashboard, ROOT, welcome};
+use crate::{Dashboard, ROOT, mail, welcome};
 
 /// The answer to a request for one of these pages; `None` for any other.
 pub(crate) async fn answer(
@@ -39,6 +39,8 @@ pub(crate) async fn answer(
         ("sign-in", true) => sign_in(dashboard, Form::read(req).await?, client).await?,
         ("sign-in/passkey", true) => by_passkey(dashboard, &Form::read(req).await?, client).await?,
         ("sign-in/code", true) => code(dashboard, Form::read(req).await?, client).await?,
+        ("sign-in/link", false) => Answer::page(StatusCode::OK, mail::ask_page(dashboard, None)),
+        ("sign-in/link", true) => mail::ask(dashboard, &Form::read(req).await?, client)?,
         ("sign-in/passkey" | "sign-in/code", false) => Answer::see_other(SIGN_IN),
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
         ("sign-out", false) => Answer::see_other(ROOT),

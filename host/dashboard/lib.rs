@@ -27,6 +27,7 @@ mod form;
 mod handler;
 mod keys;
 mod live;
+mod mail;
 mod new_tunnel;
 mod operations;
 mod operator;
@@ -60,6 +61,7 @@ use culvert_domain::error::Code;
 use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_service::Service;
 use culvert_service::connected_agents::ConnectedAgents;
+use culvert_service::mails::Mails;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
@@ -87,6 +89,7 @@ pub struct Dashboard {
     pub docs_url: String,
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
+    pub mails: Arc<Mails>,
     /// What pages tell of the API.
     pub requests: ApiRequests,
     /// The countries of visitors' addresses, as the nodes of this host know them.

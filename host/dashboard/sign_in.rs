@@ -14,7 +14,7 @@ use crate::form::{Form, KEY};
 use crate::path::{ENTER, SIGN_IN, SIGN_OUT, own_page};
 use crate::public_form::{check, form_key, refused, signed_in};
 use crate::view::{field, page, refusal};
-use crate::{Dashboard, ROOT, cookie, passkeys};
+use crate::{Dashboard, ROOT, cookie, mail, passkeys};
 
 const CODE: &str = "/dashboard/sign-in/code";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
@@ -129,6 +129,7 @@ pub(crate) fn sign_in_page(dashboard: &Dashboard, next: &str, email: &str, error
             }
             (passkeys::sign_in_form(dashboard, next))
             p { a href=(ENTER) { "Come in with a link" } }
+            p { a href=(mail::ASK) { "Trouble signing in?" } }
             @if dashboard.site.is_loopback && !dashboard.site.is_https {
                 p.muted {
                     "This page is for whoever uses this machine alone: a tunnel that is opened as "

@@ -7,7 +7,7 @@ use culvert_domain::error::{Error, Fault, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::team::{Invitation, Member};
-use culvert_service::invitations::{CreateInvitation, RevokeInvitation, WantedInvitation};
+use culvert_service::invitations::{CreateInvitation, InvitationDefinition, RevokeInvitation, WantedInvitation};
 use culvert_service::links;
 use culvert_service::teams::{ChangeMember, DeleteTeam, Membership, RenameTeam, WantedName, WantedRole};
 use maud::{Markup, html};
@@ -18,6 +18,7 @@ use crate::ROOT;
 use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
+use crate::mail;
 use crate::view::{badge, field, list, page, secret, time};
 use crate::visit::{Posted, Visit};
 
@@ -212,15 +213,19 @@ pub(crate) async fn invite(visit: &Visit, posted: Posted) -> Result<Answer> {
     let field = |name| posted.form.get(name).to_owned();
     let wanted = Body::from(WantedInvitation { email: field("email"), role: field("role") });
     let (id, link) = (visit.service().clock().id(), links::new_secret(visit.service().clock()));
-    let change = |definition| CreateInvitation { definition, id, secret: link.clone() };
+    let change = |definition: InvitationDefinition| {
+        let mail = mail::invitation(visit, definition.email(), &link);
+        CreateInvitation { definition, id, secret: link.clone(), mail }
+    };
     let shown = link.clone();
     // A reload shows the same link and makes no other.
-    let answer = move |()| -> Value { json!({"link": shown}) };
+    let answer = move |mailed: bool| -> Value { json!({"link": shown, "mailed": mailed}) };
     let made = visit.make(&posted, Action::InvitationsCreate, Resource::Scope, wanted, change, answer).await?;
     let link = visit.dashboard.site.entrance(made["link"].as_str().unwrap_or_default());
     let content = html! {
+        @if made["mailed"] == true { p.notice.ok { "It is on its way to them by mail. If that does not arrive, send them the link." } }
         (secret::shown_once(&format!("The link for {}", field("email")), &link,
-            "Send it to them. It is shown this once, can be used once, and ends in 7 days."))
+            "Whoever has it can use it. It is shown this once, can be used once, and ends in 7 days."))
         p { a href=(visit.in_scope("/team")) { "The Team" } }
     };
     Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "Invitation made", &content)))

@@ -19,6 +19,7 @@ pub mod field_path;
 pub mod key;
 pub mod lease;
 pub mod local_service;
+pub mod mail;
 pub mod node;
 pub mod operation;
 pub mod page;

@@ -12,6 +12,9 @@ use crate::Service;
 use crate::gate::PinnedPolicies;
 use crate::operators::Operator;
 
+/// Mails that are counted.
+const MAILS: u32 = 1000;
+
 /// How the installation is, as this host sees it.
 pub struct Health {
     /// How long the database takes to answer.
@@ -20,6 +23,8 @@ pub struct Health {
     pub overdue_endpoints: (u64, Option<DateTime<Utc>>),
     /// Names without a certificate, and why.
     pub failing_certificates: Vec<(String, String)>,
+    /// Mails that could not be sent yet, at most 1,000.
+    pub overdue_mails: u64,
 }
 
 impl Service {
@@ -60,6 +65,8 @@ impl Service {
         let began = self.clock().moment();
         let overdue_endpoints = self.store.overdue_endpoints().await?;
         let database = self.clock().moment().since(began);
-        Ok(Health { database, overdue_endpoints, failing_certificates: self.store.failing_certificates().await? })
+        let failing_certificates = self.store.failing_certificates().await?;
+        let overdue_mails = self.store.overdue_mails(MAILS).await?;
+        Ok(Health { database, overdue_endpoints, failing_certificates, overdue_mails })
     }
 }

@@ -6,6 +6,7 @@ use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Role};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
+use culvert_domain::mail::SealedMail;
 use culvert_domain::plan::Entitlement;
 use culvert_domain::team::{INVITATION_LIFETIME, Invitation, OPEN_INVITATIONS};
 use culvert_store::Write;
@@ -58,12 +59,21 @@ pub struct CreateInvitation {
     pub definition: InvitationDefinition,
     pub id: Uuid,
     pub secret: String,
+    /// The mail that brings the link, where mail is sent.
+    pub mail: Option<SealedMail>,
+}
+
+impl InvitationDefinition {
+    pub fn email(&self) -> &str {
+        &self.email
+    }
 }
 
 impl Change for CreateInvitation {
-    type Done = ();
+    /// Whether the link was mailed.
+    type Done = bool;
 
-    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<bool> {
         let caller = permit.caller();
         let InvitationDefinition { email, role } = self.definition.clone();
         let replaced = write.invited_role(caller.scope.id, Uuid::nil(), &email).await?;
@@ -80,14 +90,18 @@ impl Change for CreateInvitation {
             invited_by: caller.account_id,
             expires_at: write.now + INVITATION_LIFETIME,
         };
-        write.create_invitation(&new).await
+        write.create_invitation(&new).await?;
+        if let Some(mail) = &self.mail {
+            write.insert_mail(mail).await?;
+        }
+        Ok(self.mail.is_some())
     }
 
-    fn subject(&self, (): &()) -> Option<Uuid> {
+    fn subject(&self, _: &bool) -> Option<Uuid> {
         Some(self.id)
     }
 
-    fn details(&self, (): &()) -> Value {
+    fn details(&self, _: &bool) -> Value {
         json!({"email": self.definition.email, "role": self.definition.role})
     }
 }

@@ -1,8 +1,9 @@
-//! Background jobs of the host: the ticker, the checks of custom domains, certificates, refusals, and the webhook deliveries.
+//! Background jobs of the host: the ticker, the checks of custom domains, certificates, refusals, mail, and the webhook deliveries.
 
 pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
+pub mod mail;
 pub mod refusals;
 pub mod sweep;
 pub mod ticker;
@@ -22,6 +23,7 @@ use crate::refusals::Refusals;
 use crate::scope_changes::ScopeChanges;
 use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
+use mail::MailWorker;
 use wakeups::Wakeups;
 
 /// What background jobs need of the host.
@@ -32,6 +34,7 @@ pub struct Jobs {
     pub changes: Arc<ScopeChanges>,
     pub wakeups: Wakeups,
     pub deliveries: DeliveryWorker,
+    pub mail: MailWorker,
     pub certificates: CertificateWorker,
     pub refusals: Arc<Refusals>,
     pub metrics: Arc<Metrics>,

@@ -38,6 +38,7 @@ pub mod leases;
 pub mod links;
 pub mod liveness;
 mod local_runs;
+pub mod mails;
 pub mod metrics;
 pub mod moves;
 pub mod nodes;

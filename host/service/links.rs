@@ -18,9 +18,17 @@ const LINK_LIFETIME: TimeDelta = TimeDelta::minutes(30);
 pub const SECRET_CHARACTERS: usize = 43;
 
 /// A link's secret, and when it ends.
+#[derive(Clone)]
 pub struct NewLink {
     pub secret: String,
     pub expires_at: DateTime<Utc>,
+}
+
+impl NewLink {
+    /// A link to an account.
+    pub fn of_account(clock: &Clock) -> Self {
+        Self { secret: new_secret(clock), expires_at: clock.now() + LINK_LIFETIME }
+    }
 }
 
 /// A secret for a link.
@@ -36,16 +44,20 @@ pub fn new_secret(clock: &Clock) -> String {
 pub async fn create(store: &Store, account_id: Uuid) -> Result<NewLink> {
     let create = store.write(Some(account_id), move |write| {
         write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsLink));
-        Box::pin(add(write, account_id))
+        Box::pin(add_new(write, account_id))
     });
     create.await
 }
 
+async fn add_new(write: &mut Write, account_id: Uuid) -> Result<NewLink> {
+    let link = NewLink::of_account(&write.clock);
+    add(write, account_id, &link).await?;
+    Ok(link)
+}
+
 /// Adds a link for an account.
-pub(crate) async fn add(write: &mut Write, account_id: Uuid) -> Result<NewLink> {
-    let (secret, expires_at) = (new_secret(&write.clock), write.now + LINK_LIFETIME);
-    write.create_link(&hash(&secret), account_id, expires_at).await?;
-    Ok(NewLink { secret, expires_at })
+pub(crate) async fn add(write: &mut Write, account_id: Uuid, link: &NewLink) -> Result<()> {
+    write.create_link(&hash(&link.secret), account_id, link.expires_at).await
 }
 
 /// Has an account begin anew by a link: its second factor, its passkeys, its password, its sign-ins
@@ -63,7 +75,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
             write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsRecover));
-            add(write, account_id).await
+            add_new(write, account_id).await
         })
     });
     recover.await

@@ -33,6 +33,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     refusals: Family<Refusal, Counter>,
     deliveries: Family<Ended, Counter>,
+    mails: Family<Ended, Counter>,
     pub certificates: CertificateMetrics,
     pub nodes: NodeMetrics,
     pub heartbeats: HeartbeatMetrics,
@@ -194,6 +195,7 @@ impl Metrics {
             http,
             refusals: Family::default(),
             deliveries: Family::default(),
+            mails: Family::default(),
             certificates: CertificateMetrics::default(),
             nodes: NodeMetrics::default(),
             heartbeats: HeartbeatMetrics::default(),
@@ -213,6 +215,7 @@ impl Metrics {
         registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
+        registry.register("mail_attempts", "Attempts to send a mail", metrics.mails.clone());
         metrics.nodes.register(registry);
         registry.register("acme_orders", "Orders at an authority that have ended", metrics.certificates.orders.clone());
         let certificates = metrics.certificates.certificates.clone();
@@ -249,6 +252,9 @@ impl Metrics {
             self.deliveries.get_or_create(&Ended { outcome }).inc_by(0);
             self.certificates.orders.get_or_create(&Ended { outcome }).inc_by(0);
         }
+        for outcome in ["sent", "later", "given_up"] {
+            self.mails.get_or_create(&Ended { outcome }).inc_by(0);
+        }
         self.certificates.stand(&[]);
         self.nodes.begin();
         for bound in node_bounds {
@@ -269,6 +275,11 @@ impl Metrics {
             outcome.status_code.is_some_and(|status| (200..300).contains(&status)) && outcome.error.is_none();
         let outcome = if succeeded { "succeeded" } else { "failed" };
         self.deliveries.get_or_create(&Ended { outcome }).inc();
+    }
+
+    /// An attempt to send a mail: `sent`, `later` or `given_up`.
+    pub fn count_mail(&self, outcome: &'static str) {
+        self.mails.get_or_create(&Ended { outcome }).inc();
     }
 
     /// All metrics as text, with the given gauges.

@@ -4,10 +4,12 @@
 use culvert_domain::account::{self, AccountRecord};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::mail::SealedMail;
 use culvert_domain::node::{Node, NodeStatus};
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::sign_in::SignIn;
-use serde_json::json;
+use culvert_store::Write;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
@@ -16,7 +18,7 @@ use crate::Service;
 use crate::call::Answered;
 use crate::gate::{self, PinnedPolicies};
 use crate::idempotency::IdempotencyKey;
-use crate::links;
+use crate::links::{self, NewLink};
 
 /// Somebody who is signed in and operates the installation.
 #[derive(Clone)]
@@ -43,6 +45,31 @@ pub struct WantedAccount {
     pub name: String,
     pub email: String,
     pub plan: String,
+}
+
+/// Writes the mail that brings somebody a link: to an address, with the link. None where no mail is sent.
+pub type LinkMail<'m> = &'m (dyn Fn(&str, &NewLink) -> Option<SealedMail> + Sync);
+
+/// A link to an account, and the mail that brings it.
+struct MailedLink {
+    link: NewLink,
+    mail: Option<SealedMail>,
+}
+
+impl MailedLink {
+    fn new(service: &Service, email: &str, mail: LinkMail<'_>) -> Self {
+        let link = NewLink::of_account(service.clock());
+        Self { mail: mail(email, &link), link }
+    }
+
+    /// Adds it for an account. The response is its secret, and whether it is mailed.
+    async fn add(self, write: &mut Write, account_id: Uuid) -> Result<Value> {
+        links::add(write, account_id, &self.link).await?;
+        if let Some(mail) = &self.mail {
+            write.insert_mail(mail).await?;
+        }
+        Ok(json!({"secret": self.link.secret, "mailed": self.mail.is_some()}))
+    }
 }
 
 impl Service {
@@ -111,6 +138,7 @@ impl Service {
         policies: &PinnedPolicies,
         wanted: WantedAccount,
         key: &IdempotencyKey,
+        mail: LinkMail<'_>,
     ) -> Result<Answered> {
         let name = account::name(&wanted.name).map_err(|problem| Fault::new("name", problem));
         let email = account::email(&wanted.email).map_err(|problem| Fault::new("email", problem));
@@ -122,13 +150,14 @@ impl Service {
                 return Err(Error::invalid(faults));
             }
         };
+        let link = MailedLink::new(self, &email, mail);
         let create = self.store_once(operator.account_id, key, move |write| {
             Box::pin(async move {
                 let account = write.create_account(&email, &name, &plan).await?;
                 let account = account.ok_or_else(|| Error::invalid(vec![Fault::new("email", "has an account")]))?;
                 let entry = NewEntry::new(account.id, operator.actor, AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "plan": plan})));
-                Ok(links::add(write, account.id).await?.secret)
+                link.add(write, account.id).await
             })
         });
         create.await
@@ -139,13 +168,20 @@ impl Service {
     /// # Errors
     ///
     /// `not_found` if there is no such account; if the database fails.
-    pub async fn link_to(&self, operator: Operator, account_id: Uuid, key: &IdempotencyKey) -> Result<Answered> {
-        self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+    pub async fn link_to(
+        &self,
+        operator: Operator,
+        account_id: Uuid,
+        key: &IdempotencyKey,
+        mail: LinkMail<'_>,
+    ) -> Result<Answered> {
+        let account = self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        let link = MailedLink::new(self, &account.email, mail);
         let entry = NewEntry::new(account_id, operator.actor, AuditAction::AccountsLink);
         let create = self.store_once(account_id, key, move |write| {
             Box::pin(async move {
                 write.audit(entry);
-                Ok(links::add(write, account_id).await?.secret)
+                link.add(write, account_id).await
             })
         });
         create.await

@@ -44,6 +44,8 @@ pub enum Purpose {
     Totp,
     /// Entries of the audit log.
     Audit,
+    /// Mails that are to be sent.
+    Mails,
     /// The state of a challenge for a passkey.
     Ceremonies,
     /// What stands for a password that was right, until the code comes.
@@ -64,6 +66,7 @@ impl Purpose {
             Purpose::Artefacts => b"artefacts",
             Purpose::Forms => b"forms",
             Purpose::Totp => b"totp",
+            Purpose::Mails => b"mails",
             Purpose::Audit => b"audit",
             Purpose::Ceremonies => b"ceremonies",
             Purpose::Tickets => b"tickets",

@@ -27,6 +27,7 @@ mod installation;
 pub mod invitations;
 mod key_check;
 pub mod keys;
+pub mod mails;
 pub mod migrations;
 pub mod names;
 pub mod operations;
@@ -99,6 +100,8 @@ pub enum Hint {
     Node(Uuid),
     /// The worker that sends webhook deliveries.
     Deliveries,
+    /// The worker that sends mail.
+    Mails,
     /// Open pages that show this scope: something of it has changed.
     Scope(Uuid),
 }

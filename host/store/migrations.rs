@@ -60,6 +60,7 @@ const FILES: &[File] = files! {
     29 "0029_resent_deliveries"
     30 "0030_passkeys"
     31 "0031_operator_pages"
+    32 "0032_mails"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

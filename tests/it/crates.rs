@@ -27,6 +27,7 @@ const FRAMEWORKS: &[&str] = &[
     "hyper-util",
     "instant-acme",
     "jsonschema",
+    "lettre",
     "maud",
     "maxminddb",
     "oci-client",
@@ -104,7 +105,7 @@ const RULES: &[Rule] = &[
             "culvert-webhook",
             "culvert-wire",
         ],
-        frameworks: &["argon2", "chacha20poly1305", "prometheus-client", "tokio"],
+        frameworks: &["argon2", "chacha20poly1305", "lettre", "prometheus-client", "tokio"],
     },
     Rule {
         name: "culvert-registry",

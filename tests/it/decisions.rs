@@ -287,6 +287,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_http_request_duration_seconds histogram
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
+    # TYPE culvert_mail_attempts counter
     # TYPE culvert_tunnel_bytes counter
     # TYPE culvert_node_corrections counter
     # TYPE culvert_edge_requests counter

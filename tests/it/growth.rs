@@ -45,6 +45,7 @@ const GROWING: &[&str] = &[
     "idempotency",
     "invitations",
     "links",
+    "mails",
     "node_ports",
     "operations",
     "passkeys",
@@ -198,7 +199,6 @@ async fn postgres_reads_no_growing_table_whole() {
     devices | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     passkeys | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords | …SELECT 1 AS one FROM passwords LIMIT 1
-    scopes | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     team_members | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     ");
 }

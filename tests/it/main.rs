@@ -51,6 +51,7 @@ mod keys;
 mod limits;
 mod liveness;
 mod local_services;
+mod mail;
 mod moves;
 mod newcomer;
 mod nodes;

@@ -1,6 +1,6 @@
 //! Http tunnels with clients and services that nobody here wrote: gRPC, WebSocket and HTTP/2 in Python (`tests/web`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use culvert_test_macros::both_engines;
@@ -14,19 +14,11 @@ use uuid::Uuid;
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost, within};
+use crate::support::program::python;
 use crate::support::web::WebService;
 
 /// How long a program has for all that it does, in seconds.
 const SOON: u64 = 60;
-
-fn python(script: &str) -> Command {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let interpreter = root.join("target/tools/web/bin/python");
-    assert!(interpreter.exists(), "tests/setup installs {}", interpreter.display());
-    let mut python = Command::new(interpreter);
-    python.arg(root.join("tests/web").join(script)).kill_on_drop(true);
-    python
-}
 
 /// A service in Python. Dropping it ends it.
 struct Service {

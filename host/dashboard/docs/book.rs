@@ -86,6 +86,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0030-sign-ins.md"
     "docs/develop/decisions/0031-teams-operators-and-refusals.md"
     "docs/develop/decisions/0032-audit-log-and-live-pages.md"
+    "docs/develop/decisions/0033-mail-previews-and-documentation.md"
 };
 
 /// The guide of policies, which has been served before there were other pages.

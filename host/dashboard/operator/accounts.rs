@@ -2,6 +2,8 @@
 
 use culvert_domain::account::AccountRecord;
 use culvert_domain::error::{Error, Fault, Result};
+use culvert_domain::mail::SealedMail;
+use culvert_service::links::NewLink;
 use culvert_service::operators::WantedAccount;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
@@ -11,6 +13,7 @@ use super::{operator, plan};
 use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
+use crate::mail;
 use crate::view::{badge, field, list, page, secret, time};
 use crate::visit::{Posted, Visit};
 
@@ -78,21 +81,29 @@ pub(crate) async fn create(visit: &Visit, posted: Posted) -> Result<Answer> {
     let field = |name| posted.form.get(name).to_owned();
     let (email, operator) = (field("email"), operator(visit)?);
     let wanted = WantedAccount { name: field("name"), email: email.clone(), plan: field("plan") };
-    let run = visit.service().create_account(operator, &visit.policies, wanted, &posted.key);
+    let mail = mail_to(visit);
+    let run = visit.service().create_account(operator, &visit.policies, wanted, &posted.key, &mail);
     let made = visit.carry_out(&posted, run).await?;
     Ok(shown(visit, &format!("The link for {}", email.trim()), &made))
 }
 
 pub(crate) async fn link(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let run = visit.service().link_to(operator(visit)?, visit.id()?, &posted.key);
+    let mail = mail_to(visit);
+    let run = visit.service().link_to(operator(visit)?, visit.id()?, &posted.key, &mail);
     let made = visit.carry_out(&posted, run).await?;
     Ok(shown(visit, "The link", &made))
 }
 
+/// Writes the mail that brings somebody a link.
+fn mail_to(visit: &Visit) -> impl Fn(&str, &NewLink) -> Option<SealedMail> + Sync + '_ {
+    |email, link| visit.dashboard.mails.seal(visit.service(), mail::link(&visit.dashboard.site, email, link))
+}
+
 /// A reload shows the same link and makes no other.
 fn shown(visit: &Visit, label: &str, made: &Value) -> Answer {
-    let link = visit.dashboard.site.entrance(made.as_str().unwrap_or_default());
+    let link = visit.dashboard.site.entrance(made["secret"].as_str().unwrap_or_default());
     let content = html! {
+        @if made["mailed"] == true { p.notice.ok { "It is on its way to them by mail. If that does not arrive, send them the link." } }
         (secret::shown_once(label, &link, "Whoever has it comes in as this account. It is shown this once, can be used once, and ends in 30 minutes."))
         p { a href=(PATH) { "All accounts" } }
     };

@@ -32,6 +32,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 (row("Agents", true, &format!("{} connected", dashboard.agents.count()), ""))
                 (row("Pages that are open", true, &format!("{} live", dashboard.streams.count()), ""))
                 (deliveries(&health))
+                (mails(visit, &health))
                 (row("Notes of refusals", refusals == 0, &format!("{refusals} lost since the start"), "They came faster than 240 a minute of one scope, or than the database takes them."))
                 (row("Records of decisions", lost == 0, &format!("{lost} lost since the start"), "The disk of policies.decisions is too slow, or full."))
                 (countries(visit))
@@ -63,6 +64,14 @@ fn deliveries(health: &Health) -> Markup {
             td.long { @if endpoints >= 100 { "Their receivers are slow, or the host cannot reach the network." } }
         }
     }
+}
+
+fn mails(visit: &Visit, health: &Health) -> Markup {
+    if !visit.dashboard.mails.are_sent() {
+        return row("Mail", true, "none is sent: mail.smtp_url is not set, so links are copied and sent by hand", "");
+    }
+    let is = format!("{} wait to be sent", health.overdue_mails);
+    row("Mail", health.overdue_mails < 10, &is, "The server of mail.smtp_url does not take them; the log says why.")
 }
 
 fn countries(visit: &Visit) -> Markup {

@@ -79,6 +79,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
             Hint::LeaseEnded(session_id) => jobs.service.liveness.forget_lease(session_id),
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
+            Hint::Mails => jobs.mail.wake(),
             Hint::Scope(scope_id) => jobs.changes.tell(scope_id),
         }
         wake = hints.try_recv().ok();

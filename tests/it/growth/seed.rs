@@ -120,6 +120,12 @@ impl Seed {
         insert(scopes, "links", "hash, account_id, expires_at", format!("{hash}, {own}, {later}"));
         insert(
             scopes,
+            "mails",
+            "id, recipient, content, attempts, due_at, expires_at",
+            format!("{}, 'seed@example.test', {bytes}, 1, {later}, {later}", self.id(19, "i")),
+        );
+        insert(
+            scopes,
             "sign_ins",
             "id, hash, account_id, method, agent, created_at, last_seen_at, expires_at",
             format!("{}, {hash}, {own}, 'link', 'seed', {past}, {past}, {later}", self.id(15, "i")),

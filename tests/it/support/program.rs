@@ -37,6 +37,16 @@ fn binary(name: &str) -> PathBuf {
     path
 }
 
+/// A script of `tests/web`, with what `tests/setup` installs for it.
+pub fn python(script: &str) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let interpreter = root.join("target/tools/web/bin/python");
+    assert!(interpreter.exists(), "tests/setup installs {}", interpreter.display());
+    let mut python = Command::new(interpreter);
+    python.arg(root.join("tests/web").join(script)).kill_on_drop(true);
+    python
+}
+
 impl Place {
     pub async fn new(engine: Engine) -> Self {
         let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,93 @@
+//! What is mailed: links, in a few plain sentences.
+
+use std::sync::Arc;
+
+use culvert_domain::error::{Error, Result};
+use culvert_domain::mail::SealedMail;
+use culvert_domain::team::INVITATION_LIFETIME;
+use culvert_service::links::NewLink;
+use culvert_service::mails::Letter;
+use culvert_service::sign_ins::Client;
+use maud::{Markup, html};
+use salvo::http::StatusCode;
+
+use crate::answer::Answer;
+use crate::form::{Form, KEY};
+use crate::path::SIGN_IN;
+use crate::public_form::{check, form_key, refused};
+use crate::view::{field, page, refusal, secret};
+use crate::visit::Visit;
+use crate::{Dashboard, Site};
+
+/// Where a link is asked for.
+pub(crate) const ASK: &str = "/dashboard/sign-in/link";
+
+/// The mail that invites somebody to the Team of a page.
+pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<SealedMail> {
+    let (by, team, link) = (&visit.sign_in.name, &visit.caller.scope.name, visit.dashboard.site.entrance(secret));
+    let letter = Letter {
+        to: email.to_owned(),
+        subject: format!("{by} invites you to {team}"),
+        text: format!(
+            "{by} invites you to the Team {team} on Culvert, at {}.\n\nOpen this link to join; it can be used once, within 7 \
+             days:\n\n{link}\n\nIf you know nothing of it, do nothing: nobody joins without the link.\n",
+            visit.dashboard.site.origin
+        ),
+        expires_at: visit.service().clock().now() + INVITATION_LIFETIME,
+    };
+    visit.dashboard.mails.seal(visit.service(), letter)
+}
+
+/// The mail that brings somebody a link to their account.
+pub(crate) fn link(site: &Site, email: &str, link: &NewLink) -> Letter {
+    Letter {
+        to: email.to_owned(),
+        subject: "Your link to Culvert".into(),
+        text: format!(
+            "Open this link to come into Culvert, at {}; it can be used once, within 30 minutes:\n\n{}\n\nIf you did not ask \
+             for it, do nothing.\n",
+            site.origin,
+            site.entrance(&link.secret)
+        ),
+        expires_at: link.expires_at,
+    }
+}
+
+/// The page of somebody who cannot sign in.
+pub(crate) fn ask_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
+    let content = html! {
+        @if let Some(error) = error { (refusal::error(error)) }
+        @if dashboard.mails.are_sent() {
+            p { "You get a link by mail, by which you come in and set a new password." }
+            form method="post" action=(ASK) {
+                (field::hidden(KEY, &form_key(dashboard, ASK)))
+                (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", autocomplete: Some("username"), required: true,
+                    ..field::Field::default() }))
+                button type="submit" { "Mail me a link" }
+            }
+        } @else {
+            p { "This host sends no mail. Ask whoever runs it for a link:" }
+            (secret::command("culvert account link --email you@example.com"))
+        }
+        p { a href=(SIGN_IN) { "Sign in" } }
+    };
+    page::narrow("Trouble signing in", &dashboard.docs_url, &content)
+}
+
+/// Whether there is such an account is not said, and not shown by how long it takes.
+pub(crate) fn ask(dashboard: &Arc<Dashboard>, form: &Form, client: &Client) -> Result<Answer> {
+    let email = form.get("email").trim().to_owned();
+    let asked = check(dashboard, form, ASK).and_then(|()| {
+        let (to, site) = (email.clone(), dashboard.clone());
+        let letter = move |new: &NewLink| link(&site.site, &to, new);
+        dashboard.mails.mail_link(&dashboard.service, email.clone(), client.address, letter)
+    });
+    if let Err(error) = asked {
+        return Ok(refused(dashboard, &error, ask_page(dashboard, Some(&error))));
+    }
+    let content = html! {
+        p role="status" { "If there is an account with the address " strong { (email) } ", a link is on its way to it. It can be used once, within 30 minutes." }
+        p { a href=(SIGN_IN) { "Sign in" } }
+    };
+    Ok(Answer::page(StatusCode::OK, page::narrow("Look into your mail", &dashboard.docs_url, &content)))
+}
