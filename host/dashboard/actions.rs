@@ -7,8 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, delivery, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor, team,
-    tunnels, webhook, webhooks, welcome,
+    access, account, delivery, device, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor,
+    team, tunnel_settings, tunnels, webhook, webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -29,8 +29,18 @@ pub const ACTIONS: &[Act] = &[
     act("{s}/tunnels/{id}/start", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::start(visit, posted))),
     act("{s}/tunnels/{id}/stop", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::stop(visit, posted))),
     act("{s}/tunnels/{id}/restart", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::restart(visit, posted))),
-    act("{s}/tunnels/{id}/delete", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::delete(visit, posted))),
-    act("{s}/tunnels/{id}/settings", "{s}/tunnels/{id}", |visit, posted| Box::pin(tunnels::change(visit, posted))),
+    act("{s}/tunnels/{id}/delete", "{s}/tunnels/{id}/settings", |visit, posted| {
+        Box::pin(tunnel_settings::delete(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/settings", "{s}/tunnels/{id}/settings", |visit, posted| {
+        Box::pin(tunnel_settings::change(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/devices", "{s}/tunnels/{id}/settings", |visit, posted| {
+        Box::pin(tunnel_settings::bind(visit, posted))
+    }),
+    act("{s}/tunnels/{id}/move", "{s}/tunnels/{id}/settings", |visit, posted| {
+        Box::pin(tunnel_settings::move_to(visit, posted))
+    }),
     act("{s}/tunnels/{id}/access/addresses", "{s}/tunnels/{id}/access", |visit, posted| {
         Box::pin(access::save_addresses(visit, posted))
     }),
@@ -51,6 +61,15 @@ pub const ACTIONS: &[Act] = &[
         Box::pin(domain::remove(visit, posted))
     }),
     act("{s}/devices/code", "{s}/devices", |visit, posted| Box::pin(devices::create_code(visit, posted))),
+    act("{s}/devices/{id}/rename", "{s}/devices/{id}", |visit, posted| Box::pin(device::rename(visit, posted))),
+    act("{s}/devices/{id}/stop-all", "{s}/devices/{id}", |visit, posted| Box::pin(device::stop_all(visit, posted))),
+    act("{s}/devices/{id}/restart-agent", "{s}/devices/{id}", |visit, posted| {
+        Box::pin(device::restart_agent(visit, posted))
+    }),
+    elevated("{s}/devices/{id}/may-create", "{s}/devices/{id}", |visit, posted| {
+        Box::pin(device::set_may_create(visit, posted))
+    }),
+    elevated("{s}/devices/{id}/remove", "{s}/devices/{id}", |visit, posted| Box::pin(device::remove(visit, posted))),
     act("{s}/devices/{id}/remote-control-off", "{s}/devices", |visit, posted| {
         Box::pin(devices::turn_remote_control_off(visit, posted))
     }),

@@ -51,7 +51,7 @@ pub(crate) fn table(visit: &Visit, devices: &[Device]) -> Markup {
                 @for device in devices {
                     @let off = visit.in_scope(&format!("/devices/{}/remote-control-off", device.id));
                     tr {
-                        td { (name(device)) div.muted { (device.platform.as_deref().unwrap_or("")) } }
+                        td { a href=(visit.in_scope(&format!("/devices/{}", device.id))) { (name(device)) } div.muted { (device.platform.as_deref().unwrap_or("")) } }
                         td { (badge::online(device.online)) }
                         td { (device.version.as_deref().unwrap_or("unknown")) }
                         td {

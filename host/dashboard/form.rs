@@ -8,7 +8,7 @@ use salvo::http::{Mime, ParseError};
 /// Bytes of a form.
 const LIMIT: usize = 256 * 1024;
 /// Fields of a form: more than any has.
-const FIELDS: usize = 64;
+const FIELDS: usize = 256;
 /// The field that holds the form's key.
 pub(crate) const KEY: &str = "form_key";
 
@@ -49,6 +49,11 @@ impl Form {
 
     pub(crate) fn find(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The names of its fields.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().map(|(name, _)| name.as_str())
     }
 
     /// A field as typed; empty if it is not there.

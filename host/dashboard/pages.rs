@@ -7,8 +7,8 @@ use maud::Markup;
 use crate::path::{Named, matches};
 use crate::visit::Visit;
 use crate::{
-    access, account, audit, delivery, devices, domain, explain, keys, new_tunnel, operations, operator, overview,
-    policies, ports, search, team, tunnels, usage, webhook, webhooks,
+    access, account, audit, delivery, device, devices, domain, explain, keys, new_tunnel, operations, operator,
+    overview, policies, ports, search, sessions, team, tunnel_settings, tunnels, usage, webhook, webhooks,
 };
 
 /// One page, below `/dashboard`.
@@ -25,10 +25,13 @@ pub const PAGES: &[Page] = &[
     page("{s}/tunnels", |visit| Box::pin(tunnels::list(visit))),
     page("{s}/tunnels/new", |visit| Box::pin(new_tunnel::show(visit))),
     page("{s}/tunnels/{id}", |visit| Box::pin(tunnels::show(visit))),
+    page("{s}/tunnels/{id}/settings", |visit| Box::pin(tunnel_settings::show(visit))),
+    page("{s}/tunnels/{id}/sessions", |visit| Box::pin(sessions::list(visit))),
     page("{s}/tunnels/{id}/access", |visit| Box::pin(access::show(visit))),
     page("{s}/tunnels/{id}/ports", |visit| Box::pin(ports::show(visit))),
     page("{s}/tunnels/{id}/domain", |visit| Box::pin(domain::show(visit))),
     page("{s}/devices", |visit| Box::pin(devices::list(visit))),
+    page("{s}/devices/{id}", |visit| Box::pin(device::show(visit))),
     page("{s}/operations", |visit| Box::pin(operations::list(visit))),
     page("{s}/operations/{id}", |visit| Box::pin(operations::show(visit))),
     page("{s}/webhooks", |visit| Box::pin(webhooks::list(visit))),

@@ -42,7 +42,11 @@ async fn found(visit: &Visit, sought: &str) -> Result<Vec<Hit>> {
         kind: "tunnel",
     }));
     let devices = named.devices.into_iter();
-    hits.extend(devices.map(|device| Hit { href: visit.in_scope("/devices"), name: device.name, kind: "device" }));
+    hits.extend(devices.map(|device| Hit {
+        href: visit.in_scope(&format!("/devices/{}", device.id)),
+        name: device.name,
+        kind: "device",
+    }));
     Ok(hits)
 }
 
@@ -53,6 +57,9 @@ async fn by_id(visit: &Visit, id: Uuid) -> Result<Vec<Hit>> {
     let mut hits = Vec::new();
     if let Ok(tunnel) = service.tunnel(caller, id).await {
         hits.push(hit("tunnels", tunnel.spec.name, "tunnel"));
+    }
+    if let Ok(device) = service.device(caller, id).await {
+        hits.push(hit("devices", crate::devices::name(&device), "device"));
     }
     if let Ok(operation) = service.operation(caller, id).await {
         hits.push(hit("operations", operation.action.to_string(), "operation"));

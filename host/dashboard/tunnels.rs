@@ -2,17 +2,16 @@
 
 use culvert_api_types::json_tree::JsonTree;
 use culvert_api_types::read::read;
-use culvert_api_types::requests::{StartTunnel, TunnelPatch};
+use culvert_api_types::requests::StartTunnel;
 use culvert_domain::action::Action;
 use culvert_domain::device::Device;
-use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
 use culvert_domain::tunnel::{PublicAddress, Tunnel};
 use culvert_domain::tunnel_devices::TunnelDevices;
 use culvert_service::gate::Preview;
 use culvert_service::operations::requests::{ActOnRunning, Start};
-use culvert_service::tunnels::{DeleteTunnel, UpdateTunnel};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
@@ -25,8 +24,15 @@ use crate::visit::{Posted, Visit};
 
 const PAGE: &str = "{s}/tunnels/{id}";
 /// What the page has buttons for.
-const ACTIONS: [Action; 5] =
-    [Action::TunnelsStart, Action::TunnelsStop, Action::TunnelsRestart, Action::TunnelsUpdate, Action::TunnelsDelete];
+const ACTIONS: [Action; 3] = [Action::TunnelsStart, Action::TunnelsStop, Action::TunnelsRestart];
+/// Its other pages.
+const PARTS: [(&str, &str); 5] = [
+    ("access", "Who may visit"),
+    ("ports", "Extra ports"),
+    ("domain", "Custom domain"),
+    ("sessions", "Sessions"),
+    ("settings", "Settings"),
+];
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let tunnels = visit.service().tunnels(&visit.caller, visit.page()).await?;
@@ -90,13 +96,12 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         (state(visit, &tunnel))
         (controls(visit, &tunnel, &authorized, &may))
         ul.parts {
-            @for (part, label) in [("access", "Who may visit"), ("ports", "Extra ports"), ("domain", "Custom domain")] {
+            @for (part, label) in PARTS {
                 li { a href=(visit.in_scope(&format!("/tunnels/{}/{part}", tunnel.id))) { (label) } }
             }
         }
         section {
-            h2 { "Settings" }
-            (refusal::form_unless(may.refusal(Action::TunnelsUpdate), settings(visit, &tunnel)))
+            h2 { "About it" }
             dl {
                 dt { "Protocol" } dd { (tunnel.spec.protocol) }
                 dt { "Node" } dd { (tunnel.node.name) }
@@ -108,10 +113,6 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             }
         }
         section { h2 { "The last 30 days" } (plot::days(&days)) }
-        section {
-            h2 { "Delete" }
-            (refusal::form_unless(may.refusal(Action::TunnelsDelete), delete_form(visit, &visit.in_scope(&format!("/tunnels/{}/delete", tunnel.id)))))
-        }
         (visit.dashboard.requests.drawer(&requests(&tunnel, &authorized)))
     };
     // While something is under way, the page looks again by itself.
@@ -127,38 +128,9 @@ fn requests(tunnel: &Tunnel, authorized: &TunnelDevices) -> Vec<Shown> {
     }
     requests.extend([
         request("Stop it", Action::TunnelsStop, Value::Null),
-        request("Change it", Action::TunnelsUpdate, json!({"local_port": tunnel.spec.local_port})),
-        request("Delete it", Action::TunnelsDelete, Value::Null),
+        request("Its sessions", Action::TunnelsListSessions, Value::Null),
     ]);
     requests
-}
-
-/// What can be changed of it here; everything else is changed by the API.
-fn settings(visit: &Visit, tunnel: &Tunnel) -> Markup {
-    let path = visit.in_scope(&format!("/tunnels/{}/settings", tunnel.id));
-    let port = tunnel.spec.local_port.to_string();
-    let text = |name, label, value| field::Field { required: true, ..field::typed(visit, name, label, value) };
-    html! {
-        form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(&path)))
-            (field::text(&text("name", "Name", &tunnel.spec.name)))
-            (field::text(&text("local_host", "Local host", &tunnel.spec.local_host)))
-            (field::text(&field::Field { inputmode: Some("numeric"), ..text("local_port", "Local port", &port) }))
-            button type="submit" { "Save settings" }
-        }
-    }
-}
-
-/// The name is typed, so that no slip of the hand gives an address up.
-fn delete_form(visit: &Visit, path: &str) -> Markup {
-    html! {
-        form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(path)))
-            (field::text(&field::Field { name: "confirm_name", label: "The tunnel's name", required: true, fault: visit.fault("confirm_name"),
-                hint: Some("The address is given up, and visitors reach nothing any more."), ..field::Field::default() }))
-            button type="submit" { "Delete tunnel" }
-        }
-    }
 }
 
 /// What is wrong with it, or under way.
@@ -225,15 +197,6 @@ fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str, refuse
     }
 }
 
-pub(crate) async fn change(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let tunnel_id = visit.id()?;
-    let tree = posted.form.body(&["name", "local_host"], &["local_port"]);
-    let change = |change| UpdateTunnel { tunnel_id, change, password_hash: None };
-    let body = read::<TunnelPatch>(Some(&tree));
-    visit.change_with(&posted, Action::TunnelsUpdate, Resource::Tunnel(tunnel_id), body, change).await?;
-    Ok(Answer::see_other(&visit.path_of(PAGE)))
-}
-
 pub(crate) async fn start(visit: &Visit, posted: Posted) -> Result<Answer> {
     let tunnel_id = visit.id()?;
     let mut tree = posted.form.body(&["device_id"], &[]);
@@ -260,19 +223,4 @@ async fn act_on_running(visit: &Visit, posted: Posted, asked: Action, action: Re
     let change = |()| ActOnRunning { tunnel_id, action };
     visit.change(&posted, asked, Resource::Tunnel(tunnel_id), change).await?;
     Ok(Answer::see_other(&visit.path_of(PAGE)))
-}
-
-pub(crate) async fn delete(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let tunnel_id = visit.id()?;
-    let tunnel = match visit.service().tunnel(&visit.caller, tunnel_id).await {
-        // A second click finds it gone.
-        Err(error) if error.code == Code::NotFound => return Ok(Answer::see_other(&visit.in_scope("/tunnels"))),
-        tunnel => tunnel?,
-    };
-    if posted.form.get("confirm_name").trim() != tunnel.spec.name.trim() {
-        return Err(Error::invalid(vec![Fault::new("confirm_name", "must be the name of this tunnel")]));
-    }
-    let change = |()| DeleteTunnel { tunnel_id };
-    visit.change(&posted, Action::TunnelsDelete, Resource::Tunnel(tunnel_id), change).await?;
-    Ok(Answer::see_other(&visit.in_scope("/tunnels")))
 }

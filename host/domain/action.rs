@@ -55,6 +55,8 @@ string_enum! {
         WebhooksResendFailed "webhooks.resend_failed",
         KeysCreate "keys.create",
         DevicesCreateCode "devices.create_code",
+        DevicesSetMayCreate "devices.set_may_create",
+        DevicesRemove "devices.remove",
         TeamsUpdate "teams.update",
         TeamsDelete "teams.delete",
         MembersSetRole "members.set_role",
@@ -111,6 +113,8 @@ impl Action {
             | Action::WebhooksResendFailed
             | Action::KeysCreate
             | Action::DevicesCreateCode
+            | Action::DevicesSetMayCreate
+            | Action::DevicesRemove
             | Action::TeamsUpdate
             | Action::TeamsDelete
             | Action::MembersSetRole
@@ -123,7 +127,7 @@ impl Action {
     /// Whether it only takes rights away. Plans are not asked about such an action: a plan that includes nothing must not
     /// keep anybody from it.
     pub fn only_takes_away(self) -> bool {
-        matches!(self, Action::TeamsDelete | Action::MembersRemove | Action::InvitationsRevoke)
+        matches!(self, Action::DevicesRemove | Action::TeamsDelete | Action::MembersRemove | Action::InvitationsRevoke)
     }
 
     /// The remote action that it asks a device for.

@@ -44,8 +44,6 @@ string_enum! {
         MembersLeave "members.leave",
         InvitationsAccept "invitations.accept",
         DevicesEnrol "devices.enrol",
-        DevicesRemove "devices.remove",
-        DevicesSetMayCreate "devices.set_may_create",
         DevicesSetRemoteControl "devices.set_remote_control",
         NodesSetStatus "nodes.set_status",
         PoliciesReload "policies.reload",

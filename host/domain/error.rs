@@ -149,9 +149,9 @@ impl Code {
     /// Whether the dashboard alone answers with it, and no endpoint of the API.
     pub fn is_of_dashboard(&self) -> bool {
         use Code::{
-            CrossOriginRequest, DeliveryInFlight, ElevationRequired, FormExpired, KeyLimitReached, LastCredential,
-            LastOperator, LastOwner, LimitReached, LinkNotValid, PoliciesKept, SecondFactorRequired, SignInRequired,
-            TeamNotEmpty,
+            CrossOriginRequest, DeliveryInFlight, DevicePinned, ElevationRequired, FormExpired, KeyLimitReached,
+            LastCredential, LastOperator, LastOwner, LimitReached, LinkNotValid, PoliciesKept, SecondFactorRequired,
+            SignInRequired, TeamNotEmpty,
         };
         let refused = matches!(
             self,
@@ -162,6 +162,7 @@ impl Code {
                 self,
                 KeyLimitReached
                     | DeliveryInFlight
+                    | DevicePinned
                     | LimitReached
                     | LastCredential
                     | LastOwner
@@ -322,6 +323,8 @@ codes! {
         "An account has at most 50 valid keys in a scope. Revoke one first."
     DeliveryInFlight "delivery_in_flight" "The event is being sent"
         "Wait for the attempt that is under way, and look what becomes of it."
+    DevicePinned "device_pinned" "A tunnel may run on this device alone"
+        "Let other devices run the tunnel, or delete it, before the device is removed."
     LimitReached "limit_reached" "There is no room for more"
         "An account owns at most 20 Teams, and a Team has at most 100 open invitations. Delete one first."
     LastOwner "last_owner" "The Team would have no owner"

@@ -91,6 +91,7 @@ pub fn status(code: &Code) -> StatusCode {
         | Code::AlreadyOnNode
         | Code::KeyLimitReached
         | Code::DeliveryInFlight
+        | Code::DevicePinned
         | Code::LimitReached
         | Code::LastCredential
         | Code::LastOwner

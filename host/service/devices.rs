@@ -1,11 +1,12 @@
 //! Devices: reading, changing and removing them.
 
 use crate::Service;
-use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
+use culvert_domain::action::Action;
+use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::page::{Page, PageRows};
 use culvert_wire::failure_code::FailureCode;
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::commit::Change;
@@ -84,6 +85,31 @@ pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> 
     Ok(())
 }
 
+/// Says whether commands at a device may create tunnels. Only its owner does that.
+pub struct SetMayCreate {
+    pub device_id: Uuid,
+    pub may_create: bool,
+}
+
+impl Change for SetMayCreate {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let caller = permit.caller();
+        let device = write.device(caller.scope.id, self.device_id).await?.ok_or_else(Error::not_found)?;
+        // Whatever a policy says: what is created is the owner's.
+        if device.owner_id != caller.account_id {
+            let code = Code::from_policy("not_device_owner".into());
+            return Err(Error::new(code, "Only the owner of a device says what its commands may do."));
+        }
+        write.set_may_create(device.id, self.may_create).await
+    }
+
+    fn details(&self, (): &()) -> Value {
+        json!({"may_create": self.may_create})
+    }
+}
+
 /// Sets whether commands at a device may create tunnels, on behalf of the operator.
 ///
 /// # Errors
@@ -92,7 +118,7 @@ pub async fn turn_remote_control_off(write: &mut Write, id: Uuid) -> Result<()> 
 pub async fn set_may_create(store: &Store, scope_id: Uuid, id: Uuid, may_create: bool) -> Result<()> {
     let set = store.write(Some(scope_id), move |write| {
         Box::pin(async move {
-            let entry = NewEntry::new(scope_id, Actor::CLI, AuditAction::DevicesSetMayCreate).about(id);
+            let entry = NewEntry::new(scope_id, Actor::CLI, Action::DevicesSetMayCreate).about(id);
             write.audit(entry.with(&json!({"may_create": may_create})));
             write.set_may_create(id, may_create).await
         })
@@ -120,26 +146,41 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
     write.move_device(id, owner_id).await
 }
 
+/// Removes a device of the caller's scope.
+pub struct RemoveDevice {
+    pub device_id: Uuid,
+}
+
+impl Change for RemoveDevice {
+    type Done = ();
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
+        let device = write.device(permit.caller().scope.id, self.device_id).await?.ok_or_else(Error::not_found)?;
+        remove_unless_pinned(write, device.id).await
+    }
+}
+
 /// Removes a device of a scope on behalf of the operator.
 ///
 /// # Errors
 ///
-/// `Code::ValidationFailed` if it is the only device that may run some tunnel; if the database fails.
+/// `Code::DevicePinned` if it is the only device that may run some tunnel; if the database fails.
 pub async fn remove_of_scope(store: &Store, scope_id: Uuid, id: Uuid) -> Result<()> {
-    store
-        .write(Some(scope_id), move |write| {
-            Box::pin(async move {
-                let alone = write.tunnels_bound_only_to(id).await?;
-                if alone.is_empty() {
-                    write.audit(NewEntry::new(scope_id, Actor::CLI, AuditAction::DevicesRemove).about(id));
-                    return remove(write, id).await;
-                }
-                // Without it, their allowlists would be empty, and anybody's device could run them.
-                let detail = format!("only this device may run {}; change their devices first", alone.join(", "));
-                Err(Error::new(Code::ValidationFailed, detail))
-            })
-        })
-        .await
+    let remove = store.write(Some(scope_id), move |write| {
+        write.audit(NewEntry::new(scope_id, Actor::CLI, Action::DevicesRemove).about(id));
+        Box::pin(remove_unless_pinned(write, id))
+    });
+    remove.await
+}
+
+async fn remove_unless_pinned(write: &mut Write, id: Uuid) -> Result<()> {
+    let alone = write.tunnels_bound_only_to(id).await?;
+    if alone.is_empty() {
+        return remove(write, id).await;
+    }
+    // Without it, their allowlists would be empty, and anybody's device could run them.
+    let detail = format!("only this device may run {}; change their devices first", alone.join(", "));
+    Err(Error::new(Code::DevicePinned, detail))
 }
 
 /// Removes a device, ends its sessions and cancels its operations.

@@ -41,7 +41,7 @@ async function makeTunnel(window) {
   const { page } = window;
   await page.goto(`${base}/tunnels/new`);
   clicks += 2;
-  await page.getByLabel("Name").fill("from the browser");
+  await page.getByLabel("Name", { exact: true }).fill("from the browser");
   await page.getByLabel("Protocol").selectOption("tcp");
   await page.getByLabel("Local port").fill(service);
   await click(page, "Create tunnel");
@@ -61,7 +61,7 @@ async function makeTunnel(window) {
 // A change that another tab makes is seen without a reload, and nothing that somebody types is lost by it.
 async function seeChanges(window, tunnel) {
   const rename = async (page, name) => {
-    await page.goto(tunnel);
+    await page.goto(`${tunnel}/settings`);
     await page.getByLabel("Name", { exact: true }).fill(name);
     const posted = page.waitForRequest((request) => request.method() === "POST").then(() => Date.now());
     await page.getByRole("button", { name: "Save settings" }).click();
@@ -95,7 +95,7 @@ async function seeChanges(window, tunnel) {
   world.check((await name.inputValue()) === "typed", "a change takes away what is typed");
   await name.fill("round 19");
   await window.page.locator("h1").click();
-  await window.page.getByRole("heading", { name: "from the browser", exact: true }).waitFor();
+  await window.page.getByRole("link", { name: "The tunnel from the browser" }).waitFor();
   await other.close();
 }
 
@@ -155,7 +155,7 @@ async function goByKeys(window) {
 async function refuse(window) {
   const { page } = window;
   await page.goto(`${base}/tunnels/new`);
-  await page.getByLabel("Name").fill("\u202e<img src=x onerror=alert(1)>");
+  await page.getByLabel("Name", { exact: true }).fill("\u202e<img src=x onerror=alert(1)>");
   await page.getByLabel("Local port").fill("none");
   await click(page, "Create tunnel");
   world.check((await page.getByLabel("Local port").getAttribute("aria-invalid")) === "true", "the fault is not at its field");
@@ -166,7 +166,7 @@ async function refuse(window) {
 async function inviteColleague(window) {
   const { page } = window;
   await page.goto(`${base}/team`);
-  await page.getByLabel("Name").fill("Lab");
+  await page.getByLabel("Name", { exact: true }).fill("Lab");
   await click(page, "Make Team");
   await page.getByRole("heading", { name: "Lab", exact: true }).waitFor();
   const team = page.url();
@@ -229,7 +229,7 @@ async function signInByKeyboard() {
     if (password !== PASSWORD) await page.getByRole("alert").waitFor();
   }
   await page.waitForURL("**/dashboard/me/keys");
-  await page.getByLabel("Name").fill("browser");
+  await page.getByLabel("Name", { exact: true }).fill("browser");
   await click(page, "Make key");
   await page.getByRole("heading", { name: "Your key" }).waitFor();
   await world.look(window, "key");
@@ -261,7 +261,7 @@ async function signInByPasskey(storageState) {
     await page.waitForURL("**/dashboard/account");
   }
   const form = page.locator("#new-passkey");
-  await form.getByLabel("Name").fill("this machine");
+  await form.getByLabel("Name", { exact: true }).fill("this machine");
   await form.getByRole("button", { name: "Add a passkey" }).click();
   await page.getByRole("cell", { name: "this machine" }).waitFor();
   await world.look(window, "passkeys");
@@ -325,6 +325,8 @@ const [team, why] = await inviteColleague(first);
 await rollBack(first);
 await first.page.goto(`${base}/tunnels`);
 const web = origin + (await first.page.getByRole("link", { name: "hello-web" }).getAttribute("href"));
+await first.page.goto(`${base}/devices`);
+const device = origin + (await first.page.getByRole("link", { name: "dev", exact: true }).nth(1).getAttribute("href"));
 const storageState = await first.context.storageState();
 await first.context.close();
 
@@ -334,15 +336,15 @@ await refused.context.close();
 const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/usage", "/keys", "/team", "/policies", "/search?find=a", "/explain", "/audit"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
-  const ofTunnel = ["", "/access", "/ports", "/domain"].map((part) => tunnel + part);
+  const ofTunnel = ["", "/access", "/ports", "/domain", "/sessions", "/settings"].map((part) => tunnel + part);
   const ofOperator = ["accounts", "teams", "nodes", "policies", "health"].map((page) => `${origin}/dashboard/operator/${page}`);
   const ofDocs = ["docs", "docs/errors", "docs/policies", "docs/book", "docs/operate/dashboard", "docs/search?q=backup"];
-  const ownPages = [...pages, ...ofTunnel, `${web}/domain`, endpoint, delivery, team, why, ...ofOperator, `${origin}/dashboard/account`];
+  const ownPages = [...pages, ...ofTunnel, `${web}/domain`, `${web}/settings`, device, endpoint, delivery, team, why, ...ofOperator, `${origin}/dashboard/account`];
   ownPages.push(...ofDocs.map((page) => `${origin}/${page}`));
   for (const url of ownPages) {
     await window.page.goto(url);
     world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
-    const named = url.replace(delivery, "/dashboard/one-delivery").replace(`${origin}/docs`, "/dashboard/docs").replace(/\?.*/, "").replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook").replace(team, "/dashboard/one-team").replace(why, "/dashboard/one-refusal");
+    const named = url.replace(device, "/dashboard/one-device").replace(delivery, "/dashboard/one-delivery").replace(`${origin}/docs`, "/dashboard/docs").replace(/\?.*/, "").replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook").replace(team, "/dashboard/one-team").replace(why, "/dashboard/one-refusal");
     await world.look(window, named.split("/dashboard/")[1].replaceAll("/", "-"));
   }
   await window.context.close();

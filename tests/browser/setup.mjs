@@ -47,7 +47,7 @@ const device = spawn(agent, ["--state-dir", state, "run"], { stdio: "ignore" });
 const service = createServer((_, response) => response.end("hello from the laptop")).listen(0, "127.0.0.1");
 
 await page.goto(`${origin}/dashboard/me/tunnels/new`);
-await page.getByLabel("Name").fill("web");
+await page.getByLabel("Name", { exact: true }).fill("web");
 await page.getByLabel("Protocol").selectOption("tcp");
 await page.getByLabel("Local port").fill(String(service.address().port));
 await click("button", "Create tunnel");

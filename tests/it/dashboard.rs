@@ -84,7 +84,9 @@ async fn pages_are_for_members_of_the_scope(engine: Engine) {
     let refusal: Uuid = refused.body["request_id"].as_str().unwrap().parse().unwrap();
     let (store, scope) = (&host.app.store, ada.account_id);
     host.until_found(async || store.refusal(scope, None, refusal).await.unwrap()).await;
+    let own_device: Uuid = device.as_str().unwrap().parse().unwrap();
     let ids = [
+        ("devices", own_device),
         ("tunnels", own),
         ("operations", operation),
         ("webhooks", webhook),
@@ -139,7 +141,10 @@ async fn forms_are_for_members_of_the_scope(engine: Engine) {
             let shown = eves.post(&path, &form).await;
             let is_of_others = scope != "me" || action.path.contains("{id}");
             if action.path.starts_with("{s}") && is_of_others {
-                let is_gone = matches!(shown.led_to(), "/dashboard/me/tunnels" | "/dashboard/me/webhooks");
+                let is_gone = matches!(
+                    shown.led_to(),
+                    "/dashboard/me/tunnels" | "/dashboard/me/webhooks" | "/dashboard/me/devices"
+                );
                 let refused = shown.outcome() == "404 not_found" || is_gone;
                 assert!(refused, "{path}: {}", shown.outcome());
             }
@@ -204,6 +209,7 @@ async fn tunnel_is_created_once_for_a_form_and_faults_stand_at_their_fields(engi
     let one = tab.get(created.led_to()).await;
     assert!(one.text.contains("game") && one.text.contains("stopped") && one.text.contains("No device may run it"));
     let delete = format!("{}/delete", created.led_to());
+    let one = tab.get(&format!("{}/settings", created.led_to())).await;
     let shown = tab.submit(&one, &delete, &[("confirm_name", "other")]).await;
     assert_eq!((shown.status, shown.fault("confirm_name")), (422, Some("must be the name of this tunnel")));
     assert_eq!(tab.submit(&one, &delete, &[("confirm_name", "game")]).await.led_to(), path);
@@ -217,8 +223,8 @@ async fn tunnel_is_changed_and_says_who_may_visit(engine: Engine) {
     let (id, api) = (tunnel(&host, &ada, "web").await, host.api(&ada.key));
     let mut tab = Tab::entered(&host, ada.account_id).await;
     let path = format!("/dashboard/me/tunnels/{id}");
-    let page = tab.get(&path).await;
     let settings = format!("{path}/settings");
+    let page = tab.get(&settings).await;
     let shown = tab.submit(&page, &settings, &[("name", "shop"), ("local_port", "0")]).await;
     assert_eq!(
         (shown.outcome().as_str(), shown.fault("local_port")),
@@ -226,7 +232,7 @@ async fn tunnel_is_changed_and_says_who_may_visit(engine: Engine) {
     );
     assert!(shown.text.contains("value=\"shop\""), "what was typed is there");
     let typed = [("name", "shop"), ("local_port", "8000")];
-    assert_eq!(tab.submit(&page, &settings, &typed).await.led_to(), path);
+    assert_eq!(tab.submit(&page, &settings, &typed).await.led_to(), settings);
     let changed = api.get(&format!("/tunnels/{id}")).await;
     assert_eq!((&changed.data()["name"], &changed.data()["local_port"]), (&json!("shop"), &json!(8000)));
 
@@ -313,7 +319,7 @@ async fn policies_decide_in_the_dashboard_as_in_the_api(engine: Engine) {
     let id = tunnel(&host, &owner, "web").await;
     let mut tab = Tab::with_password(&host, grace.account_id).await;
     let path = format!("/dashboard/{team}/tunnels/{id}");
-    let page = tab.get(&path).await;
+    let page = tab.get(&format!("{path}/settings")).await;
     let refused = tab.submit(&page, &format!("{path}/delete"), &[("confirm_name", "web")]).await;
     assert_eq!(refused.outcome(), "403 team_role_forbidden");
     assert!(refused.text.contains("The rule of a policy that refuses it: <code>own-tunnel</code>"), "{}", refused.text);
@@ -327,7 +333,10 @@ async fn policies_decide_in_the_dashboard_as_in_the_api(engine: Engine) {
     let mut adas = Tab::entered(&host, ada.account_id).await;
     assert_eq!(adas.get("/dashboard/me").await.status, 200);
     let page = adas.get("/dashboard/me/devices").await;
-    assert_eq!(adas.submit(&page, "/dashboard/me/devices/code", &[]).await.outcome(), "403 feature_not_available");
+    assert!(page.text.contains("<code>feature_not_available</code>"), "{}", page.text);
+    let form = adas.made_up(&host, "/dashboard/me/devices/code", &[]).await;
+    let refused = adas.post("/dashboard/me/devices/code", &form).await;
+    assert_eq!(refused.outcome(), "403 feature_not_available");
 }
 
 /// covers: elevation_required

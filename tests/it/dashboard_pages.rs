@@ -5,11 +5,12 @@ use std::process::Stdio;
 
 use culvert_domain::caller::Role;
 use culvert_test_macros::both_engines;
+use culvert_wire::control::Done;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
-use crate::support::host::{Engine, TestHost};
+use crate::support::host::{Engine, TestHost, own_address};
 use crate::support::tab::{Shown, Tab};
 
 /// A member may not change another's tunnel: its page says so beforehand, with the policy's own words. Nothing is recorded of
@@ -22,7 +23,7 @@ async fn controls_that_a_policy_would_refuse_say_so_before_the_click(engine: Eng
     host.join(team, &grace, Role::Member).await;
     let adas = host.api(&host.key(ada.account_id, team, "full_access").await.key);
     let tunnel = adas.post("/tunnels", json!({"local_port": 3000})).await.id();
-    let path = format!("/dashboard/{team}/tunnels/{tunnel}");
+    let path = format!("/dashboard/{team}/tunnels/{tunnel}/settings");
     let mut graces = Tab::entered(&host, grace.account_id).await;
     let asked = async || {
         let metrics = host.metrics().await;
@@ -33,7 +34,7 @@ async fn controls_that_a_policy_would_refuse_say_so_before_the_click(engine: Eng
     let page = graces.get(&path).await;
     assert_eq!(asked().await, before);
     is_sound(&path, &page);
-    assert_eq!(page.text.matches("<fieldset disabled>").count(), 2, "{}", page.text);
+    assert_eq!(page.text.matches("<fieldset disabled>").count(), 4, "{}", page.text);
     assert!(page.text.contains("by the rule <code>own-tunnel</code>"));
     let mut own = Tab::entered(&host, ada.account_id).await;
     assert!(!own.get(&path).await.text.contains("<fieldset disabled>"));
@@ -171,7 +172,11 @@ async fn requests_that_pages_show_can_be_pasted() {
         assert!(answer["data"].is_array(), "{page}: {answer}");
     }
     let of_tunnel = commands(&tab.get(&format!("/dashboard/me/tunnels/{tunnel}")).await);
-    let [read, start, stop, change, delete] = of_tunnel.as_slice() else { panic!("{of_tunnel:?}") };
+    let [read, start, stop, sessions] = of_tunnel.as_slice() else { panic!("{of_tunnel:?}") };
+    let settings = commands(&tab.get(&format!("/dashboard/me/tunnels/{tunnel}/settings")).await);
+    let [change, bind, delete] = settings.as_slice() else { panic!("{settings:?}") };
+    assert!(paste(&host, &ada.key, sessions).await["data"].is_array());
+    assert_eq!(paste(&host, &ada.key, bind).await["data"]["unrestricted"], true);
     assert_eq!(paste(&host, &ada.key, read).await["data"]["id"], tunnel.as_str());
     let started = paste(&host, &ada.key, start).await;
     assert_eq!(started["data"]["device_id"], device.id.to_string(), "{started}");
@@ -187,4 +192,178 @@ async fn requests_that_pages_show_can_be_pasted() {
     }
     assert_eq!(api.get("/webhooks").await.data().as_array().unwrap().len(), 0, "the last one deletes it");
     assert_eq!(paste(&host, &ada.key, delete).await["data"]["id"], tunnel.as_str());
+}
+
+/// Every field that the API changes is changed here, to the same values.
+#[both_engines]
+async fn settings_of_a_tunnel_are_those_of_the_api(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let made = json!({"local_port": 3000, "protocol": "http", "subdomain": "hello"});
+    let (first, second) =
+        (api.post("/tunnels", made).await.id(), api.post("/tunnels", json!({"local_port": 1})).await.id());
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let settings = |tunnel: Uuid| format!("/dashboard/me/tunnels/{tunnel}/settings");
+    let page = tab.get(&settings(first)).await;
+    is_sound("settings", &page);
+    // Saved as it is, nothing changes.
+    let before = api.get(&format!("/tunnels/{first}")).await.data().clone();
+    assert_eq!(tab.submit(&page, &settings(first), &[]).await.led_to(), settings(first));
+    let mut after = api.get(&format!("/tunnels/{first}")).await.data().clone();
+    after["updated_at"] = before["updated_at"].clone();
+    assert_eq!(after, before);
+    let typed = [
+        ("name", "shop"),
+        ("local_host", "10.0.0.7"),
+        ("local_port", "8443"),
+        ("idle_timeout", "60"),
+        ("buffer_size", ""),
+        ("proxy_protocol", "v2"),
+        ("http_basic_auth_enabled", "yes"),
+        ("http_basic_auth_username", "guest"),
+        ("http_basic_auth_password", "open sesame "),
+        ("host_header", "shop.internal"),
+        ("local_scheme", "https"),
+        ("local_tls_verify", "no"),
+    ];
+    let page = tab.get(&settings(first)).await;
+    let saved = tab.submit(&page, &settings(first), &typed).await;
+    assert_eq!(saved.status, 303, "{}", saved.text);
+    let now = api.get(&format!("/tunnels/{first}")).await.data().clone();
+    for (field, value) in [
+        ("name", json!("shop")),
+        ("local_host", json!("10.0.0.7")),
+        ("local_port", json!(8443)),
+        ("idle_timeout", json!(60)),
+        ("proxy_protocol", json!("v2")),
+        ("http_basic_auth_enabled", json!(true)),
+        ("http_basic_auth_username", json!("guest")),
+        ("host_header", json!("shop.internal")),
+        ("local_scheme", json!("https")),
+        ("local_tls_verify", json!(false)),
+        ("http_ssl_enabled", json!(true)),
+    ] {
+        assert_eq!(now[field], value, "{field}: {now}");
+    }
+    // An empty password leaves the one that is there; a fault stands at its field, without the password.
+    let page = tab.get(&settings(first)).await;
+    assert!(!page.text.contains("open sesame"));
+    let refused =
+        tab.submit(&page, &settings(first), &[("idle_timeout", "5"), ("http_basic_auth_password", "short")]).await;
+    assert_eq!(refused.outcome(), "422 validation_failed");
+    assert!(refused.fault("idle_timeout").is_some() && refused.fault("http_basic_auth_password").is_some());
+    assert!(!refused.text.contains("value=\"short\""));
+    // A tcp tunnel has no fields of HTTP.
+    let page = tab.get(&settings(second)).await;
+    assert!(!page.text.contains("host_header"));
+    assert_eq!(tab.submit(&page, &settings(second), &[("idle_timeout", "")]).await.led_to(), settings(second));
+}
+
+/// Which devices may run a tunnel, and on which node it is.
+#[both_engines]
+async fn tunnel_is_bound_to_devices_and_moved_to_another_node(engine: Engine) {
+    let address = own_address();
+    let host = TestHost::with(engine, |config| {
+        let mut second = config.node.clone();
+        (second.hostname, second.bind) = (address.to_string(), address);
+        second.listen.set_ip(address);
+        second.domain = Some("second.example.test".into());
+        config.extra_node.push(second);
+    })
+    .await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let (device, _wire) = host.wired(&ada, ada.account_id).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": 3000})).await.id();
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let path = format!("/dashboard/me/tunnels/{tunnel}");
+    let page = tab.get(&format!("{path}/settings")).await;
+    is_sound("settings", &page);
+    let chosen = format!("device {}", device.id);
+    let bound = tab.submit(&page, &format!("{path}/devices"), &[(&chosen, "yes")]).await;
+    assert_eq!(bound.led_to(), format!("{path}/settings"), "{}", bound.text);
+    let bindings = api.get(&format!("/tunnels/{tunnel}")).await.data()["bindings"].clone();
+    assert_eq!(bindings["device_ids"], json!([device.id]));
+    let page = tab.get(&format!("{path}/settings")).await;
+    assert!(page.text.contains(&format!("name=\"{chosen}\" value=\"yes\" checked")));
+    let former = api.get(&format!("/tunnels/{tunnel}")).await.data()["node"]["id"].clone();
+    let nodes = api.get("/nodes").await.data().as_array().unwrap().clone();
+    let other = nodes.iter().map(|node| &node["id"]).find(|id| **id != former).unwrap();
+    assert!(page.text.contains(&format!("<option value={other} selected>")), "{}", page.text);
+    let moved = tab.submit(&page, &format!("{path}/move"), &[("node_id", other.as_str().unwrap())]).await;
+    assert_eq!(moved.led_to(), path, "{}", moved.text);
+    assert_eq!(api.get(&format!("/tunnels/{tunnel}")).await.data()["node"]["id"], *other);
+    // An id that is none's is refused at the list.
+    let unknown = format!("device {}", Uuid::nil());
+    let page = tab.get(&format!("{path}/settings")).await;
+    let refused = tab.submit(&page, &format!("{path}/devices"), &[(&unknown, "yes")]).await;
+    assert_eq!(refused.outcome(), "422 validation_failed", "{}", refused.text);
+}
+
+/// covers: device_pinned
+#[both_engines]
+async fn device_is_renamed_stopped_and_removed_by_who_may(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let (device, mut wire) = host.wired(&grace, team).await;
+    let path = format!("/dashboard/{team}/devices/{}", device.id);
+    let mut adas = Tab::with_password(&host, ada.account_id).await;
+    let mut graces = Tab::with_password(&host, grace.account_id).await;
+    let page = graces.get(&path).await;
+    is_sound(&path, &page);
+    assert_eq!(graces.submit(&page, &format!("{path}/rename"), &[("name", "nas")]).await.led_to(), path);
+    assert!(graces.get(&path).await.text.contains("<h1>nas</h1>"));
+    // What it is asked for leads to the operation that tells what comes of it.
+    let asked = graces.submit(&page, &format!("{path}/stop-all"), &[]).await;
+    assert!(asked.led_to().starts_with(&format!("/dashboard/{team}/operations/")), "{}", asked.text);
+    wire.obey(Done::StopAll { stopped: Vec::new() }).await;
+    // Only its owner says what its commands may, whatever the role in the Team.
+    let page = graces.get(&path).await;
+    let switched = graces.submit(&page, &format!("{path}/may-create"), &[]).await;
+    assert_eq!(switched.led_to(), path, "{}", switched.text);
+    let others = adas.get(&path).await;
+    assert!(
+        others.text.contains("aria-disabled=\"true\">Let them create tunnels")
+            || others.text.contains("aria-disabled=\"true\">Do not let them"),
+        "{}",
+        others.text
+    );
+    let form = adas.made_up(&host, &format!("{path}/may-create"), &[("may_create", "yes")]).await;
+    assert_eq!(adas.post(&format!("{path}/may-create"), &form).await.outcome(), "403 not_device_owner");
+    // A tunnel that only it may run keeps it.
+    let key = host.key(ada.account_id, team, "full_access").await.key;
+    let tunnel = json!({"local_port": 3000, "name": "only here", "device_ids": [device.id]});
+    let tunnel = host.api(&key).post("/tunnels", tunnel).await.id();
+    let page = adas.get(&path).await;
+    let refused = adas.submit(&page, &format!("{path}/remove"), &[]).await;
+    assert_eq!(refused.outcome(), "409 device_pinned");
+    assert!(refused.text.contains("only here"), "{}", refused.text);
+    host.api(&key).delete(&format!("/tunnels/{tunnel}")).await.data();
+    let page = adas.get(&path).await;
+    let list = format!("/dashboard/{team}/devices");
+    assert_eq!(adas.submit(&page, &format!("{path}/remove"), &[]).await.led_to(), list);
+    assert_eq!(adas.get(&path).await.outcome(), "404 not_found");
+    assert_eq!(adas.submit(&page, &format!("{path}/remove"), &[]).await.led_to(), list, "a second click");
+    let log = adas.get(&format!("/dashboard/{team}/audit")).await;
+    assert!(log.text.contains("devices.remove") && log.text.contains("devices.set_may_create"));
+}
+
+/// A member's own device is theirs to remove; another member's is not.
+#[both_engines]
+async fn member_removes_own_devices_alone(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("Lab", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let (adas, _one) = host.wired(&ada, team).await;
+    let (own, _other) = host.wired(&grace, team).await;
+    let mut tab = Tab::with_password(&host, grace.account_id).await;
+    let path = |device: Uuid| format!("/dashboard/{team}/devices/{device}/remove");
+    let form = tab.made_up(&host, &path(adas.id), &[]).await;
+    assert_eq!(tab.post(&path(adas.id), &form).await.outcome(), "403 team_role_forbidden");
+    let form = tab.made_up(&host, &path(own.id), &[]).await;
+    assert_eq!(tab.post(&path(own.id), &form).await.led_to(), format!("/dashboard/{team}/devices"));
 }

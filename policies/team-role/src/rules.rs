@@ -12,12 +12,15 @@ pub const CODES: [(&str, &str); 2] = [
         "The caller's role in the Team does not allow this. Members change what they created and control their own \
          devices; ask an owner or admin of the Team.",
     ),
-    (NOT_OWNER, "Only the account that enrolled a device may rename it or turn its remote control off."),
+    (
+        NOT_OWNER,
+        "Only the account that enrolled a device may rename it, turn its remote control off or say what its commands may.",
+    ),
 ];
 
 pub const RULES: [(&str, &str); 8] = [
     ("membership", "The caller must have a role in the Team"),
-    ("device-owner", "Only its owner updates a device"),
+    ("device-owner", "Only its owner updates a device, and says whether its commands may create tunnels"),
     ("active-member", "A device can be controlled while its owner is in the Team"),
     ("own-tunnel", "Members change and delete the tunnels that they created"),
     ("own-device", "Members control their own devices, and lead no other anywhere"),
@@ -26,12 +29,15 @@ pub const RULES: [(&str, &str); 8] = [
     ("unknown-action", "Members may do nothing that these rules do not name"),
 ];
 
+/// What only the owner of a device does.
+const OF_OWNER: [&str; 2] = ["devices.update", "devices.set_may_create"];
+
 /// The first rule that refuses. In a personal scope there are no roles, and nothing is refused.
 pub fn judge(ask: &Ask) -> Option<Denial> {
     if ask.caller.scope == Scope::Personal {
         return None;
     }
-    if ask.action == "devices.update" {
+    if OF_OWNER.contains(&ask.action.as_str()) {
         return device_owner(ask);
     }
     match ask.caller.role {
@@ -59,9 +65,12 @@ fn member(ask: &Ask) -> Option<Denial> {
     match ask.action.as_str() {
         // Members make keys and enrol devices for themselves.
         "tunnels.create" | "keys.create" | "devices.create_code" => None,
-        "tunnels.start" | "tunnels.stop" | "tunnels.restart" | "devices.stop_all" | "devices.restart_agent" => {
-            own_device(ask)
-        }
+        "tunnels.start"
+        | "tunnels.stop"
+        | "tunnels.restart"
+        | "devices.stop_all"
+        | "devices.restart_agent"
+        | "devices.remove" => own_device(ask),
         // With the devices that lead to the tunnel's target, where it changes.
         "tunnels.update" | "tunnels.create_extra_port" => own_tunnel(ask).or_else(|| own_device(ask)),
         action if action.starts_with("tunnels.") => own_tunnel(ask),
@@ -95,7 +104,7 @@ mod tests {
     use crate::culvert::policy::types::Caller;
     use crate::exports::culvert::policy::roles::{Device, Part, Tunnel};
 
-    const ACTIONS: [&str; 14] = [
+    const ACTIONS: [&str; 16] = [
         "tunnels.create",
         "tunnels.update",
         "tunnels.create_extra_port",
@@ -103,6 +112,8 @@ mod tests {
         "tunnels.start",
         "tunnels.stop",
         "devices.update",
+        "devices.set_may_create",
+        "devices.remove",
         "devices.stop_all",
         "devices.restart_agent",
         "webhooks.create",
@@ -139,7 +150,7 @@ mod tests {
 
     #[test]
     fn device_update_is_allowed_only_to_its_owner() {
-        for ask in every_ask().iter().filter(|ask| ask.action == "devices.update") {
+        for ask in every_ask().iter().filter(|ask| OF_OWNER.contains(&ask.action.as_str())) {
             assert_eq!(judge(ask).is_none(), ask.devices[0].owned_by_caller);
         }
     }
@@ -157,7 +168,7 @@ mod tests {
     #[test]
     fn caller_without_role_may_only_update_own_device() {
         for ask in every_ask().iter().filter(|ask| ask.caller.role.is_none()) {
-            let own_device = ask.action == "devices.update" && ask.devices[0].owned_by_caller;
+            let own_device = OF_OWNER.contains(&ask.action.as_str()) && ask.devices[0].owned_by_caller;
             assert_eq!(judge(ask).is_none(), own_device, "{}", ask.action);
         }
     }
