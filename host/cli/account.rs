@@ -8,8 +8,8 @@ use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::account;
 use culvert_domain::audit_log::Actor;
-use culvert_service::accounts;
 use culvert_service::links::{self, NewLink};
+use culvert_service::{accounts, locked_accounts};
 use culvert_store::Store;
 
 #[derive(Subcommand)]
@@ -43,6 +43,16 @@ pub(super) enum Account {
         #[arg(long)]
         off: bool,
     },
+    /// Lock an account: its sign-ins and what its devices run end, and its keys are refused
+    Lock {
+        #[arg(long)]
+        email: String,
+    },
+    /// Unlock an account: people sign in again, and its keys are good again
+    Unlock {
+        #[arg(long)]
+        email: String,
+    },
 }
 
 impl Account {
@@ -52,6 +62,8 @@ impl Account {
             Self::Link { email } => link(config, output, &email).await,
             Self::Recover { email } => recover(config, output, &email).await,
             Self::Operator { email, off } => set_operator(config, output, &email, !off).await,
+            Self::Lock { email } => set_locked(config, output, &email, true).await,
+            Self::Unlock { email } => set_locked(config, output, &email, false).await,
         }
     }
 }
@@ -118,6 +130,21 @@ async fn set_operator(config: &Config, output: Output, email: &str, is_operator:
     accounts::set_operator(&store, account.id, is_operator, Actor::CLI).await.map_err(|error| refused(error.detail))?;
     let value = json!({"id": account.id, "email": account.email, "operator": is_operator});
     let word = if is_operator { "is an operator" } else { "is no operator" };
+    print(output, &value, || format!("{} {word}", account.email));
+    Ok(())
+}
+
+async fn set_locked(config: &Config, output: Output, email: &str, is_locked: bool) -> Result<(), CliError> {
+    let store = operator::store(config).await?;
+    let account = operator::account(&store, email).await?;
+    let set = if is_locked {
+        locked_accounts::lock(&store, account.id, Actor::CLI).await
+    } else {
+        locked_accounts::unlock(&store, account.id, Actor::CLI).await
+    };
+    set.map_err(|error| refused(error.detail))?;
+    let value = json!({"id": account.id, "email": account.email, "locked": is_locked});
+    let word = if is_locked { "is locked" } else { "is not locked" };
     print(output, &value, || format!("{} {word}", account.email));
     Ok(())
 }

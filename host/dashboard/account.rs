@@ -1,7 +1,10 @@
 //! The person's own account: its password, and where it is signed in.
 
 use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_service::links::NewLink;
+use culvert_service::sign_ins::WantedProfile;
 use maud::{Markup, html};
+use salvo::http::StatusCode;
 
 use crate::answer::Answer;
 use crate::form::KEY;
@@ -9,8 +12,9 @@ use crate::path::own_page;
 use crate::public_form::signed_in;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
-use crate::{ROOT, passkeys, second_factor};
+use crate::{ROOT, mail, passkeys, second_factor};
 
+const PROFILE: &str = "/dashboard/account/profile";
 const PASSWORD: &str = "/dashboard/account/password";
 const CONFIRM: &str = "/dashboard/account/confirm";
 const CONFIRM_BY_PASSKEY: &str = "/dashboard/account/confirm-by-passkey";
@@ -21,6 +25,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let sign_ins = known.all_of(visit.service(), &visit.sign_in).await?;
     let content = html! {
         p.muted { (visit.sign_in.name) " · " (visit.sign_in.email) }
+        section { h2 { "Name and e-mail" } (profile(visit)) }
         (password(visit))
         (passkeys::section(visit).await?)
         (second_factor::section(visit).await?)
@@ -49,6 +54,43 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
     };
     Ok(page::signed_in(visit, "Account", &content))
+}
+
+fn profile(visit: &Visit) -> Markup {
+    let hint = if visit.dashboard.mails.are_sent() {
+        "A new address is used once you have opened the link that is mailed to it."
+    } else {
+        "You sign in with it."
+    };
+    html! {
+        @if visit.is_elevated() {
+            form method="post" action=(PROFILE) {
+                (field::hidden(KEY, &visit.form_key(PROFILE)))
+                (field::text(&field::Field { required: true, autocomplete: Some("name"), ..field::typed(visit, "display_name", "Your name", &visit.sign_in.name) }))
+                (field::text(&field::Field { kind: "email", required: true, autocomplete: Some("email"), hint: Some(hint),
+                    ..field::typed(visit, "email", "E-mail", &visit.sign_in.email) }))
+                button type="submit" { "Save" }
+            }
+        } @else { (asked_first(visit, &format!("{ROOT}/account"), "change them")) }
+    }
+}
+
+pub(crate) async fn change_profile(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let dashboard = &visit.dashboard;
+    let wanted =
+        WantedProfile { name: posted.form.get("display_name").to_owned(), email: posted.form.get("email").to_owned() };
+    let letter = |email: &str, link: &NewLink| mail::new_address(&dashboard.site, email, link);
+    let changed =
+        dashboard.sign_ins.change_profile(visit.service(), &dashboard.mails, &visit.sign_in, &wanted, letter).await?;
+    if !changed {
+        return Ok(Answer::see_other(&format!("{ROOT}/account")));
+    }
+    let content = html! {
+        p role="status" { "A link is on its way to " strong { (wanted.email.trim()) } ". Until it is opened, within 24 hours, you sign in with "
+            strong { (visit.sign_in.email) } "." }
+        p { a href=(format!("{ROOT}/account")) { "Your account" } }
+    };
+    Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "Look into your mail", &content)))
 }
 
 fn password(visit: &Visit) -> Markup {

@@ -116,6 +116,9 @@ pub const ACTIONS: &[Act] = &[
     elevated("operator/accounts/{id}/operator", "operator/accounts", |visit, posted| {
         Box::pin(operator::accounts::set_operator(visit, posted))
     }),
+    elevated("operator/accounts/{id}/lock", "operator/accounts", |visit, posted| {
+        Box::pin(operator::accounts::set_locked(visit, posted))
+    }),
     elevated("operator/teams/{id}/plan", "operator/teams", |visit, posted| {
         Box::pin(operator::teams::set_plan(visit, posted))
     }),
@@ -129,6 +132,7 @@ pub const ACTIONS: &[Act] = &[
         Box::pin(operator::policies::roll_back(visit, posted))
     }),
     act("account/join", "account", |visit, posted| Box::pin(welcome::join(visit, posted))),
+    elevated("account/profile", "account", |visit, posted| Box::pin(account::change_profile(visit, posted))),
     act("account/password", "account", |visit, posted| Box::pin(account::set_password(visit, posted))),
     elevated("account/second-factor", "account", |visit, posted| Box::pin(second_factor::begin(visit, posted))),
     act("account/second-factor/confirm", "account", |visit, posted| Box::pin(second_factor::confirm(visit, posted))),

@@ -58,6 +58,11 @@ pub fn routers(docs: &Arc<Docs>) -> Vec<Router> {
     ];
     routers
         .extend(book::PAGES.iter().map(|page| at(&page.path(), BookPage { page, rendered: Arc::default(), is_https })));
+    routers.extend(
+        book::PICTURES.iter().map(|(name, picture)| {
+            fixed(&format!("docs/pictures/{name}"), Rendered::new("image/webp", picture.to_vec()))
+        }),
+    );
     routers
 }
 

@@ -53,6 +53,21 @@ pub(crate) fn link(site: &Site, email: &str, link: &NewLink) -> Letter {
     }
 }
 
+/// The mail that shows that a new address is its owner's.
+pub(crate) fn new_address(site: &Site, email: &str, link: &NewLink) -> Letter {
+    Letter {
+        to: email.to_owned(),
+        subject: "Your new address for Culvert".into(),
+        text: format!(
+            "Open this link to use this address for your account of Culvert, at {}; it can be used once, within 24 \
+             hours:\n\n{}\n\nIf you did not ask for it, do nothing.\n",
+            site.origin,
+            site.entrance(&link.secret)
+        ),
+        expires_at: link.expires_at,
+    }
+}
+
 /// The page of somebody who cannot sign in.
 pub(crate) fn ask_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
     let content = html! {

@@ -86,6 +86,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let (tunnel, authorized) = visit.service().tunnel_with_devices(&visit.caller, visit.id()?).await?;
     let bandwidth = visit.service().tunnel_bandwidth(&visit.caller, tunnel.id).await?;
     let days = visit.service().tunnel_days(&visit.caller, tunnel.id).await?;
+    let minutes = visit.service().last_hour(&visit.caller, tunnel.id).await?;
     let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p.line {
@@ -112,6 +113,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 dt { "Id" } dd { code { (tunnel.id) } }
             }
         }
+        section { h2 { "The last hour" } (plot::minutes(&minutes)) p.muted { "Since this host has started, when the page was loaded." } }
         section { h2 { "The last 30 days" } (plot::days(&days)) }
         (visit.dashboard.requests.drawer(&requests(&tunnel, &authorized)))
     };

@@ -38,6 +38,7 @@ pub(crate) async fn enter(
     let welcome = match entered.await {
         // Whoever came by a link is asked for a password first, if there is none.
         Ok(Entered::Proved(proved)) => return Ok(proved_page(dashboard, proved, &format!("{ROOT}/account"))),
+        Ok(Entered::EmailChanged(email)) => return Ok(email_changed(dashboard, &email)),
         Ok(Entered::Welcome(welcome)) => welcome,
         Err(error) if error.source.is_some() => return Err(error),
         Err(error) => return Ok(refused(dashboard, &error, enter_page(dashboard, Some(&error)))),
@@ -47,6 +48,14 @@ pub(crate) async fn enter(
         _ => account_page(dashboard, &welcome, &form, None),
     };
     Ok(Answer::page(StatusCode::OK, page))
+}
+
+fn email_changed(dashboard: &Dashboard, email: &str) -> Answer {
+    let content = html! {
+        p role="status" { "Your account has the address " strong { (email) } " now. You sign in with it." }
+        p { a href=(ROOT) { "To the dashboard" } }
+    };
+    Answer::page(StatusCode::OK, page::narrow("E-mail address changed", &dashboard.docs_url, &content))
 }
 
 /// Makes the account of somebody who has a link for one.

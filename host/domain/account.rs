@@ -63,5 +63,6 @@ pub struct AccountRecord {
     pub plan: String,
     pub created_at: DateTime<Utc>,
     pub is_operator: bool,
+    pub is_locked: bool,
     pub has_password: bool,
 }

@@ -146,6 +146,18 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
     write.move_device(id, owner_id).await
 }
 
+/// Ends what a device does whose owner's account was locked. It is not removed.
+///
+/// # Errors
+///
+/// If the database fails.
+pub(crate) async fn stop_of_locked(write: &mut Write, id: Uuid) -> Result<()> {
+    let error = OperationError::new(FailureCode::AccessLost, "The account of the device's owner is locked.");
+    revoke_work(write, id, &error).await?;
+    operations::fail_of_lost_device(write, id).await?;
+    presence::set_offline(write, id, OfflineReason::NotAllowed).await
+}
+
 /// Removes a device of the caller's scope.
 pub struct RemoveDevice {
     pub device_id: Uuid,

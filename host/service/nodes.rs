@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use crate::certificates;
 use crate::metrics::NodeMetrics;
+use crate::recent_traffic::RecentTraffic;
 use crate::secrets::Secrets;
 use counts::ReportedCounts;
 use culvert_domain::lease::Lease;
@@ -51,6 +52,7 @@ pub struct Nodes {
     key: SigningKey,
     metrics: NodeMetrics,
     counts: ReportedCounts,
+    recent: RecentTraffic,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
     /// How many nodes have applied their first assignments.
     ready: watch::Sender<usize>,
@@ -80,6 +82,7 @@ impl Nodes {
             store,
             metrics,
             counts: ReportedCounts::default(),
+            recent: RecentTraffic::default(),
             links: Mutex::default(),
             ready: watch::Sender::new(0),
         }
@@ -127,6 +130,12 @@ impl Nodes {
     /// Counts traffic that was stored.
     pub fn count(&self, batch: &TrafficBatch) {
         self.metrics.count(batch);
+        self.recent.add(&batch.rows, self.clock.now());
+    }
+
+    /// What tunnels carried in the last hour.
+    pub(crate) fn recent_traffic(&self) -> &RecentTraffic {
+        &self.recent
     }
 
     /// Removes a link, unless the node has a newer one.

@@ -19,6 +19,7 @@ use crate::call::Answered;
 use crate::gate::{self, PinnedPolicies};
 use crate::idempotency::IdempotencyKey;
 use crate::links::{self, NewLink};
+use crate::locked_accounts;
 
 /// Somebody who is signed in and operates the installation.
 #[derive(Clone)]
@@ -233,6 +234,20 @@ impl Service {
             })
         });
         set.await
+    }
+
+    /// Locks an account, or unlocks it.
+    ///
+    /// # Errors
+    ///
+    /// `not_found` if there is no such account; `last_operator` if it is the only operator; if the database fails.
+    pub async fn set_locked(&self, operator: Operator, account_id: Uuid, is_locked: bool) -> Result<()> {
+        self.store.account(account_id).await?.ok_or_else(Error::not_found)?;
+        if is_locked {
+            locked_accounts::lock(&self.store, account_id, operator.actor).await
+        } else {
+            locked_accounts::unlock(&self.store, account_id, operator.actor).await
+        }
     }
 
     /// Makes an account an operator, or no operator any more.

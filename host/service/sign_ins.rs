@@ -1,7 +1,9 @@
 //! Sign-ins of people at the dashboard: by a link or with a password, and what they may do meanwhile. A sign-in is known by
 //! a random value in a cookie, of which the store has the hash.
 
+mod failures;
 mod passkeys;
+mod profile;
 mod second_factor;
 mod strength;
 mod throttle;
@@ -30,6 +32,7 @@ use webauthn_rs::Webauthn;
 use crate::Service;
 use crate::links::hash;
 pub use passkeys::{Challenge, StoredPasskey};
+pub use profile::WantedProfile;
 pub use second_factor::NewTotp;
 use strength::{PASSWORD_CHARACTERS, check_strength};
 use throttle::{Account, Throttle, Tries};
@@ -370,6 +373,9 @@ impl SignIns {
         let hash = known.as_ref().map(|(_, hash)| hash.clone());
         let password = if is_possible { password.to_owned() } else { String::new() };
         if !service.passwords.check(password, hash).await? {
+            if let Some((account_id, _)) = known {
+                self.note_failure(service, account_id, address, "password");
+            }
             return Ok(None);
         }
         self.throttle.password_was_right(address, tried);
@@ -437,6 +443,10 @@ async fn present(write: &mut Write, id: Uuid) -> Result<SignIn> {
 
 /// Creates a sign-in, and has the audit log tell of it.
 async fn create(write: &mut Write, new: &NewSignIn) -> Result<()> {
+    // Only who has the right password, passkey or link is told.
+    if write.is_locked(new.account_id).await? {
+        return Err(Error::new(Code::SignInRequired, "The account is locked. Ask whoever runs this host."));
+    }
     let actor = Actor::account(Origin::Dashboard, new.account_id, None);
     let actor = Actor { address: new.client.address.clone().unwrap_or_default(), ..actor };
     let id = write.create_sign_in(new, PER_ACCOUNT).await?;

@@ -214,7 +214,7 @@ impl Change for RenameTeam {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<()> {
         check_rank(permit.caller(), &[])?;
-        write.rename_team(permit.caller().scope.id, &self.name).await
+        write.rename_scope(permit.caller().scope.id, &self.name).await
     }
 
     fn details(&self, (): &()) -> Value {

@@ -27,8 +27,10 @@ macro_rules! select_device {
             "SELECT ", $total, " AS total, d.id, d.scope_id, d.owner_id, d.name, d.platform, d.version, d.capabilities, d.remote_control, \
                     d.consent_revision, d.allowed_targets, d.may_create, d.created_at, d.public_key, p.last_seen_at, \
                     COALESCE(p.online, FALSE) AS online, \
-                    (d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
-                        WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) AS owner_active \
+                    ((d.owner_id = d.scope_id OR EXISTS (SELECT 1 FROM team_members m \
+                        WHERE m.team_id = d.scope_id AND m.account_id = d.owner_id)) \
+                     AND NOT EXISTS (SELECT 1 FROM accounts a WHERE a.id = d.owner_id AND a.locked_at IS NOT NULL)) \
+                        AS owner_active \
              FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ",
             $rest
         ))
@@ -36,6 +38,13 @@ macro_rules! select_device {
 }
 
 impl Store {
+    /// The devices that an account has enrolled, each with its scope.
+    pub async fn devices_owned_by(&self, account_id: Uuid) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = sql!("SELECT scope_id, id FROM devices WHERE owner_id = $1 ORDER BY scope_id, id");
+        let rows = (&self.db).all(sql, args![account_id]).await?;
+        Ok(rows.iter().map(|row| Ok((row.id("scope_id")?, row.id("id")?))).collect::<DbResult<_>>()?)
+    }
+
     pub async fn device(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Device>> {
         find(&mut &self.db, scope_id, id).await
     }

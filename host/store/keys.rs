@@ -65,6 +65,7 @@ macro_rules! select_key_owner {
                     s.id, s.kind, s.name, s.plan, m.role \
              FROM api_keys k \
              JOIN scopes s ON s.id = k.scope_id \
+             JOIN accounts a ON a.id = k.account_id AND a.locked_at IS NULL \
              LEFT JOIN team_members m ON m.team_id = k.scope_id AND m.account_id = k.account_id \
              WHERE k.revoked_at IS NULL AND ",
             $condition
@@ -84,8 +85,8 @@ macro_rules! select_key_record {
 }
 
 impl Store {
-    /// Reads a key with its account, scope, role and plan. `None` for a revoked key, and for a key of a Team
-    /// that its account has left.
+    /// Reads a key with its account, scope, role and plan. `None` for a revoked key, for a key of a Team that its account has
+    /// left, and while the account is locked.
     pub async fn key_owner(&self, public_id: &str) -> Result<Option<KeyOwner>> {
         let row = (&self.db).optional(select_key_owner!("k.public_id = $1"), args![public_id]).await?;
         admissible(row)

@@ -36,6 +36,7 @@ pub mod outbox;
 pub mod passkeys;
 pub mod ports;
 pub mod presence;
+mod profiles;
 mod prune;
 pub mod rate;
 mod refusals;

@@ -61,6 +61,8 @@ const FILES: &[File] = files! {
     30 "0030_passkeys"
     31 "0031_operator_pages"
     32 "0032_mails"
+    33 "0033_locked_accounts"
+    34 "0034_email_changes"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -16,6 +16,7 @@ macro_rules! select_account {
     ($rest:literal) => {
         sql!(concat!(
             "SELECT a.id, a.email, a.created_at, s.name, s.plan, a.operator_since IS NOT NULL AS is_operator, \
+                    a.locked_at IS NOT NULL AS is_locked, \
                     p.account_id IS NOT NULL AS has_password FROM accounts a JOIN scopes s ON s.id = a.id \
              LEFT JOIN passwords p ON p.account_id = a.id ",
             $rest
@@ -85,6 +86,23 @@ impl Write {
         Ok(())
     }
 
+    /// Locks an account, or unlocks it.
+    pub async fn set_locked(&mut self, account_id: Uuid, is_locked: bool) -> Result<()> {
+        let since = is_locked.then_some(self.now);
+        let sql = sql!(
+            "UPDATE accounts SET locked_at = CASE WHEN CAST($2 AS BIGINT) IS NULL THEN NULL \
+                 ELSE COALESCE(locked_at, $2) END WHERE id = $1"
+        );
+        self.execute(sql, args![account_id, since]).await?;
+        Ok(())
+    }
+
+    /// Whether an account is locked.
+    pub async fn is_locked(&mut self, account_id: Uuid) -> Result<bool> {
+        let sql = sql!("SELECT 1 AS one FROM accounts WHERE id = $1 AND locked_at IS NOT NULL");
+        Ok(self.optional(sql, args![account_id]).await?.is_some())
+    }
+
     /// Whether this account is the only operator. Others that look take turns.
     pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
         let operators = sql!(
@@ -102,6 +120,7 @@ impl Write {
 
 fn account(row: &Row) -> DbResult<AccountRecord> {
     Ok(row!(row => AccountRecord {
-        id: id, email: text, name: text, plan: text, created_at: time, is_operator: flag, has_password: flag,
+        id: id, email: text, name: text, plan: text, created_at: time, is_operator: flag, is_locked: flag,
+        has_password: flag,
     }))
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
+use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost};
 use crate::support::hostile::{GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
@@ -42,7 +43,7 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     }
     let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
     let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(forms.len(), 8);
+    assert_eq!(forms.len(), 9);
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
         let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1"), ("status", "offline")];
@@ -223,4 +224,54 @@ async fn health_tells_what_waits_and_what_is_unwise(engine: Engine) {
     ] {
         assert!(page.text.contains(part), "{part}: {}", page.text);
     }
+}
+
+/// Nobody signs in to a locked account, its keys are no keys, and its devices stop; unlocked, keys are good again.
+#[both_engines]
+async fn locked_account_does_nothing_until_it_is_unlocked(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, mut tab) = operator(&host).await;
+    let grace = host.person("grace").await;
+    let api = host.api(&grace.key);
+    let device = host.device(&grace, grace.account_id, Remote::Enabled).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": 3000})).await.id();
+    device.start_tunnel(&tunnel.to_string()).await.unwrap();
+    host.until_tunnel(&api, tunnel, "running").await;
+    let mut graces = Tab::with_password(&host, grace.account_id).await;
+    let path = format!("{ACCOUNTS}/{}/lock", grace.account_id);
+    let page = tab.get(ACCOUNTS).await;
+    for wrong in ["", "true"] {
+        assert_eq!(tab.submit(&page, &path, &[("locked", wrong)]).await.outcome(), "422 validation_failed");
+    }
+    let form = tab.made_up(&host, &path, &[("locked", "yes")]).await;
+    assert_eq!(tab.post(&path, &form).await.led_to(), ACCOUNTS);
+    // Keys are remembered for a second.
+    host.clock.advance(Duration::from_secs(2));
+    assert_eq!(api.get("/account").await.outcome(), "401 invalid_api_key");
+    assert_eq!(graces.get("/dashboard/me").await.led_to(), "/dashboard/sign-in?next=%2Fdashboard%2Fme");
+    host.until(async || {
+        let store = &host.app.store;
+        store.tunnel(grace.account_id, tunnel).await.unwrap().unwrap().run.is_none().then_some(())
+    })
+    .await;
+    let sign_in = async || {
+        let mut tab = Tab::open(&host);
+        let page = tab.get("/dashboard/sign-in").await;
+        tab.submit(&page, "/dashboard/sign-in", &[("email", "grace@example.test"), ("password", PASSWORD)]).await
+    };
+    let refused = sign_in().await;
+    assert_eq!(refused.outcome(), "401 sign_in_required");
+    assert!(refused.text.contains("The account is locked."), "{}", refused.text);
+    let page = tab.get(ACCOUNTS).await;
+    assert!(page.text.contains("locked") && page.text.contains(">Unlock</button>"));
+    // The last operator stays.
+    let own = format!("{ACCOUNTS}/{ada}/lock");
+    let form = tab.made_up(&host, &own, &[("locked", "yes")]).await;
+    assert_eq!(tab.post(&own, &form).await.outcome(), "409 last_operator");
+
+    let form = tab.made_up(&host, &path, &[("locked", "no")]).await;
+    assert_eq!(tab.post(&path, &form).await.led_to(), ACCOUNTS);
+    host.clock.advance(Duration::from_secs(2));
+    assert_eq!(sign_in().await.led_to(), "/dashboard");
+    assert_eq!(api.get("/account").await.status, 200);
 }

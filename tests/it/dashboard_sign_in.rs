@@ -240,6 +240,32 @@ async fn wrong_passwords_are_slowed_down(engine: Engine) {
     assert_eq!(sign_in(&mut tab, "ada@example.test", PASSWORD).await.led_to(), "/dashboard");
 }
 
+/// The audit log of an account tells of wrong passwords, once a minute for an address, and of those of nobody's account nothing.
+#[both_engines]
+async fn wrong_passwords_are_in_the_audit_log(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    Tab::with_password(&host, ada.account_id).await;
+    let mut tab = Tab::open(&host);
+    let noted = async |count: usize| {
+        host.until_seen(async || {
+            let entries = host.app.store.audit_entries_after(ada.account_id, 0, 500).await.unwrap();
+            let failed: Vec<_> = entries.into_iter().filter(|entry| entry.action == "sign_ins.fail").collect();
+            if failed.len() == count { Ok(failed) } else { Err(failed.len()) }
+        })
+        .await
+    };
+    for email in ["ada@example.test", "nobody@example.test", "ada@example.test"] {
+        assert_eq!(sign_in(&mut tab, email, "wrong").await.status, 401);
+    }
+    let failed = noted(1).await;
+    assert_eq!((failed[0].actor.account_id, failed[0].actor.address.as_str()), (None, "127.0.0.1"));
+    assert_eq!(failed[0].details, r#"{"wrong":"password"}"#);
+    host.clock.advance(Duration::from_mins(1));
+    assert_eq!(sign_in(&mut tab, "ada@example.test", "wrong").await.status, 401);
+    noted(2).await;
+}
+
 #[both_engines]
 async fn sign_in_ends_by_time_and_by_hand(engine: Engine) {
     let host = TestHost::start(engine).await;

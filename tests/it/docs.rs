@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use culvert_dashboard::docs::book::{PAGES, render};
+use culvert_dashboard::docs::book::{PAGES, PICTURES, render};
 use regex::Regex;
 
 use crate::support::host::{Engine, TestHost};
@@ -18,7 +18,12 @@ fn sources() -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { folders.push(path) } else { found.push(path) }
+            let is_page = path.extension().is_some_and(|end| end == "md");
+            if path.is_dir() {
+                folders.push(path);
+            } else if is_page {
+                found.push(path);
+            }
         }
     }
     found
@@ -98,6 +103,22 @@ async fn every_page_is_served_and_its_links_resolve() {
             }
         }
         pages.insert(path, page);
+    }
+    let picture = Regex::new(r#"<img src="([^"]+)" alt="[^"]+""#).unwrap();
+    let shown: BTreeSet<&str> = pages
+        .values()
+        .flat_map(|page| picture.captures_iter(page))
+        .map(|found| found.get(1).unwrap().as_str())
+        .collect();
+    let kept: BTreeSet<String> = PICTURES.iter().map(|(name, _)| format!("/docs/pictures/{name}")).collect();
+    assert_eq!(shown, kept.iter().map(String::as_str).collect(), "each picture is shown");
+    for path in shown {
+        let answer = client.get(format!("{}{path}", host.url())).send().await.unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["content-type"]),
+            (200, &"image/webp".parse().unwrap()),
+            "{path}"
+        );
     }
     assert!(pages.len() > PAGES.len());
     let broken: Vec<_> = links.iter().filter(|(_, target, id)| !anchors(&pages[target]).contains(id)).collect();

@@ -38,6 +38,7 @@ const GROWING: &[&str] = &[
     "device_codes",
     "device_presence",
     "devices",
+    "email_changes",
     "events",
     "extra_ports",
     "firewall_rules",

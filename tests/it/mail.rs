@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStdout};
 use crate::support::database::count;
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::program::python;
-use crate::support::tab::{Shown, Tab};
+use crate::support::tab::{PASSWORD, Shown, Tab};
 
 const ASK: &str = "/dashboard/sign-in/link";
 
@@ -197,4 +197,54 @@ async fn host_without_mail_says_whom_to_ask() {
     assert!(!host.app.dashboard.as_deref().is_some_and(|dashboard: &Dashboard| dashboard.mails.are_sent()));
     let page = Tab::open(&host).get(ASK).await;
     assert!(page.text.contains("culvert account link --email") && !page.text.contains("<form"), "{}", page.text);
+}
+
+/// A new address is the account's once the link to it was opened; that another account has it is not told.
+#[both_engines]
+async fn new_address_is_used_when_its_link_was_opened(engine: Engine) {
+    let mut server = MailServer::start(&[]).await;
+    let host = server.host(engine).await;
+    let (ada, _) = (host.person("ada").await, host.person("grace").await);
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let (account, path) = ("/dashboard/account", "/dashboard/account/profile");
+    let page = tab.get(account).await;
+    let refused = tab.submit(&page, path, &[("display_name", ""), ("email", "nobody")]).await;
+    assert!(refused.status == 422 && refused.fault("display_name").is_some() && refused.fault("email").is_some());
+    let page = tab.get(account).await;
+    let taken = tab.submit(&page, path, &[("display_name", "Ada L."), ("email", "grace@example.test")]).await;
+    let page = tab.get(account).await;
+    assert!(page.text.contains("Ada L."), "the name is changed at once");
+    let asked = tab.submit(&page, path, &[("email", "lovelace@example.test")]).await;
+    assert_eq!((taken.status, asked.status), (200, 200), "{}", asked.text);
+    let said = |page: &Shown| {
+        page.text.split("role=\"status\">A link").nth(1).unwrap().split("</p>").next().unwrap().to_owned()
+    };
+    assert_eq!(said(&taken).replace("grace@", "lovelace@"), said(&asked));
+    let mail = server.next().await;
+    assert_eq!(mail["to"][0], "lovelace@example.test");
+    let sign_in = async |email: &str| {
+        let mut tab = Tab::open(&host);
+        let page = tab.get("/dashboard/sign-in").await;
+        tab.submit(&page, "/dashboard/sign-in", &[("email", email), ("password", PASSWORD)]).await.status
+    };
+    assert_eq!((sign_in("ada@example.test").await, sign_in("lovelace@example.test").await), (303, 401));
+    let opened = open(&host, &link(&mail)).await;
+    assert!(opened.text.contains("lovelace@example.test"), "{}", opened.text);
+    assert_eq!((sign_in("ada@example.test").await, sign_in("lovelace@example.test").await), (401, 303));
+    assert_eq!(open(&host, &link(&mail)).await.outcome(), "410 link_not_valid");
+}
+
+/// Where no mail is sent, a new address is the account's at once.
+#[both_engines]
+async fn address_is_changed_at_once_without_mail(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, _) = (host.person("ada").await, host.person("grace").await);
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let path = "/dashboard/account/profile";
+    let page = tab.get("/dashboard/account").await;
+    let taken = tab.submit(&page, path, &[("email", "grace@example.test")]).await;
+    assert_eq!(taken.fault("email"), Some("has an account"));
+    let page = tab.get("/dashboard/account").await;
+    assert_eq!(tab.submit(&page, path, &[("email", "Lovelace@example.test")]).await.led_to(), "/dashboard/account");
+    assert!(tab.get("/dashboard/account").await.text.contains("lovelace@example.test"));
 }

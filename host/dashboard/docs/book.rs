@@ -89,6 +89,16 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0033-mail-previews-and-documentation.md"
 };
 
+/// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.
+pub const PICTURES: &[(&str, &[u8])] = &[
+    ("overview.webp", include_bytes!("../../../docs/pictures/overview.webp")),
+    ("telephone.webp", include_bytes!("../../../docs/pictures/telephone.webp")),
+    ("tunnel.webp", include_bytes!("../../../docs/pictures/tunnel.webp")),
+    ("why-refused.webp", include_bytes!("../../../docs/pictures/why-refused.webp")),
+];
+/// Where they are, in the repository and on a host.
+const PICTURE_FOLDER: &str = "docs/pictures/";
+
 /// The guide of policies, which has been served before there were other pages.
 const POLICIES: &str = "policies/README.md";
 /// Served by the host from its own codes and those of the loaded policies.
@@ -187,6 +197,10 @@ pub fn render(source: &str, text: &str) -> String {
                     events.push(Event::Start(Tag::Link { link_type, dest_url: target.into(), title, id }));
                 }
             }
+            Event::Start(Tag::Image { link_type, dest_url, title, id }) => {
+                let dest_url = link(source, &dest_url).map_or(dest_url, CowStr::from);
+                events.push(Event::Start(Tag::Image { link_type, dest_url, title, id }));
+            }
             Event::End(TagEnd::Link) => {
                 if open_links.pop() == Some(true) {
                     events.push(Event::End(TagEnd::Link));
@@ -253,6 +267,7 @@ fn link(source: &str, target: &str) -> Option<String> {
     let path = match file.as_str() {
         POLICIES => "docs/policies".into(),
         ERRORS => "docs/errors".into(),
+        picture if picture.starts_with(PICTURE_FOLDER) => picture.to_owned(),
         other => PAGES.iter().find(|page| page.source == other)?.path(),
     };
     Some(format!("/{path}{fragment}"))

@@ -57,7 +57,14 @@ fn table(visit: &Visit, accounts: &[AccountRecord], may_change: bool) -> Markup 
                             (field::button_with(visit, &path("operator"), label, &[("operator", value)]))
                         }
                     }
-                    td { @if may_change { (field::button(visit, &path("link"), "Make link")) } }
+                    td {
+                        @if account.is_locked { (badge::warning("locked")) }
+                        @if may_change {
+                            @if !account.is_locked { (field::button(visit, &path("link"), "Make link")) }
+                            @let (label, value) = if account.is_locked { ("Unlock", "no") } else { ("Lock", "yes") };
+                            (field::button_with(visit, &path("lock"), label, &[("locked", value)]))
+                        }
+                    }
                 }
             } }
         } }
@@ -113,6 +120,16 @@ fn shown(visit: &Visit, label: &str, made: &Value) -> Answer {
 pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (operator, plan) = (operator(visit)?, posted.form.get("plan"));
     visit.service().set_plan_of(operator, &visit.policies, visit.id()?, plan).await?;
+    Ok(Answer::see_other(PATH))
+}
+
+pub(crate) async fn set_locked(visit: &Visit, posted: Posted) -> Result<Answer> {
+    let is_locked = match posted.form.get("locked") {
+        "yes" => true,
+        "no" => false,
+        _ => return Err(Error::invalid(vec![Fault::new("locked", "must be yes or no")])),
+    };
+    visit.service().set_locked(operator(visit)?, visit.id()?, is_locked).await?;
     Ok(Answer::see_other(PATH))
 }
 

@@ -73,6 +73,7 @@ impl SignIns {
         let Ticket { account_id, method } = self.open_ticket(service, ticket).ok_or_else(too_old)?;
         let tries = Tries::of_account(account_id, client.address);
         if !self.check_code(service, account_id, code, &tries).await? {
+            self.note_failure(service, account_id, client.address, "code");
             return Ok(None);
         }
         let (value, mut new) = self.new_sign_in(account_id, method, client);

@@ -40,6 +40,8 @@ const MAX_REMEMBERED: usize = 10_000;
 const MINUTE: Duration = Duration::from_mins(1);
 /// Passwords that are checked for one account in a minute, right ones among them.
 const CHECKS: u32 = 20;
+/// Failed sign-ins of an account from one address that are noted.
+const NOTES: (u32, Duration) = (1, MINUTE);
 /// Requests of a sign-in in a minute, and those among them that change something.
 const REQUESTS: u32 = 600;
 const CHANGES: u32 = 60;
@@ -120,6 +122,12 @@ impl Requests {
 }
 
 impl Throttle {
+    /// Whether a failed sign-in of an account from an address is to be noted.
+    pub(super) fn takes_note(&self, account_id: Uuid, address: Option<IpAddr>, now: Moment) -> bool {
+        let what = hash(&format!("note {account_id} {:?}", address.map(prefix)));
+        self.tries.take(what, NOTES, now).is_ok()
+    }
+
     pub(super) fn new() -> Self {
         let limiter = |(most, within)| FailedAuthLimiter::within(most, within);
         Self {

@@ -22,6 +22,8 @@ use crate::links;
 pub enum Entered {
     /// Its account, which is signed in now or has a code to give.
     Proved(Proved),
+    /// Its account has another e-mail address now.
+    EmailChanged(String),
     /// Something that takes more than the link, which is not used up.
     Welcome(Welcome),
 }
@@ -53,6 +55,9 @@ impl SignIns {
         let hash = self.hash_of_link(typed, client)?;
         // Checked first without a write transaction, so that wrong links do not delay other writers.
         let Some(account_id) = service.store.account_of_link(&hash).await? else {
+            if let Some(email) = self.take_email(service, hash, client).await? {
+                return Ok(Entered::EmailChanged(email));
+            }
             return Ok(Entered::Welcome(self.welcome(service, hash, client).await?));
         };
         let (value, new) = self.new_sign_in(account_id, SignInMethod::Link, client);

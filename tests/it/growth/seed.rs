@@ -120,6 +120,12 @@ impl Seed {
         insert(scopes, "links", "hash, account_id, expires_at", format!("{hash}, {own}, {later}"));
         insert(
             scopes,
+            "email_changes",
+            "hash, account_id, email, expires_at",
+            format!("{hash}, {own}, 'seed@example.test', {later}"),
+        );
+        insert(
+            scopes,
             "mails",
             "id, recipient, content, attempts, due_at, expires_at",
             format!("{}, 'seed@example.test', {bytes}, 1, {later}, {later}", self.id(19, "i")),
