@@ -1,5 +1,7 @@
 //! `culvert account …`
 
+use std::sync::Arc;
+
 use clap::Subcommand;
 use serde_json::json;
 
@@ -135,7 +137,7 @@ async fn set_operator(config: &Config, output: Output, email: &str, is_operator:
 }
 
 async fn set_locked(config: &Config, output: Output, email: &str, is_locked: bool) -> Result<(), CliError> {
-    let store = operator::store(config).await?;
+    let store = Arc::new(operator::store(config).await?);
     let account = operator::account(&store, email).await?;
     let set = if is_locked {
         locked_accounts::lock(&store, account.id, Actor::CLI).await

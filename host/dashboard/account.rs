@@ -79,7 +79,8 @@ pub(crate) async fn change_profile(visit: &Visit, posted: Posted) -> Result<Answ
     let dashboard = &visit.dashboard;
     let wanted =
         WantedProfile { name: posted.form.get("display_name").to_owned(), email: posted.form.get("email").to_owned() };
-    let letter = |email: &str, link: &NewLink| mail::new_address(&dashboard.site, email, link);
+    let letter =
+        |email: &str, link: &NewLink| mail::new_address(&dashboard.site, visit.sign_in.account_id, email, link);
     let changed =
         dashboard.sign_ins.change_profile(visit.service(), &dashboard.mails, &visit.sign_in, &wanted, letter).await?;
     if !changed {

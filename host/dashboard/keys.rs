@@ -2,6 +2,7 @@
 
 use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
+use culvert_domain::caller::ScopeKind;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::key::ApiKey;
@@ -15,6 +16,7 @@ use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::requests::Shown;
+use crate::view::sample::quoted;
 use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
@@ -22,7 +24,11 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let keys = visit.service().keys(&visit.caller, visit.page()).await?;
     let now = visit.service().clock().now();
     let may = visit.preview(Resource::Scope, &[Action::KeysCreate]).await?;
-    let command = format!("culvert key create --account {} --scopes read_only", visit.sign_in.email);
+    let team = match visit.caller.scope.kind {
+        ScopeKind::Personal => String::new(),
+        ScopeKind::Team => format!(" --team {}", visit.caller.scope.id),
+    };
+    let command = format!("culvert key create --account {}{team} --scopes read_only", quoted(&visit.sign_in.email));
     let content = html! {
         p {
             "A program sends its key with each request: " code { "Authorization: Bearer ctk_…" } ". "

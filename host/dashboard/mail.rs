@@ -6,10 +6,11 @@ use culvert_domain::error::{Error, Result};
 use culvert_domain::mail::SealedMail;
 use culvert_domain::team::INVITATION_LIFETIME;
 use culvert_service::links::NewLink;
-use culvert_service::mails::Letter;
+use culvert_service::mails::{Letter, LetterKind};
 use culvert_service::sign_ins::Client;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
+use uuid::Uuid;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
@@ -26,6 +27,8 @@ pub(crate) const ASK: &str = "/dashboard/sign-in/link";
 pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<SealedMail> {
     let (by, team, link) = (&visit.sign_in.name, &visit.caller.scope.name, visit.dashboard.site.entrance(secret));
     let letter = Letter {
+        kind: LetterKind::Invitation,
+        by: Some(visit.sign_in.account_id),
         to: email.to_owned(),
         subject: format!("{by} invites you to {team}"),
         text: format!(
@@ -39,8 +42,10 @@ pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<Sea
 }
 
 /// The mail that brings somebody a link to their account.
-pub(crate) fn link(site: &Site, email: &str, link: &NewLink) -> Letter {
+pub(crate) fn link(site: &Site, kind: LetterKind, by: Option<Uuid>, email: &str, link: &NewLink) -> Letter {
     Letter {
+        kind,
+        by,
         to: email.to_owned(),
         subject: "Your link to Culvert".into(),
         text: format!(
@@ -54,8 +59,10 @@ pub(crate) fn link(site: &Site, email: &str, link: &NewLink) -> Letter {
 }
 
 /// The mail that shows that a new address is its owner's.
-pub(crate) fn new_address(site: &Site, email: &str, link: &NewLink) -> Letter {
+pub(crate) fn new_address(site: &Site, by: Uuid, email: &str, link: &NewLink) -> Letter {
     Letter {
+        kind: LetterKind::NewAddress,
+        by: Some(by),
         to: email.to_owned(),
         subject: "Your new address for Culvert".into(),
         text: format!(
@@ -93,8 +100,8 @@ pub(crate) fn ask_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
 pub(crate) fn ask(dashboard: &Arc<Dashboard>, form: &Form, client: &Client) -> Result<Answer> {
     let email = form.get("email").trim().to_owned();
     let asked = check(dashboard, form, ASK).and_then(|()| {
-        let (to, site) = (email.clone(), dashboard.clone());
-        let letter = move |new: &NewLink| link(&site.site, &to, new);
+        let at = dashboard.clone();
+        let letter = move |to: &str, new: &NewLink| link(&at.site, LetterKind::AskedLink, None, to, new);
         dashboard.mails.mail_link(&dashboard.service, email.clone(), client.address, letter)
     });
     if let Err(error) = asked {

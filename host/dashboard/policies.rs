@@ -23,7 +23,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 (about(module))
                 @if module.rules.is_empty() { p.empty { "It tells of no rules." } } @else {
                     div.scroll role="region" aria-label=(format!("Rules of {}", module.name)) tabindex="0" { table {
-                        thead { tr { th { "Rule" } th { "What it says" } th { "Refused in 24 hours" } } }
+                        thead { tr { th { "Rule" } th { "What it says" } th { "Refused in 24 hours" span.muted { " (of 1,000 at most)" } } } }
                         tbody { @for (rule, summary) in &module.rules { tr {
                             td { code { (rule) } }
                             td.long { (summary) }

@@ -34,12 +34,13 @@ const ACTIONS: [Action; 4] =
 const DEVICES: u32 = 100;
 /// What stands before the id of a device in the name of its box.
 const BOX: &str = "device ";
+/// The box for any device.
+const ANY: &str = "any device";
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
     let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
-    let first = Page { limit: DEVICES, after: CursorPosition::START };
-    let devices = visit.service().devices(&visit.caller, first).await?.rows;
+    let devices = choice(visit, &tunnel).await?;
     let nodes = visit.service().listed_nodes().await?;
     let path = |action: &str| format!("{}/{action}", visit.path_of(TUNNEL));
     let unless = |action, form| refusal::form_unless(may.refusal(action), form);
@@ -124,18 +125,34 @@ fn http_fields(visit: &Visit, tunnel: &Tunnel) -> Markup {
     }
 }
 
+/// The devices that can be chosen from: those of the tunnel, and the newest of the scope.
+async fn choice(visit: &Visit, tunnel: &Tunnel) -> Result<Vec<Device>> {
+    let first = Page { limit: DEVICES, after: CursorPosition::START };
+    let mut devices = visit.service().devices(&visit.caller, first).await?.rows;
+    for id in &tunnel.device_ids {
+        if !devices.iter().any(|device| device.id == *id) {
+            devices.push(visit.service().device(&visit.caller, *id).await?);
+        }
+    }
+    Ok(devices)
+}
+
 fn devices_form(visit: &Visit, tunnel: &Tunnel, devices: &[Device], path: &str) -> Markup {
     let boxes: Vec<(String, String, bool)> = devices
         .iter()
         .map(|device| (format!("{BOX}{}", device.id), devices::name(device), tunnel.device_ids.contains(&device.id)))
         .collect();
-    let boxes_shown = boxes.iter().map(|(name, label, is_chosen)| (name.clone(), label.as_str(), *is_chosen));
+    let any = std::iter::once((ANY.to_owned(), "any device of this scope", !tunnel.restricted));
+    let shown = boxes.iter().map(|(name, label, is_chosen)| (name.clone(), label.as_str(), *is_chosen));
     html! {
         @if devices.is_empty() { p.empty { "There are no devices yet. " a href=(visit.in_scope("/devices")) { "Add one" } } } @else {
+            @if tunnel.restricted && tunnel.device_ids.is_empty() {
+                p.notice.warn { "No device may run it: those that might are gone." }
+            }
             form method="post" action=(path) {
                 (field::hidden(KEY, &visit.form_key(path)))
-                (field::boxes("device_ids", "Devices", visit.fault("device_ids"), boxes_shown))
-                p.hint { "None: any device of this scope. A device that runs it and is no longer chosen stops." }
+                (field::boxes("device_ids", "Devices", visit.fault("device_ids"), any.chain(shown)))
+                p.hint { "A device that runs it and is no longer chosen stops." }
                 button type="submit" { "Save devices" }
             }
         }
@@ -223,8 +240,14 @@ pub(crate) async fn change(visit: &Visit, posted: Posted) -> Result<Answer> {
 
 pub(crate) async fn bind(visit: &Visit, posted: Posted) -> Result<Answer> {
     let tunnel_id = visit.id()?;
-    let chosen = posted.form.names().filter_map(|name| name.strip_prefix(BOX));
-    let ids = JsonTree::List(chosen.map(|id| JsonTree::Text(id.to_owned())).collect());
+    let chosen: Vec<&str> = posted.form.names().filter_map(|name| name.strip_prefix(BOX)).collect();
+    let is_any = posted.form.find(ANY).is_some();
+    // An empty list lets every device run it, so that is not what an empty form means.
+    if is_any != chosen.is_empty() {
+        let allowed = "must be some devices, or any device of this scope and none by itself";
+        return Err(Error::invalid(vec![Fault::new("device_ids", allowed)]));
+    }
+    let ids = JsonTree::List(chosen.into_iter().map(|id| JsonTree::Text(id.to_owned())).collect());
     let body = read::<BindDevices>(Some(&JsonTree::Object(vec![("device_ids".into(), ids)])));
     let change = |device_ids| BindTunnel { tunnel_id, device_ids };
     visit.change_with(&posted, Action::TunnelsBindDevices, Resource::Tunnel(tunnel_id), body, change).await?;

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
-use culvert_domain::error::Result;
+use culvert_domain::error::{Code, Error, Result};
 use culvert_store::{Store, Write};
 use culvert_wire::clock::Clock;
 use sha2::{Digest, Sha256};
@@ -55,8 +55,11 @@ async fn add_new(write: &mut Write, account_id: Uuid) -> Result<NewLink> {
     Ok(link)
 }
 
-/// Adds a link for an account.
+/// Adds a link for an account, unless it is locked.
 pub(crate) async fn add(write: &mut Write, account_id: Uuid, link: &NewLink) -> Result<()> {
+    if write.is_locked(account_id).await? {
+        return Err(Error::new(Code::ValidationFailed, "The account is locked; unlock it first."));
+    }
     write.create_link(&hash(&link.secret), account_id, link.expires_at).await
 }
 

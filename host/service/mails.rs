@@ -11,6 +11,7 @@ use culvert_domain::mail::SealedMail;
 use culvert_wire::client_network::prefix;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 use crate::Service;
 use crate::failed_auth::FailedAuthLimiter;
@@ -18,8 +19,10 @@ use crate::links::{self, NewLink};
 use crate::secrets::Purpose;
 use crate::try_limiter::TryLimiter;
 
-/// Mails to one address.
+/// Mails of one kind to one address, those that one account has sent, and those of this host.
 const TO_ONE: (u32, Duration) = (5, Duration::from_hours(1));
+const BY_ONE: (u32, Duration) = (20, Duration::from_hours(1));
+const OF_HOST: (u32, Duration) = (1000, Duration::from_hours(1));
 /// Links that are asked for from one address.
 const ASKED: (u32, Duration) = (5, Duration::from_hours(1));
 /// Addresses that are remembered.
@@ -27,8 +30,22 @@ const REMEMBERED: usize = 10_000;
 /// Links that are being made for those who have asked. One more is not made.
 const AT_ONCE: usize = 4;
 
+/// Why a mail is sent. Each kind has a budget of its own for an address, so that none takes another's.
+#[derive(Clone, Copy, Debug)]
+pub enum LetterKind {
+    Invitation,
+    /// An operator has made a link.
+    Link,
+    /// Somebody has asked for a link.
+    AskedLink,
+    NewAddress,
+}
+
 /// A mail before it is sealed.
 pub struct Letter {
+    pub kind: LetterKind,
+    /// The account by which it is sent.
+    pub by: Option<Uuid>,
     pub to: String,
     pub subject: String,
     pub text: String,
@@ -46,7 +63,8 @@ pub(crate) struct Content {
 /// Whether mail is sent, and how much.
 pub struct Mails {
     are_sent: bool,
-    to: TryLimiter<[u8; 32]>,
+    /// What was sent, by what it is counted for.
+    sent: TryLimiter<[u8; 32]>,
     asked: FailedAuthLimiter,
     at_once: Arc<Semaphore>,
 }
@@ -55,7 +73,7 @@ impl Mails {
     pub fn new(are_sent: bool) -> Self {
         Self {
             are_sent,
-            to: TryLimiter::remembering(REMEMBERED),
+            sent: TryLimiter::remembering(REMEMBERED),
             asked: FailedAuthLimiter::within(ASKED.0, ASKED.1),
             at_once: Arc::new(Semaphore::new(AT_ONCE)),
         }
@@ -66,11 +84,27 @@ impl Mails {
         self.are_sent
     }
 
-    /// A mail that a transaction can have sent. None where no mail is sent, or too much was sent to the address.
+    /// A mail that a transaction can have sent. None where no mail is sent, or too many are: to the address, by the account, or in
+    /// all.
     pub fn seal(&self, service: &Service, letter: Letter) -> Option<SealedMail> {
-        let Letter { to, subject, text, expires_at } = letter;
-        let address = links::hash(&to.trim().to_lowercase());
-        if !self.are_sent || self.to.take(address, TO_ONE, service.clock().moment()).is_err() {
+        let takes = self.are_sent
+            && letter.by.is_none_or(|by| self.takes(&format!("by {by}"), BY_ONE, service))
+            && self.takes_to(letter.kind, &letter.to, service);
+        if takes { self.sealed(service, letter) } else { None }
+    }
+
+    fn takes_to(&self, kind: LetterKind, to: &str, service: &Service) -> bool {
+        self.takes(&format!("{kind:?} to {}", to.trim().to_lowercase()), TO_ONE, service)
+    }
+
+    fn takes(&self, what: &str, limit: (u32, Duration), service: &Service) -> bool {
+        self.sent.take(links::hash(what), limit, service.clock().moment()).is_ok()
+    }
+
+    fn sealed(&self, service: &Service, letter: Letter) -> Option<SealedMail> {
+        let Letter { to, subject, text, expires_at, .. } = letter;
+        if !self.takes("all", OF_HOST, service) {
+            tracing::warn!("more than {} mails in an hour: this one is not sent", OF_HOST.0);
             return None;
         }
         let id = service.clock().id();
@@ -90,10 +124,14 @@ impl Mails {
         service: &Arc<Service>,
         email: String,
         client: Option<IpAddr>,
-        letter: impl FnOnce(&NewLink) -> Letter + Send + 'static,
+        letter: impl FnOnce(&str, &NewLink) -> Letter + Send + 'static,
     ) -> Result<()> {
         if let Some(wait) = self.asked.count(client.map(prefix), service.clock().moment()) {
             return Err(Error::of(Code::RateLimited).after(wait));
+        }
+        // Counted whether there is such an account or not.
+        if !self.takes_to(LetterKind::AskedLink, &email, service) {
+            return Ok(());
         }
         let Ok(turn) = self.at_once.clone().try_acquire_owned() else { return Ok(()) };
         let (mails, service) = (self.clone(), service.clone());
@@ -111,16 +149,20 @@ impl Mails {
         service: &Service,
         email: &str,
         client: Option<IpAddr>,
-        letter: impl FnOnce(&NewLink) -> Letter,
+        letter: impl FnOnce(&str, &NewLink) -> Letter,
     ) -> Result<()> {
         let email = email.trim();
         let known = if email.contains(char::is_control) { None } else { service.store.account_by_email(email).await? };
         let Some(account) = known else { return Ok(()) };
         let link = NewLink::of_account(service.clock());
-        let Some(mail) = self.seal(service, letter(&link)) else { return Ok(()) };
+        // To the address that the account has: what was typed may only look like it.
+        let Some(mail) = self.sealed(service, letter(&account.email, &link)) else { return Ok(()) };
         let actor = Actor { account_id: None, ..Actor::account(Origin::Dashboard, account.id, client) };
         let make = service.store.write(Some(account.id), move |write| {
             Box::pin(async move {
+                if write.is_locked(account.id).await? {
+                    return Ok(());
+                }
                 links::add(write, account.id, &link).await?;
                 write.insert_mail(&mail).await?;
                 write.audit(NewEntry::new(account.id, actor, AuditAction::AccountsLink));

@@ -8,6 +8,8 @@ use crate::Service;
 
 /// Characters of what is searched for.
 const LONGEST: usize = 100;
+/// Tunnels and devices that are told.
+const TOLD: usize = 10;
 
 /// What has a text in its name.
 #[derive(Default)]
@@ -24,14 +26,17 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn find_by_name(&self, caller: &Caller, text: &str) -> Result<Found> {
-        let part: String = text.trim().chars().filter(|c| !c.is_control()).take(LONGEST).collect();
+        let part = text.trim().chars().take(LONGEST).collect::<String>().to_lowercase();
         if part.is_empty() {
             return Ok(Found::default());
         }
-        let part = part.to_lowercase();
+        // Compared here, because the engines differ in what the lower case of a letter is.
+        let told = |all: Vec<NamedItem>| {
+            all.into_iter().filter(|item| item.name.to_lowercase().contains(&part)).take(TOLD).collect()
+        };
         Ok(Found {
-            tunnels: self.store.tunnels_named_like(caller.scope.id, &part).await?,
-            devices: self.store.devices_named_like(caller.scope.id, &part).await?,
+            tunnels: told(self.store.names_of_tunnels(caller.scope.id).await?),
+            devices: told(self.store.names_of_devices(caller.scope.id).await?),
         })
     }
 }

@@ -277,6 +277,7 @@ impl SignIns {
         }
         let tries = Tries::of_sign_in(sign_in);
         if sign_in.has_second_factor && !self.check_code(service, sign_in.account_id, code, &tries).await? {
+            self.note_failure(service, sign_in.account_id, client.address, "code");
             return Err(Error::invalid(vec![Fault::new("code", "is wrong, or was used before")]));
         }
         self.give_new_value(service, sign_in, None).await.map(Some)

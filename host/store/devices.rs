@@ -38,10 +38,15 @@ macro_rules! select_device {
 }
 
 impl Store {
-    /// The devices that an account has enrolled, each with its scope.
-    pub async fn devices_owned_by(&self, account_id: Uuid) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!("SELECT scope_id, id FROM devices WHERE owner_id = $1 ORDER BY scope_id, id");
-        let rows = (&self.db).all(sql, args![account_id]).await?;
+    /// Devices of locked accounts that are online or run something, each with its scope; at most so many.
+    pub async fn devices_of_locked_accounts(&self, most: u32) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = sql!(
+            "SELECT d.scope_id, d.id FROM accounts a JOIN devices d ON d.owner_id = a.id \
+             LEFT JOIN device_presence p ON p.device_id = d.id \
+             WHERE a.locked_at IS NOT NULL AND (p.online = TRUE \
+                 OR EXISTS (SELECT 1 FROM sessions s WHERE s.device_id = d.id AND s.ended_at IS NULL)) LIMIT $1"
+        );
+        let rows = (&self.db).all(sql, args![most]).await?;
         Ok(rows.iter().map(|row| Ok((row.id("scope_id")?, row.id("id")?))).collect::<DbResult<_>>()?)
     }
 
@@ -101,6 +106,7 @@ impl Store {
         let sql = sql!(
             "SELECT d.owner_id, s.id, s.kind, s.name, s.plan, m.role FROM devices d \
              JOIN scopes s ON s.id = d.scope_id \
+             JOIN accounts a ON a.id = d.owner_id AND a.locked_at IS NULL \
              LEFT JOIN team_members m ON m.team_id = d.scope_id AND m.account_id = d.owner_id \
              WHERE d.id = $1"
         );

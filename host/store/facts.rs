@@ -96,10 +96,14 @@ impl Write {
         };
         let sql = match caller.credential {
             Credential::Key { .. } => select_inputs!(
-                "JOIN api_keys k ON k.id = $4 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $6)"
+                "JOIN api_keys k ON k.id = $4 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $6) \
+                 JOIN accounts a ON a.id = $2 AND a.locked_at IS NULL"
             ),
             Credential::Device(_) => {
-                select_inputs!("JOIN devices d ON d.id = $4 AND d.scope_id = s.id AND d.owner_id = $2")
+                select_inputs!(
+                    "JOIN devices d ON d.id = $4 AND d.scope_id = s.id AND d.owner_id = $2 \
+                     JOIN accounts a ON a.id = $2 AND a.locked_at IS NULL"
+                )
             }
             Credential::SignIn(_) => {
                 select_inputs!("JOIN sign_ins k ON k.id = $4 AND k.account_id = $2 AND k.expires_at > $6")

@@ -91,6 +91,16 @@ impl Write {
         Ok(())
     }
 
+    /// Ends the invitations that an account has made, to whatever Team.
+    pub async fn delete_invitations_of(&mut self, account_id: Uuid) -> Result<()> {
+        let sql = sql!(
+            "DELETE FROM invitations WHERE invited_by = $1 \
+             AND team_id IN (SELECT team_id FROM team_members WHERE account_id = $1)"
+        );
+        self.execute(sql, args![account_id]).await?;
+        Ok(())
+    }
+
     /// The role that an open invitation gives, by its id or by the address that it was made for.
     pub async fn invited_role(&mut self, team_id: Uuid, id: Uuid, email: &str) -> Result<Option<Role>> {
         let sql = sql!("SELECT role FROM invitations WHERE team_id = $1 AND (id = $2 OR email = $3)");

@@ -226,6 +226,16 @@ impl Write {
         Ok(())
     }
 
+    /// Ends the codes that an account has made, whatever scope they are for.
+    pub async fn delete_codes_of(&mut self, account_id: Uuid) -> Result<()> {
+        let sql = sql!(
+            "DELETE FROM device_codes WHERE account_id = $1 \
+             AND (scope_id = $1 OR scope_id IN (SELECT team_id FROM team_members WHERE account_id = $1))"
+        );
+        self.execute(sql, args![account_id]).await?;
+        Ok(())
+    }
+
     /// Ends the codes of an account in a scope but for the newest ones.
     pub async fn delete_older_device_codes(&mut self, account_id: Uuid, scope_id: Uuid, but: u32) -> Result<()> {
         let sql = sql!(

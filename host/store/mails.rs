@@ -16,6 +16,9 @@ use culvert_domain::mail::SealedMail;
 const WAITS: [TimeDelta; 4] =
     [TimeDelta::minutes(1), TimeDelta::minutes(4), TimeDelta::minutes(10), TimeDelta::minutes(45)];
 
+/// How long a mail belongs to who has taken it: longer than it can take to send it.
+const CLAIM: TimeDelta = TimeDelta::minutes(3);
+
 /// A mail that is being sent.
 pub struct ClaimedMail {
     pub mail: SealedMail,
@@ -24,9 +27,14 @@ pub struct ClaimedMail {
 }
 
 impl ClaimedMail {
+    /// How long after this attempt the next one is made. None after the last.
+    fn wait(&self) -> Option<TimeDelta> {
+        WAITS.get(self.attempt as usize - 1).copied()
+    }
+
     /// Whether it is not tried again.
     pub fn is_last(&self) -> bool {
-        self.attempt as usize > WAITS.len()
+        self.wait().is_none()
     }
 }
 
@@ -54,14 +62,26 @@ impl Store {
                 let now = write.now;
                 let Some(row) = write.optional(due, args![now]).await? else { return Ok(None) };
                 let (claimed, due_at) = (claimed(&row)?, row.time("due_at")?);
-                let wait = WAITS.get(claimed.attempt as usize - 1).or(WAITS.last()).copied().unwrap_or_default();
                 // Another host may have taken it meanwhile.
                 let sql = sql!("UPDATE mails SET attempts = attempts + 1, due_at = $3 WHERE id = $1 AND due_at = $2");
-                let taken = write.execute(sql, args![claimed.mail.id, due_at, now + wait]).await?;
+                let taken = write.execute(sql, args![claimed.mail.id, due_at, now + CLAIM]).await?;
                 Ok((taken == 1).then_some(claimed))
             })
         });
         claim.await
+    }
+
+    /// Has a mail that could not be sent be tried again when its time has come.
+    pub async fn postpone_mail(&self, claimed: &ClaimedMail) -> Result<()> {
+        let (id, wait) = (claimed.mail.id, claimed.wait().unwrap_or(CLAIM));
+        let postpone = self.write(None, move |write| {
+            Box::pin(async move {
+                let due_at = write.now + wait;
+                write.execute(sql!("UPDATE mails SET due_at = $2 WHERE id = $1"), args![id, due_at]).await?;
+                Ok(())
+            })
+        });
+        postpone.await
     }
 
     /// Forgets a mail that was sent, or cannot be.

@@ -1,4 +1,4 @@
-//! Search by name within a scope.
+//! What has a name, for a search within a scope.
 
 use uuid::Uuid;
 
@@ -7,12 +7,11 @@ use super::arg::args;
 use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
-use super::sql::sql;
+use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
 
-/// Tunnels and devices of a scope that are looked at, the newest first, and those that are told.
+/// Tunnels and devices of a scope that are looked at, the newest first.
 const LOOKED_AT: u32 = 1000;
-const TOLD: u32 = 10;
 
 /// Something with a name.
 #[derive(Clone, Debug)]
@@ -22,27 +21,25 @@ pub struct NamedItem {
 }
 
 impl Store {
-    /// Tunnels with this text in their name, in lower case.
-    pub async fn tunnels_named_like(&self, scope_id: Uuid, part: &str) -> Result<Vec<NamedItem>> {
-        let sql = sql!(
-            sqlite: "SELECT id, name FROM (SELECT id, name FROM tunnels WHERE scope_id = $1 ORDER BY created_at DESC, id DESC \
-                         LIMIT $3) WHERE instr(lower(name), $2) > 0 LIMIT $4",
-            postgres: "SELECT id, name FROM (SELECT id, name FROM tunnels WHERE scope_id = $1 \
-                           ORDER BY created_at DESC, id DESC LIMIT $3) AS t WHERE strpos(lower(name), $2) > 0 LIMIT $4"
-        );
-        let rows = (&self.db).all(sql, args![scope_id, part, LOOKED_AT, TOLD]).await?;
-        Ok(rows.iter().map(item).collect::<DbResult<_>>()?)
+    /// The newest tunnels of a scope.
+    pub async fn names_of_tunnels(&self, scope_id: Uuid) -> Result<Vec<NamedItem>> {
+        self.named(
+            sql!("SELECT id, name FROM tunnels WHERE scope_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2"),
+            scope_id,
+        )
+        .await
     }
 
-    /// Devices with this text in their name, in lower case.
-    pub async fn devices_named_like(&self, scope_id: Uuid, part: &str) -> Result<Vec<NamedItem>> {
+    /// The newest devices of a scope, those without a name as nothing.
+    pub async fn names_of_devices(&self, scope_id: Uuid) -> Result<Vec<NamedItem>> {
         let sql = sql!(
-            sqlite: "SELECT id, name FROM (SELECT id, name FROM devices WHERE scope_id = $1 ORDER BY created_at DESC, id DESC \
-                         LIMIT $3) WHERE instr(lower(name), $2) > 0 LIMIT $4",
-            postgres: "SELECT id, name FROM (SELECT id, name FROM devices WHERE scope_id = $1 \
-                           ORDER BY created_at DESC, id DESC LIMIT $3) AS d WHERE strpos(lower(name), $2) > 0 LIMIT $4"
+            "SELECT id, COALESCE(name, '') AS name FROM devices WHERE scope_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2"
         );
-        let rows = (&self.db).all(sql, args![scope_id, part, LOOKED_AT, TOLD]).await?;
+        self.named(sql, scope_id).await
+    }
+
+    async fn named(&self, sql: Sql, scope_id: Uuid) -> Result<Vec<NamedItem>> {
+        let rows = (&self.db).all(sql, args![scope_id, LOOKED_AT]).await?;
         Ok(rows.iter().map(item).collect::<DbResult<_>>()?)
     }
 }

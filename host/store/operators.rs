@@ -103,7 +103,7 @@ impl Write {
         Ok(self.optional(sql, args![account_id]).await?.is_some())
     }
 
-    /// Whether this account is the only operator. Others that look take turns.
+    /// Whether this account is the only operator that is not locked. Others that look take turns.
     pub async fn is_last_operator(&mut self, account_id: Uuid) -> Result<bool> {
         let operators = sql!(
             "SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id",
@@ -111,8 +111,9 @@ impl Write {
         );
         self.lock(operators, args![]).await?;
         let sql = sql!(
-            "SELECT (EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL) \
-                 AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL)) AS is_last"
+            "SELECT (EXISTS (SELECT 1 FROM accounts WHERE id = $1 AND operator_since IS NOT NULL AND locked_at IS NULL) \
+                 AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL AND locked_at IS NULL)) \
+                 AS is_last"
         );
         Ok(self.one(sql, args![account_id]).await?.flag("is_last")?)
     }

@@ -51,6 +51,8 @@ impl Store {
             (prune!("links", "expires_at", " <= $1"), now),
             (prune!("invitations", "expires_at", " <= $1"), now),
             (prune!("used_challenges", "expires_at", " <= $1"), now),
+            (prune!("mails", "expires_at", " <= $1"), now),
+            (prune!("email_changes", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),
             (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
             (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),

@@ -24,6 +24,19 @@ macro_rules! select_refusal {
     };
 }
 
+/// Refusals that are counted.
+const COUNTED: u32 = 1000;
+
+macro_rules! count_rules {
+    ($which:literal) => {
+        sql!(concat!(
+            "SELECT rule, COUNT(*) AS refused FROM (SELECT rule FROM refusals WHERE ",
+            $which,
+            " ORDER BY at DESC, request_id DESC LIMIT $3) AS newest WHERE rule IS NOT NULL GROUP BY rule ORDER BY rule"
+        ))
+    };
+}
+
 impl Store {
     /// A refusal in a scope; with an account, one of its own.
     pub async fn refusal(&self, scope_id: Uuid, account_id: Option<Uuid>, id: Uuid) -> Result<Option<Refusal>> {
@@ -54,18 +67,23 @@ impl Store {
         Ok(page.truncate(refusals, |refusal| CursorPosition { at: refusal.at, id: refusal.request_id }))
     }
 
-    /// How many requests each rule has refused in a scope since a time; with an account, of its own.
+    /// How many requests each rule has refused in a scope since a time, of the newest 1,000 refusals; with an account, of its own.
     pub async fn refused_by_rule(
         &self,
         scope_id: Uuid,
         account_id: Option<Uuid>,
         since: DateTime<Utc>,
     ) -> Result<Vec<(String, u64)>> {
-        let sql = sql!(
-            "SELECT rule, COUNT(*) AS refused FROM refusals WHERE scope_id = $1 AND at >= $2 AND rule IS NOT NULL \
-                 AND account_id = COALESCE($3, account_id) GROUP BY rule ORDER BY rule"
-        );
-        let rows = (&self.db).all(sql, args![scope_id, since, account_id]).await?;
+        let rows = match account_id {
+            None => {
+                let sql = count_rules!("scope_id = $1 AND at >= $2");
+                (&self.db).all(sql, args![scope_id, since, COUNTED]).await?
+            }
+            Some(account_id) => {
+                let sql = count_rules!("scope_id = $1 AND at >= $2 AND account_id = $4");
+                (&self.db).all(sql, args![scope_id, since, COUNTED, account_id]).await?
+            }
+        };
         let counted = rows.iter().map(|row| Ok((row.text("rule")?, row.number("refused")?)));
         Ok(counted.collect::<DbResult<Vec<_>>>()?)
     }

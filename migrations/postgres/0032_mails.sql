@@ -12,3 +12,4 @@ CREATE TABLE mails (
     expires_at BIGINT NOT NULL
 );
 CREATE INDEX mails_due ON mails (due_at);
+CREATE INDEX mails_by_expiry ON mails (expires_at);

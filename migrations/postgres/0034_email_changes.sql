@@ -7,3 +7,4 @@ CREATE TABLE email_changes (
     email      TEXT NOT NULL,
     expires_at BIGINT NOT NULL
 );
+CREATE INDEX email_changes_by_expiry ON email_changes (expires_at);

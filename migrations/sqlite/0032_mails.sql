@@ -12,3 +12,4 @@ CREATE TABLE mails (
     expires_at INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX mails_due ON mails (due_at);
+CREATE INDEX mails_by_expiry ON mails (expires_at);

@@ -1,3 +1,4 @@
 -- Accounts that an operator has locked: nobody signs in, and their keys and devices are good for nothing until they are unlocked.
 
 ALTER TABLE accounts ADD COLUMN locked_at INTEGER;
+CREATE INDEX accounts_locked ON accounts (id) WHERE locked_at IS NOT NULL;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use culvert_agent::device::DeviceKey;
 use culvert_domain::audit_log::Actor;
-use culvert_service::accounts;
+use culvert_service::{accounts, locked_accounts};
 use culvert_test_macros::both_engines;
 use serde_json::json;
 use uuid::Uuid;
@@ -238,6 +239,11 @@ async fn locked_account_does_nothing_until_it_is_unlocked(engine: Engine) {
     device.start_tunnel(&tunnel.to_string()).await.unwrap();
     host.until_tunnel(&api, tunnel, "running").await;
     let mut graces = Tab::with_password(&host, grace.account_id).await;
+    let team = format!("/dashboard/{}/team", host.team("Lab", &grace).await);
+    let page = graces.get(&team).await;
+    let invited = [("email", "second@example.test"), ("role", "admin")];
+    let invitation = graces.submit(&page, &format!("{team}/invitations"), &invited).await.link();
+    let code = host.device_code(grace.account_id, grace.account_id).await;
     let path = format!("{ACCOUNTS}/{}/lock", grace.account_id);
     let page = tab.get(ACCOUNTS).await;
     for wrong in ["", "true"] {
@@ -264,6 +270,20 @@ async fn locked_account_does_nothing_until_it_is_unlocked(engine: Engine) {
     assert!(refused.text.contains("The account is locked."), "{}", refused.text);
     let page = tab.get(ACCOUNTS).await;
     assert!(page.text.contains("locked") && page.text.contains(">Unlock</button>"));
+    // What the account has handed out is no good any more.
+    let mut stranger = Tab::open(&host);
+    let page_of_links = stranger.get("/dashboard/enter").await;
+    let opened = stranger.submit(&page_of_links, "/dashboard/enter", &[("link", &invitation)]).await;
+    assert_eq!(opened.outcome(), "410 link_not_valid");
+    assert_ne!(
+        host.redeem(&code, &DeviceKey::generate(&host.clock), &[]).await.status().as_u16(),
+        200,
+        "a code of a locked account enrols a device"
+    );
+    // An operator that is locked is none that could unlock others.
+    let lin = host.person("lin").await;
+    accounts::set_operator(&host.app.store, lin.account_id, true, Actor::CLI).await.unwrap();
+    locked_accounts::lock(&host.app.store, lin.account_id, Actor::CLI).await.unwrap();
     // The last operator stays.
     let own = format!("{ACCOUNTS}/{ada}/lock");
     let form = tab.made_up(&host, &own, &[("locked", "yes")]).await;

@@ -126,6 +126,8 @@ async fn search_finds_pages_names_and_ids_of_the_scope_alone(engine: Engine) {
         page.text.split("<ul class=\"found\">").nth(1).unwrap().split("</ul>").next().unwrap().to_owned()
     };
     let link = format!("/dashboard/me/tunnels/{tunnel}");
+    host.api(&ada.key).post("/tunnels", json!({"local_port": 3001, "name": "Äpfel"})).await.data();
+    assert!(found(&mut adas, "%C3%84PFEL").await.contains("Äpfel"));
     for text in ["SHOP", "web%20%3Cb", &tunnel.to_string()] {
         assert!(found(&mut adas, text).await.contains(&link), "{text}");
         assert!(!found(&mut eves, text).await.contains(&link), "{text}");
@@ -283,7 +285,16 @@ async fn tunnel_is_bound_to_devices_and_moved_to_another_node(engine: Engine) {
     let page = tab.get(&format!("{path}/settings")).await;
     is_sound("settings", &page);
     let chosen = format!("device {}", device.id);
-    let bound = tab.submit(&page, &format!("{path}/devices"), &[(&chosen, "yes")]).await;
+    // No device by itself is not what an empty form means.
+    let mut form = page.form(&format!("{path}/devices"));
+    assert!(form.iter().any(|(name, _)| name == "any device"));
+    let both = tab.submit(&page, &format!("{path}/devices"), &[(&chosen, "yes")]).await;
+    assert!(both.fault("device_ids").is_some(), "{}", both.text);
+    form.retain(|(name, _)| name != "any device");
+    let none = tab.post(&format!("{path}/devices"), &form).await;
+    assert!(none.fault("device_ids").is_some(), "{}", none.text);
+    form.push((chosen.clone(), "yes".into()));
+    let bound = tab.post(&format!("{path}/devices"), &form).await;
     assert_eq!(bound.led_to(), format!("{path}/settings"), "{}", bound.text);
     let bindings = api.get(&format!("/tunnels/{tunnel}")).await.data()["bindings"].clone();
     assert_eq!(bindings["device_ids"], json!([device.id]));

@@ -197,31 +197,34 @@ async fn postgres_reads_no_growing_table_whole() {
     api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
     device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
-    devices | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    devices | … NOT NULL)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     passkeys | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords | …SELECT 1 AS one FROM passwords LIMIT 1
-    team_members | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    team_members | … NOT NULL)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     ");
 }
 
-/// As on PostgreSQL, and orders of certificates are resumed once when a host starts. The index of operators holds nobody else.
+/// As on PostgreSQL, and orders of certificates are resumed once when a host starts. The indexes of operators, of locked accounts, of
+/// Teams and of certificates that fail hold nothing else.
 #[tokio::test]
 async fn sqlite_reads_no_growing_table_whole() {
     let host = TestHost::start(Engine::Sqlite).await;
     seed(&host, Engine::Sqlite, sizes().1).await;
     let scans = scans_on_sqlite(&host.config().database_url()).await;
     assert_snapshot!(scans, @"
+    accounts: SCAN a USING INDEX accounts_locked | …NULL AND (p.online = TRUE OR EXISTS (SELECT 1 FROM sessions s WHERE s.device_id = d.id AND s.ended_at IS NULL)) LIMIT $1
     accounts: SCAN a USING INDEX accounts_operators | … $1 AND NOT EXISTS (SELECT 1 FROM accounts a JOIN passwords p ON p.account_id = a.id WHERE a.operator_since IS NOT NULL)
+    accounts: SCAN accounts USING INDEX accounts_operators | … AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL AND locked_at IS NULL)) AS is_last
     accounts: SCAN accounts USING INDEX accounts_operators | …SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id
-    accounts: SCAN accounts USING INDEX accounts_operators | …tor_since IS NOT NULL) AND NOT EXISTS (SELECT 1 FROM accounts WHERE id <> $1 AND operator_since IS NOT NULL)) AS is_last
     api_keys: SCAN api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys: SCAN k | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
+    certificates: SCAN certificates USING INDEX certificates_failing | …SELECT name, error FROM certificates WHERE error IS NOT NULL ORDER BY id LIMIT $1
     certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
     device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
-    devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | ….owner_id)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
+    devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | … NOT NULL)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     passkeys: SCAN passkeys USING COVERING INDEX passkeys_by_account | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords: SCAN passwords USING COVERING INDEX sqlite_autoindex_passwords_1 | …SELECT 1 AS one FROM passwords LIMIT 1
-    scopes: SCAN scopes USING INDEX sqlite_autoindex_scopes_1 | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
+    scopes: SCAN scopes USING INDEX teams | …ELECT id, kind, name, plan FROM scopes WHERE kind = 'team' AND deleted_at IS NULL AND (id = $1 OR name = $2) ORDER BY id
     ");
 }
 

@@ -102,6 +102,7 @@ const show = (page) => {
   const open = [...main.querySelectorAll("details")].map((details) => details.open);
   main.replaceChildren(...fresh.childNodes);
   improve(main);
+  narrowPage();
   main.querySelectorAll("details").forEach((details, i) => (details.open = open[i] ?? details.open));
   main.querySelectorAll(".scroll").forEach((region, i) => (region.scrollLeft = scrolled[i] ?? 0));
   if (focused !== null) {
@@ -195,8 +196,12 @@ const narrow = (input, results, page) => {
     wait = setTimeout(ask, 150);
   });
 };
-const results = document.querySelector("[data-narrows]");
-if (results) narrow(document.querySelector("form[role=search] input"), results, location.pathname);
+const narrowPage = () => {
+  const results = document.querySelector("[data-narrows]");
+  const fields = [...document.querySelectorAll("form[role=search] input")];
+  if (results) narrow(fields.find((field) => main.contains(field)) ?? fields[0], results, location.pathname);
+};
+narrowPage();
 
 const dialog = (label, ...content) => {
   const made = document.createElement("dialog");

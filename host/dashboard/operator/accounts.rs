@@ -4,6 +4,7 @@ use culvert_domain::account::AccountRecord;
 use culvert_domain::error::{Error, Fault, Result};
 use culvert_domain::mail::SealedMail;
 use culvert_service::links::NewLink;
+use culvert_service::mails::LetterKind;
 use culvert_service::operators::WantedAccount;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
@@ -103,7 +104,11 @@ pub(crate) async fn link(visit: &Visit, posted: Posted) -> Result<Answer> {
 
 /// Writes the mail that brings somebody a link.
 fn mail_to(visit: &Visit) -> impl Fn(&str, &NewLink) -> Option<SealedMail> + Sync + '_ {
-    |email, link| visit.dashboard.mails.seal(visit.service(), mail::link(&visit.dashboard.site, email, link))
+    |email, link| {
+        let by = Some(visit.sign_in.account_id);
+        let letter = mail::link(&visit.dashboard.site, LetterKind::Link, by, email, link);
+        visit.dashboard.mails.seal(visit.service(), letter)
+    }
 }
 
 /// A reload shows the same link and makes no other.

@@ -55,7 +55,7 @@ impl Sample<'_> {
 }
 
 /// Text in a shell's quotes.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 

@@ -32,7 +32,10 @@ pub async fn identify(service: &Service, hello: Hello, nonce: &[u8]) -> Result<I
         return Err(unknown());
     }
     if !enrolled.device.owner_active {
-        return Err(Error::new(Code::DeviceNotAllowed, "The device's owner is no longer a member of its Team."));
+        return Err(Error::new(
+            Code::DeviceNotAllowed,
+            "The device's owner is no longer a member of its Team, or is locked.",
+        ));
     }
     Ok(Identified { enrolled, hello })
 }

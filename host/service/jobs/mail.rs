@@ -16,7 +16,7 @@ use super::Jobs;
 use crate::mails::Content;
 use crate::secrets::Purpose;
 
-/// How long one command of the protocol may take, and a whole mail.
+/// How long one command of the protocol may take, and a whole mail: less than the mail belongs to who has claimed it.
 const STEP: Duration = Duration::from_secs(30);
 const WHOLE: Duration = Duration::from_mins(2);
 /// The wait after an error of the database.
@@ -113,7 +113,9 @@ async fn send_due(jobs: &Jobs, server: &Server) -> Result<Moment> {
             }
         };
         jobs.metrics.count_mail(word);
-        if word != "later" {
+        if word == "later" {
+            store.postpone_mail(&claimed).await?;
+        } else {
             store.delete_mail(id).await?;
         }
     }
@@ -137,7 +139,7 @@ async fn send(jobs: &Jobs, server: &Server, claimed: &ClaimedMail) -> Outcome {
     };
     match server.transport.send(message).await {
         Ok(_) => Outcome::Sent,
-        Err(error) if error.is_permanent() => Outcome::Never(told(&error)),
+        Err(error) if is_final(&error) => Outcome::Never(told(&error)),
         Err(error) => Outcome::Later(told(&error)),
     }
 }
@@ -157,6 +159,12 @@ fn message(
     let automatic = HeaderName::new_from_ascii_str("Auto-Submitted");
     message.headers_mut().insert_raw(HeaderValue::new(automatic, "auto-generated".into()));
     Ok(message)
+}
+
+/// Whether the server will never take the mail, because of its recipient or its size (RFC 5321, section 4.2.3). What it says of
+/// the session, such as a wrong password, is mended by the operator.
+fn is_final(error: &SmtpError) -> bool {
+    error.status().is_some_and(|code| matches!(u16::from(code), 550..=553 | 555 | 556))
 }
 
 fn told(error: &SmtpError) -> String {

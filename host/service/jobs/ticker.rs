@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{Jobs, Ticker, sweep};
-use crate::{gate, sessions};
+use crate::{gate, locked_accounts, sessions};
 use culvert_domain::error::{Chain, Result};
 use culvert_domain::session::EndReason;
 use culvert_store::Hint;
@@ -127,7 +127,11 @@ async fn record_alive(jobs: &Jobs) -> Result<()> {
 }
 
 async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {
-    if ticks.is_multiple_of(CHECK_EVERY) { jobs.service.nodes.check().await } else { Ok(()) }
+    if !ticks.is_multiple_of(CHECK_EVERY) {
+        return Ok(());
+    }
+    jobs.service.nodes.check().await?;
+    locked_accounts::stop_devices(&jobs.service.store).await
 }
 
 /// Ends the sessions under a plan that no policy knows, because nothing defines what the plan allows.

@@ -40,8 +40,9 @@ const MAX_REMEMBERED: usize = 10_000;
 const MINUTE: Duration = Duration::from_mins(1);
 /// Passwords that are checked for one account in a minute, right ones among them.
 const CHECKS: u32 = 20;
-/// Failed sign-ins of an account from one address that are noted.
+/// Failed sign-ins of an account that are noted: from one address, and from all.
 const NOTES: (u32, Duration) = (1, MINUTE);
+const NOTES_OF_ACCOUNT: (u32, Duration) = (10, Duration::from_hours(1));
 /// Requests of a sign-in in a minute, and those among them that change something.
 const REQUESTS: u32 = 600;
 const CHANGES: u32 = 60;
@@ -82,6 +83,8 @@ pub(super) struct Throttle {
     /// Tries of any kind, by the hash of what they are for.
     pub tries: TryLimiter<Account>,
     requests: Mutex<LruCache<Uuid, Requests>>,
+    /// Failed sign-ins that were noted. Beside the others, so that they push none of them out.
+    notes: TryLimiter<Account>,
 }
 
 /// Wrong passwords for one account.
@@ -124,8 +127,9 @@ impl Requests {
 impl Throttle {
     /// Whether a failed sign-in of an account from an address is to be noted.
     pub(super) fn takes_note(&self, account_id: Uuid, address: Option<IpAddr>, now: Moment) -> bool {
-        let what = hash(&format!("note {account_id} {:?}", address.map(prefix)));
-        self.tries.take(what, NOTES, now).is_ok()
+        let from = hash(&format!("{account_id} {:?}", address.map(prefix)));
+        let of_account = hash(&account_id.to_string());
+        self.notes.take(from, NOTES, now).is_ok() && self.notes.take(of_account, NOTES_OF_ACCOUNT, now).is_ok()
     }
 
     pub(super) fn new() -> Self {
@@ -141,6 +145,7 @@ impl Throttle {
             tries: TryLimiter::remembering(MAX_REMEMBERED),
             begins: limiter(BEGINS_OF_ADDRESS),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
+            notes: TryLimiter::remembering(MAX_REMEMBERED),
         }
     }
 

@@ -57,8 +57,13 @@ fn device_owner(ask: &Ask) -> Option<Denial> {
 }
 
 fn active_member(ask: &Ask) -> Option<Denial> {
+    // To remove it is the way out.
+    if ask.action == "devices.remove" {
+        return None;
+    }
     let active = ask.devices.iter().all(|device| device.owner_active || device.owned_by_caller);
-    (!active).then(|| forbidden("active-member", "The device's owner is no longer a member of this Team."))
+    (!active)
+        .then(|| forbidden("active-member", "The device's owner is no longer a member of this Team, or is locked."))
 }
 
 fn member(ask: &Ask) -> Option<Denial> {
