@@ -5,6 +5,7 @@ mod certificates;
 mod dashboard;
 mod mail;
 mod node;
+mod oidc;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,6 +24,7 @@ pub use dashboard::DashboardConfig;
 pub use mail::MailConfig;
 use node::check_domain;
 pub use node::{HttpConfig, Listen, NodeConfig};
+pub use oidc::OidcConfig;
 
 /// The file that is read where no other is named, if it is there.
 pub const DEFAULT_FILE: &str = "culvert.toml";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use culvert_dashboard::docs::Docs;
-use culvert_dashboard::{ApiRequests, CountryDatabase, Dashboard, Site};
+use culvert_dashboard::{ApiRequests, CountryDatabase, Dashboard, SignInProvider, Site};
 use culvert_domain::access::Country;
 use culvert_domain::error::Chain;
 use culvert_http::openapi;
@@ -18,10 +18,11 @@ use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::sign_ins::SignIns;
 use culvert_store::Store;
+use culvert_wire::clock::Clock;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, OidcConfig};
 use crate::policies;
 
 type Reload = BoxFuture<'static, Result<u64, String>>;
@@ -58,6 +59,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         refusals,
         changes,
         streams: Arc::default(),
+        providers: providers(config, &site, service.clock()),
         mails: Arc::new(Mails::new(config.mail.smtp_url.is_some())),
         requests: ApiRequests::of(openapi),
         countries: Box::new(NodeCountries(countries)),
@@ -71,6 +73,28 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         reload_policies: reload(config, policies),
         status_of: culvert_http::problem::status,
     })
+}
+
+/// The providers at which people sign in.
+fn providers(config: &Config, site: &Site, clock: &Clock) -> Vec<SignInProvider> {
+    let provider = |oidc: &OidcConfig| {
+        let settings = culvert_oidc::Settings {
+            issuer: oidc.issuer.clone(),
+            client_id: oidc.client_id.clone(),
+            client_secret: oidc.secret()?,
+            redirect_uri: format!("{}{}/{}", site.origin, culvert_dashboard::ROOT, culvert_dashboard::OIDC_CALLBACK),
+        };
+        let provider = culvert_oidc::Provider::new(settings, clock.clone())?;
+        Ok::<_, String>(SignInProvider { name: oidc.name.trim().to_owned(), trust_email: oidc.trust_email, provider })
+    };
+    let made = config.dashboard.oidc.iter().filter_map(|oidc| match provider(oidc) {
+        Ok(provider) => Some(provider),
+        Err(problem) => {
+            tracing::error!(name = oidc.name, problem, "nobody can sign in at this provider");
+            None
+        }
+    });
+    made.collect()
 }
 
 /// The country database, as the dashboard uses it.

@@ -6,6 +6,7 @@ use culvert_service::sign_ins::Lifetimes;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
+use super::oidc::{self, OidcConfig};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,6 +24,9 @@ pub struct DashboardConfig {
     pub require_second_factor: RequireSecondFactor,
     /// Who makes an account by themselves: `invited` (whoever is invited to a Team) or `off` (operators make accounts).
     pub sign_up: SignUp,
+    /// Providers at which people sign in (OpenID Connect): `[[dashboard.oidc]]` with `name`, `issuer`, `client_id`,
+    /// `client_secret_file` and `trust_email`; see [Dashboard](dashboard.md#other-providers).
+    pub oidc: Vec<OidcConfig>,
 }
 
 const DAYS: std::ops::RangeInclusive<u32> = 1..=365;
@@ -38,6 +42,7 @@ impl Default for DashboardConfig {
             session_idle_days: 7,
             require_second_factor: RequireSecondFactor::Operators,
             sign_up: SignUp::Invited,
+            oidc: Vec::new(),
         }
     }
 }
@@ -65,7 +70,10 @@ impl DashboardConfig {
                 "must be between 1 and dashboard.session_days",
             ));
         }
-        Ok(())
+        if self.oidc.len() > oidc::MOST {
+            return Err(ConfigError::new("dashboard.oidc", "must be at most 10 providers"));
+        }
+        self.oidc.iter().enumerate().try_for_each(|(index, one)| one.check(&format!("dashboard.oidc[{index}]")))
     }
 
     pub fn lifetimes(&self) -> Lifetimes {

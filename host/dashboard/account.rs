@@ -12,7 +12,7 @@ use crate::path::own_page;
 use crate::public_form::signed_in;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
-use crate::{ROOT, mail, passkeys, second_factor};
+use crate::{ROOT, mail, passkeys, providers, second_factor};
 
 const PROFILE: &str = "/dashboard/account/profile";
 const PASSWORD: &str = "/dashboard/account/password";
@@ -29,6 +29,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         (password(visit))
         (passkeys::section(visit).await?)
         (second_factor::section(visit).await?)
+        (providers::section(visit, asked_first(visit, &format!("{ROOT}/account"), "link or unlink one")).await?)
         section {
             h2 { "Where you are signed in" }
             div.scroll role="region" aria-label="Sign-ins" tabindex="0" { table {
@@ -129,6 +130,7 @@ fn password(visit: &Visit) -> Markup {
 pub(crate) fn asked_first(visit: &Visit, next: &str, what: &str) -> Markup {
     html! {
         (confirmation_by_passkey(visit, next))
+        (providers::confirmation(visit, next))
         @if visit.sign_in.takes_passkey_alone() { p { "Before you " (what) ", confirm with your passkey." } }
         @else if visit.sign_in.has_password { (confirmation(visit, next, &format!("Before you {what}, type your password once more."))) }
         @else { p { a href="/dashboard/account" { "Set a password" } " before you " (what) ": you must be able to prove who you are." } }

@@ -7,8 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, delivery, device, devices, domain, keys, new_tunnel, operator, passkeys, ports, second_factor,
-    team, tunnel_settings, tunnels, webhook, webhooks, welcome,
+    access, account, delivery, device, devices, domain, keys, new_tunnel, operator, passkeys, ports, providers,
+    second_factor, team, tunnel_settings, tunnels, webhook, webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -144,6 +144,7 @@ pub const ACTIONS: &[Act] = &[
     }),
     elevated("account/passkeys", "account", |visit, posted| Box::pin(passkeys::add(visit, posted))),
     elevated("account/passkeys/{id}/remove", "account", |visit, posted| Box::pin(passkeys::remove(visit, posted))),
+    elevated("account/oidc/unlink", "account", |visit, posted| Box::pin(providers::unlink(visit, posted))),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
     act("account/confirm-by-passkey", "account", |visit, posted| Box::pin(account::confirm_by_passkey(visit, posted))),
     act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),

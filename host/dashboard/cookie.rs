@@ -12,12 +12,30 @@ fn name(site: &Site) -> &'static str {
     if site.is_https { "__Host-culvert" } else { "culvert_local" }
 }
 
-/// The value that a request brings. None if it brings two, of which one may be planted.
+/// The name of what a browser keeps while it is at another provider.
+fn login_name(site: &Site) -> &'static str {
+    if site.is_https { "__Host-culvert-oidc" } else { "culvert_local_oidc" }
+}
+
+/// Characters of what a browser keeps while it is at another provider, at most.
+const LOGIN_CHARACTERS: usize = 2048;
+
+/// The value that a request brings.
 pub(crate) fn value(req: &Request, site: &Site) -> Option<String> {
+    named(req, name(site)).filter(|value| value.len() == SECRET_CHARACTERS)
+}
+
+/// What a browser has kept while it was at another provider.
+pub(crate) fn login(req: &Request, site: &Site) -> Option<String> {
+    named(req, login_name(site)).filter(|value| value.len() <= LOGIN_CHARACTERS)
+}
+
+/// None if a request brings two, of which one may be planted.
+fn named(req: &Request, name: &str) -> Option<String> {
     let headers = req.headers().get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
     let pairs = headers.flat_map(|header| header.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    let mut values = pairs.filter(|(known, _)| *known == name(site)).map(|(_, value)| value);
-    let value = values.next().filter(|value| value.len() == SECRET_CHARACTERS)?;
+    let mut values = pairs.filter(|(known, _)| *known == name).map(|(_, value)| value);
+    let value = values.next()?;
     values.next().is_none().then(|| value.to_owned())
 }
 
@@ -28,6 +46,15 @@ pub(crate) fn set(site: &Site, value: &str, expires_at: DateTime<Utc>, now: Date
 
 pub(crate) fn clear(site: &Site) -> String {
     format!("{}=; Max-Age=0; {}", name(site), attributes(site))
+}
+
+/// For ten minutes.
+pub(crate) fn set_login(site: &Site, value: &str) -> String {
+    format!("{}={value}; Max-Age=600; {}", login_name(site), attributes(site))
+}
+
+pub(crate) fn clear_login(site: &Site) -> String {
+    format!("{}=; Max-Age=0; {}", login_name(site), attributes(site))
 }
 
 fn attributes(site: &Site) -> &'static str {

@@ -12,7 +12,7 @@ use crate::answer::Answer;
 use crate::form::Form;
 use crate::path::{ENTER, SIGN_IN, own_page};
 use crate::sign_in::{by_passkey, code, sign_in, sign_in_page, sign_out};
-use crate::{Dashboard, ROOT, mail, welcome};
+use crate::{Dashboard, ROOT, mail, oidc, welcome};
 
 /// The answer to a request for one of these pages; `None` for any other.
 pub(crate) async fn answer(
@@ -44,6 +44,7 @@ pub(crate) async fn answer(
         ("sign-in/passkey" | "sign-in/code", false) => Answer::see_other(SIGN_IN),
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
         ("sign-out", false) => Answer::see_other(ROOT),
+        (path, false) => return oidc::answer(dashboard, req, path, known, client).await,
         _ => return Ok(None),
     }))
 }

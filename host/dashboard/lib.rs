@@ -30,6 +30,7 @@ mod keys;
 mod live;
 mod mail;
 mod new_tunnel;
+mod oidc;
 mod operations;
 mod operator;
 mod origin;
@@ -39,6 +40,7 @@ mod passkeys;
 mod path;
 mod policies;
 mod ports;
+mod providers;
 mod public_form;
 mod requests;
 mod search;
@@ -75,7 +77,9 @@ use salvo::http::StatusCode;
 
 use handler::Pages;
 pub use live::Streams;
+pub use oidc::CALLBACK as OIDC_CALLBACK;
 pub use origin::Site;
+pub use providers::SignInProvider;
 pub use requests::ApiRequests;
 
 /// What the pages are served with.
@@ -93,6 +97,8 @@ pub struct Dashboard {
     /// Networks whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub mails: Arc<Mails>,
+    /// Providers at which people sign in.
+    pub providers: Vec<SignInProvider>,
     /// What pages tell of the API.
     pub requests: ApiRequests,
     /// The countries of visitors' addresses, as the nodes of this host know them.

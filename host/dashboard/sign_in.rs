@@ -14,7 +14,7 @@ use crate::form::{Form, KEY};
 use crate::path::{ENTER, SIGN_IN, SIGN_OUT, own_page};
 use crate::public_form::{check, form_key, refused, signed_in};
 use crate::view::{field, page, refusal};
-use crate::{Dashboard, ROOT, cookie, mail, passkeys};
+use crate::{Dashboard, ROOT, cookie, mail, passkeys, providers};
 
 const CODE: &str = "/dashboard/sign-in/code";
 const CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
@@ -128,6 +128,7 @@ pub(crate) fn sign_in_page(dashboard: &Dashboard, next: &str, email: &str, error
                 button type="submit" { "Sign in" }
             }
             (passkeys::sign_in_form(dashboard, next))
+            (providers::links(dashboard, next))
             p { a href=(ENTER) { "Come in with a link" } }
             p { a href=(mail::ASK) { "Trouble signing in?" } }
             @if dashboard.site.is_loopback && !dashboard.site.is_https {

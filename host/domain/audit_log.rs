@@ -40,6 +40,8 @@ string_enum! {
         CredentialsNewRecoveryCodes "credentials.new_recovery_codes",
         CredentialsAddPasskey "credentials.add_passkey",
         CredentialsRemovePasskey "credentials.remove_passkey",
+        CredentialsLinkOidc "credentials.link_oidc",
+        CredentialsUnlinkOidc "credentials.unlink_oidc",
         SignInsCreate "sign_ins.create",
         SignInsEnd "sign_ins.end",
         SignInsFail "sign_ins.fail",

@@ -15,6 +15,8 @@ string_enum! {
         Link "link",
         Password "password",
         Passkey "passkey",
+        /// At another provider (OpenID Connect).
+        Oidc "oidc",
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) async fn add(write: &mut Write, account_id: Uuid, link: &NewLink) -> 
     write.create_link(&hash(&link.secret), account_id, link.expires_at).await
 }
 
-/// Has an account begin anew by a link: its second factor, its passkeys, its password, its sign-ins
+/// Has an account begin anew by a link: its second factor, its passkeys, its links with other providers, its password, its sign-ins
 /// and former links end.
 ///
 /// # Errors
@@ -75,6 +75,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
             write.remove_second_factor(account_id).await?;
             write.remove_password(account_id).await?;
             write.remove_passkeys_of(account_id).await?;
+            write.remove_identities_of(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
             write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsRecover));

@@ -2,8 +2,10 @@
 //! a random value in a cookie, of which the store has the hash.
 
 mod failures;
+mod identities;
 mod passkeys;
 mod profile;
+mod sealed_state;
 mod second_factor;
 mod strength;
 mod throttle;
@@ -31,6 +33,7 @@ use webauthn_rs::Webauthn;
 
 use crate::Service;
 use crate::links::hash;
+pub use identities::{ProvedIdentity, StoredIdentity};
 pub use passkeys::{Challenge, StoredPasskey};
 pub use profile::WantedProfile;
 pub use second_factor::NewTotp;

@@ -23,6 +23,7 @@ pub mod error;
 pub mod facts;
 mod group_commit;
 pub mod idempotency;
+pub mod identities;
 mod installation;
 pub mod invitations;
 mod key_check;

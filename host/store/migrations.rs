@@ -63,6 +63,7 @@ const FILES: &[File] = files! {
     32 "0032_mails"
     33 "0033_locked_accounts"
     34 "0034_email_changes"
+    35 "0035_identities"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

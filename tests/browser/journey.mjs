@@ -330,6 +330,23 @@ const device = origin + (await first.page.getByRole("link", { name: "dev", exact
 const storageState = await first.context.storageState();
 await first.context.close();
 
+// What somebody loads who comes for the first time, and what a page is later.
+{
+  const window = await world.window("desktop", origin, { storageState });
+  const sizes = [];
+  const counted = [];
+  window.page.on("response", (response) => response.url().endsWith("/live") || counted.push(response.body()));
+  // The page looks once more when its stream is open.
+  const again = window.page.waitForResponse((response) => response.request().resourceType() === "xhr");
+  await window.page.goto(base);
+  await again;
+  for (const body of await Promise.all(counted)) sizes.push(body.length);
+  const sum = sizes.reduce((all, one) => all + one, 0);
+  console.log(`first visit: ${sizes.length} requests, ${(sum / 1000).toFixed(1)} kB, not compressed`);
+  world.check(sizes.length > 0 && sizes.length <= 10 && sum <= 90_000, `a first visit takes ${sizes.length} requests and ${sum} bytes`);
+  await window.context.close();
+}
+
 const refused = await world.window("desktop", origin, { storageState, expected: [422] });
 await refuse(refused);
 await refused.context.close();

@@ -27,6 +27,7 @@ const FRAMEWORKS: &[&str] = &[
     "hyper-util",
     "instant-acme",
     "jsonschema",
+    "jsonwebtoken",
     "lettre",
     "maud",
     "maxminddb",
@@ -107,6 +108,7 @@ const RULES: &[Rule] = &[
         ],
         frameworks: &["argon2", "chacha20poly1305", "lettre", "prometheus-client", "tokio"],
     },
+    Rule { name: "culvert-oidc", crates: &["culvert-wire"], frameworks: &["jsonwebtoken", "reqwest"] },
     Rule {
         name: "culvert-registry",
         crates: &["culvert-policy", "culvert-wire"],
@@ -124,7 +126,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "culvert-dashboard",
-        crates: &["culvert-api-types", "culvert-domain", "culvert-service", "culvert-wire"],
+        crates: &["culvert-api-types", "culvert-domain", "culvert-oidc", "culvert-service", "culvert-wire"],
         frameworks: &["maud", "pulldown-cmark", "salvo"],
     },
     Rule {
@@ -142,6 +144,7 @@ const RULES: &[Rule] = &[
             "culvert-gateway",
             "culvert-http",
             "culvert-node",
+            "culvert-oidc",
             "culvert-policy",
             "culvert-registry",
             "culvert-service",

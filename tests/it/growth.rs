@@ -44,6 +44,7 @@ const GROWING: &[&str] = &[
     "firewall_rules",
     "geoip_rules",
     "idempotency",
+    "identities",
     "invitations",
     "links",
     "mails",

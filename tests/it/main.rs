@@ -55,6 +55,7 @@ mod mail;
 mod moves;
 mod newcomer;
 mod nodes;
+mod oidc;
 mod openapi;
 mod operations;
 mod order;

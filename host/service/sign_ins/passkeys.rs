@@ -3,16 +3,14 @@
 //! A challenge goes to the browser together with its own state, sealed. Only one that was answered is remembered, until it
 //! expires: strangers who ask for challenges leave nothing behind.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::account;
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_store::Write;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 use webauthn_rs::prelude::{
@@ -20,10 +18,10 @@ use webauthn_rs::prelude::{
     Webauthn, WebauthnBuilder, WebauthnError,
 };
 
+use super::sealed_state::Sealed;
 use super::{Client, SignInValue, SignIns, check_elevated, create, wait_for};
 use crate::Service;
 use crate::links::hash;
-use crate::secrets::Purpose;
 
 pub use culvert_store::passkeys::StoredPasskey;
 
@@ -40,12 +38,6 @@ pub struct Challenge {
     pub options: String,
     /// What comes back with the answer.
     pub token: String,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Sealed<S> {
-    until: DateTime<Utc>,
-    state: S,
 }
 
 /// An answer that is right, and not used up yet.
@@ -196,7 +188,7 @@ impl SignIns {
     /// Checks the origin, the challenge, the signature, that the person was verified, and that the counter has grown.
     async fn check_passkey(&self, service: &Service, context: &[u8], token: &str, answer: &str) -> Result<Checked> {
         let party = self.relying_party.as_ref().ok_or_else(Error::not_found)?;
-        let Sealed { until, state } = self.open::<DiscoverableAuthentication>(service, context, token)?;
+        let Sealed { until, state } = self.open_sealed_state::<DiscoverableAuthentication>(service, context, token)?;
         let answer: PublicKeyCredential = parsed(answer)?;
         let (account_id, credential_id) =
             party.identify_discoverable_authentication(&answer).map_err(|error| not_accepted(&error))?;
@@ -227,7 +219,8 @@ impl SignIns {
         let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
         let (account_id, id) = (sign_in.account_id, sign_in.id);
         let refused = |_| Error::invalid(vec![Fault::new("passkey", "was not accepted; try again")]);
-        let sealed = self.open::<PasskeyRegistration>(service, account_id.as_bytes(), token).map_err(refused)?;
+        let sealed =
+            self.open_sealed_state::<PasskeyRegistration>(service, account_id.as_bytes(), token).map_err(refused)?;
         let answer: RegisterPublicKeyCredential = parsed(answer).map_err(refused)?;
         let passkey = party.finish_passkey_registration(&answer, &sealed.state);
         let passkey = passkey.map_err(|error| refused(not_accepted(&error)))?;
@@ -273,7 +266,8 @@ impl SignIns {
             Box::pin(async move {
                 check_elevated(write, id).await?;
                 let Some(present) = write.passkey(account_id, passkey_id).await? else { return Ok(()) };
-                if !has_password && write.count_passkeys(account_id).await? == 1 {
+                let others = write.count_passkeys(account_id).await? + write.count_identities(account_id).await?;
+                if !has_password && others <= 1 {
                     return Err(Error::of(Code::LastCredential));
                 }
                 write.remove_passkey(account_id, passkey_id).await?;
@@ -294,18 +288,8 @@ impl SignIns {
         options: &Value,
         state: S,
     ) -> Result<Challenge> {
-        let sealed = Sealed { until: self.clock.now() + CHALLENGE_LIFETIME, state };
-        let sealed = serde_json::to_vec(&sealed).map_err(Error::internal)?;
-        let token = URL_SAFE_NO_PAD.encode(service.secrets.seal(Purpose::Ceremonies, context, &sealed));
+        let token = self.seal_state(service, context, &state, CHALLENGE_LIFETIME)?;
         Ok(Challenge { options: options.to_string(), token })
-    }
-
-    fn open<S: DeserializeOwned>(&self, service: &Service, context: &[u8], token: &str) -> Result<Sealed<S>> {
-        let too_old = || Error::new(Code::FormExpired, "It took too long. Try again.");
-        let sealed = URL_SAFE_NO_PAD.decode(token).map_err(|_| too_old())?;
-        let opened = service.secrets.open_sealed(Purpose::Ceremonies, context, &sealed).ok_or_else(too_old)?;
-        let sealed: Sealed<S> = serde_json::from_slice(&opened).map_err(|_| too_old())?;
-        if self.clock.now() < sealed.until { Ok(sealed) } else { Err(too_old()) }
     }
 }
 

@@ -120,6 +120,12 @@ impl Seed {
         insert(scopes, "links", "hash, account_id, expires_at", format!("{hash}, {own}, {later}"));
         insert(
             scopes,
+            "identities",
+            "issuer, subject, account_id, created_at",
+            format!("'https://id.example.test', CAST(i AS TEXT), {own}, {past}"),
+        );
+        insert(
+            scopes,
             "email_changes",
             "hash, account_id, email, expires_at",
             format!("{hash}, {own}, 'seed@example.test', {later}"),

@@ -1,0 +1,178 @@
+//! Signing in by what another provider says of somebody, and linking an account with it.
+
+use chrono::TimeDelta;
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::{Client, Proved, SignIns, check_elevated, create, wait_for};
+use crate::Service;
+
+pub use culvert_store::identities::StoredIdentity;
+
+/// How long a browser may be at the provider.
+const LOGIN_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+/// The context of what a browser keeps meanwhile.
+const LOGIN: &[u8] = b"oidc";
+
+/// Somebody at a provider.
+#[derive(Clone, Debug)]
+pub struct ProvedIdentity {
+    pub issuer: String,
+    pub subject: String,
+    pub email: Option<String>,
+    /// Whether an account with this address is theirs: the provider has seen that it is, and the operator believes it.
+    pub is_email_trusted: bool,
+    /// When the person has shown who it is, in seconds since the Unix epoch.
+    pub authenticated_at: Option<i64>,
+}
+
+impl SignIns {
+    /// Seals what a browser keeps while it is at the provider.
+    ///
+    /// # Errors
+    ///
+    /// `rate_limited` if too many were begun from the client's address.
+    pub fn seal_login<S: Serialize>(&self, service: &Service, login: &S, client: &Client) -> Result<String> {
+        self.throttle.logins.count(client.address, self.clock.moment()).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
+        self.seal_state(service, LOGIN, login, LOGIN_LIFETIME)
+    }
+
+    /// # Errors
+    ///
+    /// `form_expired` if it is too old, or was not sealed here.
+    pub fn open_login<S: DeserializeOwned>(&self, service: &Service, token: &str) -> Result<S> {
+        self.open_state(service, LOGIN, token)
+    }
+
+    /// Signs somebody in. `None` if no account is linked with who the provider says that it is.
+    ///
+    /// # Errors
+    ///
+    /// If the account is locked; if the database fails.
+    pub async fn sign_in_by_identity(
+        &self,
+        service: &Service,
+        identity: &ProvedIdentity,
+        client: &Client,
+    ) -> Result<Option<Proved>> {
+        let known = service.store.identity(&identity.issuer, &identity.subject).await?;
+        let by_email = match (&known, &identity.email) {
+            (None, Some(email)) if identity.is_email_trusted && !email.contains(char::is_control) => {
+                service.store.account_by_email(email.trim()).await?
+            }
+            _ => None,
+        };
+        let is_new = known.is_none();
+        let Some(account_id) = known.map(|known| known.account_id).or(by_email.map(|account| account.id)) else {
+            return Ok(None);
+        };
+        let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Oidc, client);
+        let now = self.clock.now();
+        let has_just_shown = identity
+            .authenticated_at
+            .is_some_and(|at| now.timestamp().abs_diff(at) < ELEVATION.num_seconds().unsigned_abs());
+        new.elevated_until = has_just_shown.then(|| now + ELEVATION);
+        let identity = identity.clone();
+        let sign_in = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                let ProvedIdentity { issuer, subject, email, .. } = &identity;
+                if is_new {
+                    write.insert_identity(account_id, issuer, subject, email.as_deref()).await?;
+                }
+                if !write.use_identity(account_id, issuer, subject).await? {
+                    return Ok(None);
+                }
+                let needs_code = write.has_second_factor(account_id).await?;
+                if !needs_code {
+                    // Where there is a passkey, this is one factor of two.
+                    if write.count_passkeys(account_id).await? > 0 {
+                        new.elevated_until = None;
+                    }
+                    create(write, &new).await?;
+                }
+                Ok(Some(needs_code))
+            })
+        });
+        Ok(match sign_in.await? {
+            None => None,
+            Some(true) => Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Oidc))),
+            Some(false) => {
+                self.expect(&value);
+                Some(Proved::SignedIn(value))
+            }
+        })
+    }
+
+    /// Whom the account of a sign-in is at providers.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn identities_of(&self, service: &Service, sign_in: &SignIn) -> Result<Vec<StoredIdentity>> {
+        service.store.identities_of(sign_in.account_id).await
+    }
+
+    /// Links the account of whoever is signed in with somebody at a provider. All other sign-ins of the account end.
+    ///
+    /// # Errors
+    ///
+    /// `elevation_required` unless the person has just proved who it is; `validation_failed` if an account is linked already.
+    pub async fn link_identity(&self, service: &Service, sign_in: &SignIn, identity: &ProvedIdentity) -> Result<()> {
+        let (account_id, id, identity) = (sign_in.account_id, sign_in.id, identity.clone());
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsLinkOidc);
+        let link = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                check_elevated(write, id).await?;
+                let ProvedIdentity { issuer, subject, email, .. } = &identity;
+                if !write.insert_identity(account_id, issuer, subject, email.as_deref()).await? {
+                    return Err(Error::new(Code::ValidationFailed, "An account is linked with them already."));
+                }
+                write.end_other_sign_ins(account_id, id).await?;
+                write.audit(entry.with(&json!({"issuer": issuer, "email": email})));
+                Ok(())
+            })
+        });
+        link.await?;
+        self.read_again(account_id);
+        Ok(())
+    }
+
+    /// Ends a link of whoever is signed in. All other sign-ins of the account end.
+    ///
+    /// # Errors
+    ///
+    /// `last_credential` if nothing would be left to sign in with; `elevation_required` unless the person has just proved who
+    /// it is.
+    pub async fn unlink_identity(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        issuer: &str,
+        subject: &str,
+    ) -> Result<()> {
+        let (account_id, id, has_password) = (sign_in.account_id, sign_in.id, sign_in.has_password);
+        let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsUnlinkOidc);
+        let (issuer, subject) = (issuer.to_owned(), subject.to_owned());
+        let unlink = service.store.write(Some(account_id), move |write| {
+            Box::pin(async move {
+                check_elevated(write, id).await?;
+                let others = write.count_identities(account_id).await? + write.count_passkeys(account_id).await?;
+                if !has_password && others <= 1 {
+                    return Err(Error::of(Code::LastCredential));
+                }
+                if write.remove_identity(account_id, &issuer, &subject).await? {
+                    write.end_other_sign_ins(account_id, id).await?;
+                    write.audit(entry.with(&json!({"issuer": issuer})));
+                }
+                Ok(())
+            })
+        });
+        unlink.await?;
+        self.read_again(account_id);
+        Ok(())
+    }
+}

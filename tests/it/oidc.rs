@@ -1,0 +1,266 @@
+//! Signing in at another provider (OpenID Connect): one that nobody here wrote, and one that lies.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use culvert::config::OidcConfig;
+use culvert_test_macros::both_engines;
+use reqwest::redirect::Policy;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+use crate::dashboard::is_sound;
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::program::python;
+use crate::support::tab::{SITE, Shown, Tab};
+
+const ACCOUNT: &str = "/dashboard/account";
+const BEGIN: &str = "/dashboard/sign-in/oidc/0";
+
+/// A provider. Dropping it ends it.
+struct Provider {
+    issuer: String,
+    folder: TempDir,
+    program: Child,
+}
+
+impl Provider {
+    /// oidc-provider-mock, which believes who somebody says to be.
+    async fn mock() -> Self {
+        Self::start("oidc_mock.py", "localhost").await
+    }
+
+    async fn lying() -> Self {
+        Self::start("oidc_provider.py", "127.0.0.1").await
+    }
+
+    async fn start(script: &str, name: &str) -> Self {
+        let mut program = python(script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+        let port = within(60, lines.next_line()).await.unwrap().expect("the provider has ended");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("secret"), "a secret & more\n").unwrap();
+        Self { issuer: format!("http://{name}:{port}"), folder, program }
+    }
+
+    async fn host(&self, engine: Engine, trust_email: bool) -> TestHost {
+        TestHost::at_present(engine, |config| {
+            config.dashboard.oidc.push(OidcConfig {
+                name: "Example".into(),
+                issuer: self.issuer.clone(),
+                client_id: "culvert".into(),
+                client_secret_file: Some(self.folder.path().join("secret")),
+                trust_email,
+            });
+        })
+        .await
+    }
+
+    /// What it does otherwise than it must.
+    async fn set(&self, settings: Value) {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        client.put(format!("{}/settings", self.issuer)).json(&settings).send().await.unwrap();
+    }
+}
+
+/// Where a browser is led back to by the provider that it was led to.
+async fn back(to_provider: &str, subject: Option<&str>) -> String {
+    let client = reqwest::Client::builder().no_proxy().redirect(Policy::none()).build().unwrap();
+    let request = match subject {
+        Some(subject) => {
+            let form = client.post(to_provider).header("content-type", "application/x-www-form-urlencoded");
+            form.body(format!("sub={subject}"))
+        }
+        None => client.get(to_provider),
+    };
+    let answer = request.send().await.unwrap();
+    let location = answer.headers()["location"].to_str().unwrap().to_owned();
+    location.strip_prefix(SITE).unwrap_or_else(|| panic!("{location}")).to_owned()
+}
+
+/// Goes to the provider and back.
+async fn through(tab: &mut Tab, path: &str, subject: Option<&str>) -> Shown {
+    let begun = tab.get(path).await;
+    assert_eq!(begun.status, 303, "{}", begun.text);
+    let callback = back(begun.led_to(), subject).await;
+    tab.get(&callback).await
+}
+
+/// The link of the account's page that links it with the provider.
+fn link_of(page: &Shown) -> String {
+    let (_, rest) =
+        page.text.split_once("href=\"/dashboard/account/oidc/0?key=").unwrap_or_else(|| panic!("{}", page.text));
+    format!("/dashboard/account/oidc/0?key={}", rest.split('"').next().unwrap())
+}
+
+async fn link(tab: &mut Tab, subject: Option<&str>) {
+    let page = tab.get(ACCOUNT).await;
+    let linked = through(tab, &link_of(&page), subject).await;
+    assert_eq!(linked.led_to(), ACCOUNT, "{}", linked.text);
+}
+
+#[both_engines]
+async fn account_is_linked_signed_in_and_unlinked(engine: Engine) {
+    let provider = Provider::mock().await;
+    let host = provider.host(engine, false).await;
+    let (ada, eve) = (host.person("ada").await, host.person("eve").await);
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    // Before it is linked, nobody is signed in by it.
+    let mut nobody = Tab::open(&host);
+    assert!(nobody.get("/dashboard/sign-in").await.text.contains("Continue with Example"));
+    let unknown = through(&mut nobody, BEGIN, Some("ada")).await;
+    assert_eq!(unknown.outcome(), "401 sign_in_required");
+    assert!(unknown.text.contains("No account here is linked with ada@example.test at Example"), "{}", unknown.text);
+
+    link(&mut tab, Some("ada")).await;
+    let page = tab.get(ACCOUNT).await;
+    is_sound(ACCOUNT, &page);
+    assert!(page.text.contains("Example: ada@example.test"), "{}", page.text);
+    let mut other = Tab::open(&host);
+    let signed_in = through(&mut other, &format!("{BEGIN}?next=%2Fdashboard%2Fme%2Fkeys"), Some("ada")).await;
+    assert_eq!(signed_in.led_to(), "/dashboard/me/keys", "{}", signed_in.text);
+    assert!(other.get(ACCOUNT).await.text.contains("ada@example.test"));
+    // Somebody else's account is not linked with the same person, nor by a link that was made for another sign-in.
+    let mut eves = Tab::with_password(&host, eve.account_id).await;
+    let page = eves.get(ACCOUNT).await;
+    let refused = through(&mut eves, &link_of(&page), Some("ada")).await;
+    assert_eq!(refused.outcome(), "422 validation_failed");
+    let page = eves.get(ACCOUNT).await;
+    assert_eq!(tab.get(&link_of(&page)).await.outcome(), "403 form_expired");
+
+    let page = tab.get(ACCOUNT).await;
+    let unlinked = tab.submit(&page, "/dashboard/account/oidc/unlink", &[]).await;
+    assert_eq!(unlinked.led_to(), ACCOUNT, "{}", unlinked.text);
+    assert_eq!(through(&mut Tab::open(&host), BEGIN, Some("ada")).await.outcome(), "401 sign_in_required");
+    let log = tab.get("/dashboard/me/audit").await;
+    assert!(log.text.contains("credentials.link_oidc") && log.text.contains("credentials.unlink_oidc"));
+}
+
+/// Whatever is wrong with a token, nobody is signed in by it; a key that is new is read.
+#[both_engines]
+async fn provider_that_lies_signs_nobody_in(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, false).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    link(&mut tab, None).await;
+    for (settings, told) in [
+        (json!({"lie": "none"}), "its signature is not right"),
+        (json!({"lie": "mac"}), "HS256, which is not accepted"),
+        (json!({"lie": "stranger"}), "its signature is not right"),
+        (json!({"claims": {"nonce": "another"}}), "nonce is not right"),
+        (json!({"claims": {"nonce": null}}), "nonce is not right"),
+        (json!({"claims": {"iss": "https://id.evil.test"}}), "issuer is not right"),
+        (json!({"claims": {"aud": "another"}}), "audience is not right"),
+        (json!({"claims": {"aud": ["culvert", "another"]}}), "audience is not right"),
+        (json!({"claims": {"azp": "another"}}), "authorized party is not right"),
+        (json!({"claims": {"exp": 1}}), "expiry is not right"),
+        (json!({"claims": {"iat": 9_999_999_999_u64}}), "time of issue is not right"),
+        (json!({"claims": {"sub": ""}}), "subject is not right"),
+        (json!({"claims": {"sub": 7}}), "is none, or its signature"),
+    ] {
+        provider.set(settings.clone()).await;
+        host.clock.advance(Duration::from_secs(15));
+        let refused = through(&mut Tab::open(&host), BEGIN, None).await;
+        assert_eq!(refused.outcome(), "401 sign_in_required", "{settings}");
+        assert!(refused.text.contains(told), "{settings}: {}", refused.text);
+    }
+    // It has another key now.
+    host.clock.advance(Duration::from_secs(61));
+    provider.set(json!({"lie": "rotated", "claims": {"exp": 9_999_999_999_u64}})).await;
+    assert_eq!(through(&mut Tab::open(&host), BEGIN, None).await.led_to(), "/dashboard");
+}
+
+/// What a browser comes back with is good for the sign-in that it has begun, once and within ten minutes.
+#[both_engines]
+async fn callback_is_good_for_its_own_sign_in_alone(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, false).await;
+    let ada = host.person("ada").await;
+    link(&mut Tab::with_password(&host, ada.account_id).await, None).await;
+    let mut tab = Tab::open(&host);
+    let callback = back(tab.get(BEGIN).await.led_to(), None).await;
+    let mut other = Tab::open(&host);
+    assert_eq!(other.get(&callback).await.outcome(), "403 form_expired", "another browser");
+    other.get(BEGIN).await;
+    assert_eq!(other.get(&callback).await.outcome(), "401 sign_in_required", "the state of another sign-in");
+    let answer = format!("{callback}&iss=https%3A%2F%2Fid.evil.test");
+    assert_eq!(tab.clone().get(&answer).await.outcome(), "401 sign_in_required", "another provider");
+    assert_eq!(tab.get(&callback).await.led_to(), "/dashboard");
+    assert_eq!(tab.get(&callback).await.outcome(), "403 form_expired", "once more");
+    let mut late = Tab::open(&host);
+    let callback = back(late.get(BEGIN).await.led_to(), None).await;
+    host.clock.advance(Duration::from_mins(10));
+    assert_eq!(late.get(&callback).await.outcome(), "403 form_expired", "too late");
+    let mut denied = Tab::open(&host);
+    let state = back(denied.get(BEGIN).await.led_to(), None).await;
+    let state = state.split("state=").nth(1).unwrap();
+    let refused = denied.get(&format!("/dashboard/sign-in/oidc/callback?error=access_denied&state={state}")).await;
+    assert!(refused.text.contains("the provider refuses: access_denied"), "{}", refused.text);
+    for unknown in ["1", "-1", "x", ""] {
+        assert_eq!(Tab::open(&host).get(&format!("/dashboard/sign-in/oidc/{unknown}")).await.status, 404, "{unknown}");
+    }
+}
+
+/// An address makes somebody known only where the provider has verified it and the operator trusts it in that.
+#[both_engines]
+async fn account_is_found_by_address_where_that_is_trusted(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, true).await;
+    host.person("ada").await;
+    for (verified, outcome) in
+        [(json!(false), "401"), (json!(null), "401"), (json!(true), "303"), (json!(false), "303")]
+    {
+        provider.set(json!({"claims": {"email": "Ada@example.test", "email_verified": verified}})).await;
+        let shown = through(&mut Tab::open(&host), BEGIN, None).await;
+        // From the first time on, it is linked.
+        assert_eq!(shown.status.to_string(), outcome, "{verified}: {}", shown.text);
+    }
+}
+
+/// Where the provider is away, the other ways stay; and sign-ins are begun at most thirty times in five minutes.
+#[both_engines]
+async fn provider_that_is_away_leaves_the_other_ways(engine: Engine) {
+    let mut provider = Provider::lying().await;
+    let host = provider.host(engine, false).await;
+    let mut tab = Tab::open(&host);
+    for _ in 0..30 {
+        assert_eq!(tab.get(BEGIN).await.status, 303);
+    }
+    assert_eq!(tab.get(BEGIN).await.outcome(), "429 rate_limited");
+    host.clock.advance(Duration::from_hours(2));
+    provider.program.kill().await.unwrap();
+    let away = tab.get(BEGIN).await;
+    assert_eq!(away.outcome(), "503 service_unavailable");
+    assert!(
+        away.text.contains("Example cannot be reached now") && away.text.contains("name=\"password\""),
+        "{}",
+        away.text
+    );
+}
+
+/// A provider is as the configuration says, or the host does not start.
+#[test]
+fn provider_is_configured_as_it_must_be() {
+    let problem = |change: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("culvert.toml");
+        std::fs::write(&file, format!("[[dashboard.oidc]]\nname = \"Example\"\nclient_id = \"culvert\"\n{change}\n"))
+            .unwrap();
+        culvert::config::Config::load(Some(&file)).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(problem("issuer = \"https://id.example.com\""), "");
+    for (change, told) in [
+        ("issuer = \"http://id.example.com\"", "dashboard.oidc[0].issuer: must be an https:// URL"),
+        ("issuer = \"id.example.com\"", "dashboard.oidc[0].issuer: must be an https:// URL"),
+        ("issuer = \"https://u@id.example.com\"", "dashboard.oidc[0].issuer: must be an https:// URL"),
+        (
+            "issuer = \"https://id.example.com\"\nclient_secret_file = \"/nowhere\"",
+            "dashboard.oidc[0].client_secret_file: /nowhere",
+        ),
+    ] {
+        assert!(problem(change).contains(told), "{change}: {}", problem(change));
+    }
+}
