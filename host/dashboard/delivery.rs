@@ -1,15 +1,16 @@
 //! One event that was sent to a webhook endpoint: its attempts, what was sent, and why a receiver does not find it genuine.
 
 use culvert_domain::error::{Error, Result};
-use culvert_domain::webhook::{Attempt, Webhook};
+use culvert_domain::webhook::{Attempt, AttemptError, AttemptStatus, Webhook};
 use culvert_service::signature_check::{Finding, Given};
 use maud::{Markup, html};
 use salvo::http::StatusCode;
 use uuid::Uuid;
 
 use crate::answer::Answer;
+use crate::docs::book::inline;
 use crate::form::KEY;
-use crate::view::{badge, field, page, secret, time};
+use crate::view::{advice, badge, field, page, secret, time};
 use crate::visit::{Posted, Visit};
 use crate::webhook::outcome;
 
@@ -36,6 +37,7 @@ async fn shown(visit: &Visit, asked: Asked<'_>) -> Result<Markup> {
         section {
             h2 { "Attempts" }
             (table(&attempts))
+            @if let Some(error) = last_error(&attempts) { p { (inline(advice::of_delivery(error))) } }
         }
         section {
             h2 { "Payload" }
@@ -56,6 +58,11 @@ async fn shown(visit: &Visit, asked: Asked<'_>) -> Result<Markup> {
 async fn endpoint_and_event(visit: &Visit) -> Result<(Webhook, Uuid)> {
     let event_id = visit.ids.get(1).copied().ok_or_else(Error::not_found)?;
     Ok((visit.service().webhook(&visit.caller, visit.id()?).await?, event_id))
+}
+
+/// Why the last attempt that was made has failed.
+fn last_error(attempts: &[Attempt]) -> Option<AttemptError> {
+    attempts.iter().find(|attempt| attempt.status != AttemptStatus::Pending)?.error
 }
 
 fn table(attempts: &[Attempt]) -> Markup {

@@ -4,7 +4,8 @@ use culvert_domain::error::Result;
 use culvert_domain::operation::Operation;
 use maud::{Markup, html};
 
-use crate::view::{badge, list, page, time};
+use crate::docs::book::inline;
+use crate::view::{advice, badge, list, page, time};
 use crate::visit::Visit;
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
@@ -34,6 +35,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let operation = visit.service().operation(&visit.caller, visit.id()?).await?;
     let content = html! {
         p.line { (badge::operation(operation.status)) " " (outcome(&operation)) }
+        @if let Some(error) = &operation.error { p { (inline(advice::of_operation(&error.code))) } }
         @if let Some(tunnel_id) = operation.tunnel_id {
             p { a href=(visit.in_scope(&format!("/tunnels/{tunnel_id}"))) { "The tunnel" } }
         }

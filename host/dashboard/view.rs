@@ -1,5 +1,6 @@
 //! Pieces of pages. They know neither the store nor HTTP.
 
+pub(crate) mod advice;
 pub(crate) mod badge;
 pub(crate) mod bytes;
 pub(crate) mod field;

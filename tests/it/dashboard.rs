@@ -297,15 +297,22 @@ async fn tunnel_is_started_and_stopped_by_its_buttons(engine: Engine) {
     assert_eq!(tab.submit(&running, &format!("{path}/stop"), &[]).await.led_to(), path);
     wire.obey(Done::Stop).await;
     host.until_tunnel(&api, id, "stopped").await;
+    // What becomes of an operation stands on its page, with what to do.
+    let stopped = tab.get(&path).await;
+    assert_eq!(tab.submit(&stopped, &format!("{path}/start"), &[]).await.led_to(), path);
     // A device that would not do it says so beside its name, and to who tries anyway.
     let off = format!("/dashboard/me/devices/{}/remote-control-off", device.id);
     let devices = tab.get("/dashboard/me/devices").await;
     assert_eq!(tab.submit(&devices, &off, &[]).await.led_to(), "/dashboard/me/devices");
+    let canceled = api.get("/operations").await.data()[0]["id"].as_str().unwrap().to_owned();
+    let operation = tab.get(&format!("/dashboard/me/operations/{canceled}")).await;
+    assert!(operation.text.contains("<code>culvert-agent remote-control enable</code>"), "{}", operation.text);
     let page = tab.get(&path).await;
     assert!(page.text.contains("remote_control_disabled") && !page.text.contains(&format!("action=\"{path}/start\"")));
     let stop = tab.submit(&running, &format!("{path}/restart"), &[]).await;
     assert_eq!(stop.outcome(), "409 tunnel_not_running");
-    assert!(stop.text.contains("role=\"alert\""));
+    assert!(stop.text.contains("role=\"alert\"") && stop.text.contains("Start it first."), "{}", stop.text);
+    assert!(stop.text.contains("/errors#tunnel_not_running\""), "{}", stop.text);
 }
 
 /// What a policy refuses to a key it refuses to a person, and the page names the rule.

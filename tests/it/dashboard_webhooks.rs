@@ -163,6 +163,8 @@ async fn what_an_endpoint_did_not_take_is_sent_again(engine: Engine) {
     let event = event.as_str().unwrap();
     let first = receiver.next().await;
     until(&[(2, "pending"), (1, "failed")]).await;
+    let delivery = tab.get(&format!("{path}/deliveries/{event}")).await;
+    assert!(delivery.text.contains("something other than 2xx"), "{}", delivery.text);
 
     // Outside of the schedule, with a signature of its own; the schedule goes on.
     let resend = format!("{path}/deliveries/{event}/resend");

@@ -178,6 +178,7 @@ async fn search_of_the_documentation_leads_to_sections() {
     let mut tab = Tab::open(&host);
     for (question, href) in [
         ("device_offline", "/docs/errors#device_offline"),
+        ("outcome_unknown", "/docs/errors#operation-outcome_unknown"),
         ("secret_key_file", "/docs/operate/backup#"),
         ("POST+tunnels", "/docs#tunnels_create"),
         ("idempot", "/docs/api/idempotency#"),

@@ -1,11 +1,37 @@
 //! What every code means, in one page: `type` of a problem record leads here (RFC 9457, section 3.1.1).
 
 use culvert_domain::error::Code;
+use culvert_domain::string_enum::StringEnum;
+use culvert_domain::webhook::AttemptError;
 use culvert_service::gate::PolicyCode;
+use culvert_wire::failure_code::FailureCode;
 use maud::{Markup, html};
 use salvo::http::StatusCode;
 
 use super::{book, frame};
+use crate::view::advice;
+
+/// What an operation ends with.
+const OF_OPERATIONS: &[FailureCode] = &[
+    FailureCode::DeviceDisconnected,
+    FailureCode::ExecutionTimeout,
+    FailureCode::AgentRejected,
+    FailureCode::RemoteControlDisabled,
+    FailureCode::DeviceNotAllowed,
+    FailureCode::TargetNotAllowed,
+    FailureCode::LocalTargetUnreachable,
+    FailureCode::LocalTlsFailed,
+    FailureCode::TunnelStartFailed,
+    FailureCode::LeaseConflict,
+    FailureCode::NodeUnavailable,
+    FailureCode::UnsupportedAction,
+    FailureCode::OutcomeUnknown,
+    FailureCode::TunnelDeleted,
+    FailureCode::DeviceRemoved,
+    FailureCode::AccessLost,
+    FailureCode::NotClaimed,
+    FailureCode::InternalError,
+];
 
 pub(crate) fn page(policies: &[PolicyCode], status_of: fn(&Code) -> StatusCode) -> Markup {
     let is_own = |code: &str| Code::ALL.iter().any(|own| own.as_str() == code);
@@ -21,11 +47,37 @@ pub(crate) fn page(policies: &[PolicyCode], status_of: fn(&Code) -> StatusCode) 
                 p.muted { "From the policy " (policy) "." }
             }
         }
+        h2 #operations { "Operations" }
+        p { "These codes stand in " code { "error.code" } " of an operation that has failed, expired or was canceled. The list is open." }
+        @for (anchor, code, text) in of_operations() { (kept(&anchor, code, text)) }
+        h2 #deliveries { "Deliveries of webhooks" }
+        p { "These codes stand in " code { "error" } " of a delivery that has failed." }
+        @for (anchor, code, text) in of_deliveries() { (kept(&anchor, code, text)) }
         h2 #dashboard { "Dashboard" }
         p { "These codes stand on pages of the dashboard alone." }
         @for code in of_dashboard { (section(code, status_of)) }
     };
     frame::page("Error codes", content, "/docs/errors")
+}
+
+/// The codes of operations, each with its anchor and what to do.
+pub(super) fn of_operations() -> impl Iterator<Item = (String, &'static str, &'static str)> {
+    OF_OPERATIONS.iter().map(|code| (format!("operation-{code}"), code.as_str(), advice::of_operation(code)))
+}
+
+/// The codes of deliveries, each with its anchor and what to do.
+pub(super) fn of_deliveries() -> impl Iterator<Item = (String, &'static str, &'static str)> {
+    AttemptError::ALL.iter().map(|error| (format!("delivery-{error}"), error.as_str(), advice::of_delivery(*error)))
+}
+
+/// A code that stands in a resource, and not in a problem record.
+fn kept(anchor: &str, code: &str, text: &str) -> Markup {
+    html! {
+        section id=(anchor) {
+            h3 { code { (code) } }
+            p { (book::inline(text)) }
+        }
+    }
 }
 
 fn section(code: &Code, status_of: fn(&Code) -> StatusCode) -> Markup {

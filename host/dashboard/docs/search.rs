@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::book::{self, PAGES};
 use super::reference::operations;
 use super::rendered::Rendered;
-use super::{frame, schema};
+use super::{errors, frame, schema};
 
 /// Characters of a question, and words of it that count.
 const QUESTION: usize = 100;
@@ -110,12 +110,16 @@ fn of_reference(openapi: &Value) -> impl Iterator<Item = Section> {
 }
 
 fn of_errors() -> impl Iterator<Item = Section> {
-    Code::ALL.iter().map(|code| Section {
+    let section = |anchor: &str, code: &str, text: String| Section {
         page: "Error codes".into(),
-        heading: code.as_str().into(),
-        href: format!("/docs/errors#{}", code.as_str()),
-        text: format!("{}. {}", code.title(), code.explanation()),
-    })
+        heading: code.into(),
+        href: format!("/docs/errors#{anchor}"),
+        text,
+    };
+    let explained = |code: &Code| format!("{}. {}", code.title(), code.explanation());
+    let own = Code::ALL.iter().map(move |code| section(code.as_str(), code.as_str(), explained(code)));
+    let of_resources = errors::of_operations().chain(errors::of_deliveries());
+    own.chain(of_resources.map(move |(anchor, code, text)| section(&anchor, code, text.into())))
 }
 
 /// Words in lower case. `tunnel_id` is one, and so are its parts.

@@ -4,13 +4,14 @@ use culvert_domain::error::{Code, Error};
 use maud::{Markup, html};
 use uuid::Uuid;
 
-use crate::view::{page, refusal};
+use crate::view::{advice, page, refusal};
 use crate::{ROOT, Site};
 
 /// What went wrong.
 pub(crate) fn whole(error: &Error, docs_url: &str, request_id: Option<Uuid>) -> Markup {
     let content = html! {
         (refusal::error(error))
+        (advice::about(&error.code, docs_url))
         @if let Some(id) = request_id { p.muted { "Request " code { (id) } } }
         @if error.code == Code::SignInRequired { p { a href=(format!("{ROOT}/sign-in")) { "Sign in" } } }
         @else if error.code == Code::SecondFactorRequired { p { a href=(format!("{ROOT}/account")) { "To your account" } } }

@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::{field, refusal};
+use super::{advice, field, refusal};
 use crate::form::KEY;
 use crate::path::SIGN_OUT;
 use crate::visit::Visit;
@@ -77,6 +77,7 @@ pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Mar
                     p.muted #live role="status" hidden {}
                     @if let Some(refused) = refused {
                         (refusal::error(&refused.error))
+                        (advice::about(&refused.error.code, &visit.dashboard.docs_url))
                         @if let Some(id) = visit.policies.request_id() {
                             p { a href=(visit.in_scope(&format!("/explain/{id}"))) { "Why was this refused?" } }
                         }
