@@ -20,6 +20,7 @@ pub mod device_token;
 pub mod enrolment;
 pub mod failure_code;
 pub mod lease_token;
+pub mod loopback;
 pub mod node;
 pub mod open_enum;
 pub mod per_second;

@@ -1,8 +1,7 @@
 //! Settings of the mail that the host sends.
 
-use std::net::IpAddr;
-
 use culvert_service::jobs::mail::MailWorker;
+use culvert_wire::loopback::is_loopback;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -43,13 +42,9 @@ impl MailConfig {
 fn is_private(url: &str) -> bool {
     let Ok(url) = reqwest::Url::parse(url) else { return false };
     let tls = url.query_pairs().find(|(name, _)| name == "tls").map(|(_, value)| value.into_owned());
-    let is_loopback = || {
-        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-    };
     match (url.scheme(), tls.as_deref()) {
         ("smtps", None) | ("smtp", Some("required")) => url.host_str().is_some(),
-        ("smtp", None) => is_loopback(),
+        ("smtp", None) => url.host_str().is_some_and(is_loopback),
         _ => false,
     }
 }

@@ -1,9 +1,9 @@
 //! Settings of providers at which people sign in (OpenID Connect).
 
 use std::fs;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
+use culvert_oidc::is_private;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -35,7 +35,7 @@ impl OidcConfig {
         if !is_named {
             return fail("name", "must have 1 to 50 characters");
         }
-        if !is_private(&self.issuer) {
+        if !is_bare(&self.issuer) || !is_private(&self.issuer) {
             return fail("issuer", "must be an https:// URL; http:// on a loopback address alone");
         }
         if self.client_id.trim().is_empty() {
@@ -57,10 +57,8 @@ impl OidcConfig {
     }
 }
 
-fn is_private(issuer: &str) -> bool {
-    let Ok(url) = reqwest::Url::parse(issuer) else { return false };
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let is_loopback = || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    let is_bare = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
-    is_bare && (url.scheme() == "https" || (url.scheme() == "http" && is_loopback()))
+/// Whether a URL has no more than a scheme, a host and a path.
+fn is_bare(issuer: &str) -> bool {
+    reqwest::Url::parse(issuer)
+        .is_ok_and(|url| url.query().is_none() && url.fragment().is_none() && url.username().is_empty())
 }

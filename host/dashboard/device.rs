@@ -5,7 +5,7 @@ use culvert_api_types::read::read;
 use culvert_api_types::requests::DevicePatch;
 use culvert_domain::action::Action;
 use culvert_domain::device::Device;
-use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::error::{Code, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::operation::RemoteAction;
 use culvert_service::devices::{RemoveDevice, SetMayCreate, UpdateDevice};
@@ -160,11 +160,7 @@ async fn act(visit: &Visit, posted: Posted, asked: Action, action: RemoteAction)
 
 pub(crate) async fn set_may_create(visit: &Visit, posted: Posted) -> Result<Answer> {
     let device_id = visit.id()?;
-    let may_create = match posted.form.get("may_create") {
-        "yes" => true,
-        "no" => false,
-        _ => return Err(Error::invalid(vec![Fault::new("may_create", "must be yes or no")])),
-    };
+    let may_create = posted.form.flag("may_create")?;
     let change = |()| SetMayCreate { device_id, may_create };
     visit.change(&posted, Action::DevicesSetMayCreate, Resource::Device(device_id), change).await?;
     Ok(Answer::see_other(&visit.path_of(PAGE)))

@@ -61,6 +61,19 @@ impl Form {
         self.find(name).unwrap_or_default()
     }
 
+    /// A choice between yes and no.
+    ///
+    /// # Errors
+    ///
+    /// `validation_failed` if it is neither.
+    pub(crate) fn flag(&self, name: &str) -> Result<bool> {
+        match self.get(name) {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(Error::invalid(vec![Fault::new(name, "must be yes or no")])),
+        }
+    }
+
     /// The same without the secrets, to be shown again.
     pub(crate) fn without_secrets(mut self) -> Self {
         let is_secret = |name: &str| name.contains("password") || [KEY, "link", "code", "secret"].contains(&name);

@@ -71,13 +71,14 @@ async fn begin(
 ) -> Result<Answer> {
     let number: usize = number.parse().map_err(|_| Error::not_found())?;
     let provider = dashboard.providers.get(number).ok_or_else(Error::not_found)?;
+    dashboard.sign_ins.count_login(client)?;
     let begun = provider.provider.begin(is_fresh).await;
     let (url, pending) = match begun {
         Ok(begun) => begun,
         Err(error) => return Ok(failed(dashboard, provider, &error)),
     };
     let login = Login { provider: number, pending, next, link };
-    let token = dashboard.sign_ins.seal_login(&dashboard.service, &login, client)?;
+    let token = dashboard.sign_ins.seal_login(&dashboard.service, &login)?;
     Ok(Answer::see_other(&url).with_cookie(&cookie::set_login(&dashboard.site, &token)))
 }
 
@@ -106,7 +107,7 @@ async fn finish(
 ) -> Result<Answer> {
     let begun_anew = || Error::new(Code::FormExpired, "It took too long, or another sign-in has begun. Try again.");
     let token = cookie::login(req, &dashboard.site).ok_or_else(begun_anew)?;
-    let login: Login = dashboard.sign_ins.open_login(&dashboard.service, &token)?;
+    let login: Login = dashboard.sign_ins.open_login(&dashboard.service, &token, client)?;
     let provider = dashboard.providers.get(login.provider).ok_or_else(begun_anew)?;
     let callback = Callback {
         state: req.query("state").unwrap_or_default(),

@@ -50,7 +50,7 @@ async fn found(visit: &Visit, sought: &str) -> Result<Vec<Hit>> {
     Ok(hits)
 }
 
-/// Whatever the scope has by an id: a tunnel, an operation, or a request that was refused.
+/// Whatever the scope has by an id: a tunnel, a device, an operation, or a request that was refused.
 async fn by_id(visit: &Visit, id: Uuid) -> Result<Vec<Hit>> {
     let (service, caller) = (visit.service(), &visit.caller);
     let hit = |path: &str, name: String, kind| Hit { href: visit.in_scope(&format!("/{path}/{id}")), name, kind };

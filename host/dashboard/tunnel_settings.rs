@@ -190,38 +190,42 @@ fn delete_form(visit: &Visit, path: &str) -> Markup {
     }
 }
 
-/// The body of a change of all fields that the form has.
+/// The body of a change of all fields that the form has. What is empty and may be is cleared.
 fn body(form: &Form, protocol: Protocol) -> JsonTree {
-    let JsonTree::Object(mut fields) = form.body(&["name", "local_host", "proxy_protocol"], &["local_port"]) else {
-        return JsonTree::Null;
-    };
-    let cleared = |text: bool, name: &str| {
-        let JsonTree::Object(read) = (if text { form.body(&[name], &[]) } else { form.body(&[], &[name]) }) else {
-            return (name.to_owned(), JsonTree::Null);
-        };
-        read.into_iter().next().unwrap_or_else(|| (name.to_owned(), JsonTree::Null))
-    };
-    fields.extend(["idle_timeout", "buffer_size"].map(|name| cleared(false, name)));
-    if protocol == Protocol::Http {
-        let flag = |name: &str| (name.to_owned(), JsonTree::Bool(form.find(name).is_some()));
-        fields.extend(["http_ssl_enabled", "http_basic_auth_enabled", "tls_passthrough"].map(flag));
-        fields.extend(["http_basic_auth_username", "host_header"].map(|name| cleared(true, name)));
-        let verify = match form.get("local_tls_verify") {
-            "yes" => JsonTree::Bool(true),
-            "no" => JsonTree::Bool(false),
-            _ => JsonTree::Null,
-        };
-        fields.push(("local_tls_verify".into(), verify));
-        if let JsonTree::Object(texts) = form.body(&["local_scheme"], &[]) {
-            fields.extend(texts);
-        }
-        // A password may begin or end with a space.
-        let password = form.get("http_basic_auth_password");
-        if !password.is_empty() {
-            fields.push(("http_basic_auth_password".into(), JsonTree::Text(password.to_owned())));
+    let is_http = protocol == Protocol::Http;
+    let (mut texts, mut cleared) = (vec!["name", "local_host", "proxy_protocol"], vec!["idle_timeout", "buffer_size"]);
+    if is_http {
+        texts.extend(["http_basic_auth_username", "host_header", "local_scheme"]);
+        cleared.extend(["http_basic_auth_username", "host_header"]);
+    }
+    let mut tree = form.body(&texts, &["local_port", "idle_timeout", "buffer_size"]);
+    let JsonTree::Object(fields) = &mut tree else { return tree };
+    for name in cleared {
+        if !fields.iter().any(|(known, _)| known == name) {
+            fields.push((name.to_owned(), JsonTree::Null));
         }
     }
-    JsonTree::Object(fields)
+    if is_http {
+        fields.extend(http_body(form));
+    }
+    tree
+}
+
+fn http_body(form: &Form) -> Vec<(String, JsonTree)> {
+    let flag = |name: &str| (name.to_owned(), JsonTree::Bool(form.find(name).is_some()));
+    let mut fields: Vec<_> = ["http_ssl_enabled", "http_basic_auth_enabled", "tls_passthrough"].map(flag).into();
+    let verify = match form.get("local_tls_verify") {
+        "yes" => JsonTree::Bool(true),
+        "no" => JsonTree::Bool(false),
+        _ => JsonTree::Null,
+    };
+    fields.push(("local_tls_verify".into(), verify));
+    // A password may begin or end with a space.
+    let password = form.get("http_basic_auth_password");
+    if !password.is_empty() {
+        fields.push(("http_basic_auth_password".into(), JsonTree::Text(password.to_owned())));
+    }
+    fields
 }
 
 pub(crate) async fn change(visit: &Visit, posted: Posted) -> Result<Answer> {

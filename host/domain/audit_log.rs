@@ -98,10 +98,15 @@ impl Actor {
         Self { credential_id: Some(device_id), ..Self::account(Origin::Agent, owner_id, None) }
     }
 
+    /// Somebody at the dashboard who is not signed in.
+    pub fn visitor(address: Option<IpAddr>) -> Self {
+        let address = address.map(|address| address.to_string()).unwrap_or_default();
+        Self { origin: Origin::Dashboard, address, ..Self::CLI }
+    }
+
     /// An account that has shown no more than who it is.
     pub fn account(origin: Origin, account_id: Uuid, address: Option<IpAddr>) -> Self {
-        let address = address.map(|address| address.to_string()).unwrap_or_default();
-        Self { origin, account_id: Some(account_id), credential_id: None, request_id: None, address }
+        Self { origin, account_id: Some(account_id), ..Self::visitor(address) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Requests to a provider, with bounds on time and size.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
+use culvert_wire::loopback::is_loopback;
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder};
 use serde::de::DeserializeOwned;
@@ -35,13 +35,11 @@ pub(crate) async fn json<T: DeserializeOwned>(request: RequestBuilder) -> Result
 }
 
 /// Whether nobody on the network reads what is sent to a URL: it is https, or on this machine.
-pub(crate) fn is_private(url: &str) -> bool {
+pub fn is_private(url: &str) -> bool {
     let Ok(url) = Url::parse(url) else { return false };
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let is_loopback = || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     match url.scheme() {
         "https" => true,
-        "http" => is_loopback(),
+        "http" => url.host_str().is_some_and(is_loopback),
         _ => false,
     }
 }

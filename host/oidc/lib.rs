@@ -19,7 +19,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use fetch::is_private;
+pub use fetch::is_private;
 pub use token::Identity;
 
 /// How long what a provider says of itself is believed.

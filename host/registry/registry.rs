@@ -195,11 +195,7 @@ impl Artefact {
 /// Whether a registry runs on this machine: it needs no TLS then, as with docker.
 fn is_local(registry: &str) -> bool {
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
-    host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(is_loopback)
-}
-
-fn is_loopback(address: std::net::IpAddr) -> bool {
-    address.is_loopback()
+    culvert_wire::loopback::is_loopback(host)
 }
 
 /// Takes so many bytes, and fails with more.

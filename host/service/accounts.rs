@@ -6,7 +6,7 @@ use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::usage::{Bandwidth, Traffic, day_number};
-use culvert_store::Store;
+use culvert_store::{Store, Write};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -103,6 +103,14 @@ pub async fn create(store: &Store, email: String, name: String, plan: String) ->
         .await
 }
 
+/// Whether there would be an operator without this account.
+pub(crate) async fn check_other_operator(write: &mut Write, account_id: Uuid) -> Result<()> {
+    if write.is_last_operator(account_id).await? {
+        return Err(Error::new(Code::LastOperator, "The account is the only operator; make another one first."));
+    }
+    Ok(())
+}
+
 /// Makes an account an operator of the installation, or no operator any more.
 ///
 /// # Errors
@@ -112,9 +120,8 @@ pub async fn set_operator(store: &Store, account_id: Uuid, is_operator: bool, ac
     store
         .write(Some(account_id), move |write| {
             Box::pin(async move {
-                if !is_operator && write.is_last_operator(account_id).await? {
-                    let detail = "The account is the only operator; make another one first.";
-                    return Err(Error::new(Code::LastOperator, detail));
+                if !is_operator {
+                    check_other_operator(write, account_id).await?;
                 }
                 let entry = NewEntry::new(account_id, actor, AuditAction::AccountsSetOperator);
                 write.audit(entry.with(&json!({"operator": is_operator})));

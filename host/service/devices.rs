@@ -139,10 +139,7 @@ async fn revoke_work(write: &mut Write, id: Uuid, why: &OperationError) -> Resul
 
 /// Moves a device to the personal scope of its owner, who has left the Team.
 async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
-    let error = OperationError::new(FailureCode::AccessLost, "The device's owner has left the Team.");
-    revoke_work(write, id, &error).await?;
-    operations::fail_of_lost_device(write, id).await?;
-    presence::set_offline(write, id, OfflineReason::NotAllowed).await?;
+    end_access(write, id, "The device's owner has left the Team.").await?;
     write.move_device(id, owner_id).await
 }
 
@@ -152,8 +149,11 @@ async fn take_along(write: &mut Write, id: Uuid, owner_id: Uuid) -> Result<()> {
 ///
 /// If the database fails.
 pub(crate) async fn stop_of_locked(write: &mut Write, id: Uuid) -> Result<()> {
-    let error = OperationError::new(FailureCode::AccessLost, "The account of the device's owner is locked.");
-    revoke_work(write, id, &error).await?;
+    end_access(write, id, "The account of the device's owner is locked.").await
+}
+
+async fn end_access(write: &mut Write, id: Uuid, why: &str) -> Result<()> {
+    revoke_work(write, id, &OperationError::new(FailureCode::AccessLost, why)).await?;
     operations::fail_of_lost_device(write, id).await?;
     presence::set_offline(write, id, OfflineReason::NotAllowed).await
 }

@@ -27,7 +27,11 @@ pub struct NewLink {
 impl NewLink {
     /// A link to an account.
     pub fn of_account(clock: &Clock) -> Self {
-        Self { secret: new_secret(clock), expires_at: clock.now() + LINK_LIFETIME }
+        Self::within(clock, LINK_LIFETIME)
+    }
+
+    pub(crate) fn within(clock: &Clock, lifetime: TimeDelta) -> Self {
+        Self { secret: new_secret(clock), expires_at: clock.now() + lifetime }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Error, Result};
 use culvert_store::Store;
 use uuid::Uuid;
 
-use crate::devices;
+use crate::{accounts, devices};
 
 /// Devices that are stopped at a time.
 const BATCH: u32 = 100;
@@ -21,10 +21,7 @@ const BATCH: u32 = 100;
 pub async fn lock(store: &Arc<Store>, account_id: Uuid, actor: Actor) -> Result<()> {
     let lock = store.write(Some(account_id), move |write| {
         Box::pin(async move {
-            if write.is_last_operator(account_id).await? {
-                let detail = "The account is the only operator; make another one first.";
-                return Err(Error::new(Code::LastOperator, detail));
-            }
+            accounts::check_other_operator(write, account_id).await?;
             write.set_locked(account_id, true).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::mail::SealedMail;
 use culvert_wire::client_network::prefix;
@@ -157,7 +157,7 @@ impl Mails {
         let link = NewLink::of_account(service.clock());
         // To the address that the account has: what was typed may only look like it.
         let Some(mail) = self.sealed(service, letter(&account.email, &link)) else { return Ok(()) };
-        let actor = Actor { account_id: None, ..Actor::account(Origin::Dashboard, account.id, client) };
+        let actor = Actor::visitor(client);
         let make = service.store.write(Some(account.id), move |write| {
             Box::pin(async move {
                 if write.is_locked(account.id).await? {

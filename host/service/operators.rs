@@ -106,11 +106,7 @@ impl Service {
     async fn note_policies(&self, operator: &Operator, action: AuditAction, generation: u64) -> Result<()> {
         let Operator { account_id, actor } = operator.clone();
         let entry = NewEntry::new(account_id, actor, action).with(&json!({"generation": generation}));
-        let note = self.store.write(Some(account_id), move |write| {
-            write.audit(entry);
-            Box::pin(async { Ok(()) })
-        });
-        note.await
+        self.store.audit(entry).await
     }
 
     /// A page of all accounts; with an e-mail address, its account alone.

@@ -38,11 +38,7 @@ impl Service {
         let payload = self.store.payload(webhook.id, event_id).await?.ok_or_else(Error::not_found)?;
         let entry =
             NewEntry::new(caller.scope.id, policies.actor(caller), AuditAction::WebhooksReadDelivery).about(event_id);
-        let note = self.store.write(Some(caller.scope.id), move |write| {
-            write.audit(entry);
-            Box::pin(async { Ok(()) })
-        });
-        note.await?;
+        self.store.audit(entry).await?;
         Ok(String::from_utf8_lossy(&payload).into_owned())
     }
 

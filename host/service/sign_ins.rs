@@ -233,25 +233,27 @@ impl SignIns {
                 if !write.has_password_hash(account_id, &checked).await? {
                     return Ok(None);
                 }
-                let needs_code = write.has_second_factor(account_id).await?;
-                if !needs_code {
-                    // Where there is a passkey, a password is one factor of two.
-                    if write.count_passkeys(account_id).await? > 0 {
-                        new.elevated_until = None;
-                    }
-                    create(write, &new).await?;
-                }
-                Ok(Some(needs_code))
+                create_or_ask(write, new).await.map(Some)
             })
         });
-        Ok(match create.await? {
-            None => None,
-            Some(true) => Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Password))),
-            Some(false) => {
-                self.expect(&value);
-                Some(Proved::SignedIn(value))
-            }
-        })
+        let needs_code = create.await?;
+        Ok(needs_code.map(|needs_code| self.proved(service, account_id, SignInMethod::Password, value, needs_code)))
+    }
+
+    /// What somebody has proved who may need a code as well.
+    fn proved(
+        &self,
+        service: &Service,
+        account_id: Uuid,
+        method: SignInMethod,
+        value: SignInValue,
+        needs_code: bool,
+    ) -> Proved {
+        if needs_code {
+            return Proved::NeedsCode(self.ticket(service, account_id, method));
+        }
+        self.expect(&value);
+        Proved::SignedIn(value)
     }
 
     /// Has somebody who is signed in prove with the password who it is, and with a code where one is asked for. `None` if the
@@ -443,6 +445,25 @@ async fn check_elevated(write: &mut Write, id: Uuid) -> Result<()> {
 /// A sign-in that has not ended meanwhile.
 async fn present(write: &mut Write, id: Uuid) -> Result<SignIn> {
     write.sign_in(id).await?.ok_or_else(|| Error::of(Code::SignInRequired))
+}
+
+/// Creates a sign-in by a password or at another provider, unless a code is still to be asked for. Returns whether it is.
+async fn create_or_ask(write: &mut Write, mut new: NewSignIn) -> Result<bool> {
+    let needs_code = write.has_second_factor(new.account_id).await?;
+    if !needs_code {
+        // Where there is a passkey, this is one factor of two.
+        if write.count_passkeys(new.account_id).await? > 0 {
+            new.elevated_until = None;
+        }
+        create(write, &new).await?;
+    }
+    Ok(needs_code)
+}
+
+/// Whether an account could still be signed in to without one of its passkeys or links with providers.
+async fn check_other_credential(write: &mut Write, account_id: Uuid, has_password: bool) -> Result<()> {
+    let count = write.count_passkeys(account_id).await? + write.count_identities(account_id).await?;
+    if has_password || count > 1 { Ok(()) } else { Err(Error::of(Code::LastCredential)) }
 }
 
 /// Creates a sign-in, and has the audit log tell of it.

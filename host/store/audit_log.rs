@@ -98,6 +98,17 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Has the log tell of something that changes nothing else.
+    pub async fn audit(&self, entry: NewEntry) -> Result<()> {
+        let append = self.write(Some(entry.scope_id), move |write| {
+            write.audit(entry);
+            Box::pin(async { Ok(()) })
+        });
+        append.await
+    }
+}
+
 impl Write {
     /// Has a change be in the log when the transaction commits.
     pub fn audit(&mut self, entry: NewEntry) {

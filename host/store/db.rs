@@ -244,10 +244,7 @@ macro_rules! on_pool {
 fn postgres_options(url: &str) -> DbResult<PgConnectOptions, sqlx::Error> {
     let options = PgConnectOptions::from_str(url)?.application_name("culvert");
     let host = options.get_host();
-    let is_local = options.get_socket().is_some()
-        || host.starts_with('/')
-        || host == "localhost"
-        || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    let is_local = options.get_socket().is_some() || host.starts_with('/') || culvert_wire::loopback::is_loopback(host);
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let says = query.split('&').any(|pair| pair.starts_with("sslmode=") || pair.starts_with("ssl-mode="));
     Ok(if is_local || says { options } else { options.ssl_mode(PgSslMode::VerifyFull) })

@@ -146,8 +146,8 @@ impl Write {
         Ok(self.one(sql, args![account_id]).await?.number("teams")?)
     }
 
-    pub async fn rename_scope(&mut self, team_id: Uuid, name: &str) -> Result<()> {
-        self.execute(sql!("UPDATE scopes SET name = $2 WHERE id = $1"), args![team_id, name]).await?;
+    pub async fn rename_scope(&mut self, id: Uuid, name: &str) -> Result<()> {
+        self.execute(sql!("UPDATE scopes SET name = $2 WHERE id = $1"), args![id, name]).await?;
         Ok(())
     }
 

@@ -24,6 +24,17 @@ macro_rules! select_webhook {
     };
 }
 
+macro_rules! select_attempt {
+    ($rest:literal) => {
+        sql!(concat!(
+            "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
+                    d.created_at, d.attempted_at, d.next_attempt_at \
+             FROM deliveries d JOIN events e ON e.id = d.event_id ",
+            $rest
+        ))
+    };
+}
+
 impl Store {
     pub async fn webhook(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Webhook>> {
         find(&mut &self.db, scope_id, id).await
@@ -41,11 +52,8 @@ impl Store {
 
     /// A page of the newest attempts. Older ones beyond a fixed number are not shown.
     pub async fn attempts(&self, webhook_id: Uuid, page: Page) -> Result<PageRows<Attempt>> {
-        let sql = sql!(
-            "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
-                 d.created_at, d.attempted_at, d.next_attempt_at \
-             FROM deliveries d JOIN events e ON e.id = d.event_id \
-             WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
+        let sql = select_attempt!(
+            "WHERE d.id IN (SELECT id FROM deliveries WHERE webhook_id = $1 \
                  ORDER BY created_at DESC, id DESC LIMIT $2) AND (d.created_at, d.id) < ($3, $4) \
              ORDER BY d.created_at DESC, d.id DESC LIMIT $5"
         );
@@ -57,12 +65,7 @@ impl Store {
 
     /// The attempts to send an event to an endpoint, the newest first. There are at most 100.
     pub async fn attempts_of_event(&self, webhook_id: Uuid, event_id: Uuid) -> Result<Vec<Attempt>> {
-        let sql = sql!(
-            "SELECT d.id, d.event_id, e.kind, d.attempt, d.status, d.status_code, d.error, d.duration_ms, \
-                 d.created_at, d.attempted_at, d.next_attempt_at \
-             FROM deliveries d JOIN events e ON e.id = d.event_id \
-             WHERE d.event_id = $2 AND d.webhook_id = $1 ORDER BY d.created_at DESC, d.id DESC"
-        );
+        let sql = select_attempt!("WHERE d.event_id = $2 AND d.webhook_id = $1 ORDER BY d.created_at DESC, d.id DESC");
         let rows = (&self.db).all(sql, args![webhook_id, event_id]).await?;
         Ok(rows.iter().map(attempt).collect::<DbResult<Vec<_>>>()?)
     }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::dashboard::is_sound;
 use crate::support::device::Remote;
-use crate::support::host::{Engine, TestHost, own_address};
+use crate::support::host::{Engine, TestHost, own_address, second_node};
 use crate::support::tab::{Shown, Tab};
 use crate::support::visitor::{echo_service, visit};
 
@@ -269,11 +269,7 @@ async fn settings_of_a_tunnel_are_those_of_the_api(engine: Engine) {
 async fn tunnel_is_bound_to_devices_and_moved_to_another_node(engine: Engine) {
     let address = own_address();
     let host = TestHost::with(engine, |config| {
-        let mut second = config.node.clone();
-        (second.hostname, second.bind) = (address.to_string(), address);
-        second.listen.set_ip(address);
-        second.domain = Some("second.example.test".into());
-        config.extra_node.push(second);
+        config.extra_node.push(second_node(config, address, "second.example.test"));
     })
     .await;
     let ada = host.person("ada").await;

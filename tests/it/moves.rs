@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::support::api::{Answer, Api};
 use crate::support::device::{Remote, TestDevice};
-use crate::support::host::{Engine, Person, TestHost, own_address};
+use crate::support::host::{Engine, Person, TestHost, own_address, second_node};
 use crate::support::visitor::{Visitor, echo_service, is_closed, named_service, reached_at, visit};
 
 /// A host with two nodes: one in the region `north`, one in `south`.
@@ -35,11 +35,8 @@ impl Stage {
     async fn with_ports(engine: Engine, north: PortRange, south: PortRange) -> Self {
         let address = own_address();
         let host = TestHost::with(engine, |config| {
-            let mut second = config.node.clone();
-            (second.hostname, second.bind) = (address.to_string(), address);
-            second.listen = SocketAddr::new(address, 0);
-            (second.http_listen, second.domain) =
-                (Listen::At(SocketAddr::new(address, 0)), Some("south.localhost".into()));
+            let mut second = second_node(config, address, "south.localhost");
+            second.http_listen = Listen::At(SocketAddr::new(address, 0));
             // The same port for visitors of both, so that a move does not change it.
             (config.node.https_port, second.https_port) = (Some(443), Some(443));
             (config.node.ports, second.ports) = (north, south);

@@ -204,6 +204,36 @@ async fn callback_is_good_for_its_own_sign_in_alone(engine: Engine) {
     }
 }
 
+/// A browser that keeps what it has begun with comes back at most thirty times in five minutes, from one address.
+#[both_engines]
+async fn callbacks_of_an_address_are_few(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, false).await;
+    let mut tab = Tab::open(&host);
+    let callback = back(tab.get(BEGIN).await.led_to(), None).await;
+    let elsewhere = format!("{callback}&iss=https%3A%2F%2Fid.evil.test");
+    for _ in 0..30 {
+        assert_eq!(tab.clone().get(&elsewhere).await.outcome(), "401 sign_in_required");
+    }
+    assert_eq!(tab.clone().get(&callback).await.outcome(), "429 rate_limited");
+}
+
+/// A link of the account's page can be followed more than once, each time as somebody else.
+#[both_engines]
+async fn account_is_linked_with_ten_people_at_most(engine: Engine) {
+    let provider = Provider::mock().await;
+    let host = provider.host(engine, false).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let path = link_of(&tab.get(ACCOUNT).await);
+    for number in 0..10 {
+        assert_eq!(through(&mut tab, &path, Some(&format!("ada{number}"))).await.led_to(), ACCOUNT, "{number}");
+    }
+    let refused = through(&mut tab, &path, Some("ada10")).await;
+    assert_eq!(refused.outcome(), "409 limit_reached");
+    assert!(refused.text.contains("Unlink one first"), "{}", refused.text);
+}
+
 /// An address makes somebody known only where the provider has verified it and the operator trusts it in that.
 #[both_engines]
 async fn account_is_found_by_address_where_that_is_trusted(engine: Engine) {

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
-use crate::support::host::{Engine, TestHost, own_address, within};
+use crate::support::host::{Engine, TestHost, own_address, second_node, within};
 use crate::support::web::{Browser, WebService, header, outcome, read_chunk, read_head};
 
 struct Stage {
@@ -442,11 +442,8 @@ async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
 async fn moved_tunnel_gets_the_name_of_the_other_domain(engine: Engine) {
     let address = own_address();
     let host = TestHost::with(engine, |config| {
-        let mut second = config.node.clone();
-        (second.hostname, second.bind) = (address.to_string(), address);
-        second.listen = SocketAddr::new(address, 0);
+        let mut second = second_node(config, address, "south.localhost");
         second.http_listen = Listen::At(SocketAddr::new(address, 0));
-        second.domain = Some("south.localhost".into());
         config.extra_node.push(second);
     })
     .await;

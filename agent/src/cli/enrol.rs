@@ -73,11 +73,7 @@ fn client(server: &str) -> Result<reqwest::Client, CliError> {
 }
 
 fn is_loopback(url: &reqwest::Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
-        None => false,
-    }
+    url.host_str().is_some_and(culvert_wire::loopback::is_loopback)
 }
 
 /// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is

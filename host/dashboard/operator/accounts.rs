@@ -1,7 +1,7 @@
 //! The accounts of the installation.
 
 use culvert_domain::account::AccountRecord;
-use culvert_domain::error::{Error, Fault, Result};
+use culvert_domain::error::Result;
 use culvert_domain::mail::SealedMail;
 use culvert_service::links::NewLink;
 use culvert_service::mails::LetterKind;
@@ -129,21 +129,13 @@ pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
 }
 
 pub(crate) async fn set_locked(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let is_locked = match posted.form.get("locked") {
-        "yes" => true,
-        "no" => false,
-        _ => return Err(Error::invalid(vec![Fault::new("locked", "must be yes or no")])),
-    };
+    let is_locked = posted.form.flag("locked")?;
     visit.service().set_locked(operator(visit)?, visit.id()?, is_locked).await?;
     Ok(Answer::see_other(PATH))
 }
 
 pub(crate) async fn set_operator(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let is_operator = match posted.form.get("operator") {
-        "yes" => true,
-        "no" => false,
-        _ => return Err(Error::invalid(vec![Fault::new("operator", "must be yes or no")])),
-    };
+    let is_operator = posted.form.flag("operator")?;
     visit.service().set_operator(operator(visit)?, visit.id()?, is_operator).await?;
     Ok(Answer::see_other(PATH))
 }

@@ -101,22 +101,21 @@ async fn send_due(jobs: &Jobs, server: &Server) -> Result<Moment> {
             Outcome::Later(problem) if claimed.is_last() => Outcome::Never(problem),
             outcome => outcome,
         };
-        let word = match outcome {
-            Outcome::Sent => "sent",
+        match outcome {
+            Outcome::Sent => {
+                jobs.metrics.count_mail("sent");
+                store.delete_mail(id).await?;
+            }
             Outcome::Later(problem) => {
                 tracing::warn!(%id, attempt, problem, "a mail could not be sent; it is tried again");
-                "later"
+                jobs.metrics.count_mail("later");
+                store.postpone_mail(&claimed).await?;
             }
             Outcome::Never(problem) => {
                 tracing::error!(%id, attempt, problem, "a mail could not be sent; it is given up");
-                "given_up"
+                jobs.metrics.count_mail("given_up");
+                store.delete_mail(id).await?;
             }
-        };
-        jobs.metrics.count_mail(word);
-        if word == "later" {
-            store.postpone_mail(&claimed).await?;
-        } else {
-            store.delete_mail(id).await?;
         }
     }
     let now = jobs.clock.moment();

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::Chain;
 use serde_json::json;
 use uuid::Uuid;
@@ -23,15 +23,11 @@ impl SignIns {
         if !self.throttle.takes_note(account_id, address, self.clock.moment()) {
             return;
         }
-        let actor = Actor { account_id: None, ..Actor::account(Origin::Dashboard, account_id, address) };
+        let actor = Actor::visitor(address);
         let entry = NewEntry::new(account_id, actor, AuditAction::SignInsFail).with(&json!({"wrong": what}));
         let store = service.store.clone();
         tokio::spawn(async move {
-            let note = store.write(Some(account_id), move |write| {
-                write.audit(entry);
-                Box::pin(async { Ok(()) })
-            });
-            if let Err(error) = note.await {
+            if let Err(error) = store.audit(entry).await {
                 tracing::warn!(error = %Chain(&error), "a failed sign-in could not be noted");
             }
         });

@@ -4,15 +4,19 @@ use chrono::TimeDelta;
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
+use culvert_store::Write;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use uuid::Uuid;
 
-use super::{Client, Proved, SignIns, check_elevated, create, wait_for};
+use super::{Client, Proved, SignIns, check_elevated, check_other_credential, create_or_ask, wait_for};
 use crate::Service;
 
 pub use culvert_store::identities::StoredIdentity;
 
+/// People at providers that an account is linked with.
+const PER_ACCOUNT: u32 = 10;
 /// How long a browser may be at the provider.
 const LOGIN_LIFETIME: TimeDelta = TimeDelta::minutes(10);
 /// The context of what a browser keeps meanwhile.
@@ -31,21 +35,33 @@ pub struct ProvedIdentity {
 }
 
 impl SignIns {
+    /// Counts a sign-in that is begun, before the provider is asked for anything.
+    ///
+    /// # Errors
+    ///
+    /// `rate_limited` if there are too many from the client's address.
+    pub fn count_login(&self, client: &Client) -> Result<()> {
+        self.throttle.logins.count(client.address, self.clock.moment()).map_or(Ok(()), |wait| Err(wait_for(wait)))
+    }
+
     /// Seals what a browser keeps while it is at the provider.
     ///
     /// # Errors
     ///
-    /// `rate_limited` if too many were begun from the client's address.
-    pub fn seal_login<S: Serialize>(&self, service: &Service, login: &S, client: &Client) -> Result<String> {
-        self.throttle.logins.count(client.address, self.clock.moment()).map_or(Ok(()), |wait| Err(wait_for(wait)))?;
+    /// If it cannot be sealed.
+    pub fn seal_login<S: Serialize>(&self, service: &Service, login: &S) -> Result<String> {
         self.seal_state(service, LOGIN, login, LOGIN_LIFETIME)
     }
 
+    /// Opens it again, before the provider is asked for anything.
+    ///
     /// # Errors
     ///
-    /// `form_expired` if it is too old, or was not sealed here.
-    pub fn open_login<S: DeserializeOwned>(&self, service: &Service, token: &str) -> Result<S> {
-        self.open_state(service, LOGIN, token)
+    /// `form_expired` if it is too old, or was not sealed here; `rate_limited` if too many came back from the client's address.
+    pub fn open_login<S: DeserializeOwned>(&self, service: &Service, token: &str, client: &Client) -> Result<S> {
+        let login = self.open_state(service, LOGIN, token)?;
+        let wait = self.throttle.callbacks.count(client.address, self.clock.moment());
+        wait.map_or(Ok(login), |wait| Err(wait_for(wait)))
     }
 
     /// Signs somebody in. `None` if no account is linked with who the provider says that it is.
@@ -79,32 +95,17 @@ impl SignIns {
         let identity = identity.clone();
         let sign_in = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
-                let ProvedIdentity { issuer, subject, email, .. } = &identity;
                 if is_new {
-                    write.insert_identity(account_id, issuer, subject, email.as_deref()).await?;
+                    insert(write, account_id, &identity).await?;
                 }
-                if !write.use_identity(account_id, issuer, subject).await? {
+                if !write.use_identity(account_id, &identity.issuer, &identity.subject).await? {
                     return Ok(None);
                 }
-                let needs_code = write.has_second_factor(account_id).await?;
-                if !needs_code {
-                    // Where there is a passkey, this is one factor of two.
-                    if write.count_passkeys(account_id).await? > 0 {
-                        new.elevated_until = None;
-                    }
-                    create(write, &new).await?;
-                }
-                Ok(Some(needs_code))
+                create_or_ask(write, new).await.map(Some)
             })
         });
-        Ok(match sign_in.await? {
-            None => None,
-            Some(true) => Some(Proved::NeedsCode(self.ticket(service, account_id, SignInMethod::Oidc))),
-            Some(false) => {
-                self.expect(&value);
-                Some(Proved::SignedIn(value))
-            }
-        })
+        let needs_code = sign_in.await?;
+        Ok(needs_code.map(|needs_code| self.proved(service, account_id, SignInMethod::Oidc, value, needs_code)))
     }
 
     /// Whom the account of a sign-in is at providers.
@@ -120,19 +121,19 @@ impl SignIns {
     ///
     /// # Errors
     ///
-    /// `elevation_required` unless the person has just proved who it is; `validation_failed` if an account is linked already.
+    /// `elevation_required` unless the person has just proved who it is; `validation_failed` if an account is linked already;
+    /// `limit_reached` if this one is linked with too many.
     pub async fn link_identity(&self, service: &Service, sign_in: &SignIn, identity: &ProvedIdentity) -> Result<()> {
         let (account_id, id, identity) = (sign_in.account_id, sign_in.id, identity.clone());
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsLinkOidc);
         let link = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
-                let ProvedIdentity { issuer, subject, email, .. } = &identity;
-                if !write.insert_identity(account_id, issuer, subject, email.as_deref()).await? {
+                if !insert(write, account_id, &identity).await? {
                     return Err(Error::new(Code::ValidationFailed, "An account is linked with them already."));
                 }
                 write.end_other_sign_ins(account_id, id).await?;
-                write.audit(entry.with(&json!({"issuer": issuer, "email": email})));
+                write.audit(entry.with(&json!({"issuer": identity.issuer, "email": identity.email})));
                 Ok(())
             })
         });
@@ -160,10 +161,7 @@ impl SignIns {
         let unlink = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
-                let others = write.count_identities(account_id).await? + write.count_passkeys(account_id).await?;
-                if !has_password && others <= 1 {
-                    return Err(Error::of(Code::LastCredential));
-                }
+                check_other_credential(write, account_id, has_password).await?;
                 if write.remove_identity(account_id, &issuer, &subject).await? {
                     write.end_other_sign_ins(account_id, id).await?;
                     write.audit(entry.with(&json!({"issuer": issuer})));
@@ -175,4 +173,14 @@ impl SignIns {
         self.read_again(account_id);
         Ok(())
     }
+}
+
+/// Links an account with somebody at a provider. False if an account is linked with them already.
+async fn insert(write: &mut Write, account_id: Uuid, identity: &ProvedIdentity) -> Result<bool> {
+    if write.count_identities(account_id).await? >= PER_ACCOUNT {
+        let detail = format!("An account is linked with at most {PER_ACCOUNT} people at providers. Unlink one first.");
+        return Err(Error::new(Code::LimitReached, detail));
+    }
+    let ProvedIdentity { issuer, subject, email, .. } = identity;
+    write.insert_identity(account_id, issuer, subject, email.as_deref()).await
 }

@@ -19,7 +19,7 @@ use webauthn_rs::prelude::{
 };
 
 use super::sealed_state::Sealed;
-use super::{Client, SignInValue, SignIns, check_elevated, create, wait_for};
+use super::{Client, SignInValue, SignIns, check_elevated, check_other_credential, create, wait_for};
 use crate::Service;
 use crate::links::hash;
 
@@ -266,10 +266,7 @@ impl SignIns {
             Box::pin(async move {
                 check_elevated(write, id).await?;
                 let Some(present) = write.passkey(account_id, passkey_id).await? else { return Ok(()) };
-                let others = write.count_passkeys(account_id).await? + write.count_identities(account_id).await?;
-                if !has_password && others <= 1 {
-                    return Err(Error::of(Code::LastCredential));
-                }
+                check_other_credential(write, account_id, has_password).await?;
                 write.remove_passkey(account_id, passkey_id).await?;
                 write.end_other_sign_ins(account_id, id).await?;
                 write.audit(entry.about(passkey_id).with(&json!({"name": present.name})));

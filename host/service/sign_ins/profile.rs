@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 use culvert_domain::account;
-use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::mail::SealedMail;
 use culvert_domain::sign_in::SignIn;
@@ -99,7 +99,7 @@ impl SignIns {
         if service.store.account_by_email(&email).await?.is_some() {
             return Ok(NewEmail::ByLink(email, None));
         }
-        let link = NewLink { secret: links::new_secret(&self.clock), expires_at: self.clock.now() + LINK_LIFETIME };
+        let link = NewLink::within(&self.clock, LINK_LIFETIME);
         let mail = mails.seal(service, letter(&email, &link)).ok_or_else(|| Error::of(Code::RateLimited))?;
         Ok(NewEmail::ByLink(email, Some((link, mail))))
     }
@@ -112,7 +112,7 @@ impl SignIns {
         client: &Client,
     ) -> Result<Option<String>> {
         let Some(account_id) = service.store.account_of_email_change(&hash).await? else { return Ok(None) };
-        let actor = Actor { account_id: None, ..Actor::account(Origin::Dashboard, account_id, client.address) };
+        let actor = Actor::visitor(client.address);
         let take = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 let Some(email) = write.take_email_change(&hash).await? else { return Ok(None) };

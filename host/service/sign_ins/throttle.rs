@@ -24,7 +24,7 @@ const CODES_OF_STRANGERS: (u32, Duration) = (50, Duration::from_hours(24));
 pub(super) const BEGINS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Tries to make accounts from one address.
 const BEGINS_OF_ADDRESS: (u32, Duration) = (20, Duration::from_mins(5));
-/// Sign-ins at other providers that are begun from one address.
+/// Sign-ins at other providers from one address: those that are begun, and those that come back.
 const LOGINS: (u32, Duration) = (30, Duration::from_mins(5));
 /// Wrong links of one address.
 const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
@@ -78,6 +78,7 @@ pub(super) struct Throttle {
     pub passkeys: FailedAuthLimiter,
     pub begins: FailedAuthLimiter,
     pub logins: FailedAuthLimiter,
+    pub callbacks: FailedAuthLimiter,
     passwords: FailedAuthLimiter,
     accounts: Mutex<LruCache<Account, Failures>>,
     /// Addresses from which somebody has signed in: strangers elsewhere do not make them wait.
@@ -148,6 +149,7 @@ impl Throttle {
             tries: TryLimiter::remembering(MAX_REMEMBERED),
             begins: limiter(BEGINS_OF_ADDRESS),
             logins: limiter(LOGINS),
+            callbacks: limiter(LOGINS),
             requests: Mutex::new(LruCache::new(MAX_REMEMBERED)),
             notes: TryLimiter::remembering(MAX_REMEMBERED),
         }

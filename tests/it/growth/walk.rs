@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::meter::Meter;
 use super::seed::seed;
 use crate::support::api::Api;
-use crate::support::host::{Engine, Person, TestHost, own_address, within};
+use crate::support::host::{Engine, Person, TestHost, own_address, second_node, within};
 use crate::support::names::Names;
 use crate::support::wire::Wire;
 
@@ -33,11 +33,7 @@ impl Stage {
             config.rate_limit.per_minute = 1_000_000;
             config.dns.resolver = Some(names.address);
             config.node.domain = Some("tunnels.example.test".into());
-            let mut second = config.node.clone();
-            (second.hostname, second.bind) = (address.to_string(), address);
-            second.listen.set_ip(address);
-            second.domain = Some("second.example.test".into());
-            config.extra_node.push(second);
+            config.extra_node.push(second_node(config, address, "second.example.test"));
         })
         .await;
         seed(&host, engine, others).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use culvert::app::{App, Host};
-use culvert::config::{Config, Listen};
+use culvert::config::{Config, Listen, NodeConfig};
 use culvert_domain::caller::Role;
 use culvert_domain::connection::Connection;
 use culvert_domain::event::EventKind;
@@ -448,4 +448,13 @@ pub fn own_address() -> IpAddr {
     let number = (std::process::id() << 6 | count) % 0x00ef_ffff;
     let [_, a, b, c] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 16 + a % 224, b, c))
+}
+
+/// A node beside that of the configuration, at an address and for names of its own.
+pub fn second_node(config: &Config, address: IpAddr, domain: &str) -> NodeConfig {
+    let mut second = config.node.clone();
+    (second.hostname, second.bind) = (address.to_string(), address);
+    second.listen.set_ip(address);
+    second.domain = Some(domain.into());
+    second
 }
