@@ -83,11 +83,12 @@ impl Embedded {
         join_all(self.nodes.iter().map(|node| node.traffic_stored())).await;
     }
 
-    /// Reports all traffic now, and waits until the host has stored it.
+    /// Reports all visitors and all traffic now, and waits until the host has stored it.
     pub async fn record_traffic(&self) {
         join_all(self.nodes.iter().map(async |node| {
             // A scope whose last batch is not stored yet has nothing reported.
             node.traffic_stored().await;
+            node.report_visitors().await;
             node.report_traffic().await;
             node.traffic_stored().await;
         }))

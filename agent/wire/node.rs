@@ -247,6 +247,8 @@ pub enum ToHost {
         revision: u64,
     },
     Traffic(TrafficBatch),
+    /// How many visitors tunnels have, where that has changed since the channel's last report.
+    Visitors(Vec<TunnelVisitors>),
     /// The number of served tunnels and of their visitors, and what was counted since the node's process started, once
     /// a second.
     Load {
@@ -398,6 +400,14 @@ pub struct SessionTraffic {
     pub bytes_in: u64,
     /// Payload bytes to visitors.
     pub bytes_out: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelVisitors {
+    pub tunnel_id: Uuid,
+    pub scope_id: Uuid,
+    /// Connections, exchanges of HTTP, and flows of UDP.
+    pub visitors: u64,
 }
 
 /// The host's end of a channel.

@@ -26,6 +26,7 @@ mod entrance;
 mod explain;
 mod form;
 mod handler;
+mod hours;
 mod keys;
 mod live;
 mod mail;

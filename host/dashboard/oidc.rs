@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::answer::Answer;
 use crate::path::own_page;
 use crate::providers::{BEGIN, LINK, SignInProvider};
-use crate::public_form::refused;
+use crate::public_form::{credentials_changed, refused};
 use crate::sign_in::{proved_page, sign_in_page};
 use crate::{Dashboard, ROOT, cookie};
 
@@ -128,8 +128,8 @@ async fn finish(
     };
     if let Some(link) = login.link {
         let sign_in = known.filter(|known| known.id == link).ok_or_else(begun_anew)?;
-        dashboard.sign_ins.link_identity(&dashboard.service, sign_in, &proved).await?;
-        return Ok(Answer::see_other(&format!("{ROOT}/account")));
+        let linked = dashboard.sign_ins.link_identity(&dashboard.service, sign_in, &proved).await?;
+        return Ok(credentials_changed(dashboard, Some(&linked)));
     }
     match dashboard.sign_ins.sign_in_by_identity(&dashboard.service, &proved, client).await? {
         Some(proved) => Ok(proved_page(dashboard, proved, if login.next.is_empty() { ROOT } else { &login.next })),

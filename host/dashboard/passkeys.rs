@@ -7,14 +7,13 @@ use maud::{Markup, html};
 use crate::Dashboard;
 use crate::answer::Answer;
 use crate::form::KEY;
-use crate::public_form::form_key;
+use crate::public_form::{credentials_changed, form_key};
 use crate::view::{field, time};
 use crate::visit::{Posted, Visit};
 
 /// Where a passkey signs in.
 pub(crate) const SIGN_IN: &str = "/dashboard/sign-in/passkey";
 const ADD: &str = "/dashboard/account/passkeys";
-const ACCOUNT: &str = "/dashboard/account";
 
 /// The form that the script fills in. Without script it is not shown.
 pub(crate) fn sign_in_form(dashboard: &Dashboard, next: &str) -> Markup {
@@ -95,11 +94,11 @@ pub(crate) async fn add(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (dashboard, form) = (&visit.dashboard, &posted.form);
     let (name, token, answer) = (form.get("name"), form.get("challenge"), form.get("answer"));
     let added = dashboard.sign_ins.add_passkey(&dashboard.service, &visit.sign_in, name, token, answer);
-    added.await.map(|()| Answer::see_other(ACCOUNT))
+    Ok(credentials_changed(dashboard, added.await?.as_ref()))
 }
 
 pub(crate) async fn remove(visit: &Visit, _: Posted) -> Result<Answer> {
     let dashboard = &visit.dashboard;
     let removed = dashboard.sign_ins.remove_passkey(&dashboard.service, &visit.sign_in, visit.id()?);
-    removed.await.map(|()| Answer::see_other(ACCOUNT))
+    Ok(credentials_changed(dashboard, removed.await?.as_ref()))
 }

@@ -9,6 +9,7 @@ use maud::{Markup, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::answer::Answer;
+use crate::public_form::credentials_changed;
 use crate::view::{field, time};
 use crate::visit::{Posted, Visit};
 use crate::{Dashboard, ROOT};
@@ -79,6 +80,6 @@ fn link_buttons(visit: &Visit, linked: &[StoredIdentity]) -> Markup {
 
 pub(crate) async fn unlink(visit: &Visit, posted: Posted) -> Result<Answer> {
     let (issuer, subject) = (posted.form.get("issuer"), posted.form.get("subject"));
-    visit.dashboard.sign_ins.unlink_identity(visit.service(), &visit.sign_in, issuer, subject).await?;
-    Ok(Answer::see_other(&format!("{ROOT}/account")))
+    let unlinked = visit.dashboard.sign_ins.unlink_identity(visit.service(), &visit.sign_in, issuer, subject).await?;
+    Ok(credentials_changed(&visit.dashboard, unlinked.as_ref()))
 }

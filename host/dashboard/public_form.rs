@@ -8,13 +8,19 @@ use uuid::Uuid;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::{Dashboard, cookie};
+use crate::{Dashboard, ROOT, cookie};
 
 /// The answer to a sign-in that has begun, or has another value.
 pub(crate) fn signed_in(dashboard: &Dashboard, value: &SignInValue, next: &str) -> Answer {
     let now = dashboard.service.clock().now();
     let cookie = cookie::set(&dashboard.site, &value.value, value.expires_at, now);
     Answer::see_other(next).with_cookie(&cookie)
+}
+
+/// The answer to a change of credentials, with which a sign-in has another value; none if it was made before.
+pub(crate) fn credentials_changed(dashboard: &Dashboard, value: Option<&SignInValue>) -> Answer {
+    let account = format!("{ROOT}/account");
+    value.map_or_else(|| Answer::see_other(&account), |value| signed_in(dashboard, value, &account))
 }
 
 /// Checks that a form is ours, by its path and its key.

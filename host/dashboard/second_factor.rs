@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::ROOT;
 use crate::answer::Answer;
 use crate::form::KEY;
+use crate::public_form::credentials_changed;
 use crate::view::{field, page, secret};
 use crate::visit::{Posted, Visit};
 
@@ -135,6 +136,6 @@ fn shown(visit: &Visit, codes: &Value) -> Answer {
 
 pub(crate) async fn switch_off(visit: &Visit, _: Posted) -> Result<Answer> {
     let dashboard = &visit.dashboard;
-    dashboard.sign_ins.remove_second_factor(&dashboard.service, &visit.sign_in).await?;
-    Ok(Answer::see_other(&format!("{ROOT}/account")))
+    let removed = dashboard.sign_ins.remove_second_factor(&dashboard.service, &visit.sign_in).await?;
+    Ok(credentials_changed(dashboard, Some(&removed)))
 }

@@ -1,9 +1,10 @@
-//! The sessions of a tunnel: when it ran, on which device, and what it carried.
+//! The sessions of a tunnel: when it ran, on which device, and what it carried; and what it carried by the hour.
 
 use culvert_domain::error::Result;
 use culvert_domain::session::Session;
 use maud::{Markup, html};
 
+use crate::hours;
 use crate::view::{badge, bytes, list, page, time};
 use crate::visit::Visit;
 
@@ -19,6 +20,7 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
             } }
             (list::more(visit.next(sessions.next).as_deref()))
         }
+        (hours::section(visit, Some(tunnel.id)).await?)
     };
     Ok(page::signed_in(visit, "Sessions", &content))
 }

@@ -108,6 +108,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 dt { "Node" } dd { (tunnel.node.name) }
                 @if let Some(domain) = &tunnel.custom_domain { dt { "Custom domain" } dd { (domain) } }
                 @if tunnel.spec.basic_auth { dt { "Basic auth" } dd { (tunnel.spec.basic_auth_user.as_deref().unwrap_or("")) } }
+                @if let Some(visitors) = visit.service().visitors_now(&tunnel) { dt { "Visitors now" } dd { (visitors) } }
                 dt { "Today" } dd { (bytes::traffic(bandwidth.today)) }
                 dt { "This month" } dd { (bytes::traffic(bandwidth.month)) }
                 dt { "Id" } dd { code { (tunnel.id) } }

@@ -1,9 +1,10 @@
-//! What a scope has used: the traffic of the last 30 days, and what its plan includes.
+//! What a scope has used: its traffic by day and by hour, and what its plan includes.
 
 use culvert_domain::error::Result;
 use culvert_service::gate;
 use maud::{Markup, html};
 
+use crate::hours;
 use crate::view::{bytes, page, plot};
 use crate::visit::Visit;
 
@@ -31,6 +32,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             h2 { "The last 30 days" }
             (plot::days(&service.scope_days(caller).await?))
         }
+        (hours::section(visit, None).await?)
     };
     Ok(page::signed_in(visit, "Usage", &content))
 }

@@ -1,6 +1,6 @@
 //! How much went through, by UTC day and calendar month.
 
-use chrono::{DateTime, Datelike, Days, Months, NaiveDate, NaiveTime, Utc};
+use chrono::{DateTime, Datelike, Days, Months, NaiveDate, NaiveTime, TimeDelta, Utc};
 
 /// Payload bytes: `bytes_in` from visitors to the device, `bytes_out` from the device to visitors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +52,17 @@ pub struct RunningUsage {
     pub callers_running_tunnels: u32,
 }
 
+/// How long traffic is kept by the hour.
+pub const HOURS_KEPT: TimeDelta = TimeDelta::days(35);
+
 /// A day, as a number since 1970-01-01.
 pub fn day_number(at: DateTime<Utc>) -> i64 {
     at.timestamp().div_euclid(86_400)
+}
+
+/// An hour, as a number since 1970-01-01 00:00 UTC.
+pub fn hour_number(at: DateTime<Utc>) -> i64 {
+    at.timestamp().div_euclid(3_600)
 }
 
 /// 00:00 UTC of the day.
@@ -92,5 +100,6 @@ mod tests {
         assert_eq!(next_month(at).to_rfc3339(), "2024-03-01T00:00:00+00:00");
         assert_eq!(day_start(at).to_rfc3339(), "2024-02-29T00:00:00+00:00");
         assert_eq!(day_number(at), 19_782);
+        assert_eq!(hour_number(at), 19_782 * 24 + 23);
     }
 }

@@ -69,6 +69,12 @@ impl Admission {
         lock(&self.door).version
     }
 
+    /// How many are admitted now.
+    pub(crate) fn visitors(&self) -> u64 {
+        let door = lock(&self.door);
+        (door.visitors.by_number.len() + door.flows.by_number.len()) as u64
+    }
+
     /// Admits or refuses a visitor. The admission ends at the latest when `port` is cancelled.
     pub(crate) fn enter(
         self: &Arc<Self>,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch};
+use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch, TunnelVisitors};
 use uuid::Uuid;
 
 use super::assignments::WebChange;
@@ -29,6 +29,7 @@ impl Node {
             address: self.address.clone(),
             has_countries: self.shared.countries.are_known(),
         };
+        lock(&self.visitors).clear();
         self.send(ToHost::Hello(hello)).await;
         self.resend_batches(Resend::All).await;
         while let Some(frame) = receiver.recv().await {
@@ -55,6 +56,7 @@ impl Node {
         self.front.tick();
         self.retry().await;
         if ticks.is_multiple_of(TRAFFIC_EVERY) {
+            self.report_visitors().await;
             self.report_traffic().await;
         }
         self.resend_batches(Resend::Due).await;
@@ -88,6 +90,22 @@ impl Node {
         if let Some(host) = host {
             // The host's end is gone while the channel ends.
             let _ = host.send(frame).await;
+        }
+    }
+
+    /// Reports how many visitors tunnels have.
+    pub async fn report_visitors(&self) {
+        let changes = {
+            let tunnels = lock(&self.shared.tunnels);
+            let now = tunnels.iter().map(|(tunnel_id, tunnel)| TunnelVisitors {
+                tunnel_id: *tunnel_id,
+                scope_id: tunnel.run().scope_id(),
+                visitors: tunnel.access.visitors(),
+            });
+            lock(&self.visitors).changes(now)
+        };
+        if !changes.is_empty() {
+            self.send(ToHost::Visitors(changes)).await;
         }
     }
 

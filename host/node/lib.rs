@@ -23,6 +23,7 @@ mod peek;
 mod proxy_header;
 mod public_listener;
 mod quic_listener;
+mod reported_visitors;
 mod session;
 mod udp;
 
@@ -60,6 +61,7 @@ pub use front::scheme::{PublicPorts, Scheme};
 pub use identity::{Identity, IdentityError};
 use journal::Journal;
 use public_listener::Tunnel;
+use reported_visitors::ReportedVisitors;
 use session::Work;
 use udp::UnprovenAnswers;
 
@@ -128,6 +130,7 @@ pub struct Node {
     /// One change at a time.
     assignments: tokio::sync::Mutex<Assignments>,
     journal: Mutex<Journal>,
+    visitors: Mutex<ReportedVisitors>,
 }
 
 /// Listeners that accept nobody yet.
@@ -235,6 +238,7 @@ impl Node {
             host: Mutex::default(),
             assignments: tokio::sync::Mutex::default(),
             journal: Mutex::new(Journal::new(boot_id)),
+            visitors: Mutex::default(),
         })
     }
 

@@ -1,19 +1,15 @@
 //! Accounts, their scopes and what these use.
 
-use chrono::{Days, NaiveDate, NaiveTime};
 use culvert_domain::account::Account;
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::usage::{Bandwidth, Traffic, day_number};
+use culvert_domain::usage::Bandwidth;
 use culvert_store::{Store, Write};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::Service;
-
-/// Days of which traffic is told.
-const DAYS: u64 = 30;
 
 /// The use of a scope.
 #[derive(Clone, Copy, Debug)]
@@ -43,43 +39,6 @@ impl Service {
         let bandwidth = self.store.scope_bandwidth(caller.scope.id).await?;
         Ok(ScopeUsage { total_tunnels, active_tunnels, bandwidth })
     }
-
-    /// The traffic of the caller's scope on each of the last 30 days, today at the end.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn scope_days(&self, caller: &Caller) -> Result<Vec<(NaiveDate, Traffic)>> {
-        let dates = self.last_days();
-        let known = self.store.scope_days(caller.scope.id, number(dates[0])).await?;
-        Ok(by_date(&dates, &known))
-    }
-
-    /// The same of a tunnel of the caller's scope.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn tunnel_days(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<(NaiveDate, Traffic)>> {
-        let dates = self.last_days();
-        let known = self.store.tunnel_days(caller.scope.id, tunnel_id, number(dates[0])).await?;
-        Ok(by_date(&dates, &known))
-    }
-
-    fn last_days(&self) -> Vec<NaiveDate> {
-        let today = self.clock().now().date_naive();
-        (0..DAYS).rev().map(|before| today.checked_sub_days(Days::new(before)).unwrap_or(today)).collect()
-    }
-}
-
-fn number(date: NaiveDate) -> i64 {
-    day_number(date.and_time(NaiveTime::MIN).and_utc())
-}
-
-/// The traffic of each date; none where nothing is known of it.
-fn by_date(dates: &[NaiveDate], known: &[(i64, Traffic)]) -> Vec<(NaiveDate, Traffic)> {
-    let traffic = |date: &NaiveDate| known.iter().find(|(day, _)| *day == number(*date)).map(|(_, traffic)| *traffic);
-    dates.iter().map(|date| (*date, traffic(date).unwrap_or_default())).collect()
 }
 
 /// Creates an account with its personal scope.

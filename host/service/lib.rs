@@ -66,6 +66,7 @@ pub mod temporary_tunnels;
 mod traffic;
 mod try_limiter;
 pub mod tunnels;
+pub mod usage;
 pub mod webhooks;
 
 use std::sync::Arc;

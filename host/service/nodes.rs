@@ -105,6 +105,11 @@ impl Nodes {
         loads.fold((0, 0), |(tunnels, visitors), (more, others)| (tunnels + more, visitors + others))
     }
 
+    /// How many visitors a tunnel has; `None` if its node is not connected.
+    pub fn visitors_of(&self, node_id: Uuid, tunnel_id: Uuid) -> Option<u64> {
+        Some(self.link(node_id)?.visitors_of(tunnel_id))
+    }
+
     /// What the connected nodes measure, together.
     pub fn levels(&self) -> Vec<Level> {
         let mut sums: BTreeMap<(Measured, String), u64> = BTreeMap::new();

@@ -5,6 +5,7 @@ mod failures;
 mod identities;
 mod passkeys;
 mod profile;
+mod renewal;
 mod sealed_state;
 mod second_factor;
 mod strength;
@@ -328,8 +329,7 @@ impl SignIns {
                 if let Some(password) = password {
                     write.audit(entry);
                     write.set_password(account_id, &password).await?;
-                    write.end_other_sign_ins(account_id, id).await?;
-                    write.delete_links_of(account_id).await?;
+                    renewal::end_others(write, account_id, id).await?;
                 }
                 Ok(())
             })
@@ -355,8 +355,7 @@ impl SignIns {
                 if let Some(id) = other {
                     return write.end_sign_in(account_id, id).await;
                 }
-                write.delete_links_of(account_id).await?;
-                write.end_other_sign_ins(account_id, own).await
+                renewal::end_others(write, account_id, own).await
             })
         });
         end.await?;

@@ -167,6 +167,12 @@ impl Store {
         self.commits.subscribe()
     }
 
+    /// Sends a hint of something that is not in the database.
+    pub fn send_hint(&self, hint: Hint) {
+        // The receiver is gone while the host stops.
+        let _ = self.hints.send(hint);
+    }
+
     /// Whether the database answers a query within one second.
     pub async fn answers(&self) -> bool {
         self.db.answers().await

@@ -64,6 +64,7 @@ const FILES: &[File] = files! {
     33 "0033_locked_accounts"
     34 "0034_email_changes"
     35 "0035_identities"
+    36 "0036_usage_hours"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -9,7 +9,7 @@ use super::db::Read;
 use super::error::{DbResult, first_error};
 use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
-use culvert_domain::usage::day_number;
+use culvert_domain::usage::{HOURS_KEPT, day_number, hour_number};
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
@@ -80,10 +80,16 @@ impl Store {
         }
         result = first_error(result, self.prune_changes(now - KEEP_CHANGES).await);
         let first_day = day_number(now.checked_sub_months(KEEP_USAGE).unwrap_or(now));
-        let sql = prune!("usage_days", "day", " < $1");
-        result = first_error(result, self.prune_all(sql, first_day.into()).await);
-        let sql = prune!("usage_of_scopes", "day", " < $1");
-        first_error(result, self.prune_all(sql, first_day.into()).await)
+        let first_hour = hour_number(now - HOURS_KEPT);
+        for (sql, first) in [
+            (prune!("usage_days", "day", " < $1"), first_day),
+            (prune!("usage_of_scopes", "day", " < $1"), first_day),
+            (prune!("usage_hours", "hour", " < $1"), first_hour),
+            (prune!("usage_hours_of_scopes", "hour", " < $1"), first_hour),
+        ] {
+            result = first_error(result, self.prune_all(sql, first.into()).await);
+        }
+        result
     }
 
     async fn prune_changes(&self, until: DateTime<Utc>) -> Result<()> {

@@ -166,6 +166,12 @@ impl Write {
         Ok(self.execute(sql, args![id, hash, until, now]).await? == 1)
     }
 
+    /// Gives a sign-in another value.
+    pub async fn renew_sign_in(&mut self, id: Uuid, hash: &[u8]) -> Result<()> {
+        self.execute(sql!("UPDATE sign_ins SET hash = $2 WHERE id = $1"), args![id, hash]).await?;
+        Ok(())
+    }
+
     /// Ends one sign-in of an account.
     pub async fn end_sign_in(&mut self, account_id: Uuid, id: Uuid) -> Result<()> {
         self.notify(Hint::Scope(account_id));

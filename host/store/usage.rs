@@ -1,4 +1,6 @@
-//! Traffic in bytes, by tunnel and day.
+//! Traffic in bytes, by day and by hour: of each tunnel, and of each scope as the sum of its tunnels.
+
+use std::ops::Range;
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -10,8 +12,34 @@ use super::row::Row;
 use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
-use culvert_domain::usage::{Bandwidth, Traffic, day_number, month_start};
+use culvert_domain::usage::{Bandwidth, Traffic, day_number, hour_number, month_start};
 use culvert_wire::node::SessionTraffic;
+
+/// Makes a statement that adds `$3` and `$4` bytes to a row, which is made if it is not there: from the table, the two
+/// columns of its key, and what else a new row gets.
+macro_rules! add {
+    ($table:literal, $key:literal, $others:literal, $values:literal) => {
+        sql!(concat!(
+            "INSERT INTO ",
+            $table,
+            " (",
+            $key,
+            ", bytes_in, bytes_out",
+            $others,
+            ") VALUES ($1, $2, $3, $4",
+            $values,
+            ") \
+             ON CONFLICT (",
+            $key,
+            ") DO UPDATE SET bytes_in = ",
+            $table,
+            ".bytes_in + excluded.bytes_in, \
+                 bytes_out = ",
+            $table,
+            ".bytes_out + excluded.bytes_out"
+        ))
+    };
+}
 
 impl Store {
     /// The number of tunnels in a scope, and the number of those that run now.
@@ -44,17 +72,42 @@ impl Store {
 
     /// The traffic of a scope by day, since one. Days without any are left out.
     pub async fn scope_days(&self, scope_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
-        let sql =
-            sql!("SELECT day, bytes_in, bytes_out FROM usage_of_scopes WHERE scope_id = $1 AND day >= $2 ORDER BY day");
-        days(&(&self.db).all(sql, args![scope_id, since]).await?)
+        let sql = sql!(
+            "SELECT day AS time, bytes_in, bytes_out FROM usage_of_scopes WHERE scope_id = $1 AND day >= $2 ORDER BY day"
+        );
+        by_time(&(&self.db).all(sql, args![scope_id, since]).await?)
     }
 
     /// The same of one of its tunnels.
     pub async fn tunnel_days(&self, scope_id: Uuid, tunnel_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
         let sql = sql!(
-            "SELECT day, bytes_in, bytes_out FROM usage_days WHERE tunnel_id = $2 AND scope_id = $1 AND day >= $3 ORDER BY day"
+            "SELECT day AS time, bytes_in, bytes_out FROM usage_days \
+             WHERE tunnel_id = $2 AND scope_id = $1 AND day >= $3 ORDER BY day"
         );
-        days(&(&self.db).all(sql, args![scope_id, tunnel_id, since]).await?)
+        by_time(&(&self.db).all(sql, args![scope_id, tunnel_id, since]).await?)
+    }
+
+    /// The traffic of a scope in these hours. Hours without any are left out.
+    pub async fn scope_hours(&self, scope_id: Uuid, hours: Range<i64>) -> Result<Vec<(i64, Traffic)>> {
+        let sql = sql!(
+            "SELECT hour AS time, bytes_in, bytes_out FROM usage_hours_of_scopes \
+             WHERE scope_id = $1 AND hour >= $2 AND hour < $3 ORDER BY hour"
+        );
+        by_time(&(&self.db).all(sql, args![scope_id, hours.start, hours.end]).await?)
+    }
+
+    /// The same of one of its tunnels.
+    pub async fn tunnel_hours(
+        &self,
+        scope_id: Uuid,
+        tunnel_id: Uuid,
+        hours: Range<i64>,
+    ) -> Result<Vec<(i64, Traffic)>> {
+        let sql = sql!(
+            "SELECT hour AS time, bytes_in, bytes_out FROM usage_hours \
+             WHERE tunnel_id = $2 AND scope_id = $1 AND hour >= $3 AND hour < $4 ORDER BY hour"
+        );
+        by_time(&(&self.db).all(sql, args![scope_id, tunnel_id, hours.start, hours.end]).await?)
     }
 }
 
@@ -66,25 +119,26 @@ impl Write {
 
     /// Adds the traffic of sessions of a scope, which may be open or ended.
     pub async fn add_traffic(&mut self, scope_id: Uuid, rows: &[SessionTraffic]) -> Result<()> {
-        let (day, mut sum) = (day_number(self.now), Traffic::default());
+        let (day, hour, mut sum) = (day_number(self.now), hour_number(self.now), Traffic::default());
         for row in rows {
             let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
             sum = sum + traffic;
             let sql = sql!("UPDATE sessions SET bytes_in = bytes_in + $2, bytes_out = bytes_out + $3 WHERE id = $1");
             self.execute(sql, args![row.session_id, traffic.bytes_in, traffic.bytes_out]).await?;
-            let sql = sql!(
-                "INSERT INTO usage_days (tunnel_id, day, scope_id, bytes_in, bytes_out) VALUES ($1, $2, $3, $4, $5) \
-                 ON CONFLICT (tunnel_id, day) DO UPDATE SET bytes_in = usage_days.bytes_in + excluded.bytes_in, \
-                     bytes_out = usage_days.bytes_out + excluded.bytes_out"
-            );
-            self.execute(sql, args![row.tunnel_id, day, scope_id, traffic.bytes_in, traffic.bytes_out]).await?;
+            for (sql, time) in [
+                (add!("usage_days", "tunnel_id, day", ", scope_id", ", $5"), day),
+                (add!("usage_hours", "tunnel_id, hour", ", scope_id", ", $5"), hour),
+            ] {
+                let args = args![row.tunnel_id, time, traffic.bytes_in, traffic.bytes_out, scope_id];
+                self.execute(sql, args).await?;
+            }
         }
-        let sql = sql!(
-            "INSERT INTO usage_of_scopes (scope_id, day, bytes_in, bytes_out) VALUES ($1, $2, $3, $4) \
-             ON CONFLICT (scope_id, day) DO UPDATE SET bytes_in = usage_of_scopes.bytes_in + excluded.bytes_in, \
-                 bytes_out = usage_of_scopes.bytes_out + excluded.bytes_out"
-        );
-        self.execute(sql, args![scope_id, day, sum.bytes_in, sum.bytes_out]).await?;
+        for (sql, time) in [
+            (add!("usage_of_scopes", "scope_id, day", "", ""), day),
+            (add!("usage_hours_of_scopes", "scope_id, hour", "", ""), hour),
+        ] {
+            self.execute(sql, args![scope_id, time, sum.bytes_in, sum.bytes_out]).await?;
+        }
         Ok(())
     }
 
@@ -113,10 +167,10 @@ pub(super) async fn scope_bandwidth(db: &mut impl Read, scope_id: Uuid, now: Dat
     Ok(bandwidth(&db.one(sql, args).await?)?)
 }
 
-fn days(rows: &[Row]) -> Result<Vec<(i64, Traffic)>> {
+fn by_time(rows: &[Row]) -> Result<Vec<(i64, Traffic)>> {
     let traffic = |row: &Row| {
         let traffic = Traffic { bytes_in: row.number("bytes_in")?, bytes_out: row.number("bytes_out")? };
-        Ok((row.int("day")?, traffic))
+        Ok((row.int("time")?, traffic))
     };
     Ok(rows.iter().map(traffic).collect::<DbResult<_>>()?)
 }

@@ -10,10 +10,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
-use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost, own_address, second_node};
 use crate::support::tab::{Shown, Tab};
-use crate::support::visitor::{echo_service, visit};
 
 /// A member may not change another's tunnel: its page says so beforehand, with the policy's own words. Nothing is recorded of
 /// the questions, and whoever may do it has the buttons.
@@ -375,35 +373,4 @@ async fn member_removes_own_devices_alone(engine: Engine) {
     assert_eq!(tab.post(&path(adas.id), &form).await.outcome(), "403 team_role_forbidden");
     let form = tab.made_up(&host, &path(own.id), &[]).await;
     assert_eq!(tab.post(&path(own.id), &form).await.led_to(), format!("/dashboard/{team}/devices"));
-}
-
-/// What a tunnel has carried is plotted by minute and by day, and the tables tell what the API tells.
-#[both_engines]
-async fn plots_of_a_tunnel_tell_what_the_api_tells(engine: Engine) {
-    let host = TestHost::start(engine).await;
-    let ada = host.person("ada").await;
-    let api = host.api(&ada.key);
-    let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
-    let port = echo_service().await.port();
-    let tunnel = api.post("/tunnels", json!({"local_port": port})).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
-    assert_eq!(visit(&host, &api, tunnel, &[7; 5000]).await.unwrap().len(), 5000);
-    let usage = host
-        .until_found(async || {
-            host.record_traffic().await;
-            let usage = api.get(&format!("/tunnels/{tunnel}/usage")).await.data().clone();
-            (usage["bandwidth"]["today"]["bytes_in"] == 5000).then_some(usage)
-        })
-        .await;
-    let page = Tab::entered(&host, ada.account_id).await.get(&format!("/dashboard/me/tunnels/{tunnel}")).await;
-    let plots: Vec<&str> = page.text.split("<figure>").skip(1).collect();
-    assert_eq!(plots.len(), 2, "{}", page.text);
-    assert!(page.text.len() < 16_000, "{} bytes", page.text.len());
-    for (plot, unit, rows) in [(plots[0], "minute", 12), (plots[1], "day", 30)] {
-        let sum = format!("Traffic by {unit}: 5.0 kB in, 5.0 kB out");
-        assert!(plot.contains(&sum), "{unit} {usage}: {plot}");
-        let table = plot.split("<tbody>").nth(1).unwrap().split("</tbody>").next().unwrap();
-        assert_eq!((table.matches("<tr>").count(), table.matches("5.0 kB").count()), (rows, 2), "{unit}");
-    }
 }

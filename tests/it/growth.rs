@@ -68,6 +68,8 @@ const GROWING: &[&str] = &[
     "tunnel_devices",
     "tunnels",
     "usage_days",
+    "usage_hours",
+    "usage_hours_of_scopes",
     "usage_of_scopes",
     "used_challenges",
     "webhooks",

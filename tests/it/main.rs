@@ -29,6 +29,7 @@ mod dashboard_passkeys;
 mod dashboard_second_factor;
 mod dashboard_sign_in;
 mod dashboard_teams;
+mod dashboard_usage;
 mod dashboard_webhooks;
 mod data_connections;
 mod datagrams;

@@ -17,6 +17,13 @@ pub(crate) fn days(days: &[(NaiveDate, Traffic)]) -> Markup {
     figure("day", &rows, &table("Day", &rows))
 }
 
+/// Traffic by hour.
+pub(crate) fn hours(hours: &[(DateTime<Utc>, Traffic)]) -> Markup {
+    let rows: Vec<(String, Traffic)> =
+        hours.iter().map(|(hour, traffic)| (hour.format("%m-%d %H:%M").to_string(), *traffic)).collect();
+    figure("hour", &rows, &table("Hour from", &rows))
+}
+
 /// Traffic by minute; the table has five minutes in a row.
 pub(crate) fn minutes(minutes: &[(DateTime<Utc>, Traffic)]) -> Markup {
     let rows: Vec<(String, Traffic)> =

@@ -1,11 +1,14 @@
 //! The host's end of the channel to one node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use culvert_domain::error::Chain;
+use culvert_store::Hint;
 use culvert_wire::node::{HostEnd, ToHost, ToNode, TrafficBatch};
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use super::{Link, RETRY, lock, report};
 use crate::Service;
@@ -45,7 +48,9 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
                 if let ToHost::Load { counts, times, .. } = &frame {
                     nodes.counts.take(node_id, link.boot_id(), counts, times, &nodes.metrics);
                 }
+                let shown = scopes_whose_visitors_changed(&frame);
                 link.receive(frame);
+                shown.into_iter().for_each(|scope_id| nodes.store.send_hint(Hint::Scope(scope_id)));
             }
         }
         if !is_ready && link.applied().is_some() {
@@ -56,6 +61,12 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
     nodes.remove(&link);
     link.close();
     let _ = storing.await;
+}
+
+/// The scopes whose open pages show something else after this frame.
+fn scopes_whose_visitors_changed(frame: &ToHost) -> BTreeSet<Uuid> {
+    let ToHost::Visitors(changes) = frame else { return BTreeSet::new() };
+    changes.iter().map(|tunnel| tunnel.scope_id).collect()
 }
 
 /// Stores the batches of one node until its channel ends.

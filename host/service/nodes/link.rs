@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 
 use culvert_wire::control::NodeAddress;
-use culvert_wire::node::{Assignment, Level, NodeHello, QUEUE, ToHost, ToNode, TrafficBatch};
+use culvert_wire::node::{Assignment, Level, NodeHello, QUEUE, ToHost, ToNode, TrafficBatch, TunnelVisitors};
 use culvert_wire::tally::Tally;
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
@@ -105,6 +105,8 @@ struct Reported {
     traffic: BTreeMap<u64, TrafficBatch>,
     tunnels: u64,
     visitors: u64,
+    /// The visitors of each tunnel that has some.
+    visitors_of: HashMap<Uuid, u64>,
     levels: Vec<Level>,
 }
 
@@ -167,6 +169,15 @@ impl Link {
                 self.applied.send_modify(|applied| *applied = (*applied).max(Some(revision)));
             }
             ToHost::Traffic(batch) => self.take_traffic(batch),
+            ToHost::Visitors(changes) => {
+                let known = &mut lock(&self.reported).visitors_of;
+                for TunnelVisitors { tunnel_id, visitors, .. } in changes {
+                    match visitors {
+                        0 => known.remove(&tunnel_id),
+                        _ => known.insert(tunnel_id, visitors),
+                    };
+                }
+            }
             ToHost::Load { tunnels, visitors, mut levels, .. } => {
                 levels.truncate(MOST_LEVELS);
                 let mut reported = lock(&self.reported);
@@ -300,6 +311,11 @@ impl Link {
     /// What the node measures.
     pub fn levels(&self) -> Vec<Level> {
         lock(&self.reported).levels.clone()
+    }
+
+    /// How many visitors a tunnel has.
+    pub fn visitors_of(&self, tunnel_id: Uuid) -> u64 {
+        lock(&self.reported).visitors_of.get(&tunnel_id).copied().unwrap_or_default()
     }
 
     /// The number of served tunnels, and of their visitors.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Client, Proved, SignIns, check_elevated, check_other_credential, create_or_ask, wait_for};
+use super::{Client, Proved, SignInValue, SignIns, check_elevated, check_other_credential, create_or_ask, wait_for};
 use crate::Service;
 
 pub use culvert_store::identities::StoredIdentity;
@@ -117,13 +117,20 @@ impl SignIns {
         service.store.identities_of(sign_in.account_id).await
     }
 
-    /// Links the account of whoever is signed in with somebody at a provider. All other sign-ins of the account end.
+    /// Links the account of whoever is signed in with somebody at a provider. All other sign-ins of the account end,
+    /// and this one gets the value.
     ///
     /// # Errors
     ///
     /// `elevation_required` unless the person has just proved who it is; `validation_failed` if an account is linked already;
     /// `limit_reached` if this one is linked with too many.
-    pub async fn link_identity(&self, service: &Service, sign_in: &SignIn, identity: &ProvedIdentity) -> Result<()> {
+    pub async fn link_identity(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        identity: &ProvedIdentity,
+    ) -> Result<SignInValue> {
+        let (renewal, renewed) = self.renewal(sign_in);
         let (account_id, id, identity) = (sign_in.account_id, sign_in.id, identity.clone());
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsLinkOidc);
         let link = service.store.write(Some(account_id), move |write| {
@@ -132,17 +139,17 @@ impl SignIns {
                 if !insert(write, account_id, &identity).await? {
                     return Err(Error::new(Code::ValidationFailed, "An account is linked with them already."));
                 }
-                write.end_other_sign_ins(account_id, id).await?;
+                renewed.write(write).await?;
                 write.audit(entry.with(&json!({"issuer": identity.issuer, "email": identity.email})));
                 Ok(())
             })
         });
         link.await?;
-        self.read_again(account_id);
-        Ok(())
+        Ok(self.renewed(renewal))
     }
 
-    /// Ends a link of whoever is signed in. All other sign-ins of the account end.
+    /// Ends a link of whoever is signed in. All other sign-ins of the account end, and this one gets the value. `None` if it was
+    /// ended before.
     ///
     /// # Errors
     ///
@@ -154,7 +161,8 @@ impl SignIns {
         sign_in: &SignIn,
         issuer: &str,
         subject: &str,
-    ) -> Result<()> {
+    ) -> Result<Option<SignInValue>> {
+        let (renewal, renewed) = self.renewal(sign_in);
         let (account_id, id, has_password) = (sign_in.account_id, sign_in.id, sign_in.has_password);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsUnlinkOidc);
         let (issuer, subject) = (issuer.to_owned(), subject.to_owned());
@@ -162,16 +170,16 @@ impl SignIns {
             Box::pin(async move {
                 check_elevated(write, id).await?;
                 check_other_credential(write, account_id, has_password).await?;
-                if write.remove_identity(account_id, &issuer, &subject).await? {
-                    write.end_other_sign_ins(account_id, id).await?;
-                    write.audit(entry.with(&json!({"issuer": issuer})));
+                if !write.remove_identity(account_id, &issuer, &subject).await? {
+                    return Ok(false);
                 }
-                Ok(())
+                renewed.write(write).await?;
+                write.audit(entry.with(&json!({"issuer": issuer})));
+                Ok(true)
             })
         });
-        unlink.await?;
-        self.read_again(account_id);
-        Ok(())
+        let is_unlinked = unlink.await?;
+        Ok(is_unlinked.then(|| self.renewed(renewal)))
     }
 }
 

@@ -201,7 +201,8 @@ impl SignIns {
         Ok(Checked { account_id, known, passkey, challenge: hash(token), until })
     }
 
-    /// Adds a passkey of whoever is signed in. All other sign-ins of the account end, and links that were not used.
+    /// Adds a passkey of whoever is signed in. All other sign-ins of the account end, and links that were not used; this one
+    /// gets the value. `None` if it was added before.
     ///
     /// # Errors
     ///
@@ -214,10 +215,11 @@ impl SignIns {
         name: &str,
         token: &str,
         answer: &str,
-    ) -> Result<()> {
+    ) -> Result<Option<SignInValue>> {
         let party = self.relying_party.as_ref().ok_or_else(Error::not_found)?;
         let name = account::name(name).map_err(|problem| Error::invalid(vec![Fault::new("name", problem)]))?;
         let (account_id, id) = (sign_in.account_id, sign_in.id);
+        let (renewal, renewed) = self.renewal(sign_in);
         let refused = |_| Error::invalid(vec![Fault::new("passkey", "was not accepted; try again")]);
         let sealed =
             self.open_sealed_state::<PasskeyRegistration>(service, account_id.as_bytes(), token).map_err(refused)?;
@@ -238,44 +240,48 @@ impl SignIns {
                 }
                 // A second click finds it done.
                 if !write.use_challenge(&used, until).await? {
-                    return Ok(());
+                    return Ok(false);
                 }
                 if !write.insert_passkey(account_id, &credential_id, &passkey, &name).await? {
                     return Err(Error::invalid(vec![Fault::new("passkey", "belongs to an account already")]));
                 }
-                write.end_other_sign_ins(account_id, id).await?;
-                write.delete_links_of(account_id).await?;
+                renewed.write(write).await?;
                 write.audit(entry);
-                Ok(())
+                Ok(true)
             })
         });
-        add.await?;
-        self.read_again(account_id);
-        Ok(())
+        let is_added = add.await?;
+        Ok(is_added.then(|| self.renewed(renewal)))
     }
 
-    /// Removes a passkey of whoever is signed in. All other sign-ins of the account end.
+    /// Removes a passkey of whoever is signed in. All other sign-ins of the account end, and this one gets the value. `None` if
+    /// it was removed before.
     ///
     /// # Errors
     ///
     /// `last_credential` if nothing would be left to sign in with; if the database fails.
-    pub async fn remove_passkey(&self, service: &Service, sign_in: &SignIn, passkey_id: Uuid) -> Result<()> {
+    pub async fn remove_passkey(
+        &self,
+        service: &Service,
+        sign_in: &SignIn,
+        passkey_id: Uuid,
+    ) -> Result<Option<SignInValue>> {
         let (account_id, id, has_password) = (sign_in.account_id, sign_in.id, sign_in.has_password);
+        let (renewal, renewed) = self.renewal(sign_in);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsRemovePasskey);
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
-                let Some(present) = write.passkey(account_id, passkey_id).await? else { return Ok(()) };
+                let Some(present) = write.passkey(account_id, passkey_id).await? else { return Ok(false) };
                 check_other_credential(write, account_id, has_password).await?;
                 write.remove_passkey(account_id, passkey_id).await?;
-                write.end_other_sign_ins(account_id, id).await?;
+                renewed.write(write).await?;
                 write.audit(entry.about(passkey_id).with(&json!({"name": present.name})));
-                Ok(())
+                Ok(true)
             })
         });
-        remove.await?;
-        self.read_again(account_id);
-        Ok(())
+        let is_removed = remove.await?;
+        Ok(is_removed.then(|| self.renewed(renewal)))
     }
 
     fn challenge<S: Serialize>(

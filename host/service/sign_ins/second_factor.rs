@@ -11,6 +11,7 @@ use culvert_store::Write;
 use totp_rs::{Builder, Totp};
 use uuid::Uuid;
 
+use super::renewal::end_others;
 use super::throttle::Tries;
 use super::{Client, SignInValue, SignIns, check_elevated, create, present, wait_for};
 use crate::Service;
@@ -158,8 +159,7 @@ impl SignIns {
                 write.accept_totp_step(account_id, step).await?;
                 write.confirm_totp(account_id).await?;
                 write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
-                write.end_other_sign_ins(account_id, id).await?;
-                write.delete_links_of(account_id).await?;
+                end_others(write, account_id, id).await?;
                 write.audit(entry);
                 Ok(codes)
             })
@@ -170,7 +170,8 @@ impl SignIns {
         Ok(confirmed)
     }
 
-    /// New recovery codes for whoever is signed in, which are the response; the former ones end.
+    /// New recovery codes for whoever is signed in, which are the response; the former ones end, and so do all other sign-ins of
+    /// the account.
     ///
     /// # Errors
     ///
@@ -190,11 +191,14 @@ impl SignIns {
                     return Err(Error::not_found());
                 }
                 write.replace_recovery_codes(account_id, &hashes(&codes)).await?;
+                end_others(write, account_id, id).await?;
                 write.audit(entry);
                 Ok(codes)
             })
         });
-        replace.await
+        let replaced = replace.await?;
+        self.read_again(account_id);
+        Ok(replaced)
     }
 
     /// How many recovery codes are left.
@@ -206,24 +210,25 @@ impl SignIns {
         service.store.recovery_codes_left(sign_in.account_id).await
     }
 
-    /// Turns the second factor of whoever is signed in off.
+    /// Turns the second factor of whoever is signed in off. All other sign-ins of the account end, and this one gets the value.
     ///
     /// # Errors
     ///
-    /// If the database fails.
-    pub async fn remove_second_factor(&self, service: &Service, sign_in: &SignIn) -> Result<()> {
+    /// `elevation_required` unless the person has just proved who it is; if the database fails.
+    pub async fn remove_second_factor(&self, service: &Service, sign_in: &SignIn) -> Result<SignInValue> {
         let (account_id, id) = (sign_in.account_id, sign_in.id);
+        let (renewal, renewed) = self.renewal(sign_in);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsDisableTotp);
         let remove = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
                 write.audit(entry);
-                write.remove_second_factor(account_id).await
+                write.remove_second_factor(account_id).await?;
+                renewed.write(write).await
             })
         });
         remove.await?;
-        self.read_again(account_id);
-        Ok(())
+        Ok(self.renewed(renewal))
     }
 
     fn new_codes(&self) -> Vec<String> {

@@ -352,6 +352,18 @@ impl Seed {
             format!("{}, {today} - i % 5, 20000, 20000", scope("i / 5")),
         );
         insert(
+            tunnels * 10,
+            "usage_hours",
+            "tunnel_id, hour, scope_id, bytes_in, bytes_out",
+            format!("{}, {today} * 24 - i % 10, {}, 1000, 1000", tunnel("i / 10"), scope("i / 200")),
+        );
+        insert(
+            scopes * 10,
+            "usage_hours_of_scopes",
+            "scope_id, hour, bytes_in, bytes_out",
+            format!("{}, {today} * 24 - i % 10, 20000, 20000", scope("i / 10")),
+        );
+        insert(
             tunnels,
             "idempotency",
             "credential_id, key, fingerprint, status, answer, expires_at",
