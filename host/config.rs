@@ -259,6 +259,7 @@ impl Config {
         }
         self.acme.check()?;
         self.dashboard.check()?;
+        self.dashboard.check_sign_up(self.mail.smtp_url.is_some())?;
         self.mail.worker()?;
         self.check_bounds()?;
         if !(0.0..=1.0).contains(&self.decisions.sample) {

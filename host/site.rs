@@ -59,6 +59,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         refusals,
         changes,
         streams: Arc::default(),
+        exports: Arc::default(),
         providers: providers(config, &site, service.clock()),
         mails: Arc::new(Mails::new(config.mail.smtp_url.is_some())),
         requests: ApiRequests::of(openapi),

@@ -7,14 +7,14 @@ use chrono::{DateTime, Utc};
 use clap::Subcommand;
 use culvert_agent::output::print_line;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::{CliError, PROGRAM, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
-use culvert_domain::audit_log::{Actor, Entry, KEPT};
-use culvert_service::audit_log::{self, Fault};
+use culvert_domain::audit_log::KEPT;
+use culvert_service::audit_log::{self, Fault, record};
 
 #[derive(Subcommand)]
 pub(super) enum Audit {
@@ -50,27 +50,6 @@ async fn export(config: &Config) -> Result<(), CliError> {
     let (store, secrets) = operator::store_and_secrets(config).await?;
     let verified = audit_log::verify(&store, &secrets, |entry| print_line(PROGRAM, &record(entry).to_string())).await?;
     whole(verified.faults.iter().map(problem).collect())
-}
-
-fn record(entry: &Entry) -> Value {
-    let Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest } = entry;
-    let Actor { origin, account_id, credential_id, request_id, address } = actor;
-    json!({
-        "scope_id": scope_id,
-        "number": number,
-        "at": at,
-        "origin": origin,
-        "account_id": account_id,
-        "credential_id": credential_id,
-        "action": action,
-        "subject_id": subject_id,
-        "details": serde_json::from_str::<Value>(details).ok(),
-        "request_id": request_id,
-        "address": address,
-        "previous_at": previous_at,
-        "previous": hex::encode(previous),
-        "digest": hex::encode(digest),
-    })
 }
 
 async fn verify(config: &Config, output: Output, against: Option<&Path>) -> Result<(), CliError> {

@@ -22,7 +22,8 @@ pub struct DashboardConfig {
     pub session_idle_days: u32,
     /// Who must have a second factor: `never`, `operators` (for the operator's pages) or `all`.
     pub require_second_factor: RequireSecondFactor,
-    /// Who makes an account by themselves: `invited` (whoever is invited to a Team) or `off` (operators make accounts).
+    /// Who makes an account by themselves: `invited` (whoever is invited to a Team), `off` (operators make accounts) or `open`
+    /// (whoever opens a link that is mailed to them, or comes from a provider with `trust_email`).
     pub sign_up: SignUp,
     /// Providers at which people sign in (OpenID Connect): `[[dashboard.oidc]]` with `name`, `issuer`, `client_id`,
     /// `client_secret_file` and `trust_email`; see [Dashboard](dashboard.md#other-providers).
@@ -74,6 +75,18 @@ impl DashboardConfig {
             return Err(ConfigError::new("dashboard.oidc", "must be at most 10 providers"));
         }
         self.oidc.iter().enumerate().try_for_each(|(index, one)| one.check(&format!("dashboard.oidc[{index}]")))
+    }
+
+    /// Accounts that people make by themselves need a way to know whose address it is.
+    pub(super) fn check_sign_up(&self, sends_mail: bool) -> Result<(), ConfigError> {
+        let knows_addresses = sends_mail || self.oidc.iter().any(|provider| provider.trust_email);
+        if self.sign_up == SignUp::Open && !knows_addresses {
+            return Err(ConfigError::new(
+                "dashboard.sign_up",
+                "cannot be open without mail.smtp_url or a provider in dashboard.oidc with trust_email",
+            ));
+        }
+        Ok(())
     }
 
     pub fn lifetimes(&self) -> Lifetimes {

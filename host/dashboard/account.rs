@@ -45,13 +45,16 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                             td { (time::at(known.end_of(one))) }
                             td {
                                 @if one.id == visit.sign_in.id { (badge::plain("this one")) }
-                                @else { (field::button(visit, &path, "End")) }
+                                @else if visit.is_elevated() { (field::button(visit, &path, "End")) }
                             }
                         }
                     }
                 }
             } }
-            @if sign_ins.len() > 1 { (field::button(visit, END_OTHERS, "End all others")) }
+            @if sign_ins.len() > 1 {
+                @if visit.is_elevated() { (field::button(visit, END_OTHERS, "End all others")) }
+                @else { p.muted { "To end others, prove first who you are, as above." } }
+            }
         }
     };
     Ok(page::signed_in(visit, "Account", &content))

@@ -7,8 +7,8 @@ use crate::answer::Answer;
 use crate::path::{Named, matches};
 use crate::visit::{Posted, Visit};
 use crate::{
-    access, account, delivery, device, devices, domain, keys, new_tunnel, operator, passkeys, ports, providers,
-    second_factor, team, tunnel_settings, tunnels, webhook, webhooks, welcome,
+    access, account, audit_export, delivery, device, devices, domain, keys, new_tunnel, operator, passkeys, ports,
+    providers, second_factor, team, tunnel_settings, tunnels, webhook, webhooks, welcome,
 };
 
 /// A form that is posted to a path below `/dashboard`.
@@ -94,6 +94,7 @@ pub const ACTIONS: &[Act] = &[
     act("{s}/webhooks/{id}/delete", "{s}/webhooks/{id}", |visit, posted| Box::pin(webhook::delete(visit, posted))),
     elevated("{s}/keys", "{s}/keys", |visit, posted| Box::pin(keys::create(visit, posted))),
     act("{s}/keys/{id}/revoke", "{s}/keys", |visit, posted| Box::pin(keys::revoke(visit, posted))),
+    act("{s}/audit/export", "{s}/audit", |visit, posted| Box::pin(audit_export::export(visit, posted))),
     act("{s}/team", "{s}/team", |visit, posted| Box::pin(team::create(visit, posted))),
     elevated("{s}/team/name", "{s}/team", |visit, posted| Box::pin(team::rename(visit, posted))),
     elevated("{s}/team/delete", "{s}/team", |visit, posted| Box::pin(team::delete(visit, posted))),
@@ -147,8 +148,8 @@ pub const ACTIONS: &[Act] = &[
     elevated("account/oidc/unlink", "account", |visit, posted| Box::pin(providers::unlink(visit, posted))),
     act("account/confirm", "account", |visit, posted| Box::pin(account::confirm(visit, posted))),
     act("account/confirm-by-passkey", "account", |visit, posted| Box::pin(account::confirm_by_passkey(visit, posted))),
-    act("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
-    act("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),
+    elevated("account/sign-ins/{id}/end", "account", |visit, posted| Box::pin(account::end_sign_in(visit, posted))),
+    elevated("account/sign-ins/end-others", "account", |visit, posted| Box::pin(account::end_others(visit, posted))),
 ];
 
 const fn act(path: &'static str, page: &'static str, run: Run) -> Act {

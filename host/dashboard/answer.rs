@@ -4,12 +4,12 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::{Stream, TryStreamExt};
 use maud::Markup;
 use salvo::Response;
 use salvo::http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
-    REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, STRICT_TRANSPORT_SECURITY,
+    ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderName,
+    HeaderValue, LOCATION, REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, STRICT_TRANSPORT_SECURITY,
 };
 use salvo::http::{ResBody, StatusCode};
 
@@ -39,6 +39,18 @@ impl Answer {
             (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
         ]);
         Self { status: StatusCode::OK, headers, body: ResBody::stream(events) }
+    }
+
+    /// A file to be kept. One that cannot be made to its end breaks off.
+    pub(crate) fn file(
+        name: &str,
+        content_type: &'static str,
+        content: impl Stream<Item = culvert_domain::error::Result<Bytes>> + Send + 'static,
+    ) -> Self {
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content_type))]);
+        let content = content.map_err(|error| std::io::Error::other(error.code.as_str().to_owned()));
+        Self { status: StatusCode::OK, headers, body: ResBody::stream(content) }
+            .with(CONTENT_DISPOSITION, &format!("attachment; filename=\"{name}\""))
     }
 
     /// Leads to another page with GET (RFC 9110, section 15.4.4).

@@ -5,7 +5,7 @@ use culvert_domain::error::Result;
 use maud::{Markup, html};
 use serde_json::{Map, Value};
 
-use crate::view::{list, page, time};
+use crate::view::{field, list, page, time};
 use crate::visit::Visit;
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
@@ -20,6 +20,15 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
                 tbody { @for (entry, name) in &entries.rows { (row(entry, name.as_deref())) } }
             } }
             (list::more(visit.next(entries.next).as_deref()))
+        }
+        section {
+            h2 { "Export" }
+            p.muted { "The newest 100,000 entries at most. The export is an entry itself." }
+            @let path = visit.in_scope("/audit/export");
+            div.row {
+                (field::button_with(visit, &path, "Export as CSV", &[("format", "csv")]))
+                (field::button_with(visit, &path, "Export as JSON lines", &[("format", "jsonl")]))
+            }
         }
     };
     Ok(page::signed_in(visit, "Audit", &content))

@@ -107,6 +107,7 @@ pub(crate) async fn read_payload(visit: &Visit, _: Posted) -> Result<Answer> {
 }
 
 pub(crate) async fn check_signature(visit: &Visit, posted: Posted) -> Result<Answer> {
+    visit.dashboard.sign_ins.count_signature_check(&visit.sign_in)?;
     let (webhook, event_id) = endpoint_and_event(visit).await?;
     let field = |name| posted.form.get(name).to_owned();
     let given = Given {

@@ -41,6 +41,10 @@ pub(crate) async fn answer(
         ("sign-in/code", true) => code(dashboard, Form::read(req).await?, client).await?,
         ("sign-in/link", false) => Answer::page(StatusCode::OK, mail::ask_page(dashboard, None)),
         ("sign-in/link", true) => mail::ask(dashboard, &Form::read(req).await?, client)?,
+        ("sign-up", false) if dashboard.sign_ins.is_open() => {
+            Answer::page(StatusCode::OK, mail::sign_up_page(dashboard, None))
+        }
+        ("sign-up", true) if dashboard.sign_ins.is_open() => mail::sign_up(dashboard, &Form::read(req).await?, client)?,
         ("sign-in/passkey" | "sign-in/code", false) => Answer::see_other(SIGN_IN),
         ("sign-out", true) => sign_out(dashboard, &Form::read(req).await?, known).await?,
         ("sign-out", false) => Answer::see_other(ROOT),

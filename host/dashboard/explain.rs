@@ -8,6 +8,7 @@ use maud::{Markup, html};
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::ROOT;
 use crate::docs::book::inline;
 use crate::view::{badge, field, list, page, time};
 use crate::visit::Visit;
@@ -161,7 +162,7 @@ fn advice(visit: &Visit, refusal: &Refusal) -> Markup {
         p { (inline(&text)) }
         p { a href=(format!("{}/errors#{}", visit.dashboard.docs_url, refusal.code)) { "About this code" } }
         @if refusal.refused_by.is_some() && visit.sign_in.is_operator {
-            p { "How a new module would decide is told on the server: " code { "culvert policy replay decisions.jsonl --module new.wasm" } }
+            p { a href=(format!("{ROOT}/operator/policies")) { "How would a new module decide?" } }
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The order of a request: host name, origin, sign-in, limits, route, scope, form and its key.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use culvert_domain::caller::Caller;
+use culvert_domain::caller::{Caller, Credential};
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::refusal::RefusedRequest;
 use culvert_domain::sign_in::{RequireSecondFactor, SignIn};
 use culvert_service::forms::FormId;
 use culvert_service::gate::PinnedPolicies;
 use culvert_service::idempotency::IdempotencyKey;
+use culvert_service::scope_changes::INSTALLATION;
 use culvert_service::sign_ins::Client;
 use culvert_wire::client_network::client_address;
 use salvo::http::header::{HeaderValue, USER_AGENT};
@@ -20,7 +21,7 @@ use uuid::Uuid;
 use crate::actions::{self, Act};
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::{self, LIVE, Named};
+use crate::path::{self, LIVE, Named, OPERATOR_LIVE};
 use crate::view::notice;
 use crate::visit::{Listed, Posted, Refused, Visit};
 use crate::{Dashboard, ROOT, Site, cookie, entrance, live, pages, sign_in};
@@ -31,15 +32,45 @@ pub(crate) struct Pages(pub Arc<Dashboard>);
 impl Handler for Pages {
     async fn handle(&self, req: &mut Request, depot: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let dashboard = &self.0;
-        let answer = match answer(dashboard, req, depot).await {
+        let asker = Mutex::new(None);
+        let answer = match answer(dashboard, req, depot, &asker).await {
             Ok(answer) => answer,
             Err(error) => {
-                let id = depot.get_typed::<PinnedPolicies>().ok().and_then(PinnedPolicies::request_id);
+                let id = request_id(depot);
+                note(dashboard, req, who(&asker), id, &error);
                 problem(dashboard, &error, id)
             }
         };
         answer.write(res, dashboard.site.is_https);
     }
+}
+
+/// Who has asked, in which scope, as far as that is known.
+#[derive(Clone, Copy)]
+struct Asker {
+    scope_id: Uuid,
+    account_id: Uuid,
+    sign_in: Uuid,
+}
+
+fn who(asker: &Mutex<Option<Asker>>) -> Option<Asker> {
+    *asker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn request_id(depot: &Depot) -> Option<Uuid> {
+    depot.get_typed::<PinnedPolicies>().ok().and_then(PinnedPolicies::request_id)
+}
+
+/// Has people be able to look up why somebody was refused.
+fn note(dashboard: &Dashboard, req: &Request, asker: Option<Asker>, request_id: Option<Uuid>, error: &Error) {
+    let (Some(asker), Some(request_id)) = (asker, request_id) else { return };
+    let Asker { scope_id, account_id, sign_in } = asker;
+    let (path, status) = (req.uri().path(), (dashboard.status_of)(&error.code).as_u16());
+    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/');
+    let is_routed = pages::find(below).is_some() || actions::find(below).is_some();
+    let (credential, method) = (&Credential::SignIn(sign_in), req.method().as_str());
+    let refused = RefusedRequest { request_id, scope_id, account_id, credential, method, path, status, is_routed };
+    dashboard.refusals.note(&dashboard.service, &refused, error);
 }
 
 /// A page that says what went wrong.
@@ -74,35 +105,40 @@ fn before_sign_in(dashboard: &Dashboard, req: &Request, reads: bool) -> Result<O
     Ok(None)
 }
 
-async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) -> Result<Answer> {
-    let (site, path) = (&dashboard.site, req.uri().path().to_owned());
+async fn answer(
+    dashboard: &Arc<Dashboard>,
+    req: &mut Request,
+    depot: &Depot,
+    asker: &Mutex<Option<Asker>>,
+) -> Result<Answer> {
+    let path = req.uri().path().to_owned();
     let reads = matches!(*req.method(), Method::GET | Method::HEAD);
     if let Some(answer) = before_sign_in(dashboard, req, reads)? {
         return Ok(answer);
     }
     let client = client(dashboard, req);
     let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
-    let known = match cookie::value(req, site) {
-        Some(value) => {
-            dashboard.sign_ins.find(&dashboard.service, &value, client.address, is_by_person(req, reads)).await?
-        }
-        None => None,
-    };
+    let known = known(dashboard, req, &client, reads).await?;
     if let Some(answer) = entrance::answer(dashboard, req, &below, known.as_ref(), &client).await? {
         return Ok(answer);
     }
     let Some(sign_in) = known else { return sign_in_first(dashboard, req, &below, reads) };
+    let asks_in = |scope_id| {
+        let known = Asker { scope_id, account_id: sign_in.account_id, sign_in: sign_in.id };
+        *asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+    };
+    asks_in(sign_in.account_id);
     dashboard.sign_ins.count(&sign_in, !reads)?;
     if below.is_empty() {
         return Ok(Answer::see_other(&format!("{ROOT}/me")));
     }
-    if reads && let Some(named) = path::matches(LIVE, &below) {
-        let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
-        return Ok(Answer::events(live::events(dashboard, sign_in, caller.scope.id)?));
+    if reads && let Some(scope_id) = streamed(dashboard, &sign_in, &below).await? {
+        return Ok(Answer::events(live::events(dashboard, sign_in, scope_id)?));
     }
     let policies = depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?;
     let visit = async |named: Named| {
         let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
+        asks_in(caller.scope.id);
         let teams = dashboard.service.teams_of(&sign_in).await?;
         let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
         let (path, ids, client) = (path.clone(), named.ids, client.clone());
@@ -124,11 +160,18 @@ async fn answer(dashboard: &Arc<Dashboard>, req: &mut Request, depot: &Depot) ->
     let Some((act, named)) = actions::find(&below) else {
         let is_page = pages::find(&below).is_some();
         let refused = if is_page { Error::of(Code::MethodNotAllowed) } else { Error::not_found() };
-        return Ok(problem(dashboard, &refused, None).allowing("GET, HEAD"));
+        note(dashboard, req, who(asker), request_id(depot), &refused);
+        return Ok(problem(dashboard, &refused, request_id(depot)).allowing("GET, HEAD"));
     };
     let visit = visit(named).await?;
     let form = Form::read(req).await?;
     post(visit, act, form).await
+}
+
+/// The sign-in whose cookie a request has.
+async fn known(dashboard: &Dashboard, req: &Request, client: &Client, reads: bool) -> Result<Option<SignIn>> {
+    let Some(value) = cookie::value(req, &dashboard.site) else { return Ok(None) };
+    dashboard.sign_ins.find(&dashboard.service, &value, client.address, is_by_person(req, reads)).await
 }
 
 /// Whether a person has asked for it, and not the script of an open page: that one does not keep a sign-in from ending.
@@ -156,6 +199,15 @@ fn sign_in_first(dashboard: &Dashboard, req: &Request, below: &str, reads: bool)
     Ok(Answer::see_other(&sign_in::address(next)))
 }
 
+/// The scope of whose changes a path tells; `None` if it is the path of something else.
+async fn streamed(dashboard: &Dashboard, sign_in: &SignIn, below: &str) -> Result<Option<Uuid>> {
+    if below == OPERATOR_LIVE && sign_in.is_operator {
+        return Ok(Some(INSTALLATION));
+    }
+    let Some(named) = path::matches(LIVE, below) else { return Ok(None) };
+    Ok(Some(caller(dashboard, sign_in, named.scope.as_deref()).await?.scope.id))
+}
+
 async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
     let scope_id = match scope {
         None | Some("me") => sign_in.account_id,
@@ -181,9 +233,17 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
     };
     let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);
     if let Some(request_id) = visit.policies.request_id() {
-        let (caller, path) = (&visit.caller, visit.path.as_str());
-        let refused =
-            RefusedRequest { request_id, caller, method: "POST", path, status: status.as_u16(), is_routed: true };
+        let Caller { scope, account_id, credential, .. } = &visit.caller;
+        let refused = RefusedRequest {
+            request_id,
+            scope_id: scope.id,
+            account_id: *account_id,
+            credential,
+            method: "POST",
+            path: &visit.path,
+            status: status.as_u16(),
+            is_routed: true,
+        };
         visit.dashboard.refusals.note(visit.service(), &refused, &error);
     }
     visit.refused = Some(Refused { form: form.without_secrets(), error });

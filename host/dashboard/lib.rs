@@ -16,6 +16,7 @@ pub mod actions;
 mod answer;
 mod assets;
 mod audit;
+mod audit_export;
 mod cookie;
 mod delivery;
 mod device;
@@ -25,6 +26,8 @@ mod domain;
 mod entrance;
 mod explain;
 mod form;
+#[cfg(debug_assertions)]
+mod gallery;
 mod handler;
 mod hours;
 mod keys;
@@ -90,6 +93,7 @@ pub struct Dashboard {
     pub refusals: Arc<Refusals>,
     pub changes: Arc<ScopeChanges>,
     pub streams: Arc<Streams>,
+    pub exports: Arc<audit_export::Exports>,
     pub site: Site,
     pub require_second_factor: RequireSecondFactor,
     /// URL under which agents reach the host.

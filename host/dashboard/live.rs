@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::sign_in::SignIn;
-use culvert_service::scope_changes::{Heard, Watch};
+use culvert_service::scope_changes::{Heard, INSTALLATION, Watch};
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use uuid::Uuid;
@@ -70,12 +70,14 @@ impl Drop for Open {
 struct Live {
     dashboard: Arc<Dashboard>,
     sign_in: SignIn,
+    /// `INSTALLATION` for the pages of operators.
     scope_id: Uuid,
     watch: Watch,
     _open: Open,
 }
 
-/// The events of a scope. The stream ends with the sign-in, when the account leaves the scope, and when the host stops.
+/// The events of a scope, or of the installation. The stream ends with the sign-in, when the account leaves the scope or is no
+/// operator any more, and when the host stops.
 ///
 /// # Errors
 ///
@@ -106,7 +108,11 @@ impl Live {
     /// Whether the sign-in goes on and the account is in the scope. Where that cannot be told, the browser asks again.
     async fn may_see(&self) -> bool {
         let Self { dashboard, sign_in, scope_id, .. } = self;
-        let goes_on = dashboard.sign_ins.goes_on(&dashboard.service, sign_in).await.unwrap_or(false);
-        goes_on && dashboard.service.caller_of_sign_in(sign_in, *scope_id).await.is_ok()
+        let present = dashboard.sign_ins.present(&dashboard.service, sign_in).await.unwrap_or(None);
+        match present {
+            None => false,
+            Some(present) if *scope_id == INSTALLATION => present.is_operator,
+            Some(_) => dashboard.service.caller_of_sign_in(sign_in, *scope_id).await.is_ok(),
+        }
     }
 }

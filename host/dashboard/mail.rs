@@ -18,10 +18,12 @@ use crate::path::SIGN_IN;
 use crate::public_form::{check, form_key, refused};
 use crate::view::{field, page, refusal, secret};
 use crate::visit::Visit;
-use crate::{Dashboard, Site};
+use crate::{Dashboard, Site, providers};
 
 /// Where a link is asked for.
 pub(crate) const ASK: &str = "/dashboard/sign-in/link";
+/// Where an account is asked for.
+pub(crate) const SIGN_UP: &str = "/dashboard/sign-up";
 
 /// The mail that invites somebody to the Team of a page.
 pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<SealedMail> {
@@ -73,6 +75,60 @@ pub(crate) fn new_address(site: &Site, by: Uuid, email: &str, link: &NewLink) ->
         ),
         expires_at: link.expires_at,
     }
+}
+
+/// The mail that makes somebody an account.
+fn new_account(site: &Site, email: &str, link: &NewLink) -> Letter {
+    Letter {
+        kind: LetterKind::SignUp,
+        by: None,
+        to: email.to_owned(),
+        subject: "Your account for Culvert".into(),
+        text: format!(
+            "Open this link to make your account for Culvert, at {}; it can be used once, within 24 hours:\n\n{}\n\nIf you did \
+             not ask for it, do nothing: there is no account without the link.\n",
+            site.origin,
+            site.entrance(&link.secret)
+        ),
+        expires_at: link.expires_at,
+    }
+}
+
+/// The page of somebody who wants an account.
+pub(crate) fn sign_up_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
+    let content = html! {
+        @if let Some(error) = error { (refusal::error(error)) }
+        @if dashboard.mails.are_sent() {
+            p { "You get a link by mail, by which you make your account." }
+            form method="post" action=(SIGN_UP) {
+                (field::hidden(KEY, &form_key(dashboard, SIGN_UP)))
+                (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", autocomplete: Some("username"), required: true,
+                    fault: error.and_then(|error| error.fault("email")), ..field::Field::default() }))
+                button type="submit" { "Mail me a link" }
+            }
+        }
+        (providers::links(dashboard, ""))
+        p { a href=(SIGN_IN) { "Sign in" } }
+    };
+    page::narrow("Create an account", &dashboard.docs_url, &content)
+}
+
+/// Whether there is such an account is not said, and not shown by how long it takes.
+pub(crate) fn sign_up(dashboard: &Arc<Dashboard>, form: &Form, client: &Client) -> Result<Answer> {
+    let asked = check(dashboard, form, SIGN_UP).and_then(|()| {
+        let (at, to) = (dashboard.clone(), dashboard.clone());
+        let to_known = move |email: &str, new: &NewLink| link(&at.site, LetterKind::SignUp, None, email, new);
+        let to_new = move |email: &str, new: &NewLink| new_account(&to.site, email, new);
+        dashboard.mails.mail_sign_up(&dashboard.service, form.get("email"), client.address, to_known, to_new)
+    });
+    if let Err(error) = asked {
+        return Ok(refused(dashboard, &error, sign_up_page(dashboard, Some(&error))));
+    }
+    let content = html! {
+        p role="status" { "A link is on its way to " strong { (form.get("email").trim()) } ". It can be used once." }
+        p { a href=(SIGN_IN) { "Sign in" } }
+    };
+    Ok(Answer::page(StatusCode::OK, page::narrow("Look into your mail", &dashboard.docs_url, &content)))
 }
 
 /// The page of somebody who cannot sign in.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::answer::Answer;
 use crate::path::own_page;
 use crate::providers::{BEGIN, LINK, SignInProvider};
-use crate::public_form::{credentials_changed, refused};
+use crate::public_form::{credentials_changed, refused, signed_in};
 use crate::sign_in::{proved_page, sign_in_page};
 use crate::{Dashboard, ROOT, cookie};
 
@@ -131,17 +131,21 @@ async fn finish(
         let linked = dashboard.sign_ins.link_identity(&dashboard.service, sign_in, &proved).await?;
         return Ok(credentials_changed(dashboard, Some(&linked)));
     }
-    match dashboard.sign_ins.sign_in_by_identity(&dashboard.service, &proved, client).await? {
-        Some(proved) => Ok(proved_page(dashboard, proved, if login.next.is_empty() { ROOT } else { &login.next })),
-        None => Err(Error::new(
-            Code::SignInRequired,
-            format!(
-                "No account here is linked with {} at {}. Sign in in another way, and link it on the page of your account.",
-                proved.email.as_deref().unwrap_or("you"),
-                provider.name
-            ),
-        )),
+    let next = if login.next.is_empty() { ROOT } else { &login.next };
+    if let Some(known) = dashboard.sign_ins.sign_in_by_identity(&dashboard.service, &proved, client).await? {
+        return Ok(proved_page(dashboard, known, next));
     }
+    if let Some(value) = dashboard.sign_ins.begin_by_identity(&dashboard.service, &proved, client).await? {
+        return Ok(signed_in(dashboard, &value, next));
+    }
+    Err(Error::new(
+        Code::SignInRequired,
+        format!(
+            "No account here is linked with {} at {}. Sign in in another way, and link it on the page of your account.",
+            proved.email.as_deref().unwrap_or("you"),
+            provider.name
+        ),
+    ))
 }
 
 /// The other ways to sign in stay.

@@ -51,6 +51,8 @@ pub const PAGES: &[Page] = &[
     page("operator/nodes", |visit| Box::pin(operator::nodes::list(visit))),
     page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),
     page("account", |visit| Box::pin(account::show(visit))),
+    #[cfg(debug_assertions)]
+    page("gallery", |visit| Box::pin(std::future::ready(crate::gallery::show(visit)))),
 ];
 
 const fn page(path: &'static str, view: View) -> Page {

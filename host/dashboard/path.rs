@@ -12,6 +12,8 @@ pub(crate) const SIGN_OUT: &str = "/dashboard/sign-out";
 
 /// Below `/dashboard`: the stream that tells a page of changes.
 pub(crate) const LIVE: &str = "{s}/live";
+/// The same for the pages of operators.
+pub(crate) const OPERATOR_LIVE: &str = "operator/live";
 
 /// Characters of the page that a sign-in leads to.
 const LONGEST_NEXT: usize = 512;

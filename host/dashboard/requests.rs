@@ -73,13 +73,13 @@ impl ApiRequests {
                 let body = (!body.is_null()).then_some(body);
                 let sample = Sample { method: &endpoint.method, url: &url, body, idempotent: endpoint.idempotent };
                 html! {
-                    h3 { (title) }
+                    h2 { (title) }
                     p.muted { "Needs the scope " code { (endpoint.scope) } "." }
                     (secret::command(&sample.curl()))
                 }
             }
             Shown::Command { title, command } => html! {
-                h3 { (title) }
+                h2 { (title) }
                 p.muted { "In the dashboard alone; no key may do it. On the host's machine:" }
                 (secret::command(command))
             },

@@ -131,6 +131,7 @@ pub(crate) fn sign_in_page(dashboard: &Dashboard, next: &str, email: &str, error
             (providers::links(dashboard, next))
             p { a href=(ENTER) { "Come in with a link" } }
             p { a href=(mail::ASK) { "Trouble signing in?" } }
+            @if dashboard.sign_ins.is_open() { p { a href=(mail::SIGN_UP) { "Create an account" } } }
             @if dashboard.site.is_loopback && !dashboard.site.is_https {
                 p.muted {
                     "This page is for whoever uses this machine alone: a tunnel that is opened as "

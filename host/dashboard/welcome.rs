@@ -1,4 +1,5 @@
-//! Coming in by a link: to an account that is there, as the first operator, or as somebody who is invited to a Team.
+//! Coming in by a link: to an account that is there, as the first operator, as somebody who is invited to a Team, or as
+//! whoever has asked for an account.
 
 use std::sync::Arc;
 
@@ -113,6 +114,11 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
     let title = match welcome {
         Welcome::Operator => "Set up Culvert",
         Welcome::Member(invitation) => &format!("Join {}", invitation.team_name),
+        Welcome::Owner(_) => "Create your account",
+    };
+    let known_email = match welcome {
+        Welcome::Operator => None,
+        Welcome::Member(Invitation { email, .. }) | Welcome::Owner(email) => Some(email),
     };
     let content = html! {
         @if let Some(error) = error { (refusal::error(error)) }
@@ -124,17 +130,18 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
                 p { @if may_sign_up { "You have an account already? " } a href=(SIGN_IN) { "Sign in" } ", and open the link once more." }
                 @if !may_sign_up { p.notice { "Operators make accounts here. Ask one for an account, if you have none." } }
             }
+            Welcome::Owner(email) => p { "You sign in with " strong { (email) } "." }
         }
         @if may_sign_up { form method="post" action=(BEGIN) {
             (field::hidden(KEY, &form_key(dashboard, BEGIN)))
             (field::hidden("link", form.get("link")))
             (field::text(&field::Field { value: form.get("name"), autocomplete: Some("name"), ..field("name", "Your name") }))
-            @match welcome {
-                Welcome::Operator => (field::text(&field::Field { kind: "email", value: form.get("email"),
+            @match known_email {
+                None => (field::text(&field::Field { kind: "email", value: form.get("email"),
                     autocomplete: Some("username"), ..field("email", "E-mail") })),
-                Welcome::Member(invitation) => {
-                    input type="hidden" name="username" autocomplete="username" value=(invitation.email);
-                    @if let Some(fault) = fault("email") { p.fault { (invitation.email) " " (fault) } }
+                Some(email) => {
+                    input type="hidden" name="username" autocomplete="username" value=(email);
+                    @if let Some(fault) = fault("email") { p.fault { (email) " " (fault) } }
                 }
             }
             (field::text(&field::Field { kind: "password", autocomplete: Some("new-password"),

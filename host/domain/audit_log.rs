@@ -55,6 +55,7 @@ string_enum! {
         PoliciesReload "policies.reload",
         PoliciesRollback "policies.rollback",
         WebhooksReadDelivery "webhooks.read_delivery",
+        AuditExport "audit.export",
     }
 }
 
@@ -124,6 +125,11 @@ pub struct NewEntry {
 }
 
 impl NewEntry {
+    /// Whether it is about what operators look at: accounts, Teams, nodes and policies.
+    pub fn is_of_installation(&self) -> bool {
+        ["account", "teams.", "nodes.", "policies."].iter().any(|kind| self.action.starts_with(kind))
+    }
+
     pub fn new(scope_id: Uuid, actor: Actor, action: impl StringEnum) -> Self {
         Self { scope_id, actor, action: action.as_str(), subject_id: None, details: String::new() }
     }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use super::caller::{Caller, Credential};
+use super::caller::Credential;
 use super::error::{Code, Error, Fault};
 use super::refused_by::{RefusedBy, Stage};
 use super::text;
@@ -44,7 +44,9 @@ pub struct Refusal {
 /// A request, as far as its refusal is told.
 pub struct RefusedRequest<'a> {
     pub request_id: Uuid,
-    pub caller: &'a Caller,
+    pub scope_id: Uuid,
+    pub account_id: Uuid,
+    pub credential: &'a Credential,
     pub method: &'a str,
     pub path: &'a str,
     pub status: u16,
@@ -54,11 +56,11 @@ pub struct RefusedRequest<'a> {
 
 impl Refusal {
     pub fn of(refused: &RefusedRequest<'_>, error: &Error, at: DateTime<Utc>) -> Self {
-        let RefusedRequest { request_id, caller, method, path, status, is_routed } = *refused;
+        let RefusedRequest { request_id, scope_id, account_id, credential, method, path, status, is_routed } = *refused;
         let secrets = error.refused_by.as_ref().map_or(&[][..], |by| &by.secrets);
         let kept = |said: &str, most| text::cleaned(&masked(said, secrets), most);
         let fault = |fault: &Fault| Fault { message: kept(&fault.message, MESSAGE), ..fault.clone() };
-        let credential = match caller.credential {
+        let kind = match credential {
             Credential::Key { .. } => "key",
             Credential::Device(_) => "device",
             Credential::SignIn(_) => "sign-in",
@@ -66,10 +68,10 @@ impl Refusal {
         Self {
             request_id,
             at,
-            scope_id: caller.scope.id,
-            account_id: caller.account_id,
-            credential: credential.into(),
-            credential_id: caller.credential.id(),
+            scope_id,
+            account_id,
+            credential: kind.into(),
+            credential_id: credential.id(),
             method: method.into(),
             path: text::cleaned(path, PATH),
             status,

@@ -39,6 +39,8 @@ pub enum SignUp {
     Off,
     /// Whoever is invited to a Team.
     Invited,
+    /// Whoever has an e-mail address, or is known to a provider whose addresses are trusted.
+    Open,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

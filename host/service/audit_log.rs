@@ -1,14 +1,16 @@
 //! The audit log: who has changed what, and whether the log is whole.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use culvert_domain::audit_log::{Entry, KEPT};
+use culvert_domain::audit_log::{Actor, AuditAction, Entry, KEPT, NewEntry};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
 use culvert_domain::page::{Page, PageRows};
 use culvert_store::Store;
 use culvert_store::audit_log::AuditKey;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Service;
@@ -41,6 +43,43 @@ impl Service {
     pub async fn audit_entries(&self, caller: &Caller, page: Page) -> Result<PageRows<(Entry, Option<String>)>> {
         self.store.audit_entries(caller.scope.id, caller.own_alone(), page).await
     }
+
+    /// Has the log of the caller's scope tell that it was exported.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn note_audit_export(
+        &self,
+        caller: &Caller,
+        request_id: Option<Uuid>,
+        address: Option<IpAddr>,
+    ) -> Result<()> {
+        let actor = Actor::of(caller, request_id, address);
+        self.store.audit(NewEntry::new(caller.scope.id, actor, AuditAction::AuditExport)).await
+    }
+}
+
+/// An entry as a line of an export.
+pub fn record(entry: &Entry) -> Value {
+    let Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest } = entry;
+    let Actor { origin, account_id, credential_id, request_id, address } = actor;
+    json!({
+        "scope_id": scope_id,
+        "number": number,
+        "at": at,
+        "origin": origin,
+        "account_id": account_id,
+        "credential_id": credential_id,
+        "action": action,
+        "subject_id": subject_id,
+        "details": serde_json::from_str::<Value>(details).ok(),
+        "request_id": request_id,
+        "address": address,
+        "previous_at": previous_at,
+        "previous": hex::encode(previous),
+        "digest": hex::encode(digest),
+    })
 }
 
 /// What is wrong with a chain.

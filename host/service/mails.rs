@@ -4,13 +4,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::account;
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
-use culvert_domain::error::{Chain, Code, Error, Result};
+use culvert_domain::error::{Chain, Code, Error, Fault, Result};
 use culvert_domain::mail::SealedMail;
 use culvert_wire::client_network::prefix;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use crate::Service;
@@ -39,6 +40,8 @@ pub enum LetterKind {
     /// Somebody has asked for a link.
     AskedLink,
     NewAddress,
+    /// Somebody has asked for an account.
+    SignUp,
 }
 
 /// A mail before it is sealed.
@@ -52,6 +55,9 @@ pub struct Letter {
     /// When what it says is over.
     pub expires_at: DateTime<Utc>,
 }
+
+/// How long the link for an account is good.
+const SIGN_UP_LIFETIME: TimeDelta = TimeDelta::hours(24);
 
 /// Subject and text, as they are sealed.
 #[derive(Serialize, Deserialize)]
@@ -126,22 +132,76 @@ impl Mails {
         client: Option<IpAddr>,
         letter: impl FnOnce(&str, &NewLink) -> Letter + Send + 'static,
     ) -> Result<()> {
-        if let Some(wait) = self.asked.count(client.map(prefix), service.clock().moment()) {
-            return Err(Error::of(Code::RateLimited).after(wait));
-        }
         // Counted whether there is such an account or not.
-        if !self.takes_to(LetterKind::AskedLink, &email, service) {
-            return Ok(());
-        }
-        let Ok(turn) = self.at_once.clone().try_acquire_owned() else { return Ok(()) };
+        let Some(turn) = self.turn(service, LetterKind::AskedLink, &email, client)? else { return Ok(()) };
         let (mails, service) = (self.clone(), service.clone());
         tokio::spawn(async move {
-            if let Err(error) = mails.make_link(&service, &email, client, letter).await {
-                tracing::warn!(error = %Chain(&error), "a link that was asked for could not be made");
-            }
+            mails.make_link(&service, &email, client, letter).await.unwrap_or_else(|error| not_made(&error));
             drop(turn);
         });
         Ok(())
+    }
+
+    /// Mails a link that makes an account to whoever has this address; where there is an account with it, one to that. The answer
+    /// neither says nor shows which of them it is.
+    ///
+    /// # Errors
+    ///
+    /// `rate_limited` if too many were asked for from the client's address; `validation_failed` if it is no address.
+    pub fn mail_sign_up(
+        self: &Arc<Self>,
+        service: &Arc<Service>,
+        email: &str,
+        client: Option<IpAddr>,
+        to_known: impl FnOnce(&str, &NewLink) -> Letter + Send + 'static,
+        to_new: impl FnOnce(&str, &NewLink) -> Letter + Send + 'static,
+    ) -> Result<()> {
+        let email = account::email(email).map_err(|problem| Error::invalid(vec![Fault::new("email", problem)]))?;
+        let Some(turn) = self.turn(service, LetterKind::SignUp, &email, client)? else { return Ok(()) };
+        let (mails, service) = (self.clone(), service.clone());
+        tokio::spawn(async move {
+            let make = async {
+                match service.store.account_by_email(&email).await? {
+                    Some(_) => mails.make_link(&service, &email, client, to_known).await,
+                    None => mails.make_sign_up(&service, email, to_new).await,
+                }
+            };
+            make.await.unwrap_or_else(|error| not_made(&error));
+            drop(turn);
+        });
+        Ok(())
+    }
+
+    /// Counts a link that somebody asks for. None if none is made for them now.
+    fn turn(
+        &self,
+        service: &Service,
+        kind: LetterKind,
+        email: &str,
+        client: Option<IpAddr>,
+    ) -> Result<Option<OwnedSemaphorePermit>> {
+        if let Some(wait) = self.asked.count(client.map(prefix), service.clock().moment()) {
+            return Err(Error::of(Code::RateLimited).after(wait));
+        }
+        let takes = self.takes_to(kind, email, service);
+        Ok(if takes { self.at_once.clone().try_acquire_owned().ok() } else { None })
+    }
+
+    async fn make_sign_up(
+        &self,
+        service: &Service,
+        email: String,
+        letter: impl FnOnce(&str, &NewLink) -> Letter,
+    ) -> Result<()> {
+        let link = NewLink::within(service.clock(), SIGN_UP_LIFETIME);
+        let Some(mail) = self.sealed(service, letter(&email, &link)) else { return Ok(()) };
+        let make = service.store.write(None, move |write| {
+            Box::pin(async move {
+                write.replace_sign_up(&links::hash(&link.secret), &email, link.expires_at).await?;
+                write.insert_mail(&mail).await
+            })
+        });
+        make.await
     }
 
     async fn make_link(
@@ -171,4 +231,8 @@ impl Mails {
         });
         make.await
     }
+}
+
+fn not_made(error: &Error) {
+    tracing::warn!(error = %Chain(error), "a link that was asked for could not be made");
 }

@@ -3,7 +3,7 @@
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
+use argon2::{Argon2, Params, PasswordHash, PasswordHasher, PasswordVerifier};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_wire::clock::Clock;
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
@@ -45,6 +45,18 @@ impl Passwords {
             Argon2::default().hash_password_with_salt(password.as_bytes(), &salt).map(|hash| hash.to_string())
         });
         hashed.await.map_err(Error::internal)?.map(Some).map_err(Error::internal)
+    }
+
+    /// A new hash of a password that was right, if the former was made by other parameters than those of today.
+    ///
+    /// # Errors
+    ///
+    /// If the hash cannot be computed.
+    pub(crate) async fn rehash(&self, password: &str, former: &str) -> Result<Option<String>> {
+        let cost = |params: &Params| (params.m_cost(), params.t_cost(), params.p_cost());
+        let parameters = PasswordHash::new(former).ok().and_then(|former| Params::try_from(&former).ok());
+        let is_current = parameters.as_ref().map(cost) == Some(cost(Argon2::default().params()));
+        if is_current { Ok(None) } else { self.hash(Some(password.to_owned())).await }
     }
 
     /// Whether a password is the one of a hash. Without a hash it is not, after the same work.

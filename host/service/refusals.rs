@@ -46,10 +46,10 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Notes that a request was refused. It never waits. What is our own fault is no refusal, and of those that come too
-    /// often one a minute is told.
+    /// Notes that a request was refused. It never waits. What is our own fault is no refusal, unless it may be tried again; and of
+    /// those that come too often one a minute is told.
     pub fn note(&self, service: &Service, refused: &RefusedRequest<'_>, error: &Error) {
-        if refused.status >= 500 && error.code != Code::PolicyUnavailable {
+        if refused.status >= 500 && !matches!(error.code, Code::PolicyUnavailable | Code::ServiceUnavailable) {
             return;
         }
         let refusal = Refusal::of(refused, error, service.clock().now());

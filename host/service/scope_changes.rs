@@ -11,6 +11,9 @@ use uuid::Uuid;
 /// Least time between two changes that a watcher hears of: what comes in between is one change.
 const BETWEEN: Duration = Duration::from_millis(500);
 
+/// What pages of operators watch in place of a scope.
+pub const INSTALLATION: Uuid = Uuid::nil();
+
 /// The scopes that somebody watches.
 #[derive(Default)]
 pub struct ScopeChanges(Mutex<Watched>);
@@ -55,6 +58,11 @@ impl ScopeChanges {
         if let Some(sender) = self.watched().scopes.get(&scope_id) {
             sender.send_replace(());
         }
+    }
+
+    /// The scopes that somebody watches.
+    pub fn scopes(&self) -> Vec<Uuid> {
+        self.watched().scopes.keys().copied().collect()
     }
 
     /// Ends all watching: the host stops.

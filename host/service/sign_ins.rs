@@ -4,6 +4,7 @@
 mod failures;
 mod identities;
 mod passkeys;
+mod password;
 mod profile;
 mod renewal;
 mod sealed_state;
@@ -21,7 +22,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Scope};
-use culvert_domain::error::{Code, Error, Fault, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod, SignUp};
 use culvert_domain::text;
 use culvert_store::Write;
@@ -38,8 +39,7 @@ pub use identities::{ProvedIdentity, StoredIdentity};
 pub use passkeys::{Challenge, StoredPasskey};
 pub use profile::WantedProfile;
 pub use second_factor::NewTotp;
-use strength::{PASSWORD_CHARACTERS, check_strength};
-use throttle::{Account, Throttle, Tries};
+use throttle::Throttle;
 pub use welcome::{Entered, NewPerson, Welcome};
 
 /// How old a sign-in may be that is taken from the cache.
@@ -171,13 +171,13 @@ impl SignIns {
         Ok(())
     }
 
-    /// Whether a sign-in has not ended since it was found. Asking is no use of it.
+    /// A sign-in as it is now; `None` if it has ended since it was found. Asking is no use of it.
     ///
     /// # Errors
     ///
     /// If the database fails.
-    pub async fn goes_on(&self, service: &Service, sign_in: &SignIn) -> Result<bool> {
-        Ok(self.all_of(service, sign_in).await?.iter().any(|one| one.id == sign_in.id))
+    pub async fn present(&self, service: &Service, sign_in: &SignIn) -> Result<Option<SignIn>> {
+        Ok(self.all_of(service, sign_in).await?.into_iter().find(|one| one.id == sign_in.id))
     }
 
     /// When a sign-in ends if it is not used any more. An operator's lasts for a day.
@@ -210,35 +210,13 @@ impl SignIns {
         self.throttle.count_request(sign_in.id, is_change, self.clock.moment()).map_err(wait_for)
     }
 
-    /// Signs somebody in with a password. `None` if it is not right: whether there is such an account is not told, and
-    /// costs the same time.
+    /// Counts a signature that a sign-in has checked.
     ///
     /// # Errors
     ///
-    /// `rate_limited` after too many wrong ones, of the address or for the account.
-    pub async fn sign_in(
-        &self,
-        service: &Service,
-        email: &str,
-        password: &str,
-        client: &Client,
-    ) -> Result<Option<Proved>> {
-        let tried = hash(&email.to_lowercase());
-        let known = self.check_password(service, email, password, client.address, tried).await?;
-        let Some((account_id, checked)) = known else { return Ok(None) };
-        let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Password, client);
-        new.elevated_until = Some(self.clock.now() + ELEVATION);
-        // The password may have been replaced while it was checked, and a second factor set up.
-        let create = service.store.write(Some(account_id), move |write| {
-            Box::pin(async move {
-                if !write.has_password_hash(account_id, &checked).await? {
-                    return Ok(None);
-                }
-                create_or_ask(write, new).await.map(Some)
-            })
-        });
-        let needs_code = create.await?;
-        Ok(needs_code.map(|needs_code| self.proved(service, account_id, SignInMethod::Password, value, needs_code)))
+    /// `rate_limited` if that was one too many in a minute.
+    pub fn count_signature_check(&self, sign_in: &SignIn) -> Result<()> {
+        self.throttle.take_signature_check(sign_in.id, self.clock.moment()).map_err(wait_for)
     }
 
     /// What somebody has proved who may need a code as well.
@@ -255,53 +233,6 @@ impl SignIns {
         }
         self.expect(&value);
         Proved::SignedIn(value)
-    }
-
-    /// Has somebody who is signed in prove with the password who it is, and with a code where one is asked for. `None` if the
-    /// password is not right.
-    ///
-    /// # Errors
-    ///
-    /// As [`SignIns::sign_in`]; `validation_failed` for a wrong code.
-    pub async fn elevate(
-        &self,
-        service: &Service,
-        sign_in: &SignIn,
-        password: &str,
-        code: &str,
-        client: &Client,
-    ) -> Result<Option<SignInValue>> {
-        if sign_in.takes_passkey_alone() {
-            return Err(Error::invalid(vec![Fault::new(
-                "current_password",
-                "is not enough; confirm with your passkey",
-            )]));
-        }
-        let tried = hash(&sign_in.id.to_string());
-        if self.check_password(service, &sign_in.email, password, client.address, tried).await?.is_none() {
-            return Ok(None);
-        }
-        let tries = Tries::of_sign_in(sign_in);
-        if sign_in.has_second_factor && !self.check_code(service, sign_in.account_id, code, &tries).await? {
-            self.note_failure(service, sign_in.account_id, client.address, "code");
-            return Err(Error::invalid(vec![Fault::new("code", "is wrong, or was used before")]));
-        }
-        self.give_new_value(service, sign_in, None).await.map(Some)
-    }
-
-    /// Sets the password of whoever is signed in. All other sign-ins of the account end.
-    ///
-    /// # Errors
-    ///
-    /// `elevation_required` if somebody may be there who only found the browser open; `validation_failed` for a password
-    /// that is too short, too long or too easy to guess.
-    pub async fn set_password(&self, service: &Service, sign_in: &SignIn, password: String) -> Result<SignInValue> {
-        if !sign_in.may_set_password(self.clock.now()) {
-            return Err(Error::of(Code::ElevationRequired));
-        }
-        check_strength(&service.passwords, &password, [&sign_in.email, &sign_in.name]).await?;
-        let hash = service.passwords.hash(Some(password)).await?;
-        self.give_new_value(service, sign_in, hash).await
     }
 
     /// Gives a sign-in another value and elevates it; with a password's hash, sets that as well. Whether it may is looked at
@@ -361,30 +292,6 @@ impl SignIns {
         end.await?;
         self.read_again(account_id);
         Ok(())
-    }
-
-    /// The account whose password it is. Whether there is such an account costs the same time.
-    async fn check_password(
-        &self,
-        service: &Service,
-        email: &str,
-        password: &str,
-        address: Option<IpAddr>,
-        tried: Account,
-    ) -> Result<Option<(Uuid, String)>> {
-        self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
-        let is_possible = !email.contains(char::is_control) && password.chars().count() <= *PASSWORD_CHARACTERS.end();
-        let known = if is_possible { service.store.password_by_email(email).await? } else { None };
-        let hash = known.as_ref().map(|(_, hash)| hash.clone());
-        let password = if is_possible { password.to_owned() } else { String::new() };
-        if !service.passwords.check(password, hash).await? {
-            if let Some((account_id, _)) = known {
-                self.note_failure(service, account_id, address, "password");
-            }
-            return Ok(None);
-        }
-        self.throttle.password_was_right(address, tried);
-        Ok(known)
     }
 
     fn new_sign_in(&self, account_id: Uuid, method: SignInMethod, client: &Client) -> (SignInValue, NewSignIn) {

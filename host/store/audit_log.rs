@@ -8,8 +8,8 @@ use super::arg::{StringArg, args};
 use super::db::Read;
 use super::error::DbResult;
 use super::row::Row;
-use super::sql::sql;
-use super::{Store, Write};
+use super::sql::{by_ids, sql};
+use super::{Hint, Store, Write};
 use culvert_domain::audit_log::{Actor, Entry, NewEntry};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
@@ -99,6 +99,18 @@ impl Store {
 }
 
 impl Store {
+    /// The number of the newest entry of each of these scopes, and by what it was made.
+    pub async fn newest_audit_entries(&self, scope_ids: &[Uuid]) -> Result<Vec<(Uuid, u64, String)>> {
+        let sql = by_ids!(
+            "SELECT scope_id, number, origin FROM audit_log AS entry WHERE entry.scope_id",
+            "$1",
+            "AND number = (SELECT MAX(number) FROM audit_log WHERE scope_id = entry.scope_id)"
+        );
+        let rows = (&self.db).all(sql, args![scope_ids]).await?;
+        let newest = |row: &Row| Ok((row.id("scope_id")?, row.number("number")?, row.text("origin")?));
+        Ok(rows.iter().map(newest).collect::<DbResult<_>>()?)
+    }
+
     /// Has the log tell of something that changes nothing else.
     pub async fn audit(&self, entry: NewEntry) -> Result<()> {
         let append = self.write(Some(entry.scope_id), move |write| {
@@ -112,6 +124,9 @@ impl Store {
 impl Write {
     /// Has a change be in the log when the transaction commits.
     pub fn audit(&mut self, entry: NewEntry) {
+        if entry.is_of_installation() {
+            self.notify(Hint::Installation);
+        }
         self.audited.push(entry);
     }
 

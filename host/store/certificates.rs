@@ -17,7 +17,7 @@ use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, readable, row};
 use super::sql::sql;
-use super::{Store, Write};
+use super::{Hint, Store, Write};
 
 /// Most certificates that are worked on in one go.
 const BATCH: u32 = 16;
@@ -379,6 +379,13 @@ impl Write {
             known.error.as_deref(),
             known.new_key.as_deref(),
         ];
+        self.notify(Hint::Installation);
+        if let NameOwner::Tunnel(tunnel_id) = known.owner {
+            let sql = sql!("SELECT scope_id FROM tunnels WHERE id = $1");
+            if let Some(row) = self.optional(sql, args![tunnel_id]).await? {
+                self.notify(Hint::Scope(row.id("scope_id")?));
+            }
+        }
         Ok(self.execute(sql, args).await? == 1)
     }
 

@@ -48,6 +48,7 @@ pub mod scopes;
 mod second_factors;
 pub mod sessions;
 pub mod sign_ins;
+mod sign_ups;
 pub mod sql;
 pub mod statements;
 pub mod temporary_tunnels;
@@ -106,6 +107,8 @@ pub enum Hint {
     Mails,
     /// Open pages that show this scope: something of it has changed.
     Scope(Uuid),
+    /// Open pages of operators: an account, a Team, a node, a certificate or the policies have changed.
+    Installation,
 }
 
 /// An open transaction that writes.

@@ -65,6 +65,7 @@ const FILES: &[File] = files! {
     34 "0034_email_changes"
     35 "0035_identities"
     36 "0036_usage_hours"
+    37 "0037_sign_ups"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

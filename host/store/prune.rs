@@ -53,6 +53,7 @@ impl Store {
             (prune!("used_challenges", "expires_at", " <= $1"), now),
             (prune!("mails", "expires_at", " <= $1"), now),
             (prune!("email_changes", "expires_at", " <= $1"), now),
+            (prune!("sign_ups", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),
             (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
             (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),

@@ -8,7 +8,7 @@ use super::db::Read;
 use super::error::DbResult;
 use super::row::{Row, row};
 use super::sql::sql;
-use super::{Store, Write};
+use super::{Hint, Store, Write};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::refusal::{PER_SCOPE, Refusal};
@@ -91,6 +91,10 @@ impl Store {
 
 impl Write {
     pub async fn insert_refusal(&mut self, refusal: &Refusal) -> Result<()> {
+        // Those of who asks too often are no news to the pages that ask.
+        if refusal.stage != Stage::Rate {
+            self.notify(Hint::Scope(refusal.scope_id));
+        }
         let json = |value: serde_json::Result<String>| value.map_err(Error::internal);
         let by = refusal.refused_by.as_ref();
         let modules = json(serde_json::to_string(&by.map_or(&[][..], |by| &by.modules)))?;

@@ -206,6 +206,12 @@ impl Write {
         Ok(self.optional(sql, args![account_id, hash]).await?.is_some())
     }
 
+    /// Replaces the hash of a password that stays the same.
+    pub async fn replace_password_hash(&mut self, account_id: Uuid, hash: &str) -> Result<()> {
+        self.execute(sql!("UPDATE passwords SET hash = $2 WHERE account_id = $1"), args![account_id, hash]).await?;
+        Ok(())
+    }
+
     pub async fn set_password(&mut self, account_id: Uuid, hash: &str) -> Result<()> {
         let now = self.now;
         let sql = sql!(

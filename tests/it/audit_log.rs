@@ -11,14 +11,14 @@ use culvert_service::audit_log::{Problem, verify};
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
 use crate::support::database::{execute, execute_at, try_execute};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost};
-use crate::support::program::{Place, fails};
+use crate::support::program::{Place, command_at, fails};
 use crate::support::tab::Tab;
 
 const LOG: &str = "/dashboard/me/audit";
@@ -234,4 +234,51 @@ async fn log_is_exported_and_compared_with_an_export(engine: Engine) {
     );
     std::fs::write(&file, "no JSON\n").unwrap();
     assert_eq!(fails(&place, verify).await, "2: culvert: --against export: line 1: expected ident at line 1 column 2");
+}
+
+/// An export of the dashboard has what the page has, is an entry itself, and is compared as that of the command.
+#[both_engines]
+async fn log_of_a_scope_is_exported_in_the_dashboard(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (ada, grace) = (host.person("ada").await, host.person("grace").await);
+    let team = host.team("=1+1, \"Lab\"", &ada).await;
+    host.join(team, &grace, Role::Member).await;
+    let adas = host.api(&host.key(ada.account_id, team, "full_access").await.key);
+    for name in ["=cmd", "b\"c"] {
+        adas.post("/tunnels", json!({"local_port": 1, "name": name})).await.data();
+    }
+    let (page, path) = (format!("/dashboard/{team}/audit"), format!("/dashboard/{team}/audit/export"));
+    let mut tab = Tab::entered(&host, ada.account_id).await;
+    let export = async |tab: &mut Tab, format: &str| {
+        let form = tab.made_up(&host, &path, &[("format", format)]).await;
+        tab.post(&path, &form).await
+    };
+    let shown = tab.get(&page).await;
+    is_sound(&page, &shown);
+    let csv = export(&mut tab, "csv").await;
+    assert_eq!((csv.status, &csv.headers["content-type"]), (200, &"text/csv; charset=utf-8".parse().unwrap()));
+    let name = format!("attachment; filename=\"audit-log-{}.csv\"", host.clock.now().format("%Y-%m-%d"));
+    assert_eq!(csv.headers["content-disposition"], name);
+    let lines: Vec<&str> = csv.text.trim_end().split("\r\n").collect();
+    assert!(lines[0].starts_with("number,at,origin,account_id,account,"), "{}", lines[0]);
+    assert!(lines[1].contains("\"audit.export\""), "the export is an entry: {}", lines[1]);
+    assert!(lines[2].contains("\"ada\"") && lines[2].contains("b\\\"\"c"), "{}", lines[2]);
+
+    let json_lines = export(&mut tab, "jsonl").await;
+    let entries: Vec<Value> = json_lines.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(entries.len(), lines.len(), "one export more");
+    let file = host.config().data_dir.join("export.jsonl");
+    std::fs::write(&file, &json_lines.text).unwrap();
+    let verified = command_at(&host, &["audit", "verify", "--against", file.to_str().unwrap()]).await;
+    assert!(verified.contains("whole"), "{verified}");
+
+    // A member gets what it did itself; a stranger nothing.
+    let mut graces = Tab::entered(&host, grace.account_id).await;
+    let own = export(&mut graces, "jsonl").await;
+    assert!(own.text.lines().all(|line| line.contains(&grace.account_id.to_string())), "{}", own.text);
+    assert!(own.text.contains("audit.export") && !own.text.contains("tunnels.create"), "{}", own.text);
+    let eve = host.person("eve").await;
+    let mut eves = Tab::entered(&host, eve.account_id).await;
+    assert_eq!(export(&mut eves, "csv").await.outcome(), "404 not_found");
+    assert_eq!(export(&mut tab, "pdf").await.outcome(), "422 validation_failed");
 }

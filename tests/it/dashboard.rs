@@ -37,7 +37,10 @@ async fn tunnel(host: &TestHost, person: &Person, name: &str) -> Uuid {
 pub fn is_sound(path: &str, page: &Shown) {
     let text = &page.text;
     assert_eq!(text.matches("<h1>").count(), 1, "{path}");
-    assert!(text.contains("<html lang=\"en\">") && text.contains("<main id=\"content\""), "{path}");
+    assert!(
+        text.contains("<html lang=\"en\">") && text.contains("<main") && text.contains(" id=\"content\""),
+        "{path}"
+    );
     for forbidden in [" style=", "<style", " onclick", " onload", " onerror", "javascript:", "<script>"] {
         assert!(!text.contains(forbidden), "{path}: {forbidden}");
     }
@@ -51,6 +54,15 @@ pub fn is_sound(path: &str, page: &Shown) {
         let field = label.split('"').next().unwrap();
         assert!(text.contains(&format!(" id=\"{field}\"")), "{path}: {field}");
     }
+    for link in text.split(" href=\"#").skip(1) {
+        let id = link.split('"').next().unwrap();
+        assert!(text.contains(&format!(" id=\"{id}\"")), "{path}: #{id} leads nowhere");
+    }
+    let first = text.split_once("<body").unwrap().1.split_once('>').unwrap().1;
+    assert!(first.starts_with("<a class=\"skip\" href=\"#content\">"), "{path}: the link to the content comes first");
+    let levels: Vec<u32> = text.split("<h").skip(1).filter_map(|rest| rest.chars().next()?.to_digit(10)).collect();
+    let is_in_order = levels.windows(2).all(|pair| pair[1] <= pair[0] + 1);
+    assert!(levels[0] == 1 && is_in_order, "{path}: headings {levels:?}");
     let mut ids: Vec<&str> = text.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     let count = ids.len();
     ids.sort_unstable();

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use culvert_domain::audit_log::Actor;
 use culvert_domain::caller::Role;
+use culvert_service::accounts;
 use culvert_test_macros::both_engines;
 use reqwest::{Method, Response};
 use serde_json::json;
 
 use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost, within};
+use crate::support::program::command_at;
 use crate::support::tab::Tab;
 
 const MINE: &str = "/dashboard/me/live";
@@ -89,7 +92,7 @@ async fn stream_ends_with_the_sign_in_and_does_not_prolong_it(engine: Engine) {
     let mut tab = Tab::with_password(&host, ada.account_id).await;
     let mut stream = Stream::open(&tab, MINE).await;
     // Somebody ends it from elsewhere.
-    let mut other = Tab::entered(&host, ada.account_id).await;
+    let mut other = Tab::signed_in(&host, "ada@example.test").await;
     let page = other.get("/dashboard/account").await;
     assert_eq!(other.submit(&page, "/dashboard/account/sign-ins/end-others", &[]).await.status, 303);
     while stream.next().await.is_some() {
@@ -145,4 +148,60 @@ async fn sign_in_has_eight_streams_at_most(engine: Engine) {
     // All end when the host stops.
     let (ended, _host) = futures_util::join!(last.next(), host.restart());
     assert_eq!(ended, None);
+}
+
+/// Pages of refusals and of certificates are as live as the others, and so are those of operators, which are for them alone.
+#[both_engines]
+async fn refusals_and_the_installation_are_told_of(engine: Engine) {
+    const OPERATORS: &str = "/dashboard/operator/live";
+    let host = TestHost::start(engine).await;
+    let (ada, bob) = (host.person("ada").await, host.person("bob").await);
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    assert_eq!(tab.get(OPERATORS).await.outcome(), "404 not_found");
+    accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
+    host.clock.advance(Duration::from_secs(1));
+    for page in ["accounts", "teams", "nodes", "policies", "health"] {
+        let shown = tab.get(&format!("/dashboard/operator/{page}")).await;
+        assert!(shown.text.contains(&format!("data-live=\"{OPERATORS}\"")), "{}", shown.text);
+    }
+    let mut hers = Stream::open(&tab, MINE).await;
+    host.api(&ada.key).get("/tunnels/019bc186-de00-766e-b4a0-0dbd1a872323").await;
+    hers.tells_of_a_change().await;
+    drop(hers);
+
+    let mut operators = Stream::open(&tab, OPERATORS).await;
+    // What others do in their scopes is not of the installation.
+    host.api(&bob.key).post("/tunnels", json!({"local_port": 8080})).await.data();
+    host.clock.advance(Duration::from_secs(15));
+    assert_eq!(operators.next().await.as_deref(), Some(": nothing"));
+    accounts::create(&host.app.store, "eve@example.test".into(), "Eve".into(), "free".into()).await.unwrap();
+    operators.tells_of_a_change().await;
+    pause(&host).await;
+    let page = tab.get("/dashboard/operator/policies").await;
+    assert_eq!(tab.submit(&page, "/dashboard/operator/policies/reload", &[]).await.status, 303);
+    operators.tells_of_a_change().await;
+    accounts::set_operator(&host.app.store, bob.account_id, true, Actor::CLI).await.unwrap();
+    accounts::set_operator(&host.app.store, ada.account_id, false, Actor::CLI).await.unwrap();
+    pause(&host).await;
+    while operators.next().await.is_some() {
+        pause(&host).await;
+    }
+}
+
+/// A command on the server writes to the database by itself: open pages hear of it within a second.
+#[both_engines]
+async fn command_on_the_server_is_told_of(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let mut stream = Stream::open(&Tab::entered(&host, ada.account_id).await, MINE).await;
+    host.pass(Duration::from_secs(1)).await;
+    command_at(&host, &["account", "link", "--email", "ada@example.test"]).await;
+    host.pass(Duration::from_secs(1)).await;
+    stream.tells_of_a_change().await;
+    // It is told of once.
+    pause(&host).await;
+    let silence = Duration::from_secs(15);
+    within(20, host.clock.until_awaited(host.clock.moment().plus(silence))).await;
+    host.pass(silence).await;
+    assert_eq!(stream.next().await.as_deref(), Some(": nothing"));
 }

@@ -180,8 +180,11 @@ async fn passkeys_are_limited_removed_and_recovered_from(engine: Engine) {
     // A removed one signs nobody in; removing it again changes nothing.
     let page = tab.get(ACCOUNT).await;
     let remove = first_removal(&page);
+    let (copy, other) = (tab.clone(), sign_in(&host, &mut authenticator).await.0);
+    assert!(copy.is_in().await && other.is_in().await);
     for _ in 0..2 {
         assert_eq!(tab.submit(&page, &remove, &[]).await.led_to(), ACCOUNT);
+        assert_eq!((tab.is_in().await, copy.is_in().await, other.is_in().await), (true, false, false));
     }
     assert_eq!(sign_in(&host, &mut authenticator).await.1.outcome(), "401 sign_in_required");
 

@@ -167,8 +167,17 @@ async fn proof_takes_the_code_as_well_and_turns_the_factor_off(engine: Engine) {
     assert_eq!((shown.status, shown.fault("code")), (422, Some("is wrong, or was used before")));
     let typed = [("current_password", PASSWORD), ("code", &app.code(&host, 0))];
     assert_eq!(tab.submit(&page, confirm, &typed).await.led_to(), ACCOUNT);
-    let page = tab.get(ACCOUNT).await;
-    assert_eq!(tab.submit(&page, OFF, &[]).await.led_to(), ACCOUNT);
+    // New recovery codes and the end of the factor end all others; the end leaves no use to a copy of the cookie.
+    for path in [NEW_CODES, OFF] {
+        host.clock.advance(Duration::from_mins(1));
+        let (copy, mut other) = (tab.clone(), Tab::open(&host));
+        let page = with_password(&mut other).await;
+        assert_eq!(other.submit(&page, CODE, &[("code", &app.code(&host, 0))]).await.led_to(), "/dashboard");
+        let page = tab.get(ACCOUNT).await;
+        assert!(tab.submit(&page, path, &[]).await.status < 400, "{path}");
+        assert_eq!((tab.is_in().await, other.is_in().await), (true, false), "{path}");
+        assert_eq!(copy.is_in().await, path == NEW_CODES, "{path}");
+    }
     let mut plain = Tab::open(&host);
     let page = plain.get(SIGN_IN).await;
     let typed = [("email", "ada@example.test"), ("password", PASSWORD)];

@@ -287,11 +287,17 @@ async fn sign_in_ends_by_time_and_by_hand(engine: Engine) {
     host.clock.advance(Duration::from_secs(5));
     assert_eq!(used.get("/dashboard/me").await.status, 303, "thirty days");
 
-    let (mut one, mut other) = (Tab::entered(&host, ada.account_id).await, Tab::entered(&host, ada.account_id).await);
+    let mut one = Tab::with_password(&host, ada.account_id).await;
+    let mut other = Tab::entered(&host, ada.account_id).await;
     let mut third = Tab::entered(&host, ada.account_id).await;
     let page = one.get(ACCOUNT).await;
     let end = page.text.split("action=\"").find(|form| form.contains("/end\"") && form.starts_with(ACCOUNT)).unwrap();
     let end = end.split('"').next().unwrap();
+    // Whoever only found the browser open ends none.
+    let mut found = third.clone();
+    assert!(!found.get(ACCOUNT).await.text.contains(&format!("action=\"{ACCOUNT}/sign-ins")));
+    let form = found.made_up(&host, end, &[]).await;
+    assert_eq!(found.post(end, &form).await.outcome(), "403 elevation_required");
     assert_eq!(one.submit(&page, end, &[]).await.led_to(), ACCOUNT);
     let alive = (other.get("/dashboard/me").await.status, third.get("/dashboard/me").await.status);
     assert!(matches!(alive, (200, 303) | (303, 200)), "one of the two has ended: {alive:?}");

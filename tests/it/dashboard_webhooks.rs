@@ -264,6 +264,14 @@ async fn delivery_shows_its_payload_and_why_a_signature_is_not_genuine(engine: E
         assert!(refused.text.contains(part), "{part}: {}", refused.text);
     }
     assert!(!refused.text.contains(&secret[6..]));
+    // Twenty in a minute.
+    for _ in 2..20 {
+        assert_eq!(tab.submit(&page, &format!("{path}/signature"), &fields).await.status, 200);
+    }
+    let refused = tab.submit(&page, &format!("{path}/signature"), &fields).await;
+    assert_eq!(refused.outcome(), "429 rate_limited");
+    host.clock.advance(std::time::Duration::from_mins(1));
+    assert_eq!(tab.submit(&page, &format!("{path}/signature"), &fields).await.status, 200);
     // Another's, and one that was never sent.
     let eve = host.person("eve").await;
     assert_eq!(Tab::entered(&host, eve.account_id).await.get(&path).await.outcome(), "404 not_found");

@@ -61,6 +61,7 @@ const GROWING: &[&str] = &[
     "session_ports",
     "sessions",
     "sign_ins",
+    "sign_ups",
     "team_members",
     "temporary_tunnels",
     "totp",

@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use culvert::config::Config;
 use culvert_dashboard::Dashboard;
 use culvert_domain::audit_log::Actor;
 use culvert_service::accounts;
@@ -19,7 +20,7 @@ use crate::support::tab::{PASSWORD, Shown, Tab};
 const ASK: &str = "/dashboard/sign-in/link";
 
 /// A server for mail. Dropping it ends it.
-struct MailServer {
+pub struct MailServer {
     port: u16,
     lines: Lines<BufReader<ChildStdout>>,
     _program: Child,
@@ -27,7 +28,7 @@ struct MailServer {
 
 impl MailServer {
     /// Answers the first recipients with these codes.
-    async fn start(refusals: &[&str]) -> Self {
+    pub async fn start(refusals: &[&str]) -> Self {
         let mut program = python("mail_server.py").args(refusals).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let port = within(60, lines.next_line()).await.unwrap().expect("the server has ended");
@@ -35,7 +36,12 @@ impl MailServer {
     }
 
     async fn host(&self, engine: Engine) -> TestHost {
+        self.host_with(engine, |_| {}).await
+    }
+
+    pub async fn host_with(&self, engine: Engine, change: impl FnOnce(&mut Config)) -> TestHost {
         TestHost::with(engine, |config| {
+            change(config);
             config.mail.smtp_url = Some(format!("smtp://127.0.0.1:{}", self.port));
             config.mail.from = Some("Culvert <culvert@example.test>".into());
         })
@@ -43,7 +49,7 @@ impl MailServer {
     }
 
     /// The next mail, or that one was refused.
-    async fn next(&mut self) -> Value {
+    pub async fn next(&mut self) -> Value {
         let line = within(30, self.lines.next_line()).await.unwrap().expect("the server has ended");
         serde_json::from_str(&line).unwrap()
     }
@@ -60,14 +66,14 @@ async fn due(host: &TestHost) -> Option<chrono::DateTime<chrono::Utc>> {
 }
 
 /// The secret of the link in a mail.
-fn link(mail: &Value) -> String {
+pub fn link(mail: &Value) -> String {
     let text = mail["text"].as_str().unwrap();
     let line = text.lines().find(|line| line.contains("/dashboard/enter#")).unwrap_or_else(|| panic!("{text}"));
     line.split_once('#').unwrap().1.to_owned()
 }
 
 /// Opens a link in a browser of nobody.
-async fn open(host: &TestHost, secret: &str) -> Shown {
+pub async fn open(host: &TestHost, secret: &str) -> Shown {
     let mut tab = Tab::open(host);
     let page = tab.get("/dashboard/enter").await;
     tab.submit(&page, "/dashboard/enter", &[("link", secret)]).await

@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use culvert::config::OidcConfig;
+use culvert_domain::sign_in::SignUp;
 use culvert_test_macros::both_engines;
 use reqwest::redirect::Policy;
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
 use crate::dashboard::is_sound;
+use crate::support::database::count;
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::program::python;
 use crate::support::tab::{SITE, Shown, Tab};
@@ -46,7 +48,16 @@ impl Provider {
     }
 
     async fn host(&self, engine: Engine, trust_email: bool) -> TestHost {
+        self.host_with(engine, trust_email, SignUp::Invited).await
+    }
+
+    async fn host_with(&self, engine: Engine, trust_email: bool, sign_up: SignUp) -> TestHost {
         TestHost::at_present(engine, |config| {
+            config.dashboard.sign_up = sign_up;
+            if sign_up == SignUp::Open {
+                config.mail.smtp_url = Some("smtp://127.0.0.1:1".into());
+                config.mail.from = Some("culvert@example.test".into());
+            }
             config.dashboard.oidc.push(OidcConfig {
                 name: "Example".into(),
                 issuer: self.issuer.clone(),
@@ -114,11 +125,13 @@ async fn account_is_linked_signed_in_and_unlinked(engine: Engine) {
     assert_eq!(unknown.outcome(), "401 sign_in_required");
     assert!(unknown.text.contains("No account here is linked with ada@example.test at Example"), "{}", unknown.text);
 
+    let (copy, mut other) = (tab.clone(), Tab::entered(&host, ada.account_id).await);
     link(&mut tab, Some("ada")).await;
+    assert_eq!((tab.is_in().await, copy.is_in().await, other.is_in().await), (true, false, false));
     let page = tab.get(ACCOUNT).await;
     is_sound(ACCOUNT, &page);
     assert!(page.text.contains("Example: ada@example.test"), "{}", page.text);
-    let mut other = Tab::open(&host);
+    other = Tab::open(&host);
     let signed_in = through(&mut other, &format!("{BEGIN}?next=%2Fdashboard%2Fme%2Fkeys"), Some("ada")).await;
     assert_eq!(signed_in.led_to(), "/dashboard/me/keys", "{}", signed_in.text);
     assert!(other.get(ACCOUNT).await.text.contains("ada@example.test"));
@@ -131,8 +144,10 @@ async fn account_is_linked_signed_in_and_unlinked(engine: Engine) {
     assert_eq!(tab.get(&link_of(&page)).await.outcome(), "403 form_expired");
 
     let page = tab.get(ACCOUNT).await;
+    let copy = tab.clone();
     let unlinked = tab.submit(&page, "/dashboard/account/oidc/unlink", &[]).await;
     assert_eq!(unlinked.led_to(), ACCOUNT, "{}", unlinked.text);
+    assert_eq!((tab.is_in().await, copy.is_in().await, other.is_in().await), (true, false, false));
     assert_eq!(through(&mut Tab::open(&host), BEGIN, Some("ada")).await.outcome(), "401 sign_in_required");
     let log = tab.get("/dashboard/me/audit").await;
     assert!(log.text.contains("credentials.link_oidc") && log.text.contains("credentials.unlink_oidc"));
@@ -247,6 +262,29 @@ async fn account_is_found_by_address_where_that_is_trusted(engine: Engine) {
         let shown = through(&mut Tab::open(&host), BEGIN, None).await;
         // From the first time on, it is linked.
         assert_eq!(shown.status.to_string(), outcome, "{verified}: {}", shown.text);
+    }
+}
+
+/// Where whoever wants an account makes one, somebody whom a provider vouches for has one at once.
+#[both_engines]
+async fn account_is_made_where_sign_up_is_open_and_the_address_is_trusted(engine: Engine) {
+    let provider = Provider::lying().await;
+    for (trusts, sign_up, outcome) in
+        [(true, SignUp::Invited, "401"), (false, SignUp::Open, "401"), (true, SignUp::Open, "303")]
+    {
+        let host = provider.host_with(engine, trusts, sign_up).await;
+        provider.set(json!({"claims": {"email": "New.One@example.test", "email_verified": true}})).await;
+        let mut tab = Tab::open(&host);
+        let shown = through(&mut tab, BEGIN, None).await;
+        assert_eq!(shown.status.to_string(), outcome, "{trusts} {sign_up:?}: {}", shown.text);
+        if outcome == "303" {
+            let page = tab.get(ACCOUNT).await;
+            assert!(page.text.contains("new.one · new.one@example.test"), "{}", page.text);
+            assert!(tab.get("/dashboard/me/audit").await.text.contains("accounts.create"));
+            // From then on it is theirs.
+            assert_eq!(through(&mut Tab::open(&host), BEGIN, None).await.status, 303);
+            assert_eq!(count(&host.config().database_url(), "accounts").await, 1);
+        }
     }
 }
 

@@ -142,6 +142,19 @@ fn source_files_contain_no_todo_markers() {
 }
 
 /// Tests wait for events, never for time.
+/// Languages that are written from the right would need another sheet.
+#[test]
+fn style_sheets_name_no_side() {
+    let sheet = std::fs::read_to_string("host/dashboard/assets/dashboard.css").unwrap();
+    for word in ["left", "right"] {
+        assert!(!names(&sheet, word), "{word}");
+    }
+    let sides = Regex::new(r"(?:margin|padding): ([^ ;]+) ([^ ;]+) ([^ ;]+) ([^ ;]+);").unwrap();
+    for found in sides.captures_iter(&sheet) {
+        assert_eq!(&found[2], &found[4], "{}: one side is another", &found[0]);
+    }
+}
+
 #[test]
 fn tests_do_not_sleep_and_are_not_ignored() {
     for path in files("tests/it") {

@@ -68,10 +68,18 @@ improve(document);
 // The page shows what has changed since: it is fetched anew, and its content takes the place of what is there.
 const main = document.getElementById("content");
 const REFUSED_PERIOD = 10_000;
-let source, timer, state = "";
+// Least time between two sentences that a screen reader speaks.
+const SPEAK_PERIOD = 5_000;
+let source, timer, later, spoken = -SPEAK_PERIOD;
 
 const say = (text) => {
-  state = text;
+  clearTimeout(later);
+  const wait = spoken + SPEAK_PERIOD - performance.now();
+  if (text && wait > 0) {
+    later = setTimeout(say, wait, text);
+    return;
+  }
+  if (text) spoken = performance.now();
   const line = document.getElementById("live");
   line.textContent = text;
   line.hidden = !text;
@@ -100,6 +108,8 @@ const show = (page) => {
   const focused = main.contains(document.activeElement) ? name(document.activeElement) : null;
   const scrolled = [...main.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
   const open = [...main.querySelectorAll("details")].map((details) => details.open);
+  // What it says is not spoken once more.
+  page.getElementById("live")?.replaceWith(document.getElementById("live"));
   main.replaceChildren(...fresh.childNodes);
   improve(main);
   narrowPage();
@@ -112,7 +122,6 @@ const show = (page) => {
     (same ?? heading).focus({ preventScroll: true });
   }
   document.title = page.title;
-  say(state);
 };
 
 // One request at a time, so that none is overtaken by an older one.
@@ -175,6 +184,24 @@ if (document.body.dataset.live) {
   document.addEventListener("focusout", () => waits && setTimeout(look));
   follow();
 }
+
+// A sign-in that is not used ends. The page says so two minutes before, unless another tab has used it meanwhile.
+const WARNED_BEFORE = 120_000;
+const LONGEST_TIMER = 2_000_000_000;
+const warn = (page) => {
+  const left = page.body.dataset.endsIn * 1000;
+  if (!(left < LONGEST_TIMER)) return;
+  const at = new Date(Date.now() + left).toLocaleTimeString(undefined, { timeStyle: "short" });
+  if (left <= WARNED_BEFORE) return say(`You are signed out at ${at}, unless you open a page before.`);
+  setTimeout(() => {
+    const request = new XMLHttpRequest();
+    request.open("GET", location.href);
+    request.responseType = "document";
+    request.onload = () => request.response && warn(request.response);
+    request.send();
+  }, left - WARNED_BEFORE);
+};
+warn(document);
 
 // What is found is narrowed while somebody types.
 const narrow = (input, results, page) => {

@@ -7,6 +7,7 @@ use maud::{Markup, html};
 use super::operator;
 use crate::account::asked_first;
 use crate::answer::Answer;
+use crate::view::sample::quoted;
 use crate::view::{badge, field, page, secret, time};
 use crate::visit::{Posted, Visit};
 
@@ -39,9 +40,15 @@ pub(crate) fn show(visit: &Visit) -> Result<Markup> {
                         &[("generation", &earlier.to_string())]))
                 } @else { p.muted { "There are no earlier policies to roll back to." } }
             } @else { (asked_first(visit, PATH, "change policies")) }
-            p { "What a reload would change, and how a new module would have decided, is told on the server:" }
+            p { "What a reload would change is told on the server:" }
             (secret::command("culvert policy plan"))
-            (secret::command("culvert policy replay decisions.jsonl --module new.wasm"))
+            @if let Some(records) = &status.records {
+                p { "So is how a new module would have decided:" }
+                (secret::command(&format!("culvert policy replay {} --module new.wasm", quoted(&records.file.to_string_lossy()))))
+            } @else {
+                p.muted { "Where " code { "decisions.file" } " is set, decisions are recorded, and " code { "culvert policy replay" }
+                    " tells how a new module would have decided." }
+            }
         }
     };
     Ok(page::signed_in(visit, "Policies", &content))

@@ -98,7 +98,7 @@ pub(crate) fn boxes<'a>(
 ) -> Markup {
     let fault_id = format!("{name}-fault");
     html! {
-        fieldset aria-describedby=[fault.map(|_| &fault_id)] {
+        fieldset id=(name) aria-describedby=[fault.map(|_| &fault_id)] {
             legend { (label) }
             @for (name, label, is_chosen) in boxes {
                 label.box { input type="checkbox" name=(name) value="yes" checked[is_chosen]; " " (label) }

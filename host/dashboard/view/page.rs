@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, html};
 
 use super::{advice, field, refusal};
 use crate::form::KEY;
-use crate::path::SIGN_OUT;
+use crate::path::{OPERATOR_LIVE, SIGN_OUT};
 use crate::visit::Visit;
 use crate::{ROOT, assets};
 
@@ -15,6 +15,8 @@ struct Renewal {
     live: Option<String>,
     /// Whether something is under way, so that a browser without script looks again.
     reloads: bool,
+    /// Seconds until the sign-in ends, unless it is used before.
+    ends_in: Option<i64>,
 }
 
 fn frame(title: &str, renewal: &Renewal, body: &Markup) -> Markup {
@@ -31,7 +33,7 @@ fn frame(title: &str, renewal: &Renewal, body: &Markup) -> Markup {
                 link rel="stylesheet" href=(assets::style_sheet());
                 script src=(assets::script()) defer {}
             }
-            body data-live=[renewal.live.as_ref()] { a.skip href="#content" { "To the content" } (body) }
+            body data-live=[renewal.live.as_ref()] data-ends-in=[renewal.ends_in] { a.skip href="#content" { "To the content" } (body) }
         }
     }
 }
@@ -64,10 +66,13 @@ pub(crate) fn signed_in(visit: &Visit, title: &str, content: &Markup) -> Markup 
 /// As [`signed_in`]; without script, the page is loaded again every two seconds while something is under way.
 pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Markup) -> Markup {
     let refused = visit.refused.as_ref();
-    let live = visit.is_live.then(|| visit.in_scope("/live"));
+    let is_operators = visit.path.starts_with("/dashboard/operator/");
+    let live = if is_operators { format!("{ROOT}/{OPERATOR_LIVE}") } else { visit.in_scope("/live") };
+    let live = visit.is_live.then_some(live);
+    let ends_in = visit.dashboard.sign_ins.end_of(&visit.sign_in) - visit.service().clock().now();
     frame(
         title,
-        &Renewal { live, reloads: reloads && visit.is_live },
+        &Renewal { live, reloads: reloads && visit.is_live, ends_in: Some(ends_in.num_seconds()) },
         &html! {
             (header(visit))
             div.columns {

@@ -6,10 +6,10 @@ use maud::{Markup, html};
 use crate::ROOT;
 use crate::answer::seconds;
 
-/// A refusal at the top of a page.
+/// A refusal at the top of a page, where whoever uses the keyboard is then.
 pub(crate) fn error(error: &Error) -> Markup {
     html! {
-        div.notice.bad role="alert" {
+        div.notice.bad role="alert" tabindex="-1" autofocus {
             @if error.faults.is_empty() {
                 p { (error.detail) }
             } @else {

@@ -61,7 +61,10 @@ pub(crate) fn note_refusal(api: &Api, req: &Request, depot: &Depot, res: &Respon
     let (Some(request_id), Some(status)) = (policies.request_id(), res.status_code) else { return };
     let (method, path, status) = (req.method().as_str(), Path::of(depot), status.as_u16());
     let is_routed = depot.get_typed::<Route>().is_ok() || status != StatusCode::NOT_FOUND.as_u16();
-    api.refusals.note(&api.service, &RefusedRequest { request_id, caller, method, path, status, is_routed }, error);
+    let Caller { scope, account_id, credential, .. } = caller;
+    let (scope_id, account_id) = (scope.id, *account_id);
+    let refused = RefusedRequest { request_id, scope_id, account_id, credential, method, path, status, is_routed };
+    api.refusals.note(&api.service, &refused, error);
 }
 
 #[async_trait]

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{Jobs, Ticker, sweep};
+use crate::scope_changes::INSTALLATION;
 use crate::{gate, locked_accounts, sessions};
 use culvert_domain::error::{Chain, Result};
 use culvert_domain::session::EndReason;
@@ -81,6 +82,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
             Hint::Deliveries => jobs.deliveries.wake(),
             Hint::Mails => jobs.mail.wake(),
             Hint::Scope(scope_id) => jobs.changes.tell(scope_id),
+            Hint::Installation => jobs.changes.tell(INSTALLATION),
         }
         wake = hints.try_recv().ok();
     }
@@ -94,11 +96,12 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
 pub async fn tick(jobs: &Jobs, ticks: u64) {
     // Another host may have written deliveries that are due now.
     jobs.deliveries.wake();
-    let steps: [(&str, BoxFuture<'_, Result<()>>); 6] = [
+    let steps: [(&str, BoxFuture<'_, Result<()>>); 7] = [
         ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
         ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
         ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service))),
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.look(jobs))),
+        ("what commands have changed could not be read", Box::pin(jobs.wakeups.look_for_commands(jobs))),
         ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick())),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];

@@ -1,11 +1,13 @@
-//! What agents may have to be told although no transaction of this process has changed it: changes by other processes, the
-//! end of a suspension, and other policies.
+//! What agents and open pages may have to be told although no transaction of this process has changed it: changes by other
+//! processes, the end of a suspension, and other policies.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::audit_log::Origin;
 use culvert_domain::error::Result;
+use culvert_domain::string_enum::StringEnum;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
@@ -21,11 +23,38 @@ struct Seen {
     /// The changes that were seen, of the time that is looked at again.
     changes: HashMap<Uuid, DateTime<Utc>>,
     generation: Option<u64>,
+    /// The number of the newest entry in the audit log of each scope whose pages are open.
+    audited: HashMap<Uuid, u64>,
 }
 
 impl Wakeups {
     pub fn new(clock: &Clock) -> Self {
-        Self(Mutex::new(Seen { looked_at: clock.now(), changes: HashMap::new(), generation: None }))
+        Self(Mutex::new(Seen {
+            looked_at: clock.now(),
+            changes: HashMap::new(),
+            generation: None,
+            audited: HashMap::new(),
+        }))
+    }
+
+    /// Has open pages show what commands on the server have changed.
+    pub(super) async fn look_for_commands(&self, jobs: &Jobs) -> Result<()> {
+        let scopes = jobs.changes.scopes();
+        if scopes.is_empty() {
+            return Ok(());
+        }
+        let newest = jobs.service.store.newest_audit_entries(&scopes).await?;
+        let is_command = |origin: &str| origin == Origin::Cli.as_str();
+        let changed: Vec<Uuid> = self.seen(|seen| {
+            let former = std::mem::take(&mut seen.audited);
+            seen.audited = newest.iter().map(|(scope_id, number, _)| (*scope_id, *number)).collect();
+            let is_new = |(scope_id, number, origin): &(Uuid, u64, String)| {
+                former.get(scope_id) != Some(number) && is_command(origin)
+            };
+            newest.into_iter().filter(is_new).map(|(scope_id, ..)| scope_id).collect()
+        });
+        changed.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id));
+        Ok(())
     }
 
     /// Wakes the connections of the devices that are concerned.

@@ -1,7 +1,8 @@
 //! Signing in by what another provider says of somebody, and linking an account with it.
 
 use chrono::TimeDelta;
-use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
+use culvert_domain::account;
+use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::sign_in::{ELEVATION, SignIn, SignInMethod};
 use culvert_store::Write;
@@ -10,7 +11,9 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Client, Proved, SignInValue, SignIns, check_elevated, check_other_credential, create_or_ask, wait_for};
+use super::{
+    Client, Proved, SignInValue, SignIns, check_elevated, check_other_credential, create, create_or_ask, wait_for,
+};
 use crate::Service;
 
 pub use culvert_store::identities::StoredIdentity;
@@ -106,6 +109,43 @@ impl SignIns {
         });
         let needs_code = sign_in.await?;
         Ok(needs_code.map(|needs_code| self.proved(service, account_id, SignInMethod::Oidc, value, needs_code)))
+    }
+
+    /// Makes an account for somebody who has none, and signs them in. `None` where that is not for everybody, or the provider's
+    /// word for the address is not believed.
+    ///
+    /// # Errors
+    ///
+    /// `rate_limited` after too many from one address; if the database fails.
+    pub async fn begin_by_identity(
+        &self,
+        service: &Service,
+        identity: &ProvedIdentity,
+        client: &Client,
+    ) -> Result<Option<SignInValue>> {
+        let trusted = identity.email.as_deref().filter(|_| self.is_open() && identity.is_email_trusted);
+        let Some(email) = trusted.and_then(|email| account::email(email).ok()) else { return Ok(None) };
+        let begins = self.throttle.begins.count(client.address, self.clock.moment());
+        begins.map_or(Ok(()), |wait| Err(wait_for(wait)))?;
+        let name = email.split('@').next().and_then(|name| account::name(name).ok()).unwrap_or_else(|| "New".into());
+        let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Oidc, client);
+        let (plan, address, identity) = (service.default_plan(), client.address, identity.clone());
+        let begin = service.store.write(None, move |write| {
+            Box::pin(async move {
+                // Somebody may have made one meanwhile.
+                let Some(account) = write.create_account(&email, &name, &plan).await? else { return Ok(false) };
+                insert(write, account.id, &identity).await?;
+                let actor = Actor::account(Origin::Dashboard, account.id, address);
+                let entry = NewEntry::new(account.id, actor, AuditAction::AccountsCreate);
+                write.audit(entry.with(&json!({"email": email, "issuer": identity.issuer})));
+                new.account_id = account.id;
+                create(write, &new).await.map(|()| true)
+            })
+        });
+        Ok(begin.await?.then(|| {
+            self.expect(&value);
+            value
+        }))
     }
 
     /// Whom the account of a sign-in is at providers.

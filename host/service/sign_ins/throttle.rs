@@ -32,6 +32,8 @@ const LINKS: (u32, Duration) = (5, Duration::from_hours(1));
 const PASSKEYS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Values of one address that are no sign-in's.
 const UNKNOWN: (u32, Duration) = (60, MINUTE);
+/// Signatures of deliveries that somebody has checked.
+const SIGNATURES: (u32, Duration) = (20, MINUTE);
 /// Wrong passwords for one account that cost no wait.
 const FREE: u32 = 3;
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
@@ -206,6 +208,11 @@ impl Throttle {
         lock(&self.accounts).remove(&account);
         self.passwords.forgive(address);
         lock(&self.known).insert((account, address.map(prefix)), ());
+    }
+
+    /// Takes a check of a signature, of which a sign-in has so many.
+    pub(super) fn take_signature_check(&self, sign_in: Uuid, now: Moment) -> Result<(), Duration> {
+        self.tries.take(hash(&format!("signature {sign_in}")), SIGNATURES, now)
     }
 
     pub(super) fn count_request(&self, sign_in: Uuid, is_change: bool, now: Moment) -> Result<(), Duration> {

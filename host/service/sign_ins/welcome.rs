@@ -1,5 +1,5 @@
-//! How people come in by a link: with an account that is there, or with a new one, as the first operator or as somebody who
-//! was invited to a Team.
+//! How people come in by a link: with an account that is there, or with a new one, as the first operator, as somebody who was
+//! invited to a Team, or as whoever has asked for one.
 
 use culvert_domain::account;
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
@@ -34,13 +34,15 @@ pub enum Welcome {
     Operator,
     /// Somebody who is invited to a Team, and may have an account.
     Member(Invitation),
+    /// Whoever has this e-mail address.
+    Owner(String),
 }
 
 /// Somebody who wants an account, as typed.
 #[derive(Clone, Default)]
 pub struct NewPerson {
     pub name: String,
-    /// Not asked of somebody who was invited.
+    /// Asked of the first operator alone: the others' is known by their link.
     pub email: String,
     pub password: String,
 }
@@ -110,15 +112,17 @@ impl SignIns {
         let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Password, client);
         new.elevated_until = Some(self.clock.now() + ELEVATION);
         let team_id = match &welcome {
-            Welcome::Operator => None,
+            Welcome::Operator | Welcome::Owner(_) => None,
             Welcome::Member(invitation) => Some(invitation.team_id),
         };
+        let is_operator = matches!(welcome, Welcome::Operator);
         let address = client.address;
         let begun = service.store.write(team_id, move |write| {
             Box::pin(async move {
                 let invitation = match welcome {
                     Welcome::Operator if write.take_setup_link(&hash).await? => None,
-                    Welcome::Operator => return Ok(false),
+                    Welcome::Owner(_) if write.take_sign_up(&hash).await? => None,
+                    Welcome::Operator | Welcome::Owner(_) => return Ok(false),
                     Welcome::Member(_) => match write.take_invitation(&hash).await? {
                         Some(invitation) => Some(invitation),
                         None => return Ok(false),
@@ -132,10 +136,10 @@ impl SignIns {
                 let actor = || Actor::account(Origin::Dashboard, account.id, address);
                 match invitation {
                     Some(invitation) => join(write, &invitation, account.id, actor()).await?,
-                    None => write.set_operator(account.id, true).await?,
+                    None if is_operator => write.set_operator(account.id, true).await?,
+                    None => {}
                 }
                 new.account_id = account.id;
-                let is_operator = team_id.is_none();
                 let entry = NewEntry::new(account.id, actor(), AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "operator": is_operator})));
                 create(write, &new).await.map(|()| true)
@@ -150,7 +154,16 @@ impl SignIns {
 
     /// Whether somebody may make an account by a link for this.
     pub fn may_sign_up(&self, welcome: &Welcome) -> bool {
-        self.sign_up == SignUp::Invited || matches!(welcome, Welcome::Operator)
+        match welcome {
+            Welcome::Operator => true,
+            Welcome::Member(_) => self.sign_up != SignUp::Off,
+            Welcome::Owner(_) => self.is_open(),
+        }
+    }
+
+    /// Whether whoever wants an account makes one.
+    pub fn is_open(&self) -> bool {
+        self.sign_up == SignUp::Open
     }
 
     /// Has somebody who is signed in join the Team that a link invites to.
@@ -187,6 +200,9 @@ impl SignIns {
         if let Some(invitation) = service.store.invitation(&hash).await? {
             return Ok(Welcome::Member(invitation));
         }
+        if let Some(email) = service.store.sign_up(&hash).await?.filter(|_| self.is_open()) {
+            return Ok(Welcome::Owner(email));
+        }
         let is_first = service.store.has_setup_link(&hash).await?;
         is_first.then_some(Welcome::Operator).ok_or_else(|| self.not_valid(client))
     }
@@ -208,7 +224,7 @@ impl SignIns {
 async fn check(service: &Service, person: &NewPerson, welcome: &Welcome) -> Result<(String, String)> {
     let name = account::name(&person.name).map_err(|problem| Fault::new("name", problem));
     let email = match welcome {
-        Welcome::Member(invitation) => Ok(invitation.email.clone()),
+        Welcome::Member(Invitation { email, .. }) | Welcome::Owner(email) => Ok(email.clone()),
         Welcome::Operator => account::email(&person.email).map_err(|problem| Fault::new("email", problem)),
     };
     let hints = [email.as_deref().unwrap_or_default(), person.name.as_str()];

@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::host::{Engine, own_address, within};
+use super::host::{Engine, TestHost, own_address, within};
 use super::postgres::new_database;
 use super::share_artefacts;
 
@@ -233,4 +233,19 @@ pub async fn fails(place: &Place, line: &str) -> String {
     let output = within(60, place.run(line)).await;
     let said = String::from_utf8(output.stderr).unwrap();
     format!("{}: {}", output.status.code().unwrap(), said.trim_end().lines().last().unwrap_or_default())
+}
+
+/// What `culvert` says on the machine of a host that runs in this process.
+pub async fn command_at(host: &TestHost, arguments: &[&str]) -> String {
+    let config = host.config();
+    let output = Command::new(binary("culvert"))
+        .args(arguments)
+        .env("CULVERT_DATA_DIR", &config.data_dir)
+        .env("CULVERT_DATABASE_URL", config.database_url())
+        .env("CULVERT_SECRET_KEY_FILE", config.secret_key_file())
+        .output();
+    let output = within(60, output).await.unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
 }

@@ -51,6 +51,20 @@ impl Tab {
         tab
     }
 
+    /// A tab of somebody who has signed in with the password.
+    pub async fn signed_in(host: &TestHost, email: &str) -> Self {
+        let mut tab = Self::open(host);
+        let page = tab.get("/dashboard/sign-in").await;
+        let shown = tab.submit(&page, "/dashboard/sign-in", &[("email", email), ("password", PASSWORD)]).await;
+        assert_eq!(shown.led_to(), "/dashboard", "{}", shown.text);
+        tab
+    }
+
+    /// Whether the cookie is of use. It is in the place of the tab: it looks with a copy.
+    pub async fn is_in(&self) -> bool {
+        self.clone().get("/dashboard/account").await.status == 200
+    }
+
     /// A request as a browser would make it; nothing is followed.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let cookies: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
