@@ -17,8 +17,8 @@ macro_rules! select_account {
         sql!(concat!(
             "SELECT a.id, a.email, a.created_at, s.name, s.plan, a.operator_since IS NOT NULL AS is_operator, \
                     a.locked_at IS NOT NULL AS is_locked, \
-                    p.account_id IS NOT NULL AS has_password FROM accounts a JOIN scopes s ON s.id = a.id \
-             LEFT JOIN passwords p ON p.account_id = a.id ",
+                    (SELECT 1 FROM passwords p WHERE p.account_id = a.id LIMIT 1) IS NOT NULL AS has_password \
+             FROM accounts a JOIN scopes s ON s.id = a.id ",
             $rest
         ))
     };

@@ -27,7 +27,8 @@ const SUBDOMAIN_REST: TimeDelta = TimeDelta::days(1);
 const RESTING_SUBDOMAINS: i64 = 20;
 
 /// Selects a tunnel with its devices and extra ports, its open session, the presence of the device that holds the session,
-/// and the unfinished operation.
+/// and the unfinished operation. Session and operation are looked up for each tunnel: without `LATERAL` and `LIMIT`, PostgreSQL may
+/// join a page of tunnels with all that are open.
 macro_rules! select_tunnel {
     ($rest:literal) => {
         sql!(
@@ -35,17 +36,23 @@ macro_rules! select_tunnel {
                 "json_group_array(hex(b.device_id) ORDER BY b.device_id)",
                 "json_group_array(json_array(hex(e.id), e.local_port, e.remote_port, e.protocol, e.label) \
                      ORDER BY e.created_at, e.id)",
+                "sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL",
+                "operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') ",
                 $rest
             ),
             postgres: select_tunnel!(
                 "CAST(json_agg(b.device_id ORDER BY b.device_id) AS TEXT)",
                 "CAST(json_agg(json_build_array(e.id, e.local_port, e.remote_port, e.protocol, e.label) \
                      ORDER BY e.created_at, e.id) AS TEXT)",
+                "LATERAL (SELECT id, device_id, ready_at, target_error FROM sessions \
+                     WHERE tunnel_id = t.id AND ended_at IS NULL LIMIT 1) s ON TRUE",
+                "LATERAL (SELECT id, action, status, device_id, handoff_from_device_id FROM operations \
+                     WHERE tunnel_id = t.id AND status IN ('queued', 'claimed', 'running') LIMIT 1) o ON TRUE ",
                 $rest
             )
         )
     };
-    ($devices:literal, $extra_ports:literal, $rest:literal) => {
+    ($devices:literal, $extra_ports:literal, $session:literal, $operation:literal, $rest:literal) => {
         concat!(
             "SELECT t.id, t.scope_id, t.created_by, t.name, t.protocol, t.local_host, t.local_port, t.remote_port, \
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
@@ -65,9 +72,9 @@ macro_rules! select_tunnel {
               JOIN scopes c ON c.id = t.scope_id \
               JOIN nodes n ON n.id = t.node_id \
               JOIN platform_domains d ON d.id = t.domain_id \
-              LEFT JOIN sessions s ON s.tunnel_id = t.id AND s.ended_at IS NULL \
+              LEFT JOIN ", $session, " \
               LEFT JOIN device_presence p ON p.device_id = s.device_id \
-              LEFT JOIN operations o ON o.tunnel_id = t.id AND o.status IN ('queued', 'claimed', 'running') ",
+              LEFT JOIN ", $operation,
             $rest
         )
     };

@@ -132,6 +132,12 @@ impl Seed {
         );
         insert(
             scopes,
+            "sign_ups",
+            "hash, email, expires_at",
+            format!("{hash}, 'seed' || i || '@example.test', {later}"),
+        );
+        insert(
+            scopes,
             "mails",
             "id, recipient, content, attempts, due_at, expires_at",
             format!("{}, 'seed@example.test', {bytes}, 1, {later}, {later}", self.id(19, "i")),

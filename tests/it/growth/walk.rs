@@ -1,6 +1,9 @@
-//! Everything that somebody with a few tunnels does, once: each route, each frame of an agent, each background job.
+//! Everything that somebody with a few tunnels does, once: each route, each page, each frame of an agent, each background job.
 
+use culvert_domain::audit_log::Actor;
+use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_http::routes::table;
+use culvert_service::accounts;
 use culvert_service::jobs::ticker;
 use culvert_store::outbox::UnderWay;
 use culvert_wire::control::Done;
@@ -13,6 +16,7 @@ use super::seed::seed;
 use crate::support::api::Api;
 use crate::support::host::{Engine, Person, TestHost, own_address, second_node, within};
 use crate::support::names::Names;
+use crate::support::tab::Tab;
 use crate::support::wire::Wire;
 
 pub struct Stage {
@@ -33,11 +37,13 @@ impl Stage {
             config.rate_limit.per_minute = 1_000_000;
             config.dns.resolver = Some(names.address);
             config.node.domain = Some("tunnels.example.test".into());
+            config.dashboard.require_second_factor = RequireSecondFactor::Never;
             config.extra_node.push(second_node(config, address, "second.example.test"));
         })
         .await;
         seed(&host, engine, others).await;
         let ada = host.person("ada").await;
+        accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
         let api = host.api(&ada.key);
         let meter = Meter::of(&host, engine).await;
         let mut stage = Self { meter, host, names, ada, api, round: 0 };
@@ -50,11 +56,12 @@ impl Stage {
 
     pub async fn walk(&mut self) {
         self.round += 1;
-        self.read_lists().await;
         let (device, mut wire) = self.connect().await;
         let tunnel = self.ask("POST /tunnels", &[], json!({"local_port": 80, "device_ids": [device]})).await;
         self.change_tunnel(tunnel, device).await;
         self.run_tunnel(tunnel, device, &mut wire).await;
+        self.read_lists().await;
+        self.look_at_pages(tunnel, device).await;
         self.change_webhook().await;
         self.use_domain().await;
         self.ask("DELETE /tunnels/{tunnel_id}", &[tunnel], Value::Null).await;
@@ -130,6 +137,20 @@ impl Stage {
         self.ask("POST /devices/{device_id}/actions/stop-all", &[device], json!({})).await;
         self.meter.note("agent: stop all", wire.obey(Done::StopAll { stopped: Vec::new() })).await;
         self.ask("POST /devices/{device_id}/actions/restart-agent", &[device], json!({})).await;
+    }
+
+    /// Each page of the dashboard that shows a list, the tunnel or the device.
+    async fn look_at_pages(&mut self, tunnel: Uuid, device: Uuid) {
+        let mut tab = Tab::entered(&self.host, self.ada.account_id).await;
+        for page in culvert_dashboard::pages::PAGES {
+            let path = page.path.replace("{s}", "me").replace("tunnels/{id}", &format!("tunnels/{tunnel}"));
+            let path = path.replace("devices/{id}", &format!("devices/{device}"));
+            if !path.contains('{') {
+                let path = format!("/dashboard/{path}");
+                let shown = self.meter.note(&format!("page {}", page.path), tab.get(&path)).await;
+                assert_eq!(shown.status, 200, "{path}: {}", shown.text);
+            }
+        }
     }
 
     async fn change_webhook(&mut self) {
