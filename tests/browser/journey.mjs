@@ -159,7 +159,49 @@ async function refuse(window) {
   await page.getByLabel("Local port").fill("none");
   await click(page, "Create tunnel");
   world.check((await page.getByLabel("Local port").getAttribute("aria-invalid")) === "true", "the fault is not at its field");
+  world.check(await page.locator("[role=alert]").evaluate((alert) => alert === document.activeElement), "after a refusal, the focus is not on it");
   await world.look(window, "fault");
+  await page.locator("[role=alert] a").first().press("Enter");
+  world.check(await page.getByLabel("Local port").evaluate((field) => field === document.activeElement), "a fault does not lead to its field");
+}
+
+// Two minutes before a sign-in ends, its pages say so, unless another tab has used it meanwhile.
+async function warnOfTheEnd(window) {
+  const { page } = window;
+  const left = [121, 122, 119];
+  await page.route(`${base}/usage`, async (route) => {
+    const response = await route.fetch();
+    const body = (await response.text()).replace(/data-ends-in="\d+"/, `data-ends-in="${left.shift() ?? 119}"`);
+    await route.fulfill({ response, body });
+  });
+  // Without the stream, whose first look would take one of these.
+  await page.route("**/live", (route) => route.fulfill({ status: 429, body: "" }));
+  await page.goto(`${base}/usage`);
+  await page.getByText("You are signed out at").waitFor();
+  world.check(left.length === 0, "it is said before the sign-in is looked at once more");
+  await world.look(window, "ends-soon");
+}
+
+// A tunnel is made, started, stopped and deleted without script: pages load themselves again while something is under way.
+async function workWithoutScript(storageState) {
+  const window = await world.window("without script", origin, { storageState });
+  const { page } = window;
+  await page.goto(`${base}/tunnels/new`);
+  await page.getByLabel("Name", { exact: true }).fill("plain");
+  await page.getByLabel("Protocol").selectOption("tcp");
+  await page.getByLabel("Local port").fill(service);
+  await page.getByRole("button", { name: "Create tunnel" }).click();
+  await page.getByRole("button", { name: "Start", exact: true }).first().click();
+  await page.getByRole("button", { name: "Stop", exact: true }).waitFor();
+  await page.locator(".badge", { hasText: "running" }).first().waitFor();
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await page.locator(".badge", { hasText: "stopped" }).first().waitFor();
+  await page.getByRole("link", { name: "Settings" }).click();
+  await page.locator("form[action$='/delete'] input[type=text]").fill("plain");
+  await page.getByRole("button", { name: /^Delete/ }).click();
+  await page.getByRole("heading", { name: "Tunnels", exact: true }).waitFor();
+  world.check((await page.getByRole("link", { name: "plain", exact: true }).count()) === 0, "without script, a tunnel is not deleted");
+  await window.context.close();
 }
 
 // A Team, a colleague who makes an account by the invitation, and what the colleague is refused.
@@ -350,19 +392,25 @@ await first.context.close();
 const refused = await world.window("desktop", origin, { storageState, expected: [422] });
 await refuse(refused);
 await refused.context.close();
+const ending = await world.window("desktop", origin, { storageState, expected: [429] });
+await warnOfTheEnd(ending);
+await ending.context.close();
+await workWithoutScript(storageState);
 const pages = ["", "/tunnels", "/tunnels/new", "/devices", "/operations", "/webhooks", "/usage", "/keys", "/team", "/policies", "/search?find=a", "/explain", "/audit"].map((path) => base + path);
 for (const kind of Object.keys(KINDS)) {
   const window = await world.window(kind, origin, { storageState });
   const ofTunnel = ["", "/access", "/ports", "/domain", "/sessions", "/settings"].map((part) => tunnel + part);
   const ofOperator = ["accounts", "teams", "nodes", "policies", "health"].map((page) => `${origin}/dashboard/operator/${page}`);
   const ofDocs = ["docs", "docs/errors", "docs/policies", "docs/book", "docs/operate/dashboard", "docs/search?q=backup"];
-  const ownPages = [...pages, ...ofTunnel, `${web}/domain`, `${web}/settings`, device, endpoint, delivery, team, why, ...ofOperator, `${origin}/dashboard/account`];
+  const ownPages = [...pages, ...ofTunnel, `${web}/domain`, `${web}/settings`, device, endpoint, delivery, team, why, ...ofOperator, `${origin}/dashboard/account`, `${origin}/dashboard/gallery`];
   ownPages.push(...ofDocs.map((page) => `${origin}/${page}`));
   for (const url of ownPages) {
     await window.page.goto(url);
     world.check((await window.page.locator("h1").count()) === 1, `${kind}: ${url} has no heading`);
     const named = url.replace(device, "/dashboard/one-device").replace(delivery, "/dashboard/one-delivery").replace(`${origin}/docs`, "/dashboard/docs").replace(/\?.*/, "").replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook").replace(team, "/dashboard/one-team").replace(why, "/dashboard/one-refusal");
-    await world.look(window, named.split("/dashboard/")[1].replaceAll("/", "-"));
+    const name = named.split("/dashboard/")[1].replaceAll("/", "-");
+    await world.look(window, name);
+    await world.strain(window, name);
   }
   await window.context.close();
 }

@@ -65,6 +65,36 @@ export class World {
     }
   }
 
+  // What makes a page wider makes nothing scroll sideways: 400 % zoom (WCAG 2.2, 1.4.10), the reader's own spacing (1.4.12), and
+  // the longer words of another language. The page is not to be used after it.
+  async strain({ page, kind }, name) {
+    if (KINDS[kind].javaScriptEnabled === false) return;
+    const look = async (what) => {
+      const wide = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
+      const by = await page.evaluate(wide);
+      if (by > 0) this.problems.push(`${kind}, ${name}: ${what}, it scrolls sideways by ${by} px`);
+    };
+    const size = page.viewportSize();
+    await page.setViewportSize({ width: 320, height: 256 });
+    await look("at 400 %");
+    await page.setViewportSize(size);
+    await page.evaluate(() => {
+      for (const { style } of document.querySelectorAll("body, body *")) {
+        Object.assign(style, { lineHeight: "1.5", letterSpacing: "0.12em", wordSpacing: "0.16em" });
+      }
+    });
+    await look("with wider text");
+    await page.evaluate(() => {
+      for (const element of document.querySelectorAll("body, body *")) element.removeAttribute("style");
+      const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+      while (texts.nextNode()) {
+        const text = texts.currentNode;
+        if (text.data.trim() && !text.parentElement.closest("code")) text.data += ` ${text.data.slice(0, text.data.length * 0.4)}`;
+      }
+    });
+    await look("with texts 40 % longer");
+  }
+
   check(holds, what) {
     if (!holds) this.problems.push(what);
   }

@@ -23,20 +23,20 @@ use crate::support::host::{Engine, Person, TestHost};
 use crate::support::visitor::{named_service, visit};
 
 /// Somebody in a scope, with a device on which one of their tunnels runs.
-struct Member {
-    api: Api,
+pub struct Member {
+    pub api: Api,
     /// Keys that must not do: none, one that is none, a revoked one.
     useless: [Api; 3],
     /// For every scope, a key that has all the others.
     narrow: HashMap<Permission, Api>,
-    device: TestDevice,
+    pub device: TestDevice,
     running: Uuid,
     operation: Uuid,
-    scope: Uuid,
+    pub scope: Uuid,
 }
 
 impl Member {
-    async fn new(host: &TestHost, person: &Person, scope: Uuid) -> Self {
+    pub async fn new(host: &TestHost, person: &Person, scope: Uuid) -> Self {
         let api = host.api(&host.key(person.account_id, scope, "full_access").await.key);
         let revoked = host.key(person.account_id, scope, "full_access").await;
         host.revoke(revoked.key_id).await;
@@ -65,7 +65,7 @@ impl Member {
     }
 
     /// A request to a route, about this member's things.
-    async fn target(&self, host: &TestHost, row: &Row) -> (String, Value) {
+    pub async fn target(&self, host: &TestHost, row: &Row) -> (String, Value) {
         let acts_on_running = row.path.ends_with("/stop") || row.path.ends_with("/restart");
         let of_domains = row.path.contains("/domain");
         let tunnel = match row.path.contains("{tunnel_id}") {
@@ -104,7 +104,7 @@ impl Member {
 }
 
 /// What the path of a route leads to.
-struct Ids {
+pub struct Ids {
     tunnel: Uuid,
     port: Uuid,
     webhook: Uuid,
@@ -113,11 +113,11 @@ struct Ids {
 }
 
 impl Ids {
-    fn all(id: Uuid) -> Self {
+    pub fn all(id: Uuid) -> Self {
         Self { tunnel: id, port: id, webhook: id, device: id, operation: id }
     }
 
-    fn fill(&self, row: &Row) -> String {
+    pub fn fill(&self, row: &Row) -> String {
         row.path
             .replace("{tunnel_id}", &self.tunnel.to_string())
             .replace("{port_id}", &self.port.to_string())
@@ -144,7 +144,7 @@ fn body(row: &Row, device: Uuid) -> Value {
     }
 }
 
-async fn ask(api: &Api, row: &Row, (path, body): (String, Value)) -> String {
+pub async fn ask(api: &Api, row: &Row, (path, body): (String, Value)) -> String {
     let request = match row.method {
         Method::GET => api.request(Method::GET, &path),
         ref method => api

@@ -52,6 +52,18 @@ async fn with_passkey(host: &TestHost) -> (Person, Tab, Authenticator) {
     (ada, tab, authenticator)
 }
 
+/// Wrong passwords make nobody wait who has a passkey.
+#[both_engines]
+async fn passkey_is_taken_whatever_passwords_were_tried(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let (_, _, mut authenticator) = with_passkey(&host).await;
+    let mut stranger = Tab::open(&host);
+    let page = stranger.get(SIGN_IN).await;
+    let wrong = [("email", "ada@example.test"), ("password", "wrong")];
+    while stranger.submit(&page, SIGN_IN, &wrong).await.status != 429 {}
+    assert_eq!(sign_in(&host, &mut authenticator).await.1.led_to(), "/dashboard");
+}
+
 #[both_engines]
 async fn passkey_signs_in_without_password_and_code(engine: Engine) {
     let host = TestHost::with(engine, |config| {

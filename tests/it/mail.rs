@@ -239,6 +239,13 @@ async fn new_address_is_used_when_its_link_was_opened(engine: Engine) {
     assert_eq!(said(&taken).replace("grace@", "lovelace@"), said(&asked));
     let mail = server.next().await;
     assert_eq!(mail["to"][0], "lovelace@example.test");
+    // A link is good for a day, and another one in its place as long.
+    host.clock.advance(Duration::from_hours(24));
+    assert_eq!(open(&host, &link(&mail)).await.outcome(), "410 link_not_valid");
+    let mut tab = Tab::signed_in(&host, "ada@example.test").await;
+    let page = tab.get(account).await;
+    assert_eq!(tab.submit(&page, path, &[("email", "lovelace@example.test")]).await.status, 200);
+    let mail = server.next().await;
     let sign_in = async |email: &str| {
         let mut tab = Tab::open(&host);
         let page = tab.get("/dashboard/sign-in").await;
@@ -283,4 +290,30 @@ async fn account_mails_to_a_few_strangers_alone(engine: Engine) {
         mailed += u32::from(made.text.contains("on its way"));
     }
     assert_eq!(mailed, 20);
+}
+
+/// A mail is tried at once and after 1, 5, 15 and 60 minutes, and then given up.
+#[both_engines]
+async fn mail_is_tried_five_times(engine: Engine) {
+    let mut server = MailServer::start(&["451"; 5]).await;
+    let host = server.host(engine).await;
+    let ada = host.person("ada").await;
+    let team = host.team("Lab", &ada).await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let page = tab.get(&format!("/dashboard/{team}/team")).await;
+    let path = format!("/dashboard/{team}/team/invitations");
+    tab.submit(&page, &path, &[("email", "grace@example.test"), ("role", "member")]).await;
+    let begun = host.clock.now();
+    assert_eq!(server.next().await["refused"], "451");
+    for minutes in [1, 5, 15, 60] {
+        let after = begun + chrono::TimeDelta::minutes(minutes);
+        host.until_seen(async || {
+            let seen = due(&host).await;
+            if seen == Some(after) { Ok(()) } else { Err(seen) }
+        })
+        .await;
+        host.clock.advance((after - host.clock.now()).to_std().unwrap());
+        assert_eq!(server.next().await["refused"], "451");
+    }
+    host.until(async || (waiting(&host).await == 0).then_some(())).await;
 }

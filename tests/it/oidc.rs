@@ -332,3 +332,35 @@ fn provider_is_configured_as_it_must_be() {
         assert!(problem(change).contains(told), "{change}: {}", problem(change));
     }
 }
+
+/// Whoever has only the provider proves itself there once more: what the provider says of a sign-in long ago proves nothing.
+#[both_engines]
+async fn fresh_sign_in_at_the_provider_proves_who_it_is(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, true).await;
+    host.person("ada").await;
+    let claims = json!({"email": "ada@example.test", "email_verified": true});
+    provider.set(json!({"claims": claims})).await;
+    let mut tab = Tab::open(&host);
+    assert_eq!(through(&mut tab, BEGIN, None).await.status, 303);
+    let is_elevated =
+        async |tab: &mut Tab| tab.get(ACCOUNT).await.text.contains("action=\"/dashboard/account/profile\"");
+    assert!(is_elevated(&mut tab).await, "it has just signed in there");
+    host.clock.advance(Duration::from_mins(10));
+    let page = tab.get(ACCOUNT).await;
+    let confirm = page.text.split("href=\"").map(|rest| rest.split('"').next().unwrap());
+    let confirm = confirm.map(|link| link.replace("&amp;", "&")).find(|link| link.contains("fresh=1")).unwrap();
+    assert!(!is_elevated(&mut tab).await);
+    let now = host.clock.now().timestamp();
+    for (auth_time, expected) in [(json!(now - 601), false), (json!(null), false), (json!(now), true)] {
+        let mut claims = claims.clone();
+        claims["auth_time"] = auth_time.clone();
+        (claims["iat"], claims["exp"]) = (json!(now), json!(now + 300));
+        provider.set(json!({"claims": claims})).await;
+        let begun = tab.get(&confirm).await;
+        assert!(begun.led_to().contains("max_age=0") || begun.led_to().contains("prompt=login"), "{}", begun.led_to());
+        let shown = through(&mut tab, &confirm, None).await;
+        assert!(matches!(shown.status, 303 | 401), "{auth_time}: {}", shown.text);
+        assert_eq!(is_elevated(&mut tab).await, expected, "{auth_time}");
+    }
+}

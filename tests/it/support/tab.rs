@@ -149,12 +149,36 @@ impl Shown {
         let start = start.unwrap_or_else(|| panic!("no form leads to {path}: {}", self.text));
         let form = &self.text[start..];
         let form = &form[..form.find("</form>").unwrap()];
-        let mut fields = Vec::new();
-        for tag in form.split('<').filter(|tag| tag.starts_with("input")) {
+        let mut fields: Vec<(String, String)> = Vec::new();
+        let mut is_chosen = false;
+        for tag in form.split('<') {
             let attribute = |name: &str| {
                 let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
                 Some(rest.split('"').next()?.to_owned())
             };
+            match tag.split([' ', '>']).next().unwrap() {
+                "input" => {}
+                "select" => {
+                    fields.push((attribute("name").unwrap(), String::new()));
+                    is_chosen = false;
+                    continue;
+                }
+                // The first one, unless another is selected.
+                "option" => {
+                    let (_, value) = fields.last_mut().unwrap();
+                    if tag.contains(" selected") || (!is_chosen && value.is_empty()) {
+                        is_chosen |= tag.contains(" selected");
+                        *value = attribute("value").unwrap();
+                    }
+                    continue;
+                }
+                "textarea" => {
+                    let typed = tag.split_once('>').unwrap().1.trim_start_matches('\n');
+                    fields.push((attribute("name").unwrap(), typed.to_owned()));
+                    continue;
+                }
+                _ => continue,
+            }
             let is_left_out = tag.contains(" type=\"checkbox\"") && !tag.contains(" checked");
             if let Some(name) = attribute("name").filter(|_| !is_left_out) {
                 fields.push((name, attribute("value").unwrap_or_default()));
