@@ -15,7 +15,7 @@ use maud::{Markup, html};
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::view::{field, page};
+use crate::view::{field, page, refusal};
 use crate::visit::{Posted, Visit};
 
 /// The lists of addresses in the order of their rules, each with its field.
@@ -24,6 +24,8 @@ const COUNTRIES: [(&str, CountryAction); 2] =
     [("refuse_countries", CountryAction::Block), ("let_in_countries", CountryAction::Allow)];
 
 const PAGE: &str = "{s}/tunnels/{id}/access";
+/// What the page has forms for.
+const ACTIONS: [Action; 2] = [Action::TunnelsReplaceFirewall, Action::TunnelsReplaceGeoip];
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
@@ -41,28 +43,29 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
             .collect::<Vec<_>>()
             .join(" ")
     };
+    let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p { a href=(path("")) { (tunnel.spec.name) } ": " (sentence(&firewall, &rules)) }
         section {
             h2 { "Addresses" }
-            form method="post" action=(path("/access/addresses")) {
+            (refusal::form_unless(may.refusal(Action::TunnelsReplaceFirewall), html! { form method="post" action=(path("/access/addresses")) {
                 (field::hidden(KEY, &visit.form_key(&path("/access/addresses"))))
                 (lines(visit, "refuse", "Refuse", &addresses(RuleType::Blacklist)))
                 (lines(visit, "let_in", "Let in", &addresses(RuleType::Whitelist)))
                 p.hint { "One address or range a line, such as 203.0.113.0/24, and what it is, if you like. Whoever is refused \
                     is refused; if anybody is let in, nobody else is." }
                 button type="submit" { "Save addresses" }
-            }
+            } }))
         }
         section {
             h2 { "Countries" }
             @if !enforced { p.notice.warn { "The node knows no countries, so these rules are kept and not enforced." } }
-            form method="post" action=(path("/access/countries")) {
+            (refusal::form_unless(may.refusal(Action::TunnelsReplaceGeoip), html! { form method="post" action=(path("/access/countries")) {
                 (field::hidden(KEY, &visit.form_key(&path("/access/countries"))))
                 (codes(visit, "refuse_countries", "Refuse", &countries(CountryAction::Block)))
                 (codes(visit, "let_in_countries", "Let in", &countries(CountryAction::Allow)))
                 button type="submit" { "Save countries" }
-            }
+            } }))
         }
         section { h2 { "Try an address" } (try_address(visit, &path("/access"), firewall, rules)) }
     };

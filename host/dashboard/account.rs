@@ -12,7 +12,7 @@ use crate::path::own_page;
 use crate::public_form::signed_in;
 use crate::view::{badge, field, page, time};
 use crate::visit::{Posted, Visit};
-use crate::{ROOT, mail, passkeys, providers, second_factor};
+use crate::{ROOT, held_form, mail, passkeys, providers, second_factor};
 
 const PROFILE: &str = "/dashboard/account/profile";
 const PASSWORD: &str = "/dashboard/account/password";
@@ -147,6 +147,7 @@ fn confirmation(visit: &Visit, next: &str, why: &str) -> Markup {
             p { (why) }
             (field::hidden(KEY, &visit.form_key(CONFIRM)))
             (field::hidden("next", visit.typed("next").unwrap_or(next)))
+            (held_form::field(visit))
             (field::text(&field::Field { name: "current_password", label: "Password", kind: "password",
                 autocomplete: Some("current-password"), required: true, fault: visit.fault("current_password"),
                 ..field::Field::default() }))
@@ -164,6 +165,7 @@ fn confirmation_by_passkey(visit: &Visit, next: &str) -> Markup {
             form method="post" action=(CONFIRM_BY_PASSKEY) data-passkey="get" data-options=(challenge.options) hidden {
                 (field::hidden(KEY, &visit.form_key(CONFIRM_BY_PASSKEY)))
                 (field::hidden("next", visit.typed("next").unwrap_or(next)))
+                (held_form::field(visit))
                 (passkeys::answer_fields(&challenge))
                 button type="submit" { "Confirm with a passkey" }
             }

@@ -59,6 +59,14 @@ impl Answer {
             .with(LOCATION, path)
     }
 
+    /// The same with a page in the place of where it leads.
+    pub(crate) fn showing(self, page: Markup) -> Self {
+        let mut shown = Self::page(StatusCode::OK, page);
+        let kept = self.headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
+        shown.headers.extend(kept.filter(|(name, _)| name != LOCATION));
+        shown
+    }
+
     pub(crate) fn with(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
             self.headers.append(name, value);

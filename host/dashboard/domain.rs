@@ -9,23 +9,27 @@ use culvert_domain::facts::Resource;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::Tunnel;
 use culvert_service::domains::{AssignDomain, RemoveDomain, VerifyDomain};
+use culvert_service::gate::Preview;
 use maud::{Markup, html};
 use serde_json::Value;
 
 use crate::answer::Answer;
 use crate::form::KEY;
-use crate::view::{badge, field, page, secret, time};
+use crate::view::{badge, field, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
 const PAGE: &str = "{s}/tunnels/{id}/domain";
+/// What the page has forms for.
+const ACTIONS: [Action; 3] = [Action::TunnelsVerifyDomain, Action::TunnelsAssignDomain, Action::TunnelsRemoveDomain];
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let (tunnel, domain) = visit.service().custom_domain(&visit.caller, visit.id()?).await?;
+    let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p { a href=(visit.in_scope(&format!("/tunnels/{}", tunnel.id))) { "The tunnel " (tunnel.spec.name) } }
         @if tunnel.spec.protocol == Protocol::Http {
-            @if let Some(domain) = &domain { (state(visit, &tunnel, domain)) }
-            (verification(visit, &tunnel, domain.as_ref()))
+            @if let Some(domain) = &domain { (state(visit, &tunnel, domain, &may)) }
+            (verification(visit, &tunnel, domain.as_ref(), &may))
         } @else {
             p.empty { "Only an http tunnel has a domain of its own: visitors of other tunnels come by a port." }
         }
@@ -33,9 +37,12 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     Ok(page::signed_in(visit, "Custom domain", &content))
 }
 
-fn state(visit: &Visit, tunnel: &Tunnel, domain: &CustomDomain) -> Markup {
+fn state(visit: &Visit, tunnel: &Tunnel, domain: &CustomDomain, may: &Preview) -> Markup {
     let path = |action: &str| visit.in_scope(&format!("/tunnels/{}/domain/{action}", tunnel.id));
     let certificate = &domain.certificate;
+    let unless = |action, label, button| refusal::unless(may.refusal(action), label, button);
+    let assign = field::button_with(visit, &path("assign"), "Assign to this tunnel", &[("domain", &domain.domain)]);
+    let remove = field::button(visit, &path("remove"), "Remove domain");
     html! {
         section {
             h2 { (domain.domain) }
@@ -49,13 +56,13 @@ fn state(visit: &Visit, tunnel: &Tunnel, domain: &CustomDomain) -> Markup {
                     dt { "It ends" } dd { (time::maybe(certificate.expires_at, "–")) }
                 }
             }
-            @if domain.verified_at.is_some() && !domain.assigned { (field::button_with(visit, &path("assign"), "Assign to this tunnel", &[("domain", &domain.domain)])) }
-            (field::button(visit, &path("remove"), "Remove domain"))
+            @if domain.verified_at.is_some() && !domain.assigned { (unless(Action::TunnelsAssignDomain, "Assign to this tunnel", assign)) }
+            (unless(Action::TunnelsRemoveDomain, "Remove domain", remove))
         }
     }
 }
 
-fn verification(visit: &Visit, tunnel: &Tunnel, domain: Option<&CustomDomain>) -> Markup {
+fn verification(visit: &Visit, tunnel: &Tunnel, domain: Option<&CustomDomain>, may: &Preview) -> Markup {
     let path = visit.in_scope(&format!("/tunnels/{}/domain/verify", tunnel.id));
     let known = domain.map(|domain| domain.domain.as_str()).unwrap_or_default();
     html! {
@@ -63,13 +70,13 @@ fn verification(visit: &Visit, tunnel: &Tunnel, domain: Option<&CustomDomain>) -
             h2 { "Verify a domain" }
             p { "Where the domain's DNS is managed, make a CNAME record that leads to:" }
             (secret::command(&tunnel.cname_target()))
-            form method="post" action=(path) {
+            (refusal::form_unless(may.refusal(Action::TunnelsVerifyDomain), html! { form method="post" action=(path) {
                 (field::hidden(KEY, &visit.form_key(&path)))
                 (field::text(&field::Field { required: true,
                     hint: Some("Such as app.example.com. It may take a while until a new record is seen."),
                     ..field::typed(visit, "domain", "Domain", known) }))
                 button type="submit" { "Look for the record" }
-            }
+            } }))
         }
     }
 }

@@ -4,6 +4,7 @@ use culvert_api_types::json_tree::JsonTree;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use salvo::Request;
 use salvo::http::{Mime, ParseError};
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a form.
 const LIMIT: usize = 256 * 1024;
@@ -13,7 +14,7 @@ const FIELDS: usize = 256;
 pub(crate) const KEY: &str = "form_key";
 
 /// The fields of a form, each once.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Form {
     fields: Vec<(String, String)>,
 }

@@ -24,7 +24,7 @@ use crate::form::{Form, KEY};
 use crate::path::{self, LIVE, Named, OPERATOR_LIVE};
 use crate::view::notice;
 use crate::visit::{Listed, Posted, Refused, Visit};
-use crate::{Dashboard, ROOT, Site, cookie, entrance, live, pages, sign_in};
+use crate::{Dashboard, ROOT, Site, cookie, entrance, held_form, live, pages, sign_in};
 
 pub(crate) struct Pages(pub Arc<Dashboard>);
 
@@ -143,8 +143,21 @@ async fn answer(
         let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
         let (path, ids, client) = (path.clone(), named.ids, client.clone());
         let list = Listed { after: req.query("after"), find: req.query("find") };
-        let (is_live, refused) = (reads, None);
-        Ok::<_, Error>(Visit { dashboard, policies, sign_in, caller, teams, path, ids, list, client, is_live, refused })
+        let (is_live, refused, held) = (reads, None, None);
+        Ok::<_, Error>(Visit {
+            dashboard,
+            policies,
+            sign_in,
+            caller,
+            teams,
+            path,
+            ids,
+            list,
+            client,
+            is_live,
+            refused,
+            held,
+        })
     };
     if lacks_second_factor(dashboard, &sign_in, &below) {
         return Err(Error::of(Code::SecondFactorRequired));
@@ -208,7 +221,7 @@ async fn streamed(dashboard: &Dashboard, sign_in: &SignIn, below: &str) -> Resul
     Ok(Some(caller(dashboard, sign_in, named.scope.as_deref()).await?.scope.id))
 }
 
-async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
+pub(crate) async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
     let scope_id = match scope {
         None | Some("me") => sign_in.account_id,
         Some(id) => Uuid::parse_str(id).map_err(|_| Error::not_found())?,
@@ -226,7 +239,7 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
         Err(error) => Err(error),
     };
     let error = match done {
-        Ok(answer) => return Ok(answer),
+        Ok(answer) => return held_form::shown_again(visit, &form, answer).await,
         Err(error) if error.source.is_some() => return Err(error),
         Err(error) if matches!(error.code, Code::NotFound | Code::SignInRequired) => return Err(error),
         Err(error) => error,
@@ -246,8 +259,9 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
         };
         visit.dashboard.refusals.note(visit.service(), &refused, &error);
     }
-    visit.refused = Some(Refused { form: form.without_secrets(), error });
+    let path = visit.path.clone();
     visit.path = visit.path_of(act.page);
+    visit.refused = Some(Refused { path, form: form.without_secrets(), error });
     let page = pages::by_pattern(act.page).ok_or_else(Error::not_found)?;
     Ok(Answer::page(status, (page.view)(&visit).await?).retry_after(wait))
 }

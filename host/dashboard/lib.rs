@@ -29,6 +29,7 @@ mod form;
 #[cfg(debug_assertions)]
 mod gallery;
 mod handler;
+mod held_form;
 mod hours;
 mod keys;
 mod live;

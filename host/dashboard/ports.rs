@@ -9,19 +9,23 @@ use culvert_domain::port::ExtraPort;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::Tunnel;
+use culvert_service::gate::Preview;
 use culvert_service::ports::{CreateExtraPort, DeleteExtraPort};
 use maud::{Markup, html};
 
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::tunnels;
-use crate::view::{field, page};
+use crate::view::{field, page, refusal};
 use crate::visit::{Posted, Visit};
 
 const PAGE: &str = "{s}/tunnels/{id}/ports";
+/// What the page has forms for.
+const ACTIONS: [Action; 2] = [Action::TunnelsCreateExtraPort, Action::TunnelsDeleteExtraPort];
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
+    let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p { a href=(visit.in_scope(&format!("/tunnels/{}", tunnel.id))) { "The tunnel " (tunnel.spec.name) } }
         @if tunnel.extra_ports.is_empty() {
@@ -29,15 +33,15 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         } @else {
             div.scroll role="region" aria-label="Extra ports" tabindex="0" { table {
                 thead { tr { th { "Public address" } th { "Protocol" } th { "Leads to port" } th { "Label" } th {} } }
-                tbody { @for port in &tunnel.extra_ports { (row(visit, &tunnel, port)) } }
+                tbody { @for port in &tunnel.extra_ports { (row(visit, &tunnel, port, &may)) } }
             } }
         }
-        section { h2 { "New extra port" } (new_port(visit, &tunnel)) }
+        section { h2 { "New extra port" } (refusal::form_unless(may.refusal(Action::TunnelsCreateExtraPort), new_port(visit, &tunnel))) }
     };
     Ok(page::signed_in(visit, "Extra ports", &content))
 }
 
-fn row(visit: &Visit, tunnel: &Tunnel, port: &ExtraPort) -> Markup {
+fn row(visit: &Visit, tunnel: &Tunnel, port: &ExtraPort, may: &Preview) -> Markup {
     let delete = visit.in_scope(&format!("/tunnels/{}/ports/{}/delete", tunnel.id, port.id));
     html! {
         tr {
@@ -45,7 +49,7 @@ fn row(visit: &Visit, tunnel: &Tunnel, port: &ExtraPort) -> Markup {
             td { (port.protocol) }
             td { (port.local_port) }
             td { (port.label.as_deref().unwrap_or("–")) }
-            td { (field::button(visit, &delete, "Remove")) }
+            td { (refusal::unless(may.refusal(Action::TunnelsDeleteExtraPort), "Remove", field::button(visit, &delete, "Remove"))) }
         }
     }
 }

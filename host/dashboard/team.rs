@@ -19,8 +19,11 @@ use crate::account::asked_first;
 use crate::answer::Answer;
 use crate::form::KEY;
 use crate::mail;
-use crate::view::{badge, field, list, page, secret, time};
+use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
+
+/// What the page has forms for.
+const ACTIONS: [Action; 2] = [Action::TeamsUpdate, Action::InvitationsCreate];
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     if visit.caller.scope.kind == ScopeKind::Personal {
@@ -30,6 +33,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let invitations = visit.service().invitations(&visit.caller).await?;
     let manages = visit.caller.role != Some(Role::Member);
     let proved = visit.is_elevated();
+    let may = visit.preview(Resource::Scope, &ACTIONS).await?;
     let content = html! {
         p.muted { "You are " (visit.caller.role.map_or("", Role::with_article)) ". Plan " (visit.caller.scope.plan) "." }
         @if manages && !proved { (asked_first(visit, &visit.in_scope("/team"), "change the Team")) }
@@ -44,9 +48,9 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         section {
             h2 { "Invitations" }
             (open_invitations(visit, &invitations, manages && proved))
-            @if manages && proved { (new_invitation(visit)) }
+            @if manages && proved { (refusal::form_unless(may.refusal(Action::InvitationsCreate), new_invitation(visit))) }
         }
-        @if manages && proved { (name(visit)) }
+        @if manages && proved { section { h2 { "Name" } (refusal::form_unless(may.refusal(Action::TeamsUpdate), name(visit))) } }
         section {
             h2 { "Leave or delete" }
             div.row { (field::button(visit, &visit.in_scope("/team/leave"), "Leave the Team")) }
@@ -139,13 +143,10 @@ fn new_invitation(visit: &Visit) -> Markup {
 fn name(visit: &Visit) -> Markup {
     let path = visit.in_scope("/team/name");
     html! {
-        section {
-            h2 { "Name" }
-            form method="post" action=(path) {
-                (field::hidden(KEY, &visit.form_key(&path)))
-                (field::text(&field::Field { required: true, ..field::typed(visit, "name", "Name of the Team", &visit.caller.scope.name) }))
-                button type="submit" { "Rename" }
-            }
+        form method="post" action=(path) {
+            (field::hidden(KEY, &visit.form_key(&path)))
+            (field::text(&field::Field { required: true, ..field::typed(visit, "name", "Name of the Team", &visit.caller.scope.name) }))
+            button type="submit" { "Rename" }
         }
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct Visit {
     pub is_live: bool,
     /// What was posted and not carried out.
     pub refused: Option<Refused>,
+    /// What was posted before somebody proved who they are, and is to be sent again.
+    pub held: Option<Form>,
 }
 
 /// What is asked of the list that the page shows.
@@ -54,6 +56,8 @@ pub(crate) struct Listed {
 
 /// A form that was not carried out, and why.
 pub(crate) struct Refused {
+    /// Where it was sent.
+    pub path: String,
     pub form: Form,
     pub error: Error,
 }
@@ -207,7 +211,7 @@ impl Visit {
 
     /// What was typed into a field of a form that is shown again.
     pub(crate) fn typed(&self, name: &str) -> Option<&str> {
-        self.refused.as_ref().and_then(|refused| refused.form.find(name))
+        self.refused.as_ref().map(|refused| &refused.form).or(self.held.as_ref())?.find(name)
     }
 
     /// What is wrong with a field.

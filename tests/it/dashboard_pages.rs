@@ -38,6 +38,14 @@ async fn controls_that_a_policy_would_refuse_say_so_before_the_click(engine: Eng
     assert!(page.text.contains("by the rule <code>own-tunnel</code>"));
     let mut own = Tab::entered(&host, ada.account_id).await;
     assert!(!own.get(&path).await.text.contains("<fieldset disabled>"));
+    let web = adas.post("/tunnels", json!({"local_port": 80, "protocol": "http"})).await.id();
+    for (tunnel, part, forms) in [(tunnel, "access", 2), (tunnel, "ports", 1), (web, "domain", 1)] {
+        let path = format!("/dashboard/{team}/tunnels/{tunnel}/{part}");
+        let page = graces.get(&path).await;
+        is_sound(&path, &page);
+        assert_eq!(page.text.matches("<fieldset disabled>").count(), forms, "{part}: {}", page.text);
+        assert!(!own.get(&path).await.text.contains("<fieldset disabled>"), "{part}");
+    }
     let new = graces.get(&format!("/dashboard/{team}/tunnels/new")).await;
     assert!(!new.text.contains("<fieldset disabled>"), "a member creates tunnels");
 }

@@ -437,6 +437,9 @@ async fn dashboard_with_a_name_of_tunnels_is_refused() {
         ("http://{address}:8080/dashboard", "tunnel.localhost"),
         ("https://example.test/dashboard", "example.test"),
         ("https://culvert.example.test/dashboard", "example.test"),
+        ("https://CULVERT.Example.TEST/dashboard", "example.test"),
+        ("https://culvert.example.test./dashboard", "example.test"),
+        ("https://a.b.example.test/dashboard", "b.example.test"),
         ("https://culvert.example.test", "tunnel.localhost"),
         ("https://culvert.example.test/dashboard?x", "tunnel.localhost"),
         ("ftp://culvert.example.test/dashboard", "tunnel.localhost"),
@@ -451,6 +454,9 @@ async fn dashboard_with_a_name_of_tunnels_is_refused() {
     2: culvert: dashboard.url: must not be a name that tunnels are served under (node.hostname is the same); give it another name, or set dashboard.enabled to false
     2: culvert: dashboard.url: must not be a name that tunnels are served under (node.domain leads there); give it another name, or set dashboard.enabled to false
     2: culvert: dashboard.url: must not be a name that tunnels are served under (node.domain leads there); give it another name, or set dashboard.enabled to false
+    2: culvert: dashboard.url: must not be a name that tunnels are served under (node.domain leads there); give it another name, or set dashboard.enabled to false
+    2: culvert: dashboard.url: must not be a name that tunnels are served under (node.domain leads there); give it another name, or set dashboard.enabled to false
+    2: culvert: dashboard.url: must not be a name that tunnels are served under (node.domain leads there); give it another name, or set dashboard.enabled to false
     2: culvert: dashboard.url: must be an http:// or https:// URL with the path /dashboard
     2: culvert: dashboard.url: must be an http:// or https:// URL with the path /dashboard
     2: culvert: dashboard.url: must be an http:// or https:// URL with the path /dashboard
@@ -463,6 +469,11 @@ async fn dashboard_with_a_name_of_tunnels_is_refused() {
             "{said}"
         );
     }
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_DASHBOARD__SIGN_UP", "open");
+    assert_eq!(
+        fails(&place, "culvert serve").await,
+        "2: culvert: dashboard.sign_up: cannot be open without mail.smtp_url or a provider in dashboard.oidc with trust_email"
+    );
     let place = Place::new(Engine::Sqlite).await;
     let own = format!("http://{}:8080/dashboard", place.address);
     let place = place.set("CULVERT_DASHBOARD__URL", &own).set("CULVERT_DASHBOARD__ENABLED", "false");

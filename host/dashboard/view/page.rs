@@ -87,6 +87,9 @@ pub(crate) fn reloading(visit: &Visit, title: &str, reloads: bool, content: &Mar
                             p { a href=(visit.in_scope(&format!("/explain/{id}"))) { "Why was this refused?" } }
                         }
                     }
+                    @if visit.held.is_some() {
+                        p.notice.ok role="status" { "You have proved who you are. Look at what you typed, and send it again." }
+                    }
                     (content)
                 }
             }

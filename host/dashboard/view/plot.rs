@@ -49,7 +49,7 @@ fn figure(unit: &str, rows: &[(String, Traffic)], table: &Markup) -> Markup {
             }
             figcaption.muted {
                 @if let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) { (first) " to " (last) ", UTC. " }
-                span.key.in {} " from visitors " span.key.out {} " to visitors. Most in a " (unit) ": " (bytes::amount(most)) "."
+                span.key.in {} " from visitors " span.key.out {} " to visitors. Most in " (if unit == "hour" { "an" } else { "a" }) " " (unit) ": " (bytes::amount(most)) "."
             }
             details {
                 summary { "As a table" }

@@ -18,7 +18,8 @@ pub(crate) fn error(error: &Error) -> Markup {
             }
             @if let Some(rule) = error.rule() { p { "The rule of a policy that refuses it: " code { (rule) } } }
             @if error.code == Code::ElevationRequired {
-                p { a href=(format!("{ROOT}/account")) { "Type your password once more" } }
+                p { "Prove once more who you are, as asked below or on the page of " a href=(format!("{ROOT}/account")) { "your account" }
+                    ". What you typed is kept." }
             }
             @if let Some(wait) = error.retry_after { p { "Try again in " (seconds(wait)) " seconds." } }
             p.muted { code { (error.code.as_str()) } }

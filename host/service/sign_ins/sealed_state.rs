@@ -4,6 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::sign_in::SignIn;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,28 @@ pub(super) struct Sealed<S> {
     pub state: S,
 }
 
+/// How long a form waits for its sender to prove who they are.
+const FORM_LIFETIME: TimeDelta = TimeDelta::minutes(10);
+
 impl SignIns {
+    /// Seals a form that is to wait, for its own sign-in.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be sealed.
+    pub fn seal_form<S: Serialize>(&self, service: &Service, sign_in: &SignIn, form: &S) -> Result<String> {
+        self.seal_state(service, &form_context(sign_in), form, FORM_LIFETIME)
+    }
+
+    /// Opens it again.
+    ///
+    /// # Errors
+    ///
+    /// `form_expired` if it is too old, or another sign-in's.
+    pub fn open_form<S: DeserializeOwned>(&self, service: &Service, sign_in: &SignIn, token: &str) -> Result<S> {
+        self.open_state(service, &form_context(sign_in), token)
+    }
+
     pub(super) fn seal_state<S: Serialize>(
         &self,
         service: &Service,
@@ -46,4 +68,8 @@ impl SignIns {
         let sealed: Sealed<S> = serde_json::from_slice(&opened).map_err(|_| too_old())?;
         if self.clock.now() < sealed.until { Ok(sealed) } else { Err(too_old()) }
     }
+}
+
+fn form_context(sign_in: &SignIn) -> Vec<u8> {
+    [b"form ", &sign_in.id.as_bytes()[..]].concat()
 }

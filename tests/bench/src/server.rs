@@ -15,6 +15,7 @@ use culvert_policy::load::chain::Trust;
 use culvert_service::jobs::Ticker;
 use culvert_wire::clock::Clock;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::bare::bare;
 
@@ -36,6 +37,8 @@ pub struct Addresses {
     pub folder: PathBuf,
     /// Of as many accounts: what one has created is not what the next one is slowed down by.
     pub keys: Vec<String>,
+    /// For each of them, a link into the dashboard, good for 30 minutes.
+    pub links: Vec<String>,
 }
 
 /// The process of the servers. Dropped, it ends.
@@ -59,6 +62,10 @@ pub enum Decisions {
 }
 
 const RECORDED: &str = "recorded";
+
+/// Of the accounts' password `gravel otter lantern 42`, with the parameters of the host.
+const PASSWORD_HASH: &str =
+    "$argon2id$v=19$m=19456,t=2,p=1$CQkJCQkJCQkJCQkJCQkJCQ$ACbjGVZ7GXt0dfselq4I+HhggIaMlAIR665eXTznnDg";
 
 impl Servers {
     /// Starts them. In the process of the servers itself this never returns.
@@ -125,7 +132,11 @@ fn serve(decisions: Decisions) -> ! {
     runtime.block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut config = Config { data_dir: folder.path().into(), listen: any, admin_listen: any, ..Config::default() };
+        // The dashboard answers to its own name and port alone.
+        let listen = std::net::TcpListener::bind(any).unwrap().local_addr().unwrap();
+        let mut config = Config { data_dir: folder.path().into(), listen, admin_listen: any, ..Config::default() };
+        config.public_url = Some(format!("http://localhost:{}", listen.port()));
+        config.api.connections_per_address = 4096;
         config.node.listen = any;
         // So many tunnels that each has a port.
         config.node.ports = PortRange { first: 1025, last: 65_535 };
@@ -139,30 +150,33 @@ fn serve(decisions: Decisions) -> ! {
         config.database_url = std::env::var(DATABASE).ok();
         let things = config.database_url.clone();
         let host = Host::start(config, Clock::system(), Ticker::Auto).await.unwrap();
-        let mut keys = Vec::new();
+        let (mut keys, mut links) = (Vec::new(), Vec::new());
         for number in 0..ACCOUNTS {
-            keys.push(key(&host, number).await);
+            let (account_id, key) = key(&host, number).await;
+            keys.push(key);
+            links.push(culvert_service::links::create(&host.app.store, account_id).await.unwrap().secret);
         }
         let things = things.unwrap_or_else(|| format!("sqlite:{}", folder.path().join("bare.db").display()));
         let bare = bare(&things).await;
         let (admin, folder) = (host.admin_address, folder.path().into());
-        let addresses = Addresses { host: host.address, admin, bare, folder, keys };
+        let addresses = Addresses { host: host.address, admin, bare, folder, keys, links };
         println!("{}", serde_json::to_string(&addresses).unwrap());
         std::future::pending::<()>().await;
     });
     unreachable!("a server runs until it is killed")
 }
 
-async fn key(host: &Host, number: usize) -> String {
+async fn key(host: &Host, number: usize) -> (Uuid, String) {
     let email = format!("bench-{number}@example.com");
     let key = ApiKey::generate(&host.app.clock);
     let (made, permissions) = (key.clone(), Permissions::parse("full_access").unwrap());
     let write = host.app.store.write(None, move |write| {
         Box::pin(async move {
             let account = write.create_account(&email, "Bench", "self-hosted").await?.unwrap();
-            write.create_key(&made, account.id, account.id, permissions, None, "").await
+            write.set_password(account.id, PASSWORD_HASH).await?;
+            write.create_key(&made, account.id, account.id, permissions, None, "").await?;
+            Ok(account.id)
         })
     });
-    write.await.unwrap();
-    key.reveal().into()
+    (write.await.unwrap(), key.reveal().into())
 }
