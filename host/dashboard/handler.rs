@@ -136,28 +136,12 @@ async fn answer(
         return Ok(Answer::events(live::events(dashboard, sign_in, scope_id)?));
     }
     let policies = depot.get_typed::<PinnedPolicies>().map_err(|_| Error::internal("a request without policies"))?;
+    let list = Listed { after: req.query("after"), find: req.query("find") };
     let visit = async |named: Named| {
-        let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
-        asks_in(caller.scope.id);
-        let teams = dashboard.service.teams_of(&sign_in).await?;
-        let (dashboard, policies, sign_in) = (dashboard.clone(), policies.clone(), sign_in.clone());
-        let (path, ids, client) = (path.clone(), named.ids, client.clone());
-        let list = Listed { after: req.query("after"), find: req.query("find") };
-        let (is_live, refused, held) = (reads, None, None);
-        Ok::<_, Error>(Visit {
-            dashboard,
-            policies,
-            sign_in,
-            caller,
-            teams,
-            path,
-            ids,
-            list,
-            client,
-            is_live,
-            refused,
-            held,
-        })
+        let (policies, sign_in, client) = (policies.clone(), sign_in.clone(), client.clone());
+        let visit = visited(dashboard, policies, sign_in, (path.clone(), named), (list.clone(), client, reads)).await?;
+        asks_in(visit.caller.scope.id);
+        Ok::<_, Error>(visit)
     };
     if lacks_second_factor(dashboard, &sign_in, &below) {
         return Err(Error::of(Code::SecondFactorRequired));
@@ -179,6 +163,32 @@ async fn answer(
     let visit = visit(named).await?;
     let form = Form::read(req).await?;
     post(visit, act, form).await
+}
+
+/// What a page or a form is given, of somebody who may see its scope.
+async fn visited(
+    dashboard: &Arc<Dashboard>,
+    policies: PinnedPolicies,
+    sign_in: SignIn,
+    (path, named): (String, Named),
+    (list, client, is_live): (Listed, Client, bool),
+) -> Result<Visit> {
+    let caller = caller(dashboard, &sign_in, named.scope.as_deref()).await?;
+    let teams = dashboard.service.teams_of(&sign_in).await?;
+    Ok(Visit {
+        dashboard: dashboard.clone(),
+        policies,
+        sign_in,
+        caller,
+        teams,
+        path,
+        ids: named.ids,
+        list,
+        client,
+        is_live,
+        refused: None,
+        held: None,
+    })
 }
 
 /// The sign-in whose cookie a request has.

@@ -47,6 +47,7 @@ pub(crate) struct Visit {
 }
 
 /// What is asked of the list that the page shows.
+#[derive(Clone)]
 pub(crate) struct Listed {
     /// Where it goes on.
     pub after: Option<String>,

@@ -109,7 +109,10 @@ impl SignIns {
         let known = if is_possible { service.store.password_by_email(email).await? } else { None };
         let hash = known.as_ref().map(|(_, hash)| hash.clone());
         let password = if is_possible { password.to_owned() } else { String::new() };
-        if !service.passwords.check(password, hash).await? {
+        let checked = service.passwords.check(password, hash).await;
+        // One that was not looked at, because too many wait, is no wrong one.
+        let is_right = checked.inspect_err(|_| self.throttle.password_was_not_checked(address, tried))?;
+        if !is_right {
             if let Some((account_id, _)) = known {
                 self.note_failure(service, account_id, address, "password");
             }

@@ -203,6 +203,17 @@ impl Throttle {
         Ok(())
     }
 
+    /// Gives a try back that was not looked at.
+    pub(super) fn password_was_not_checked(&self, address: Option<IpAddr>, account: Account) {
+        if let Some(check) = lock(&self.checks).get_mut(&account) {
+            check.all = check.all.saturating_sub(1);
+        }
+        if let Some(failures) = lock(&self.accounts).get_mut(&account) {
+            failures.count = failures.count.saturating_sub(1);
+        }
+        self.passwords.forgive(address);
+    }
+
     /// Gives a try back that was right, and remembers from where.
     pub(super) fn password_was_right(&self, address: Option<IpAddr>, account: Account) {
         lock(&self.accounts).remove(&account);

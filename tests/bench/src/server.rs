@@ -137,6 +137,7 @@ fn serve(decisions: Decisions) -> ! {
         let mut config = Config { data_dir: folder.path().into(), listen, admin_listen: any, ..Config::default() };
         config.public_url = Some(format!("http://localhost:{}", listen.port()));
         config.api.connections_per_address = 4096;
+        config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
         config.node.listen = any;
         // So many tunnels that each has a port.
         config.node.ports = PortRange { first: 1025, last: 65_535 };
