@@ -77,14 +77,10 @@ impl DashboardConfig {
         self.oidc.iter().enumerate().try_for_each(|(index, one)| one.check(&format!("dashboard.oidc[{index}]")))
     }
 
-    /// Accounts that people make by themselves need a way to know whose address it is.
+    /// Where everybody makes an account, an address must be proved to be theirs, also one that they change to.
     pub(super) fn check_sign_up(&self, sends_mail: bool) -> Result<(), ConfigError> {
-        let knows_addresses = sends_mail || self.oidc.iter().any(|provider| provider.trust_email);
-        if self.sign_up == SignUp::Open && !knows_addresses {
-            return Err(ConfigError::new(
-                "dashboard.sign_up",
-                "cannot be open without mail.smtp_url or a provider in dashboard.oidc with trust_email",
-            ));
+        if self.sign_up == SignUp::Open && !sends_mail {
+            return Err(ConfigError::new("dashboard.sign_up", "cannot be open without mail.smtp_url"));
         }
         Ok(())
     }

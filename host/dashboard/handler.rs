@@ -13,6 +13,7 @@ use culvert_service::idempotency::IdempotencyKey;
 use culvert_service::scope_changes::INSTALLATION;
 use culvert_service::sign_ins::Client;
 use culvert_wire::client_network::client_address;
+use maud::Markup;
 use salvo::http::header::{HeaderValue, USER_AGENT};
 use salvo::http::{Method, StatusCode};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
@@ -21,10 +22,11 @@ use uuid::Uuid;
 use crate::actions::{self, Act};
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
+use crate::held_form::HeldForm;
 use crate::path::{self, LIVE, Named, OPERATOR_LIVE};
 use crate::view::notice;
 use crate::visit::{Listed, Posted, Refused, Visit};
-use crate::{Dashboard, ROOT, Site, cookie, entrance, held_form, live, pages, sign_in};
+use crate::{Dashboard, ROOT, Site, cookie, entrance, live, pages, sign_in};
 
 pub(crate) struct Pages(pub Arc<Dashboard>);
 
@@ -64,6 +66,10 @@ fn request_id(depot: &Depot) -> Option<Uuid> {
 /// Has people be able to look up why somebody was refused.
 fn note(dashboard: &Dashboard, req: &Request, asker: Option<Asker>, request_id: Option<Uuid>, error: &Error) {
     let (Some(asker), Some(request_id)) = (asker, request_id) else { return };
+    // The script of an open page is no person who wants to know: and pages look again when a refusal is noted.
+    if !is_by_person(req, *req.method() != Method::POST) {
+        return;
+    }
     let Asker { scope_id, account_id, sign_in } = asker;
     let (path, status) = (req.uri().path(), (dashboard.status_of)(&error.code).as_u16());
     let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/');
@@ -231,7 +237,7 @@ async fn streamed(dashboard: &Dashboard, sign_in: &SignIn, below: &str) -> Resul
     Ok(Some(caller(dashboard, sign_in, named.scope.as_deref()).await?.scope.id))
 }
 
-pub(crate) async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
+async fn caller(dashboard: &Dashboard, sign_in: &SignIn, scope: Option<&str>) -> Result<Caller> {
     let scope_id = match scope {
         None | Some("me") => sign_in.account_id,
         Some(id) => Uuid::parse_str(id).map_err(|_| Error::not_found())?,
@@ -249,7 +255,7 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
         Err(error) => Err(error),
     };
     let error = match done {
-        Ok(answer) => return held_form::shown_again(visit, &form, answer).await,
+        Ok(answer) => return Ok(shown_again(visit, &form, answer).await),
         Err(error) if error.source.is_some() => return Err(error),
         Err(error) if matches!(error.code, Code::NotFound | Code::SignInRequired) => return Err(error),
         Err(error) => error,
@@ -274,6 +280,30 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
     visit.refused = Some(Refused { path, form: form.without_secrets(), error });
     let page = pages::by_pattern(act.page).ok_or_else(Error::not_found)?;
     Ok(Answer::page(status, (page.view)(&visit).await?).retry_after(wait))
+}
+
+/// Shows the form that came along, in the place of the answer to who has proved who they are. The answer itself if none did, or if the
+/// page is not theirs any more: it has the sign-in's new value.
+async fn shown_again(visit: Visit, form: &Form, answer: Answer) -> Answer {
+    match HeldForm::of(&visit, form) {
+        Some(held) => match page_with(visit, held).await {
+            Ok(page) => answer.showing(page),
+            Err(_) => answer,
+        },
+        None => answer,
+    }
+}
+
+async fn page_with(mut visit: Visit, HeldForm { path, form }: HeldForm) -> Result<Markup> {
+    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
+    let (act, named) = actions::find(&below).ok_or_else(Error::not_found)?;
+    let present = visit.dashboard.sign_ins.present(visit.service(), &visit.sign_in).await?;
+    visit.sign_in = present.ok_or_else(Error::not_found)?;
+    visit.caller = caller(&visit.dashboard, &visit.sign_in, named.scope.as_deref()).await?;
+    (visit.ids, visit.path, visit.held) = (named.ids, path, Some(form));
+    visit.path = visit.path_of(act.page);
+    let page = pages::by_pattern(act.page).ok_or_else(Error::not_found)?;
+    (page.view)(&visit).await
 }
 
 /// The form's key, which is good for one sign-in and one path.

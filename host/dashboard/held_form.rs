@@ -1,27 +1,31 @@
 //! A form that was sent when somebody had first to prove who they are: it goes along with that question, sealed and without
 //! secrets, and is shown filled in when it is answered.
 
-use culvert_domain::error::{Code, Result};
+use culvert_domain::error::Code;
 use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 
-use crate::actions;
-use crate::answer::Answer;
 use crate::form::Form;
-use crate::handler::caller;
 use crate::view::field;
 use crate::visit::{Refused, Visit};
-use crate::{ROOT, pages};
 
 const FIELD: &str = "held_form";
 /// Bytes of a form that goes along. A larger one is to be filled in once more.
 const LARGEST: usize = 64 * 1024;
 
 #[derive(Serialize, Deserialize)]
-struct HeldForm {
+pub(crate) struct HeldForm {
     /// Where it was sent.
-    path: String,
-    form: Form,
+    pub path: String,
+    pub form: Form,
+}
+
+impl HeldForm {
+    /// The form that came back with the answer. None if none did, if it took too long, or if it is another sign-in's.
+    pub(crate) fn of(visit: &Visit, answer: &Form) -> Option<Self> {
+        let sealed = answer.find(FIELD)?;
+        visit.dashboard.sign_ins.open_form(visit.service(), &visit.sign_in, sealed).ok()
+    }
 }
 
 /// The field of the question that holds the form which was refused.
@@ -33,24 +37,7 @@ pub(crate) fn field(visit: &Visit) -> Markup {
         let held = HeldForm { path: path.clone(), form: form.clone() };
         visit.dashboard.sign_ins.seal_form(visit.service(), &visit.sign_in, &held).ok()
     });
-    html! { @if let Some(sealed) = sealed.filter(|sealed| sealed.len() <= LARGEST) { (field::hidden(FIELD, &sealed)) } }
-}
-
-/// Shows the form that went along, in the place of the answer to who has proved who they are. The answer itself if none did, or if
-/// it took too long.
-pub(crate) async fn shown_again(mut visit: Visit, form: &Form, answer: Answer) -> Result<Answer> {
-    let Some(sealed) = form.find(FIELD) else { return Ok(answer) };
-    let sign_ins = &visit.dashboard.sign_ins;
-    let Ok(HeldForm { path, form }) = sign_ins.open_form(visit.service(), &visit.sign_in, sealed) else {
-        return Ok(answer);
-    };
-    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
-    let Some((act, named)) = actions::find(&below) else { return Ok(answer) };
-    let Some(present) = sign_ins.present(visit.service(), &visit.sign_in).await? else { return Ok(answer) };
-    visit.caller = caller(&visit.dashboard, &present, named.scope.as_deref()).await?;
-    (visit.sign_in, visit.ids, visit.path, visit.held) = (present, named.ids, path, Some(form));
-    visit.path = visit.path_of(act.page);
-    let Some(page) = pages::by_pattern(act.page) else { return Ok(answer) };
-    let page = (page.view)(&visit).await?;
-    Ok(answer.showing(page))
+    // A proof that failed is asked for once more, and what went along with it goes along again.
+    let sealed = sealed.filter(|sealed| sealed.len() <= LARGEST).or_else(|| visit.typed(FIELD).map(str::to_owned));
+    html! { @if let Some(sealed) = sealed { (field::hidden(FIELD, &sealed)) } }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::SIGN_IN;
+use crate::path::{SIGN_IN, SIGN_UP};
 use crate::public_form::{check, form_key, refused};
 use crate::view::{field, page, refusal, secret};
 use crate::visit::Visit;
@@ -22,8 +22,6 @@ use crate::{Dashboard, Site, providers};
 
 /// Where a link is asked for.
 pub(crate) const ASK: &str = "/dashboard/sign-in/link";
-/// Where an account is asked for.
-pub(crate) const SIGN_UP: &str = "/dashboard/sign-up";
 
 /// The mail that invites somebody to the Team of a page.
 pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<SealedMail> {

@@ -7,6 +7,8 @@ use crate::ROOT;
 /// Where links lead.
 pub(crate) const ENTER: &str = "/dashboard/enter";
 pub(crate) const SIGN_IN: &str = "/dashboard/sign-in";
+/// Where an account is asked for.
+pub(crate) const SIGN_UP: &str = "/dashboard/sign-up";
 /// Where the button to sign out leads.
 pub(crate) const SIGN_OUT: &str = "/dashboard/sign-out";
 

@@ -11,7 +11,7 @@ use salvo::http::header::HeaderName;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::{ENTER, SIGN_IN, SIGN_OUT, own_page};
+use crate::path::{ENTER, SIGN_IN, SIGN_OUT, SIGN_UP, own_page};
 use crate::public_form::{check, form_key, refused, signed_in};
 use crate::view::{field, page, refusal};
 use crate::{Dashboard, ROOT, cookie, mail, passkeys, providers};
@@ -131,7 +131,7 @@ pub(crate) fn sign_in_page(dashboard: &Dashboard, next: &str, email: &str, error
             (providers::links(dashboard, next))
             p { a href=(ENTER) { "Come in with a link" } }
             p { a href=(mail::ASK) { "Trouble signing in?" } }
-            @if dashboard.sign_ins.is_open() { p { a href=(mail::SIGN_UP) { "Create an account" } } }
+            @if dashboard.sign_ins.is_open() { p { a href=(SIGN_UP) { "Create an account" } } }
             @if dashboard.site.is_loopback && !dashboard.site.is_https {
                 p.muted {
                     "This page is for whoever uses this machine alone: a tunnel that is opened as "

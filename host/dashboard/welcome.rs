@@ -13,7 +13,7 @@ use salvo::http::StatusCode;
 
 use crate::answer::Answer;
 use crate::form::{Form, KEY};
-use crate::path::{ENTER, SIGN_IN};
+use crate::path::{ENTER, SIGN_IN, SIGN_UP};
 use crate::public_form::{check, form_key, refused, signed_in};
 use crate::sign_in::proved_page;
 use crate::view::{field, page, refusal};
@@ -128,7 +128,9 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
                 p { (invitation.invited_by) " invites " (invitation.email) " to be " (invitation.role.with_article()) " of the Team “"
                     (invitation.team_name) "”." }
                 p { @if may_sign_up { "You have an account already? " } a href=(SIGN_IN) { "Sign in" } ", and open the link once more." }
-                @if !may_sign_up { p.notice { "Operators make accounts here. Ask one for an account, if you have none." } }
+                @if dashboard.sign_ins.is_open() {
+                    p { "You have none? " a href=(SIGN_UP) { "Create an account" } ", and open the link then." }
+                } @else if !may_sign_up { p.notice { "Operators make accounts here. Ask one for an account, if you have none." } }
             }
             Welcome::Owner(email) => p { "You sign in with " strong { (email) } "." }
         }

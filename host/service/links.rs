@@ -82,6 +82,7 @@ pub async fn recover(store: &Store, account_id: Uuid) -> Result<NewLink> {
             write.remove_identities_of(account_id).await?;
             write.end_sign_ins_of(account_id).await?;
             write.delete_links_of(account_id).await?;
+            write.delete_email_change(account_id).await?;
             write.audit(NewEntry::new(account_id, Actor::CLI, AuditAction::AccountsRecover));
             add_new(write, account_id).await
         })

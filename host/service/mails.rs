@@ -24,6 +24,8 @@ use crate::try_limiter::TryLimiter;
 const TO_ONE: (u32, Duration) = (5, Duration::from_hours(1));
 const BY_ONE: (u32, Duration) = (20, Duration::from_hours(1));
 const OF_HOST: (u32, Duration) = (1000, Duration::from_hours(1));
+/// Links for new accounts among them: strangers leave some for everybody else.
+const SIGN_UPS: (u32, Duration) = (300, Duration::from_hours(1));
 /// Links that are asked for from one address.
 const ASKED: (u32, Duration) = (5, Duration::from_hours(1));
 /// Addresses that are remembered.
@@ -193,6 +195,10 @@ impl Mails {
         email: String,
         letter: impl FnOnce(&str, &NewLink) -> Letter,
     ) -> Result<()> {
+        if !self.takes("sign-ups", SIGN_UPS, service) {
+            tracing::warn!("more than {} links for new accounts in an hour: this one is not sent", SIGN_UPS.0);
+            return Ok(());
+        }
         let link = NewLink::within(service.clock(), SIGN_UP_LIFETIME);
         let Some(mail) = self.sealed(service, letter(&email, &link)) else { return Ok(()) };
         let make = service.store.write(None, move |write| {

@@ -337,8 +337,29 @@ async function attack(storageState) {
     return fetch(url, options).then(() => "read").catch(() => "refused");
   }, `${base}/keys`);
   world.check(read === "refused", "a tunnel's page reads a page of the dashboard");
+  // It shows the dashboard in no frame, holds no window of it, and plants no cookie that is taken for a sign-in.
+  await page.evaluate(async (url) => {
+    const frame = Object.assign(document.createElement("iframe"), { src: url });
+    const loaded = new Promise((resolve) => frame.addEventListener("load", resolve));
+    document.body.append(frame);
+    await loaded;
+  }, base);
+  world.check(page.frames().every((frame) => !frame.url().startsWith(origin)), "a tunnel's page frames the dashboard");
+  const opened = page.context().waitForEvent("page");
+  await page.evaluate((url) => {
+    window.opened = window.open(url);
+  }, base);
+  const popup = await opened;
+  await popup.locator("h1").waitFor();
+  world.check(await popup.evaluate(() => window.opener === null), "a page of the dashboard knows the tunnel's page that opened it");
+  world.check(await page.evaluate(() => window.opened.closed), "a tunnel's page holds a window of the dashboard");
+  await popup.close();
+  await page.evaluate(() => {
+    for (const domain of ["", "; domain=localhost", "; domain=tunnel.localhost"]) document.cookie = `culvert_local=planted; path=/dashboard${domain}`;
+  });
   // That the browser says so as well is as it should be.
-  const ofTheRefusal = (problem) => ["CORS", "net::ERR_FAILED", `failed: ${base}/keys`].some((text) => problem.includes(text));
+  const refusals = ["CORS", "net::ERR_FAILED", `failed: ${base}/keys`, "frame-ancestors", "net::ERR_BLOCKED_BY_RESPONSE"];
+  const ofTheRefusal = (problem) => refusals.some((text) => problem.includes(text));
   world.problems = world.problems.filter((problem) => !ofTheRefusal(problem));
   const answered = page.waitForResponse((response) => response.url() === form.action);
   await page.evaluate(({ action, key }) => {
@@ -351,6 +372,9 @@ async function attack(storageState) {
     forged.submit();
   }, form);
   world.check((await answered).status() === 403, "a tunnel's page posts a form of the dashboard");
+  await page.waitForURL(form.action);
+  await page.goto(base);
+  world.check(page.url() === base, "a cookie that a tunnel's page has planted signs somebody out");
   await window.context.close();
 }
 

@@ -72,6 +72,7 @@ async fn form_waits_while_somebody_proves_who_they_are(engine: Engine) {
     assert_eq!(wrong.outcome(), "422 validation_failed");
 
     let copy = tab.clone();
+    assert!(wrong.form(confirm).iter().any(|(name, _)| name == "held_form"), "a wrong password does not lose it");
     let held = asked.form(confirm).into_iter().find(|(name, _)| name == "held_form").expect("it goes along").1;
     let shown = tab.submit(&asked, confirm, &[("current_password", PASSWORD)]).await;
     assert_eq!(shown.status, 200, "{}", shown.text);

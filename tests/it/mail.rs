@@ -317,3 +317,26 @@ async fn mail_is_tried_five_times(engine: Engine) {
     }
     host.until(async || (waiting(&host).await == 0).then_some(())).await;
 }
+
+/// A link that would change the address ends with a new password, and when an account is recovered: it may be a stranger's.
+#[both_engines]
+async fn pending_change_of_the_address_ends_with_a_new_password_and_with_recovery(engine: Engine) {
+    let mut server = MailServer::start(&[]).await;
+    let host = server.host(engine).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let (account, path) = ("/dashboard/account", "/dashboard/account/profile");
+    for is_recovered in [false, true] {
+        let page = tab.get(account).await;
+        assert_eq!(tab.submit(&page, path, &[("email", "mallory@example.test")]).await.status, 200);
+        let pending = link(&server.next().await);
+        if is_recovered {
+            culvert_service::links::recover(&host.app.store, ada.account_id).await.unwrap();
+        } else {
+            let page = tab.get(account).await;
+            let new = [("password", "other gravel lantern 17")];
+            assert_eq!(tab.submit(&page, "/dashboard/account/password", &new).await.status, 303);
+        }
+        assert_eq!(open(&host, &pending).await.outcome(), "410 link_not_valid", "{is_recovered}");
+    }
+}

@@ -288,6 +288,21 @@ async fn account_is_made_where_sign_up_is_open_and_the_address_is_trusted(engine
     }
 }
 
+/// Where an address finds an account, nobody takes one without a proof.
+#[both_engines]
+async fn address_is_not_changed_at_once_where_providers_are_trusted_in_addresses(engine: Engine) {
+    let provider = Provider::lying().await;
+    let host = provider.host(engine, true).await;
+    let ada = host.person("ada").await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let (path, page) = ("/dashboard/account/profile", tab.get(ACCOUNT).await);
+    let refused = tab.submit(&page, path, &[("email", "ceo@example.test")]).await;
+    let said = refused.fault("email");
+    assert_eq!(said, Some("cannot be changed here, because this host sends no mail; ask an operator"));
+    let page = tab.get(ACCOUNT).await;
+    assert_eq!(tab.submit(&page, path, &[("display_name", "Ada L.")]).await.led_to(), ACCOUNT);
+}
+
 /// Where the provider is away, the other ways stay; and sign-ins are begun at most thirty times in five minutes.
 #[both_engines]
 async fn provider_that_is_away_leaves_the_other_ways(engine: Engine) {

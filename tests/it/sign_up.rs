@@ -1,8 +1,10 @@
 //! Accounts that people make by themselves, with a link that is mailed to them.
 
 use culvert_domain::sign_in::SignUp;
+use culvert_service::forms::FormId;
 use culvert_test_macros::both_engines;
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use crate::dashboard::is_sound;
 use crate::mail::{MailServer, link, open};
@@ -78,6 +80,31 @@ async fn link_for_an_account_ends_after_a_day_and_links_of_an_address_are_few(en
         assert_eq!(ask(&host, &format!("{number}@example.test")).await.status, 200, "{number}");
     }
     assert_eq!(ask(&host, "6@example.test").await.outcome(), "429 rate_limited");
+}
+
+/// Whoever invites sees the link, so where everybody may invite, an invitation makes no account; it is good for who has one.
+#[both_engines]
+async fn invitation_makes_no_account_where_sign_up_is_open(engine: Engine) {
+    let mut server = MailServer::start(&[]).await;
+    let host = server.host_with(engine, |config| config.dashboard.sign_up = SignUp::Open).await;
+    let ada = host.person("ada").await;
+    let team = host.team("Lab", &ada).await;
+    let mut tab = Tab::with_password(&host, ada.account_id).await;
+    let (list, path) = (format!("/dashboard/{team}/team"), format!("/dashboard/{team}/team/invitations"));
+    let page = tab.get(&list).await;
+    let invited = tab.submit(&page, &path, &[("email", "ceo@example.test"), ("role", "member")]).await;
+    server.next().await;
+    let mut mallory = Tab::open(&host);
+    let page = mallory.get("/dashboard/enter").await;
+    let page = mallory.submit(&page, "/dashboard/enter", &[("link", &invited.link())]).await;
+    is_sound("/dashboard/enter", &page);
+    assert!(page.text.contains(SIGN_UP) && !page.text.contains(&format!("action=\"{BEGIN}\"")), "{}", page.text);
+    let key = host.app.service.form_key(FormId { sign_in: Uuid::nil(), path: BEGIN });
+    let form = [("form_key", key), ("link", invited.link()), ("name", "M".into()), ("password", PASSWORD.into())];
+    let form: Vec<(String, String)> = form.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let refused = mallory.post(BEGIN, &form).await;
+    assert_eq!(refused.outcome(), "422 validation_failed");
+    assert_eq!(count(&host.config().database_url(), "accounts").await, 1);
 }
 
 /// Unless it is open, there is no such page, and a link from before makes no account.

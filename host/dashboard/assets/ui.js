@@ -70,9 +70,12 @@ const main = document.getElementById("content");
 const REFUSED_PERIOD = 10_000;
 // Least time between two sentences that a screen reader speaks.
 const SPEAK_PERIOD = 5_000;
-let source, timer, later, spoken = -SPEAK_PERIOD;
+let source, timer, retry, later, spoken = -SPEAK_PERIOD;
 
-const say = (text) => {
+// What is said when nothing else is: that the sign-in ends.
+let ending = "";
+const say = (news) => {
+  const text = news || ending;
   clearTimeout(later);
   const wait = spoken + SPEAK_PERIOD - performance.now();
   if (text && wait > 0) {
@@ -146,7 +149,10 @@ const look = () => {
   request.responseType = "document";
   request.onload = () => {
     if (request.responseURL !== location.href.split("#")[0] || request.status === 404) location.reload();
-    else if (request.status !== 200) setTimeout(look, REFUSED_PERIOD);
+    else if (request.status !== 200) {
+      clearTimeout(retry);
+      retry = setTimeout(look, REFUSED_PERIOD);
+    }
     else if (isInUse()) again = true;
     else show(request.response);
   };
@@ -192,7 +198,10 @@ const warn = (page) => {
   const left = page.body.dataset.endsIn * 1000;
   if (!(left < LONGEST_TIMER)) return;
   const at = new Date(Date.now() + left).toLocaleTimeString(undefined, { timeStyle: "short" });
-  if (left <= WARNED_BEFORE) return say(`You are signed out at ${at}, unless you open a page before.`);
+  if (left <= WARNED_BEFORE) {
+    ending = `You are signed out at ${at}, unless you open a page before.`;
+    return say("");
+  }
   setTimeout(() => {
     const request = new XMLHttpRequest();
     request.open("GET", location.href);
@@ -202,6 +211,15 @@ const warn = (page) => {
   }, left - WARNED_BEFORE);
 };
 warn(document);
+
+// A second click sends nothing: the first answer may have given the browser another cookie.
+document.addEventListener("submit", (event) => {
+  const { target } = event;
+  if (event.defaultPrevented || target.method !== "post") return;
+  if (target.dataset.sent) return event.preventDefault();
+  target.dataset.sent = "yes";
+  setTimeout(() => delete target.dataset.sent, 2_000);
+});
 
 // What is found is narrowed while somebody types.
 const narrow = (input, results, page) => {

@@ -18,8 +18,7 @@ pub(crate) fn error(error: &Error) -> Markup {
             }
             @if let Some(rule) = error.rule() { p { "The rule of a policy that refuses it: " code { (rule) } } }
             @if error.code == Code::ElevationRequired {
-                p { "Prove once more who you are, as asked below or on the page of " a href=(format!("{ROOT}/account")) { "your account" }
-                    ". What you typed is kept." }
+                p { "Prove once more who you are, as asked below or on the page of " a href=(format!("{ROOT}/account")) { "your account" } "." }
             }
             @if let Some(wait) = error.retry_after { p { "Try again in " (seconds(wait)) " seconds." } }
             p.muted { code { (error.code.as_str()) } }

@@ -116,7 +116,7 @@ impl SignIns {
     ///
     /// # Errors
     ///
-    /// `rate_limited` after too many from one address; if the database fails.
+    /// `rate_limited` after too many from one address; `sign_in_required` if an account was made meanwhile; if the database fails.
     pub async fn begin_by_identity(
         &self,
         service: &Service,
@@ -132,20 +132,21 @@ impl SignIns {
         let (plan, address, identity) = (service.default_plan(), client.address, identity.clone());
         let begin = service.store.write(None, move |write| {
             Box::pin(async move {
-                // Somebody may have made one meanwhile.
-                let Some(account) = write.create_account(&email, &name, &plan).await? else { return Ok(false) };
-                insert(write, account.id, &identity).await?;
+                // Somebody may have made one meanwhile. An error undoes the scope that was made for it.
+                let account = write.create_account(&email, &name, &plan).await?.ok_or_else(made_meanwhile)?;
+                if !insert(write, account.id, &identity).await? {
+                    return Err(made_meanwhile());
+                }
                 let actor = Actor::account(Origin::Dashboard, account.id, address);
                 let entry = NewEntry::new(account.id, actor, AuditAction::AccountsCreate);
                 write.audit(entry.with(&json!({"email": email, "issuer": identity.issuer})));
                 new.account_id = account.id;
-                create(write, &new).await.map(|()| true)
+                create(write, &new).await
             })
         });
-        Ok(begin.await?.then(|| {
-            self.expect(&value);
-            value
-        }))
+        begin.await?;
+        self.expect(&value);
+        Ok(Some(value))
     }
 
     /// Whom the account of a sign-in is at providers.
@@ -221,6 +222,10 @@ impl SignIns {
         let is_unlinked = unlink.await?;
         Ok(is_unlinked.then(|| self.renewed(renewal)))
     }
+}
+
+fn made_meanwhile() -> Error {
+    Error::new(Code::SignInRequired, "An account was made meanwhile. Sign in once more.")
 }
 
 /// Links an account with somebody at a provider. False if an account is linked with them already.

@@ -104,14 +104,20 @@ impl SignIns {
         address: Option<IpAddr>,
         tried: Account,
     ) -> Result<Option<(Uuid, String)>> {
-        self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
+        let former = self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
         let is_possible = !email.contains(char::is_control) && password.chars().count() <= *PASSWORD_CHARACTERS.end();
         let known = if is_possible { service.store.password_by_email(email).await? } else { None };
         let hash = known.as_ref().map(|(_, hash)| hash.clone());
         let password = if is_possible { password.to_owned() } else { String::new() };
         let checked = service.passwords.check(password, hash).await;
         // One that was not looked at, because too many wait, is no wrong one.
-        let is_right = checked.inspect_err(|_| self.throttle.password_was_not_checked(address, tried))?;
+        let is_right = match checked {
+            Ok(is_right) => is_right,
+            Err(error) => {
+                self.throttle.password_was_not_checked(address, tried, former);
+                return Err(error);
+            }
+        };
         if !is_right {
             if let Some((account_id, _)) = known {
                 self.note_failure(service, account_id, address, "password");

@@ -48,8 +48,10 @@ impl RenewedSignIn {
     }
 }
 
-/// Ends all other sign-ins of an account, and the links that were not used.
+/// Ends all other sign-ins of an account, and the links that were not used: those into it, and the one that would change its
+/// address.
 pub(super) async fn end_others(write: &mut Write, account_id: Uuid, id: Uuid) -> Result<()> {
     write.end_other_sign_ins(account_id, id).await?;
-    write.delete_links_of(account_id).await
+    write.delete_links_of(account_id).await?;
+    write.delete_email_change(account_id).await
 }

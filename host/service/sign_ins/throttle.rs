@@ -100,6 +100,9 @@ struct Failures {
     last: Moment,
 }
 
+/// The wrong passwords for an account before a try.
+pub(super) struct Former(Option<Failures>);
+
 /// What was asked for in a minute.
 #[derive(Clone, Copy)]
 struct Requests {
@@ -177,13 +180,13 @@ impl Throttle {
     }
 
     /// Takes a try at a password: it counts as a wrong one until it turns out to be right, so that many at once are no more
-    /// than one after the other. The error is how long to wait.
+    /// than one after the other. Returns what was known before; the error is how long to wait.
     pub(super) fn take_password_try(
         &self,
         address: Option<IpAddr>,
         account: Account,
         now: Moment,
-    ) -> Result<(), Duration> {
+    ) -> Result<Former, Duration> {
         let mut checks = lock(&self.checks);
         let mut check = Requests::running(checks.get(&account), now);
         if check.all >= CHECKS {
@@ -200,17 +203,19 @@ impl Throttle {
         accounts.insert(account, Failures { count, last: now });
         check.all += 1;
         checks.insert(account, check);
-        Ok(())
+        Ok(Former(former))
     }
 
     /// Gives a try back that was not looked at.
-    pub(super) fn password_was_not_checked(&self, address: Option<IpAddr>, account: Account) {
+    pub(super) fn password_was_not_checked(&self, address: Option<IpAddr>, account: Account, former: Former) {
         if let Some(check) = lock(&self.checks).get_mut(&account) {
             check.all = check.all.saturating_sub(1);
         }
-        if let Some(failures) = lock(&self.accounts).get_mut(&account) {
-            failures.count = failures.count.saturating_sub(1);
-        }
+        let mut accounts = lock(&self.accounts);
+        match former.0 {
+            Some(failures) => accounts.insert(account, failures),
+            None => accounts.remove(&account),
+        };
         self.passwords.forgive(address);
     }
 

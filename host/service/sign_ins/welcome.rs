@@ -97,8 +97,7 @@ impl SignIns {
         let hash = self.hash_of_link(typed, client)?;
         let welcome = self.welcome(service, hash, client).await?;
         if !self.may_sign_up(&welcome) {
-            let problem = "has no account, and operators make accounts here; sign in with another one";
-            return Err(Error::invalid(vec![Fault::new("email", problem)]));
+            return Err(self.has_none());
         }
         let now = self.clock.moment();
         self.throttle.tries.take(hash, BEGINS, now).map_err(wait_for)?;
@@ -156,9 +155,21 @@ impl SignIns {
     pub fn may_sign_up(&self, welcome: &Welcome) -> bool {
         match welcome {
             Welcome::Operator => true,
-            Welcome::Member(_) => self.sign_up != SignUp::Off,
+            // Whoever invites sees the link, which proves no address. Where everybody may invite, everybody makes an account by a
+            // link that was mailed.
+            Welcome::Member(_) => self.sign_up == SignUp::Invited,
             Welcome::Owner(_) => self.is_open(),
         }
+    }
+
+    /// Why an invitation makes no account.
+    fn has_none(&self) -> Error {
+        let problem = if self.is_open() {
+            "has no account; create one first, and open the link once more"
+        } else {
+            "has no account, and operators make accounts here; sign in with another one"
+        };
+        Error::invalid(vec![Fault::new("email", problem)])
     }
 
     /// Whether whoever wants an account makes one.
