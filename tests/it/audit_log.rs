@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
-use crate::support::database::{execute, execute_at, try_execute};
+use crate::support::database::{execute, execute_at, execute_script, try_execute};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::program::{Place, command_at, fails};
@@ -191,6 +191,37 @@ async fn altered_and_deleted_entries_are_found(engine: Engine) {
     assert_eq!(problems().await, []);
 }
 
+/// Whichever field of whichever entry somebody alters in the database, it is found.
+#[both_engines]
+async fn any_altered_field_of_any_entry_is_found(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    for _ in 0..2 {
+        work(&host, &ada).await;
+    }
+    let_entries_be_changed(&host, engine).await;
+    execute(&host, "CREATE TABLE kept AS SELECT * FROM audit_log").await;
+    let url = host.config().database_url();
+    for altered in [
+        "action = 'tunnels.read'",
+        "details = '{\"name\":\"another\"}'",
+        "origin = 'agent'",
+        "address = '10.9.8.7'",
+        "at = at + 1",
+        "number = number + 100",
+        "account_id = NULL, origin = 'cli'",
+        "digest = previous",
+    ] {
+        for number in 1..=4 {
+            execute_script(&url, &format!("UPDATE audit_log SET {altered} WHERE number = {number}")).await;
+            let verified = verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap();
+            assert!(!verified.faults.is_empty(), "{altered} of {number}");
+            execute_script(&url, "DELETE FROM audit_log; INSERT INTO audit_log SELECT * FROM kept").await;
+            assert!(verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap().faults.is_empty());
+        }
+    }
+}
+
 /// Whoever can write to the database may put a forged row at the end for a moment: what is written after it does not
 /// vouch for it.
 #[both_engines]
@@ -205,7 +236,7 @@ async fn forged_time_of_the_newest_entry_is_not_authenticated_along(engine: Engi
     work(&host, &ada).await;
     assert_ne!(entries(&host, ada.account_id).await[2].previous_at.unwrap().timestamp_micros(), 0);
     let restore = format!("UPDATE audit_log SET at = {} WHERE number = 2", at.timestamp_micros());
-    crate::support::database::execute_script(&host.config().database_url(), &restore).await;
+    execute_script(&host.config().database_url(), &restore).await;
     execute(&host, "DELETE FROM audit_log WHERE number < 3").await;
     let verified = verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap();
     assert_eq!(verified.faults.iter().map(|fault| fault.problem).collect::<Vec<_>>(), [Problem::CutOff]);

@@ -72,7 +72,7 @@ async fn one_of_many_at_once_uses_a_link(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let secret = link(&host, ada.account_id).await;
-    let tries = (0..20).map(|_| async {
+    let tries = (0..50).map(|_| async {
         let client = culvert_service::sign_ins::Client::default();
         let dashboard = host.app.dashboard.as_ref().unwrap();
         dashboard.sign_ins.enter(&host.app.service, &secret, &client).await.is_ok()
