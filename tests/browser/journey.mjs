@@ -358,7 +358,7 @@ async function attack(storageState) {
     for (const domain of ["", "; domain=localhost", "; domain=tunnel.localhost"]) document.cookie = `culvert_local=planted; path=/dashboard${domain}`;
   });
   // That the browser says so as well is as it should be.
-  const refusals = ["CORS", "net::ERR_FAILED", `failed: ${base}/keys`, "frame-ancestors", "net::ERR_BLOCKED_BY_RESPONSE"];
+  const refusals = ["CORS", "net::ERR_FAILED", `failed: ${base}/keys`, "frame-ancestors", `failed: ${origin}/dashboard/sign-in`];
   const ofTheRefusal = (problem) => refusals.some((text) => problem.includes(text));
   world.problems = world.problems.filter((problem) => !ofTheRefusal(problem));
   const answered = page.waitForResponse((response) => response.url() === form.action);
