@@ -64,6 +64,9 @@ enum Commands {
         /// What the device is called [default: the machine's host name]
         #[arg(long)]
         name: Option<String>,
+        /// Let clients of the API and the dashboard start and stop tunnels here, as `remote-control enable` does
+        #[arg(long)]
+        remote_control: bool,
     },
     /// Run the agent until it is stopped
     Run {
@@ -225,7 +228,9 @@ async fn execute(cli: Cli) -> Result<Exit, CliError> {
         .map_err(|error| io::Error::new(error.kind(), format!("--state-dir {}: {error}", folder.display())))?;
     let output = if cli.place.json { Output::Json } else { Output::Text };
     match cli.command {
-        Commands::Enroll { server, code, name } => enrol::enrol(&state, &server, code, name, output).await?,
+        Commands::Enroll { server, code, name, remote_control } => {
+            enrol::enrol(&state, &server, code, name, remote_control, output).await?;
+        }
         Commands::Run { allow_link_local, transport } => return run_agent(state, allow_link_local, transport).await,
         Commands::Status => status(&state, output).await?,
         Commands::Doctor => doctor::doctor(&state, output).await?,

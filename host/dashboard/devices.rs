@@ -78,15 +78,19 @@ pub(crate) async fn create_code(visit: &Visit, posted: Posted) -> Result<Answer>
     let body = read::<NoBody>(None);
     let made = visit.make(&posted, Action::DevicesCreateCode, Resource::Scope, body, change, answer).await?;
     let enrol = format!(
-        "culvert-agent enroll --server {} --code {}",
+        "culvert-agent enroll --server {} --code {} --remote-control",
         visit.dashboard.public_url,
         made["code"].as_str().unwrap_or_default()
     );
     let content = html! {
         p { "On the machine that is to be a device:" }
         (secret::shown_once("Enrolment", &enrol, "The code is good once, within 10 minutes."))
-        p { "Then let it be controlled from here, if you want to; only the device can turn that on:" }
-        (secret::command("culvert-agent remote-control enable"))
+        p {
+            code { "--remote-control" } " lets tunnels be started and stopped from here, to services of that machine alone. "
+            "Only the device can turn it on. Leave the word out if you start tunnels there: "
+            code { "culvert-agent remote-control enable" } " turns it on later."
+        }
+        p { "Then run the agent:" }
         (secret::command("culvert-agent run"))
         p { a href=(visit.in_scope("/devices")) { "All devices" } }
     };

@@ -254,11 +254,13 @@ async fn stopped_session_traffic_survives_host_kill(engine: Engine) {
     place.json("culvert account create --email ada@example.com --name Ada").await;
     let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
     let code = place.json("culvert device code --account ada@example.com").await;
-    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
-    let device = place.json(&enrol).await["device_id"].clone();
+    let code = code["code"].as_str().unwrap();
+    let enrol = format!("culvert-agent enroll --server {} --code {code} --remote-control", place.url());
+    let enrolled = place.json(&enrol).await;
+    assert_eq!(enrolled["remote_control_enabled"], true);
+    let device = enrolled["device_id"].clone();
     let mut agent = place.start_logged("culvert-agent run");
     agent.until("connected").await;
-    place.json("culvert-agent remote-control enable").await;
 
     let api = Api::new(&place.url(), key["key"].as_str().unwrap());
     let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await;
@@ -397,8 +399,7 @@ async fn idle_connection_closes_within_a_second_of_timeout() {
     let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
     let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.id();
     api.patch(&format!("/tunnels/{tunnel}"), json!({"idle_timeout": 30})).await.data();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.run_tunnel(&api, &device, tunnel).await;
     let silent = host.visitor(&api, tunnel).await;
     let mut lively = host.visitor(&api, tunnel).await;
     let silent = tokio::spawn(silent.was_reset());

@@ -5,6 +5,7 @@ use culvert_wire::control::{Capability, Failure};
 use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
 use culvert_wire::failure_code::FailureCode;
 
+use super::remote_control::decide_at_rest;
 use super::{CliError, Output, print, read_line};
 use crate::VERSION;
 use crate::agent::platform;
@@ -24,6 +25,7 @@ pub(super) async fn enrol(
     server: &str,
     code: String,
     name: Option<String>,
+    remote_control: bool,
     output: Output,
 ) -> Result<(), CliError> {
     if let Some(device) = Device::load(state)? {
@@ -52,9 +54,16 @@ pub(super) async fn enrol(
     let Enrolled { device_id, name } = response.json().await.map_err(unreachable)?;
     let device = Device { id: device_id, name, server, key };
     device.save(state)?;
-    print(output, &serde_json::json!({"device_id": device.id, "name": device.name, "server": device.server}), || {
+    if remote_control {
+        decide_at_rest(state, true, Vec::new())?;
+    }
+    let enrolled = serde_json::json!({
+        "device_id": device.id, "name": device.name, "server": device.server, "remote_control_enabled": remote_control,
+    });
+    print(output, &enrolled, || {
         let name = device.name.as_deref().unwrap_or("this machine");
-        format!("{name} is now the device {}. Run it with `culvert-agent run`.", device.id)
+        let also = if remote_control { ", with remote control" } else { "" };
+        format!("{name} is now the device {}{also}. Run it with `culvert-agent run`.", device.id)
     });
     Ok(())
 }

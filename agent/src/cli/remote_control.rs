@@ -22,17 +22,7 @@ pub(super) async fn remote_control(state: &StateDir, decision: Decision, output:
     let (now, confirmed) = match ipc::ask(state, &request).await? {
         Some(Ok(Answer::RemoteControl { state, confirmed })) => (state, confirmed),
         Some(Err(failure)) => return Err(CliError::Refused(failure)),
-        _ => {
-            // No agent runs, so the decision waits in the state folder for the next one.
-            let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
-            let mut consent = Consent::load(state)?;
-            let list = Targets::open(state, consent.enabled())?;
-            if enabled {
-                list.replace(allowed_target::with(list.list(), allowed_target::standard().into_iter().chain(allow))?)?;
-            }
-            consent.decide(enabled, &list.list(), &device, &Clock::system())?;
-            (consent.state(), false)
-        }
+        _ => (decide_at_rest(state, enabled, allow)?.state(), false),
     };
     let word = if now.enabled { "enabled" } else { "disabled" };
     print(output, &serde_json::json!({"remote_control_enabled": now.enabled, "confirmed": confirmed}), || {
@@ -45,6 +35,18 @@ pub(super) async fn remote_control(state: &StateDir, decision: Decision, output:
         let detail = "it was turned off on the server meanwhile; decide again";
         Err(CliError::Refused(Failure::new(FailureCode::ConsentOutdated, detail)))
     }
+}
+
+/// No agent runs, so the decision waits in the state folder for the next one.
+pub(super) fn decide_at_rest(state: &StateDir, enabled: bool, allow: Vec<AllowedTarget>) -> Result<Consent, CliError> {
+    let device = Device::load(state)?.ok_or(CliError::NotEnrolled)?;
+    let mut consent = Consent::load(state)?;
+    let list = Targets::open(state, consent.enabled())?;
+    if enabled {
+        list.replace(allowed_target::with(list.list(), allowed_target::standard().into_iter().chain(allow))?)?;
+    }
+    consent.decide(enabled, &list.list(), &device, &Clock::system())?;
+    Ok(consent)
 }
 
 /// Shows the list of allowed targets, or changes it.

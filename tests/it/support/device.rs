@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::api::Api;
 use super::cable::Cable;
 use super::host::{Person, TestHost, start_of_time, within};
 
@@ -68,6 +69,12 @@ impl TestHost {
         let device = TestDevice::start(device, remote, clock);
         device.until_connected().await;
         device
+    }
+
+    /// Has a device start a tunnel, and waits until it runs.
+    pub async fn run_tunnel(&self, api: &Api, device: &TestDevice, id: Uuid) {
+        device.start_tunnel(&id.to_string()).await.unwrap();
+        self.until_tunnel(api, id, "running").await;
     }
 
     /// A device that has enrolled and does not run.
