@@ -85,11 +85,8 @@ pub(crate) async fn change_profile(visit: &Visit, posted: Posted) -> Result<Answ
         WantedProfile { name: posted.form.get("display_name").to_owned(), email: posted.form.get("email").to_owned() };
     let letter =
         |email: &str, link: &NewLink| mail::new_address(&dashboard.site, visit.sign_in.account_id, email, link);
-    let prove_people = dashboard.providers.iter().any(|provider| provider.trust_email);
-    let wanted_profile = (&wanted, prove_people);
-    let change =
-        dashboard.sign_ins.change_profile(visit.service(), &dashboard.mails, &visit.sign_in, wanted_profile, letter);
-    let changed = change.await?;
+    let changed =
+        dashboard.sign_ins.change_profile(visit.service(), &dashboard.mails, &visit.sign_in, &wanted, letter).await?;
     if !changed {
         return Ok(Answer::see_other(&format!("{ROOT}/account")));
     }

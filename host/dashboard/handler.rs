@@ -55,6 +55,11 @@ struct Asker {
     sign_in: Uuid,
 }
 
+/// What of the path is below `/dashboard`, as the tables of pages and forms have it.
+fn below(path: &str) -> &str {
+    path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/')
+}
+
 fn who(asker: &Mutex<Option<Asker>>) -> Option<Asker> {
     *asker.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,18 +68,20 @@ fn request_id(depot: &Depot) -> Option<Uuid> {
     depot.get_typed::<PinnedPolicies>().ok().and_then(PinnedPolicies::request_id)
 }
 
-/// Has people be able to look up why somebody was refused.
+/// Has people be able to look up why somebody was refused, as far as it is known who has asked.
 fn note(dashboard: &Dashboard, req: &Request, asker: Option<Asker>, request_id: Option<Uuid>, error: &Error) {
     let (Some(asker), Some(request_id)) = (asker, request_id) else { return };
     // The script of an open page is no person who wants to know: and pages look again when a refusal is noted.
-    if !is_by_person(req, *req.method() != Method::POST) {
-        return;
+    if is_by_person(req, *req.method() != Method::POST) {
+        note_of(dashboard, asker, request_id, (req.method().as_str(), req.uri().path()), error);
     }
+}
+
+fn note_of(dashboard: &Dashboard, asker: Asker, request_id: Uuid, (method, path): (&str, &str), error: &Error) {
     let Asker { scope_id, account_id, sign_in } = asker;
-    let (path, status) = (req.uri().path(), (dashboard.status_of)(&error.code).as_u16());
-    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/');
-    let is_routed = pages::find(below).is_some() || actions::find(below).is_some();
-    let (credential, method) = (&Credential::SignIn(sign_in), req.method().as_str());
+    let status = (dashboard.status_of)(&error.code).as_u16();
+    let is_routed = pages::find(below(path)).is_some() || actions::find(below(path)).is_some();
+    let credential = &Credential::SignIn(sign_in);
     let refused = RefusedRequest { request_id, scope_id, account_id, credential, method, path, status, is_routed };
     dashboard.refusals.note(&dashboard.service, &refused, error);
 }
@@ -123,7 +130,7 @@ async fn answer(
         return Ok(answer);
     }
     let client = client(dashboard, req);
-    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
+    let below = below(&path).to_owned();
     let known = known(dashboard, req, &client, reads).await?;
     if let Some(answer) = entrance::answer(dashboard, req, &below, known.as_ref(), &client).await? {
         return Ok(answer);
@@ -262,18 +269,9 @@ async fn post(mut visit: Visit, act: &Act, form: Form) -> Result<Answer> {
     };
     let (status, wait) = ((visit.dashboard.status_of)(&error.code), error.retry_after);
     if let Some(request_id) = visit.policies.request_id() {
-        let Caller { scope, account_id, credential, .. } = &visit.caller;
-        let refused = RefusedRequest {
-            request_id,
-            scope_id: scope.id,
-            account_id: *account_id,
-            credential,
-            method: "POST",
-            path: &visit.path,
-            status: status.as_u16(),
-            is_routed: true,
-        };
-        visit.dashboard.refusals.note(visit.service(), &refused, &error);
+        let (scope_id, account_id, sign_in) = (visit.caller.scope.id, visit.caller.account_id, visit.sign_in.id);
+        let asker = Asker { scope_id, account_id, sign_in };
+        note_of(&visit.dashboard, asker, request_id, ("POST", &visit.path), &error);
     }
     let path = visit.path.clone();
     visit.path = visit.path_of(act.page);
@@ -295,8 +293,7 @@ async fn shown_again(visit: Visit, form: &Form, answer: Answer) -> Answer {
 }
 
 async fn page_with(mut visit: Visit, HeldForm { path, form }: HeldForm) -> Result<Markup> {
-    let below = path.strip_prefix(ROOT).unwrap_or_default().trim_start_matches('/').to_owned();
-    let (act, named) = actions::find(&below).ok_or_else(Error::not_found)?;
+    let (act, named) = actions::find(below(&path)).ok_or_else(Error::not_found)?;
     let present = visit.dashboard.sign_ins.present(visit.service(), &visit.sign_in).await?;
     visit.sign_in = present.ok_or_else(Error::not_found)?;
     visit.caller = caller(&visit.dashboard, &visit.sign_in, named.scope.as_deref()).await?;

@@ -43,19 +43,8 @@ pub(crate) fn invitation(visit: &Visit, email: &str, secret: &str) -> Option<Sea
 
 /// The mail that brings somebody a link to their account.
 pub(crate) fn link(site: &Site, kind: LetterKind, by: Option<Uuid>, email: &str, link: &NewLink) -> Letter {
-    Letter {
-        kind,
-        by,
-        to: email.to_owned(),
-        subject: "Your link to Culvert".into(),
-        text: format!(
-            "Open this link to come into Culvert, at {}; it can be used once, within 30 minutes:\n\n{}\n\nIf you did not ask \
-             for it, do nothing.\n",
-            site.origin,
-            site.entrance(&link.secret)
-        ),
-        expires_at: link.expires_at,
-    }
+    let text = text(site, link, "come into Culvert", "30 minutes", "");
+    Letter { kind, by, to: email.to_owned(), subject: "Your link to Culvert".into(), text, expires_at: link.expires_at }
 }
 
 /// The mail that shows that a new address is its owner's.
@@ -65,12 +54,7 @@ pub(crate) fn new_address(site: &Site, by: Uuid, email: &str, link: &NewLink) ->
         by: Some(by),
         to: email.to_owned(),
         subject: "Your new address for Culvert".into(),
-        text: format!(
-            "Open this link to use this address for your account of Culvert, at {}; it can be used once, within 24 \
-             hours:\n\n{}\n\nIf you did not ask for it, do nothing.\n",
-            site.origin,
-            site.entrance(&link.secret)
-        ),
+        text: text(site, link, "use this address for your account of Culvert", "24 hours", ""),
         expires_at: link.expires_at,
     }
 }
@@ -82,29 +66,27 @@ fn new_account(site: &Site, email: &str, link: &NewLink) -> Letter {
         by: None,
         to: email.to_owned(),
         subject: "Your account for Culvert".into(),
-        text: format!(
-            "Open this link to make your account for Culvert, at {}; it can be used once, within 24 hours:\n\n{}\n\nIf you did \
-             not ask for it, do nothing: there is no account without the link.\n",
-            site.origin,
-            site.entrance(&link.secret)
-        ),
+        text: text(site, link, "make your account for Culvert", "24 hours", ": there is no account without the link"),
         expires_at: link.expires_at,
     }
+}
+
+/// What a link is for, how long it is good, and what follows for whoever did not ask for it.
+fn text(site: &Site, link: &NewLink, purpose: &str, lifetime: &str, otherwise: &str) -> String {
+    format!(
+        "Open this link to {purpose}, at {}; it can be used once, within {lifetime}:\n\n{}\n\nIf you did not ask for it, do \
+         nothing{otherwise}.\n",
+        site.origin,
+        site.entrance(&link.secret)
+    )
 }
 
 /// The page of somebody who wants an account.
 pub(crate) fn sign_up_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
     let content = html! {
         @if let Some(error) = error { (refusal::error(error)) }
-        @if dashboard.mails.are_sent() {
-            p { "You get a link by mail, by which you make your account." }
-            form method="post" action=(SIGN_UP) {
-                (field::hidden(KEY, &form_key(dashboard, SIGN_UP)))
-                (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", autocomplete: Some("username"), required: true,
-                    fault: error.and_then(|error| error.fault("email")), ..field::Field::default() }))
-                button type="submit" { "Mail me a link" }
-            }
-        }
+        p { "You get a link by mail, by which you make your account." }
+        (ask_form(dashboard, SIGN_UP, error))
         (providers::links(dashboard, ""))
         p { a href=(SIGN_IN) { "Sign in" } }
     };
@@ -122,11 +104,10 @@ pub(crate) fn sign_up(dashboard: &Arc<Dashboard>, form: &Form, client: &Client) 
     if let Err(error) = asked {
         return Ok(refused(dashboard, &error, sign_up_page(dashboard, Some(&error))));
     }
-    let content = html! {
-        p role="status" { "A link is on its way to " strong { (form.get("email").trim()) } ". It can be used once." }
-        p { a href=(SIGN_IN) { "Sign in" } }
-    };
-    Ok(Answer::page(StatusCode::OK, page::narrow("Look into your mail", &dashboard.docs_url, &content)))
+    Ok(mailed(
+        dashboard,
+        &html! { "A link is on its way to " strong { (form.get("email").trim()) } ". It can be used once." },
+    ))
 }
 
 /// The page of somebody who cannot sign in.
@@ -135,12 +116,7 @@ pub(crate) fn ask_page(dashboard: &Dashboard, error: Option<&Error>) -> Markup {
         @if let Some(error) = error { (refusal::error(error)) }
         @if dashboard.mails.are_sent() {
             p { "You get a link by mail, by which you come in and set a new password." }
-            form method="post" action=(ASK) {
-                (field::hidden(KEY, &form_key(dashboard, ASK)))
-                (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", autocomplete: Some("username"), required: true,
-                    ..field::Field::default() }))
-                button type="submit" { "Mail me a link" }
-            }
+            (ask_form(dashboard, ASK, error))
         } @else {
             p { "This host sends no mail. Ask whoever runs it for a link:" }
             (secret::command("culvert account link --email you@example.com"))
@@ -161,9 +137,26 @@ pub(crate) fn ask(dashboard: &Arc<Dashboard>, form: &Form, client: &Client) -> R
     if let Err(error) = asked {
         return Ok(refused(dashboard, &error, ask_page(dashboard, Some(&error))));
     }
+    Ok(mailed(
+        dashboard,
+        &html! { "If there is an account with the address " strong { (email) } ", a link is on its way to it. It can be used once, within 30 minutes." },
+    ))
+}
+
+/// Asks for the address that a link is mailed to.
+fn ask_form(dashboard: &Dashboard, path: &str, error: Option<&Error>) -> Markup {
+    html! { form method="post" action=(path) {
+        (field::hidden(KEY, &form_key(dashboard, path)))
+        (field::text(&field::Field { name: "email", label: "E-mail", kind: "email", autocomplete: Some("username"), required: true,
+            fault: error.and_then(|error| error.fault("email")), ..field::Field::default() }))
+        button type="submit" { "Mail me a link" }
+    } }
+}
+
+fn mailed(dashboard: &Dashboard, what: &Markup) -> Answer {
     let content = html! {
-        p role="status" { "If there is an account with the address " strong { (email) } ", a link is on its way to it. It can be used once, within 30 minutes." }
+        p role="status" { (what) }
         p { a href=(SIGN_IN) { "Sign in" } }
     };
-    Ok(Answer::page(StatusCode::OK, page::narrow("Look into your mail", &dashboard.docs_url, &content)))
+    Answer::page(StatusCode::OK, page::narrow("Look into your mail", &dashboard.docs_url, &content))
 }

@@ -114,11 +114,11 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
     let title = match welcome {
         Welcome::Operator => "Set up Culvert",
         Welcome::Member(invitation) => &format!("Join {}", invitation.team_name),
-        Welcome::Owner(_) => "Create your account",
+        Welcome::Newcomer(_) => "Create your account",
     };
     let known_email = match welcome {
         Welcome::Operator => None,
-        Welcome::Member(Invitation { email, .. }) | Welcome::Owner(email) => Some(email),
+        Welcome::Member(Invitation { email, .. }) | Welcome::Newcomer(email) => Some(email),
     };
     let content = html! {
         @if let Some(error) = error { (refusal::error(error)) }
@@ -132,7 +132,7 @@ fn account_page(dashboard: &Dashboard, welcome: &Welcome, form: &Form, error: Op
                     p { "You have none? " a href=(SIGN_UP) { "Create an account" } ", and open the link then." }
                 } @else if !may_sign_up { p.notice { "Operators make accounts here. Ask one for an account, if you have none." } }
             }
-            Welcome::Owner(email) => p { "You sign in with " strong { (email) } "." }
+            Welcome::Newcomer(email) => p { "You sign in with " strong { (email) } "." }
         }
         @if may_sign_up { form method="post" action=(BEGIN) {
             (field::hidden(KEY, &form_key(dashboard, BEGIN)))

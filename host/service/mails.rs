@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use culvert_domain::account;
+use culvert_domain::account::{self, Account};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Chain, Code, Error, Fault, Result};
 use culvert_domain::mail::SealedMail;
@@ -138,7 +138,16 @@ impl Mails {
         let Some(turn) = self.turn(service, LetterKind::AskedLink, &email, client)? else { return Ok(()) };
         let (mails, service) = (self.clone(), service.clone());
         tokio::spawn(async move {
-            mails.make_link(&service, &email, client, letter).await.unwrap_or_else(|error| not_made(&error));
+            let make = async {
+                let email = email.trim();
+                let is_possible = !email.contains(char::is_control);
+                let known = if is_possible { service.store.account_by_email(email).await? } else { None };
+                match known {
+                    Some(account) => mails.make_link(&service, account, client, letter).await,
+                    None => Ok(()),
+                }
+            };
+            make.await.unwrap_or_else(|error| warn_not_made(&error));
             drop(turn);
         });
         Ok(())
@@ -164,11 +173,11 @@ impl Mails {
         tokio::spawn(async move {
             let make = async {
                 match service.store.account_by_email(&email).await? {
-                    Some(_) => mails.make_link(&service, &email, client, to_known).await,
+                    Some(account) => mails.make_link(&service, account, client, to_known).await,
                     None => mails.make_sign_up(&service, email, to_new).await,
                 }
             };
-            make.await.unwrap_or_else(|error| not_made(&error));
+            make.await.unwrap_or_else(|error| warn_not_made(&error));
             drop(turn);
         });
         Ok(())
@@ -213,13 +222,10 @@ impl Mails {
     async fn make_link(
         &self,
         service: &Service,
-        email: &str,
+        account: Account,
         client: Option<IpAddr>,
         letter: impl FnOnce(&str, &NewLink) -> Letter,
     ) -> Result<()> {
-        let email = email.trim();
-        let known = if email.contains(char::is_control) { None } else { service.store.account_by_email(email).await? };
-        let Some(account) = known else { return Ok(()) };
         let link = NewLink::of_account(service.clock());
         // To the address that the account has: what was typed may only look like it.
         let Some(mail) = self.sealed(service, letter(&account.email, &link)) else { return Ok(()) };
@@ -239,6 +245,6 @@ impl Mails {
     }
 }
 
-fn not_made(error: &Error) {
+fn warn_not_made(error: &Error) {
     tracing::warn!(error = %Chain(error), "a link that was asked for could not be made");
 }

@@ -23,7 +23,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry, Origin};
 use culvert_domain::caller::{Caller, Scope};
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::sign_in::{ELEVATION, SignIn, SignInClient, SignInMethod, SignUp};
+use culvert_domain::sign_in::{SignIn, SignInClient, SignInMethod, SignUp};
 use culvert_domain::text;
 use culvert_store::Write;
 use culvert_store::sign_ins::NewSignIn;
@@ -72,6 +72,8 @@ pub struct SignIns {
     clock: Clock,
     lifetimes: Lifetimes,
     sign_up: SignUp,
+    /// Whether a provider's word for an address finds an account.
+    trusts_addresses: bool,
     remembered: Mutex<Remembered>,
     throttle: Throttle,
     /// What passkeys belong to; none where there can be none.
@@ -107,10 +109,10 @@ impl Client {
 
 impl SignIns {
     /// `origin` is the dashboard's: scheme, host name and port.
-    pub fn new(clock: Clock, lifetimes: Lifetimes, sign_up: SignUp, origin: &str) -> Self {
+    pub fn new(clock: Clock, lifetimes: Lifetimes, sign_up: SignUp, trusts_addresses: bool, origin: &str) -> Self {
         let remembered = Mutex::new(LruCache::new(MAX_REMEMBERED));
         let relying_party = passkeys::relying_party(origin);
-        Self { clock, lifetimes, sign_up, remembered, throttle: Throttle::new(), relying_party }
+        Self { clock, lifetimes, sign_up, trusts_addresses, remembered, throttle: Throttle::new(), relying_party }
     }
 
     /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of
@@ -243,10 +245,9 @@ impl SignIns {
         sign_in: &SignIn,
         password: Option<String>,
     ) -> Result<SignInValue> {
-        let (id, account_id, expires_at) = (sign_in.id, sign_in.account_id, sign_in.expires_at);
+        let (id, account_id) = (sign_in.id, sign_in.account_id);
+        let (renewal, renewed) = self.renewal(sign_in);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsSetPassword);
-        let value = new_value(&self.clock);
-        let hash = hash(&value);
         let change = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 let now = write.now;
@@ -254,9 +255,7 @@ impl SignIns {
                 if password.is_some() && !current.may_set_password(now) {
                     return Err(Error::of(Code::ElevationRequired));
                 }
-                if !write.elevate_sign_in(id, &hash, now + ELEVATION).await? {
-                    return Err(Error::of(Code::SignInRequired));
-                }
+                renewed.elevate(write).await?;
                 if let Some(password) = password {
                     write.audit(entry);
                     write.set_password(account_id, &password).await?;
@@ -266,10 +265,7 @@ impl SignIns {
             })
         });
         change.await?;
-        self.read_again(account_id);
-        let value = SignInValue { value, expires_at };
-        self.expect(&value);
-        Ok(value)
+        Ok(self.renewed(renewal))
     }
 
     /// Ends a sign-in of the account; with none, all but this one, and the links that were not used.

@@ -33,7 +33,7 @@ impl Service {
     pub async fn scope_days(&self, caller: &Caller) -> Result<Vec<(NaiveDate, Traffic)>> {
         let dates = self.last_days();
         let known = self.store.scope_days(caller.scope.id, day_number(midnight(dates[0]))).await?;
-        Ok(each(dates, &known, |date| day_number(midnight(*date))))
+        Ok(filled(dates, &known, |date| day_number(midnight(*date))))
     }
 
     /// The same of a tunnel of the caller's scope.
@@ -44,7 +44,7 @@ impl Service {
     pub async fn tunnel_days(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<(NaiveDate, Traffic)>> {
         let dates = self.last_days();
         let known = self.store.tunnel_days(caller.scope.id, tunnel_id, day_number(midnight(dates[0]))).await?;
-        Ok(each(dates, &known, |date| day_number(midnight(*date))))
+        Ok(filled(dates, &known, |date| day_number(midnight(*date))))
     }
 
     /// The traffic of the caller's scope, or of one of its tunnels, in the hours of a day. Of a day whose hours are not
@@ -69,7 +69,7 @@ impl Service {
             None => self.store.scope_hours(scope_id, hours.clone()).await?,
         };
         let begins = hours.map(|hour| DateTime::UNIX_EPOCH + TimeDelta::hours(hour)).collect();
-        Ok(HourlyUsage { day, first_day, hours: each(begins, &known, |hour| hour_number(*hour)) })
+        Ok(HourlyUsage { day, first_day, hours: filled(begins, &known, |hour| hour_number(*hour)) })
     }
 
     /// How many visitors a tunnel has, as its node told a few seconds ago; `None` if it does not run, or if its node is not
@@ -90,7 +90,7 @@ fn midnight(date: NaiveDate) -> DateTime<Utc> {
 }
 
 /// The traffic at each time; none where nothing is known of it.
-fn each<T>(times: Vec<T>, known: &[(i64, Traffic)], number: impl Fn(&T) -> i64) -> Vec<(T, Traffic)> {
+fn filled<T>(times: Vec<T>, known: &[(i64, Traffic)], number: impl Fn(&T) -> i64) -> Vec<(T, Traffic)> {
     let of = |at: i64| known.iter().find(|(known, _)| *known == at).map(|(_, traffic)| *traffic);
     let with = |time: T| {
         let traffic = of(number(&time)).unwrap_or_default();

@@ -434,7 +434,7 @@ for (const kind of Object.keys(KINDS)) {
     const named = url.replace(device, "/dashboard/one-device").replace(delivery, "/dashboard/one-delivery").replace(`${origin}/docs`, "/dashboard/docs").replace(/\?.*/, "").replace(tunnel, "/dashboard/one-tunnel").replace(web, "/dashboard/web").replace(endpoint, "/dashboard/one-webhook").replace(team, "/dashboard/one-team").replace(why, "/dashboard/one-refusal");
     const name = named.split("/dashboard/")[1].replaceAll("/", "-");
     await world.look(window, name);
-    await world.strain(window, name);
+    await world.checkReflow(window, name);
   }
   await window.context.close();
 }

@@ -67,7 +67,7 @@ export class World {
 
   // What makes a page wider makes nothing scroll sideways: 400 % zoom (WCAG 2.2, 1.4.10), the reader's own spacing (1.4.12), and
   // the longer words of another language. The page is not to be used after it.
-  async strain({ page, kind }, name) {
+  async checkReflow({ page, kind }, name) {
     if (KINDS[kind].javaScriptEnabled === false) return;
     const look = async (what) => {
       const wide = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;

@@ -70,8 +70,7 @@ impl Stage {
     async fn running(&self, subdomain: &str) -> Uuid {
         let body = json!({"protocol": "http", "subdomain": subdomain, "local_port": self.service.port});
         let tunnel = self.api.post("/tunnels", body).await.id();
-        self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        self.host.until_tunnel(&self.api, tunnel, "running").await;
+        self.host.run_tunnel(&self.api, &self.device, tunnel).await;
         tunnel
     }
 

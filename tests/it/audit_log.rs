@@ -74,8 +74,7 @@ async fn changes_of_every_origin_are_in_the_log(engine: Engine) {
     assert_eq!(api.send(once()).await.id(), hook_id);
     let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
     let tcp = api.post("/tunnels", json!({"local_port": 25565})).await.id();
-    device.start_tunnel(&tcp.to_string()).await.unwrap();
-    host.until_tunnel(&api, tcp, "running").await;
+    host.run_tunnel(&api, &device, tcp).await;
     device.stop_tunnel(&tcp.to_string()).await.unwrap();
     let mut tab = Tab::with_password(&host, ada.account_id).await;
     let page = tab.get("/dashboard/me/keys").await;

@@ -46,14 +46,14 @@ const ROUTES: [(&str, &str, &str); 23] = [
 ];
 
 /// Somebody at a tab, of whom a sign-in may change sixty things in a minute.
-struct Seat {
+struct Sender {
     tab: Tab,
     email: String,
     sent: u32,
 }
 
-impl Seat {
-    async fn take(host: &TestHost, person: &Person, name: &str) -> Self {
+impl Sender {
+    async fn new(host: &TestHost, person: &Person, name: &str) -> Self {
         Self { tab: Tab::with_password(host, person.account_id).await, email: format!("{name}@example.test"), sent: 0 }
     }
 
@@ -127,11 +127,11 @@ async fn forms_decide_as_the_api_does(engine: Engine) {
     host.join(team, &people[1], Role::Admin).await;
     host.join(team, &people[2], Role::Member).await;
     let mut members = Vec::new();
-    let mut seats = Vec::new();
+    let mut senders = Vec::new();
     for (person, name) in people.iter().zip(names) {
         let scope = if name == "dan" { person.account_id } else { team };
         members.push(Member::new(&host, person, scope).await);
-        seats.push(Seat::take(&host, person, name).await);
+        senders.push(Sender::new(&host, person, name).await);
     }
     let (owner, admin, member, alone) = (0, 1, 2, 3);
     let columns = [
@@ -163,7 +163,7 @@ async fn forms_decide_as_the_api_does(engine: Engine) {
             }
             let typed: Vec<(&str, &str)> = typed.iter().map(|(name, value)| (*name, value.as_str())).collect();
             let (page, path) = (filled(act.page, scope, &by_form.0), filled(form, scope, &by_form.0));
-            let sent = seats[who].send(&host, &page, &path, &typed).await;
+            let sent = senders[who].send(&host, &page, &path, &typed).await;
             // What is gone is deleted, as far as a second click can tell; so is another's, which stays.
             let finds_it_gone = form.ends_with("{id}/delete") && asked == "404 not_found" && sent.status == 303;
             let stays = finds_it_gone && members[whose].api.get(&by_form.0).await.status == 200;
@@ -204,8 +204,8 @@ async fn operators_pages_and_forms_are_for_operators(engine: Engine) {
     host.join(team, &eve, Role::Admin).await;
     let node = host.app.store.nodes().await.unwrap()[0].id;
     accounts::set_operator(&host.app.store, ada.account_id, true, Actor::CLI).await.unwrap();
-    let mut adas = Seat::take(&host, &ada, "ada").await;
-    let mut eves = Seat::take(&host, &eve, "eve").await;
+    let mut adas = Sender::new(&host, &ada, "ada").await;
+    let mut eves = Sender::new(&host, &eve, "eve").await;
     for page in culvert_dashboard::pages::PAGES.iter().filter(|page| page.path.starts_with("operator/")) {
         let path = format!("/dashboard/{}", page.path);
         let outcomes = (adas.tab.get(&path).await.status, eves.tab.get(&path).await.outcome());

@@ -34,8 +34,7 @@ impl Stage {
         let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
         let port = echo_service().await.port();
         let tunnel = api.post("/tunnels", serde_json::json!({"local_port": port})).await.id();
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        host.until_tunnel(&api, tunnel, "running").await;
+        host.run_tunnel(&api, &device, tunnel).await;
         let tab = Tab::entered(&host, ada.account_id).await;
         Self { host, api, tab, tunnel, _device: device }
     }

@@ -348,8 +348,7 @@ async fn agent_tunnel_and_traffic_metrics_follow_activity() {
     assert_eq!(swapped.metric("culvert_agents_connected").await, Some(0.0));
     let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
     let tunnel = api.post("/tunnels", json!({"local_port": service.port()})).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.run_tunnel(&api, &device, tunnel).await;
     assert_eq!(swapped.metric("culvert_agents_connected").await, Some(1.0));
     host.report_load().await;
     assert_eq!(swapped.metric("culvert_tunnels_served").await, Some(1.0));

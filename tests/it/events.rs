@@ -469,8 +469,7 @@ async fn local_and_remote_actions_emit_tunnel_events(engine: Engine) {
     let device = stage.device(Remote::Enabled).await;
     let tunnel = stage.tunnel_to(echo_service().await.port()).await;
     stage.heard().await;
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    stage.host.until_tunnel(&stage.api, tunnel, "running").await;
+    stage.host.run_tunnel(&stage.api, &device, tunnel).await;
     let events = stage.heard().await;
     assert_eq!(kinds(&events), ["tunnel.started"]);
     assert_eq!((&events[0]["data"]["operation_id"], &events[0]["data"]["reason"]), (&Value::Null, &Value::Null));
@@ -660,8 +659,7 @@ async fn exhausted_bandwidth_emits_tunnel_stopped_event(engine: Engine) {
     let mut stage = Stage::set_on(engine, "free").await;
     let device = stage.device(Remote::Disabled).await;
     let tunnel = stage.tunnel_to(echo_service().await.port()).await;
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    stage.host.until_tunnel(&stage.api, tunnel, "running").await;
+    stage.host.run_tunnel(&stage.api, &device, tunnel).await;
     let scope = stage.ada.account_id;
     stage.host.use_up_month(scope, tunnel).await;
     visit(&stage.host, &stage.api, tunnel, b"hello").await.unwrap();

@@ -120,7 +120,7 @@ async fn blocks_that_are_read_do_not_grow_with_what_others_have() {
     let mut grown = String::new();
     for (what, few) in small.measured() {
         let (few, many) = (few.reads(), large.measured()[what].reads());
-        let levels = LEVELS * few.statements.len() as i64 + many.rows;
+        let levels = LEVELS * few.statements.len() as i64 + few.rows;
         if many.blocks as f64 > few.blocks as f64 * MOST && many.blocks > few.blocks + levels {
             writeln!(grown, "{what}: {} blocks, then {}: {:#?}", few.blocks, many.blocks, many.statements).unwrap();
         }

@@ -47,8 +47,7 @@ impl Stage {
 
     async fn running(&self, tunnel: Value) -> Uuid {
         let tunnel = self.api.post("/tunnels", tunnel).await.id();
-        self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        self.host.until_tunnel(&self.api, tunnel, "running").await;
+        self.host.run_tunnel(&self.api, &self.device, tunnel).await;
         tunnel
     }
 

@@ -62,8 +62,7 @@ impl Stage {
         let mut tunnels = Vec::new();
         for (protocol, port) in ports {
             let tunnel = api.post("/tunnels", json!({"protocol": protocol, "local_port": port})).await.id();
-            device.start_tunnel(&tunnel.to_string()).await.unwrap();
-            host.until_tunnel(&api, tunnel, "running").await;
+            host.run_tunnel(&api, &device, tunnel).await;
             // The node is named by the relay's address, and its public ports are at its own.
             let port = host.public(&api, tunnel).await.port();
             tunnels.push((tunnel, SocketAddr::new(bind, port)));

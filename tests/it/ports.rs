@@ -38,8 +38,7 @@ impl Stage {
     }
 
     async fn start(&self) {
-        self.device.start_tunnel(&self.tunnel.to_string()).await.unwrap();
-        self.host.until_tunnel(&self.api, self.tunnel, "running").await;
+        self.host.run_tunnel(&self.api, &self.device, self.tunnel).await;
     }
 
     async fn start_again(&self) {

@@ -78,8 +78,7 @@ impl Running {
         let api = host.api(&ada.key);
         let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
         let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.id();
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        host.until_tunnel(&api, tunnel, "running").await;
+        host.run_tunnel(&api, &device, tunnel).await;
         Self { host, api, device, tunnel }
     }
 

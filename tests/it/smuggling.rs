@@ -276,8 +276,7 @@ async fn tunnel_to(host: &TestHost, port: u16) -> (TestDevice, std::net::SocketA
     let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
     let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false});
     let tunnel = api.post("/tunnels", tunnel).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.run_tunnel(&api, &device, tunnel).await;
     (device, host.http_address().await)
 }
 

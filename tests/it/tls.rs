@@ -43,8 +43,7 @@ impl Stage {
         let mut body = json!({"protocol": "http", "subdomain": name, "local_port": self.service.port});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let tunnel = self.api.post("/tunnels", body).await.id();
-        self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        self.host.until_tunnel(&self.api, tunnel, "running").await;
+        self.host.run_tunnel(&self.api, &self.device, tunnel).await;
         tunnel
     }
 

@@ -36,8 +36,7 @@ impl Stage {
         let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
         let tunnel = api.post("/tunnels", json!({"local_port": port})).await.id();
         api.patch(&format!("/tunnels/{tunnel}"), change).await.data();
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        host.until_tunnel(&api, tunnel, "running").await;
+        host.run_tunnel(&api, &device, tunnel).await;
         Self { host, ada, api, device, tunnel }
     }
 

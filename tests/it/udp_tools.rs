@@ -72,8 +72,7 @@ async fn datagrams_of_iperf3_are_counted_to_the_byte(engine: Engine) {
     while !within(20, lines.next_line()).await.unwrap().unwrap().contains("listening") {}
     let target = json!({"protocol": "udp", "local_host": server.ip().to_string(), "local_port": IPERF});
     let tunnel = api.post("/tunnels", target).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.run_tunnel(&api, &device, tunnel).await;
     let (here, recorded) = visitors_side(server, host.public(&api, tunnel).await).await;
 
     let mut client = Command::new("iperf3");

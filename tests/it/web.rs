@@ -50,8 +50,7 @@ impl Stage {
     }
 
     async fn run(&self, tunnel: Uuid) {
-        self.device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        self.host.until_tunnel(&self.api, tunnel, "running").await;
+        self.host.run_tunnel(&self.api, &self.device, tunnel).await;
     }
 
     async fn running(&self, name: &str) -> Uuid {

@@ -32,8 +32,7 @@ impl Stage {
         for (name, https) in [("plain", false), ("secure", true)] {
             let tunnel = json!({"protocol": "http", "subdomain": name, "local_port": port, "http_ssl_enabled": https});
             let id = api.post("/tunnels", tunnel).await.id();
-            device.start_tunnel(&id.to_string()).await.unwrap();
-            host.until_tunnel(&api, id, "running").await;
+            host.run_tunnel(&api, &device, id).await;
             ids.push(id);
         }
         Self { plain: ids[0], host, api }

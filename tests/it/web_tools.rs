@@ -64,8 +64,7 @@ impl Stage {
         let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
         let tunnel = json!({"protocol": "http", "subdomain": "hello", "local_port": port, "idle_timeout": 30});
         let tunnel = api.post("/tunnels", tunnel).await.id();
-        device.start_tunnel(&tunnel.to_string()).await.unwrap();
-        host.until_tunnel(&api, tunnel, "running").await;
+        host.run_tunnel(&api, &device, tunnel).await;
         Self { host, ada, api, tunnel, device }
     }
 

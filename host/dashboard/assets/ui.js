@@ -65,6 +65,16 @@ const takePasskey = (form) => {
 };
 improve(document);
 
+// Fetches a page as a document. Asking by script does not keep a sign-in from ending.
+const fetchPage = (url, use) => {
+  const request = new XMLHttpRequest();
+  request.open("GET", url);
+  request.responseType = "document";
+  request.onload = () => use(request);
+  request.send();
+  return request;
+};
+
 // The page shows what has changed since: it is fetched anew, and its content takes the place of what is there.
 const main = document.getElementById("content");
 const REFUSED_PERIOD = 10_000;
@@ -144,18 +154,14 @@ const look = () => {
   if (waits) say("");
   waits = false;
   looks = true;
-  const request = new XMLHttpRequest();
-  request.open("GET", location.href);
-  request.responseType = "document";
-  request.onload = () => {
+  const request = fetchPage(location.href, () => {
     if (request.responseURL !== location.href.split("#")[0] || request.status === 404) location.reload();
     else if (request.status !== 200) {
       clearTimeout(retry);
       retry = setTimeout(look, REFUSED_PERIOD);
-    }
-    else if (isInUse()) again = true;
+    } else if (isInUse()) again = true;
     else show(request.response);
-  };
+  });
   request.onloadend = () => {
     looks = false;
     if (again) {
@@ -163,7 +169,6 @@ const look = () => {
       look();
     }
   };
-  request.send();
 };
 
 const follow = () => {
@@ -202,13 +207,7 @@ const warn = (page) => {
     ending = `You are signed out at ${at}, unless you open a page before.`;
     return say("");
   }
-  setTimeout(() => {
-    const request = new XMLHttpRequest();
-    request.open("GET", location.href);
-    request.responseType = "document";
-    request.onload = () => request.response && warn(request.response);
-    request.send();
-  }, left - WARNED_BEFORE);
+  setTimeout(() => fetchPage(location.href, ({ response }) => response && warn(response)), left - WARNED_BEFORE);
 };
 warn(document);
 
@@ -227,14 +226,10 @@ const narrow = (input, results, page) => {
   const ask = () => {
     const url = new URL(page, location);
     url.searchParams.set(input.name, input.value);
-    const request = new XMLHttpRequest();
-    request.open("GET", url);
-    request.responseType = "document";
-    request.onload = () => {
-      const fresh = request.response?.querySelector("[data-narrows]");
+    fetchPage(url, ({ response }) => {
+      const fresh = response?.querySelector("[data-narrows]");
       if (fresh && url.searchParams.get(input.name) === input.value) results.replaceChildren(...fresh.childNodes);
-    };
-    request.send();
+    });
   };
   input.addEventListener("input", () => {
     clearTimeout(wait);

@@ -33,8 +33,8 @@ enum NewEmail {
 
 impl SignIns {
     /// Changes name and e-mail address of whoever is signed in. Where mail is sent, the address is changed by a link to it, which
-    /// shows that it is theirs. Returns whether that is so. Where addresses `prove_people`, because a provider's word for one finds an
-    /// account, it is changed in no other way.
+    /// shows that it is theirs. Returns whether that is so. Where a provider's word for an address finds an account, it is changed in no
+    /// other way.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl SignIns {
         service: &Service,
         mails: &Mails,
         sign_in: &SignIn,
-        (wanted, prove_people): (&WantedProfile, bool),
+        wanted: &WantedProfile,
         letter: impl FnOnce(&str, &NewLink) -> Letter,
     ) -> Result<bool> {
         let name = account::name(&wanted.name).map_err(|problem| Fault::new("display_name", problem));
@@ -53,7 +53,7 @@ impl SignIns {
             (Ok(name), Ok(email)) => (name, email),
             (name, email) => return Err(Error::invalid([name.err(), email.err()].into_iter().flatten().collect())),
         };
-        let email = self.new_email(service, mails, sign_in, (email, prove_people), letter).await?;
+        let email = self.new_email(service, mails, sign_in, email, letter).await?;
         let is_by_link = matches!(email, NewEmail::ByLink(..));
         let (account_id, actor) = (sign_in.account_id, Actor::signed_in(sign_in));
         let change = service.store.write(Some(account_id), move |write| {
@@ -87,13 +87,13 @@ impl SignIns {
         service: &Service,
         mails: &Mails,
         sign_in: &SignIn,
-        (email, prove_people): (String, bool),
+        email: String,
         letter: impl FnOnce(&str, &NewLink) -> Letter,
     ) -> Result<NewEmail> {
         if email == sign_in.email {
             return Ok(NewEmail::Same);
         }
-        if !mails.are_sent() && prove_people {
+        if !mails.are_sent() && self.trusts_addresses {
             let problem = "cannot be changed here, because this host sends no mail; ask an operator";
             return Err(Error::invalid(vec![Fault::new("email", problem)]));
         }

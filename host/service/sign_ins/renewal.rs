@@ -1,8 +1,8 @@
 //! What every change of credentials leads to: all other sign-ins of the account end with the links that were not used, and
 //! this one gets another value, so that a copy of its cookie is of no use.
 
-use culvert_domain::error::Result;
-use culvert_domain::sign_in::SignIn;
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::sign_in::{ELEVATION, SignIn};
 use culvert_store::Write;
 use uuid::Uuid;
 
@@ -45,6 +45,13 @@ impl RenewedSignIn {
     pub(super) async fn write(&self, write: &mut Write) -> Result<()> {
         end_others(write, self.account_id, self.id).await?;
         write.renew_sign_in(self.id, &self.hash).await
+    }
+
+    /// Gives this one its next value, and notes that the person has just proved who they are.
+    pub(super) async fn elevate(&self, write: &mut Write) -> Result<()> {
+        let until = write.now + ELEVATION;
+        let goes_on = write.elevate_sign_in(self.id, &self.hash, until).await?;
+        if goes_on { Ok(()) } else { Err(Error::of(Code::SignInRequired)) }
     }
 }
 

@@ -101,7 +101,7 @@ struct Failures {
 }
 
 /// The wrong passwords for an account before a try.
-pub(super) struct Former(Option<Failures>);
+pub(super) struct FormerFailures(Option<Failures>);
 
 /// What was asked for in a minute.
 #[derive(Clone, Copy)]
@@ -186,7 +186,7 @@ impl Throttle {
         address: Option<IpAddr>,
         account: Account,
         now: Moment,
-    ) -> Result<Former, Duration> {
+    ) -> Result<FormerFailures, Duration> {
         let mut checks = lock(&self.checks);
         let mut check = Requests::running(checks.get(&account), now);
         if check.all >= CHECKS {
@@ -203,11 +203,11 @@ impl Throttle {
         accounts.insert(account, Failures { count, last: now });
         check.all += 1;
         checks.insert(account, check);
-        Ok(Former(former))
+        Ok(FormerFailures(former))
     }
 
     /// Gives a try back that was not looked at.
-    pub(super) fn password_was_not_checked(&self, address: Option<IpAddr>, account: Account, former: Former) {
+    pub(super) fn password_was_not_checked(&self, address: Option<IpAddr>, account: Account, former: FormerFailures) {
         if let Some(check) = lock(&self.checks).get_mut(&account) {
             check.all = check.all.saturating_sub(1);
         }

@@ -34,8 +34,8 @@ pub enum Welcome {
     Operator,
     /// Somebody who is invited to a Team, and may have an account.
     Member(Invitation),
-    /// Whoever has this e-mail address.
-    Owner(String),
+    /// Somebody with this e-mail address who has asked for an account.
+    Newcomer(String),
 }
 
 /// Somebody who wants an account, as typed.
@@ -111,7 +111,7 @@ impl SignIns {
         let (value, mut new) = self.new_sign_in(Uuid::nil(), SignInMethod::Password, client);
         new.elevated_until = Some(self.clock.now() + ELEVATION);
         let team_id = match &welcome {
-            Welcome::Operator | Welcome::Owner(_) => None,
+            Welcome::Operator | Welcome::Newcomer(_) => None,
             Welcome::Member(invitation) => Some(invitation.team_id),
         };
         let is_operator = matches!(welcome, Welcome::Operator);
@@ -120,8 +120,8 @@ impl SignIns {
             Box::pin(async move {
                 let invitation = match welcome {
                     Welcome::Operator if write.take_setup_link(&hash).await? => None,
-                    Welcome::Owner(_) if write.take_sign_up(&hash).await? => None,
-                    Welcome::Operator | Welcome::Owner(_) => return Ok(false),
+                    Welcome::Newcomer(_) if write.take_sign_up(&hash).await? => None,
+                    Welcome::Operator | Welcome::Newcomer(_) => return Ok(false),
                     Welcome::Member(_) => match write.take_invitation(&hash).await? {
                         Some(invitation) => Some(invitation),
                         None => return Ok(false),
@@ -158,7 +158,7 @@ impl SignIns {
             // Whoever invites sees the link, which proves no address. Where everybody may invite, everybody makes an account by a
             // link that was mailed.
             Welcome::Member(_) => self.sign_up == SignUp::Invited,
-            Welcome::Owner(_) => self.is_open(),
+            Welcome::Newcomer(_) => self.is_open(),
         }
     }
 
@@ -212,7 +212,7 @@ impl SignIns {
             return Ok(Welcome::Member(invitation));
         }
         if let Some(email) = service.store.sign_up(&hash).await?.filter(|_| self.is_open()) {
-            return Ok(Welcome::Owner(email));
+            return Ok(Welcome::Newcomer(email));
         }
         let is_first = service.store.has_setup_link(&hash).await?;
         is_first.then_some(Welcome::Operator).ok_or_else(|| self.not_valid(client))
@@ -235,7 +235,7 @@ impl SignIns {
 async fn check(service: &Service, person: &NewPerson, welcome: &Welcome) -> Result<(String, String)> {
     let name = account::name(&person.name).map_err(|problem| Fault::new("name", problem));
     let email = match welcome {
-        Welcome::Member(Invitation { email, .. }) | Welcome::Owner(email) => Ok(email.clone()),
+        Welcome::Member(Invitation { email, .. }) | Welcome::Newcomer(email) => Ok(email.clone()),
         Welcome::Operator => account::email(&person.email).map_err(|problem| Fault::new("email", problem)),
     };
     let hints = [email.as_deref().unwrap_or_default(), person.name.as_str()];
