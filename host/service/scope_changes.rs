@@ -97,10 +97,15 @@ impl ScopeChanges {
 impl Watch {
     /// Waits for the next change, so long at most. `None` when the host stops.
     pub async fn next(&mut self, at_most: Duration) -> Option<Heard> {
-        if let Some(heard) = self.heard {
-            self.clock.until(heard.plus(BETWEEN)).await;
-        }
         let (Some(scope), Some(account)) = (&mut self.scope.1, &mut self.account.1) else { return None };
+        if let Some(heard) = self.heard {
+            // A receiver of its own, for what changes meanwhile is still to be heard of.
+            let mut stop = scope.clone();
+            tokio::select! {
+                () = self.clock.until(heard.plus(BETWEEN)) => {}
+                _ = stop.wait_for(|()| false) => return None,
+            }
+        }
         let changed = async {
             tokio::select! {
                 changed = scope.changed() => changed,

@@ -140,14 +140,16 @@ async fn sign_in_has_eight_streams_at_most(engine: Engine) {
         (refused.outcome().as_str(), &refused.headers["retry-after"]),
         ("429 rate_limited", &"10".parse().unwrap())
     );
+    // The refusal is a change of the scope. Nothing comes after it.
+    streams[0].tells_of_a_change().await;
     // One that was closed makes room.
     streams.pop();
     let dashboard = host.app.dashboard.as_ref().unwrap();
     host.until_found(async || (dashboard.streams.count() == 7).then_some(())).await;
     let mut last = Stream::open(&tab, MINE).await;
-    // All end when the host stops.
-    let (ended, _host) = futures_util::join!(last.next(), host.restart());
-    assert_eq!(ended, None);
+    // All end when the host stops, also one that has just told of a change and waits before the next.
+    let (first, ended, _host) = futures_util::join!(streams[0].next(), last.next(), host.restart());
+    assert_eq!((first, ended), (None, None));
 }
 
 /// Pages of refusals and of certificates are as live as the others, and so are those of operators, which are for them alone.
