@@ -7,7 +7,7 @@ use culvert_api_types::read::read;
 use culvert_api_types::requests::{ReplaceFirewall as FirewallBody, ReplaceGeoip};
 use culvert_domain::access::{AccessRules, CountryAction, CountryRule, FirewallRule, RuleType, Verdict};
 use culvert_domain::action::Action;
-use culvert_domain::error::{Fault, Result};
+use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::string_enum::StringEnum;
 use culvert_service::access::{CountryRules, ReplaceCountryRules, ReplaceFirewall};
@@ -147,31 +147,36 @@ fn is_between_codes(c: char) -> bool {
     c.is_whitespace() || c == ','
 }
 
-/// What is wrong with lines of a list: the text of each, and why.
-fn faults<T: Copy>(
-    visit: &Visit,
-    name: &str,
-    lists: &[(&'static str, T)],
-    separator: fn(char) -> bool,
-) -> Option<String> {
-    let refused = visit.refused.as_ref()?;
-    let rules = typed(&refused.form, lists, separator);
-    let of_rule = |fault: &Fault| {
-        let (number, _) = fault.field.strip_prefix("rules[")?.split_once(']')?;
-        let (list, _, text) = rules.get(number.parse::<usize>().ok()?)?;
-        (*list == name).then(|| format!("“{text}” {}", fault.message))
-    };
-    let found: Vec<String> = refused.error.faults.iter().filter_map(of_rule).collect();
-    (!found.is_empty()).then(|| found.join("; "))
+/// An error of which the faults name the lists of a form, and the text that is wrong, in place of the rules of a body. What is
+/// about all rules is told at the first list.
+fn at_lists<T>(mut error: Error, lists: &[(&'static str, T)], typed: &[(&'static str, T, &str)]) -> Error {
+    for fault in &mut error.faults {
+        let number = fault.field.strip_prefix("rules[").and_then(|rest| rest.split_once(']'));
+        let rule = number.and_then(|(number, _)| typed.get(number.parse::<usize>().ok()?));
+        if let Some((list, _, text)) = rule {
+            (fault.field, fault.message) = (String::from(*list), format!("“{text}” {}", fault.message));
+        } else if let Some((list, _)) = lists.first() {
+            fault.field = String::from(*list);
+        }
+    }
+    error
+}
+
+/// What is wrong with a list.
+fn faults(visit: &Visit, list: &str) -> Option<String> {
+    let faults = &visit.refused.as_ref()?.error.faults;
+    let of_list: Vec<&str> =
+        faults.iter().filter(|fault| fault.field == list).map(|fault| fault.message.as_str()).collect();
+    (!of_list.is_empty()).then(|| of_list.join("; "))
 }
 
 fn lines(visit: &Visit, name: &str, label: &str, value: &str) -> Markup {
-    let fault = faults(visit, name, &ADDRESSES, is_line_end);
+    let fault = faults(visit, name);
     field::lines(name, label, visit.typed(name).unwrap_or(value), fault.as_deref())
 }
 
 fn codes(visit: &Visit, name: &str, label: &str, value: &str) -> Markup {
-    let fault = faults(visit, name, &COUNTRIES, is_between_codes);
+    let fault = faults(visit, name);
     field::text(&field::Field {
         name,
         label,
@@ -192,10 +197,12 @@ pub(crate) async fn save_addresses(visit: &Visit, posted: Posted) -> Result<Answ
         }
         JsonTree::Object(fields)
     };
-    let body = rules(typed(&posted.form, &ADDRESSES, is_line_end).into_iter().map(rule).collect());
+    let typed = typed(&posted.form, &ADDRESSES, is_line_end);
+    let body = rules(typed.iter().copied().map(rule).collect());
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
     let (action, subject) = (Action::TunnelsReplaceFirewall, Resource::Tunnel(tunnel_id));
-    visit.change_with(&posted, action, subject, read::<FirewallBody>(Some(&body)), change).await?;
+    let saved = visit.change_with(&posted, action, subject, read::<FirewallBody>(Some(&body)), change).await;
+    saved.map_err(|error| at_lists(error, &ADDRESSES, &typed))?;
     Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 
@@ -204,10 +211,12 @@ pub(crate) async fn save_countries(visit: &Visit, posted: Posted) -> Result<Answ
     let rule = |(_, action, code): (&str, CountryAction, &str)| {
         JsonTree::Object(vec![text_field("country_code", code), text_field("action", action.as_str())])
     };
-    let body = rules(typed(&posted.form, &COUNTRIES, is_between_codes).into_iter().map(rule).collect());
+    let typed = typed(&posted.form, &COUNTRIES, is_between_codes);
+    let body = rules(typed.iter().copied().map(rule).collect());
     let change = |rules| ReplaceCountryRules { tunnel_id, rules };
     let (action, subject) = (Action::TunnelsReplaceGeoip, Resource::Tunnel(tunnel_id));
-    visit.change_with(&posted, action, subject, read::<ReplaceGeoip>(Some(&body)), change).await?;
+    let saved = visit.change_with(&posted, action, subject, read::<ReplaceGeoip>(Some(&body)), change).await;
+    saved.map_err(|error| at_lists(error, &COUNTRIES, &typed))?;
     Ok(Answer::see_other(&visit.path_of(PAGE)))
 }
 

@@ -145,6 +145,9 @@ fn flatten(name: &str, value: &Value, facts: &mut Vec<(String, String)>) {
         Value::Object(fields) if !fields.is_empty() => {
             fields.iter().for_each(|(part, value)| flatten(&joined(part), value, facts));
         }
+        Value::Array(items) if name.ends_with("attributes") => {
+            items.iter().for_each(|attribute| facts.extend(known(attribute)));
+        }
         Value::Array(items) if !items.is_empty() => {
             items.iter().enumerate().for_each(|(place, value)| flatten(&joined(&place.to_string()), value, facts));
         }
@@ -152,6 +155,12 @@ fn flatten(name: &str, value: &Value, facts: &mut Vec<(String, String)>) {
         Value::String(text) => facts.push((name.to_owned(), text.clone())),
         other => facts.push((name.to_owned(), other.to_string())),
     }
+}
+
+/// An attribute that the module was told of; none where there was nothing to tell.
+fn known(attribute: &Value) -> Option<(String, String)> {
+    let (name, value) = (attribute["name"].as_str()?, attribute["value"].as_str()?);
+    (value != "null").then(|| (name.to_owned(), value.to_owned()))
 }
 
 fn advice(visit: &Visit, refusal: &Refusal) -> Markup {

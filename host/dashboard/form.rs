@@ -5,6 +5,7 @@ use culvert_domain::error::{Code, Error, Fault, Result};
 use salvo::Request;
 use salvo::http::{Mime, ParseError};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// Bytes of a form.
 const LIMIT: usize = 256 * 1024;
@@ -12,6 +13,19 @@ const LIMIT: usize = 256 * 1024;
 const FIELDS: usize = 256;
 /// The field that holds the form's key.
 pub(crate) const KEY: &str = "form_key";
+
+/// The name of a field that stands in each row of a table.
+pub(crate) fn row_field(name: &str, id: Uuid) -> String {
+    format!("{name}-{id}")
+}
+
+/// An error that names the field of a row.
+pub(crate) fn at_row(mut error: Error, name: &str, id: Uuid) -> Error {
+    for fault in error.faults.iter_mut().filter(|fault| fault.field == name) {
+        fault.field = row_field(name, id);
+    }
+    error
+}
 
 /// The fields of a form, each once.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
 use culvert_domain::caller::ScopeKind;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::key::ApiKey;
 use culvert_domain::permission::PermissionPreset;
@@ -24,6 +24,7 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     let keys = visit.service().keys(&visit.caller, visit.page()).await?;
     let now = visit.service().clock().now();
     let may = visit.preview(Resource::Scope, &[Action::KeysCreate]).await?;
+    let full = (!visit.service().has_room_for_key(&visit.caller).await?).then(|| Error::of(Code::KeyLimitReached));
     let team = match visit.caller.scope.kind {
         ScopeKind::Personal => String::new(),
         ScopeKind::Team => format!(" --team {}", visit.caller.scope.id),
@@ -34,7 +35,7 @@ pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
             "A program sends its key with each request: " code { "Authorization: Bearer ctk_…" } ". "
             a href=(visit.dashboard.docs_url) { "What the API does" }
         }
-        (new_key(visit, may.refusal(Action::KeysCreate)))
+        (new_key(visit, may.refusal(Action::KeysCreate).or(full.as_ref())))
         @if keys.rows.is_empty() { p.empty { "There are no keys yet." } } @else {
             div.scroll role="region" aria-label="Keys" tabindex="0" { table {
                 thead { tr { th { "Name" } th { "Begins with" } th { "Of" } th { "Last used" } th { "Ends" } th {} } }

@@ -9,10 +9,14 @@ pub(crate) mod teams;
 use culvert_domain::error::Result;
 use culvert_service::operators::Operator;
 use maud::{Markup, html};
+use uuid::Uuid;
 
-use crate::form::KEY;
+use crate::form::row_field;
 use crate::view::field;
 use crate::visit::Visit;
+
+/// The field of a row that holds a plan.
+const PLAN: &str = "plan";
 
 /// The operator who is signed in; nobody else finds these pages.
 fn operator(visit: &Visit) -> Result<Operator> {
@@ -20,12 +24,12 @@ fn operator(visit: &Visit) -> Result<Operator> {
 }
 
 /// The plan of an account or a Team, to be changed.
-fn plan(visit: &Visit, path: &str, plan: &str, whose: &str) -> Markup {
-    html! {
-        form.button-form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(path)))
-            input name="plan" value=(plan) size="12" required aria-label={ "Plan of " (whose) };
-            button type="submit" { "Set" }
-        }
-    }
+fn plan(visit: &Visit, path: &str, id: Uuid, plan: &str, whose: &str) -> Markup {
+    let name = row_field(PLAN, id);
+    let (typed, fault) = (visit.typed(&name).unwrap_or(plan), visit.fault(&name));
+    let control = html! {
+        input id=(name) name=(name) value=(typed) size="12" required aria-label={ "Plan of " (whose) }
+            aria-invalid=[fault.map(|_| "true")] aria-describedby=[fault.map(|_| format!("{name}-fault"))];
+    };
+    field::in_row(visit, path, &name, &control, "Set")
 }

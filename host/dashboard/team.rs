@@ -17,11 +17,13 @@ use serde_json::{Value, json};
 use crate::ROOT;
 use crate::account::asked_first;
 use crate::answer::Answer;
-use crate::form::KEY;
+use crate::form::{KEY, at_row, row_field};
 use crate::mail;
 use crate::view::{badge, field, list, page, refusal, secret, time};
 use crate::visit::{Posted, Visit};
 
+/// The field of a row that holds a role.
+const ROLE: &str = "role";
 /// What the page has forms for.
 const ACTIONS: [Action; 2] = [Action::TeamsUpdate, Action::InvitationsCreate];
 
@@ -80,6 +82,13 @@ fn new_team(visit: &Visit) -> Markup {
     }
 }
 
+fn role(visit: &Visit, member: &Member, path: &str) -> Markup {
+    let (name, label) = (row_field(ROLE, member.account_id), format!("Role of {}", member.name));
+    let all = Role::ALL.iter().map(|role| role.as_str());
+    let control = field::select_in_row(visit, &name, &label, member.role.as_str(), all);
+    field::in_row(visit, path, &name, &control, "Change")
+}
+
 fn row(visit: &Visit, member: &Member, may_change: bool) -> Markup {
     let path = |action: &str| visit.in_scope(&format!("/team/members/{}/{action}", member.account_id));
     let is_self = member.account_id == visit.caller.account_id;
@@ -89,13 +98,7 @@ fn row(visit: &Visit, member: &Member, may_change: bool) -> Markup {
             td.long { (member.email) }
             td {
                 @if may_change && !is_self {
-                    form.button-form method="post" action=(path("role")) {
-                        (field::hidden(KEY, &visit.form_key(&path("role"))))
-                        select name="role" aria-label={ "Role of " (member.name) } {
-                            @for role in Role::ALL { option value=(role) selected[*role == member.role] { (role) } }
-                        }
-                        button type="submit" { "Change" }
-                    }
+                    (role(visit, member, &path("role")))
                 } @else { (badge::plain(member.role.as_str())) }
             }
             td { (time::at(member.created_at)) }
@@ -195,9 +198,11 @@ pub(crate) async fn leave(visit: &Visit, _: Posted) -> Result<Answer> {
 
 pub(crate) async fn set_role(visit: &Visit, posted: Posted) -> Result<Answer> {
     in_team(visit)?;
-    let (account_id, wanted) = (visit.id()?, Body::from(WantedRole(posted.form.get("role").to_owned())));
+    let account_id = visit.id()?;
+    let wanted = Body::from(WantedRole(posted.form.get(&row_field(ROLE, account_id)).to_owned()));
     let change = |role| ChangeMember { account_id, what: Membership::Changed(role) };
-    visit.change_with(&posted, Action::MembersSetRole, Resource::Scope, wanted, change).await?;
+    let set = visit.change_with(&posted, Action::MembersSetRole, Resource::Scope, wanted, change).await;
+    set.map_err(|error| at_row(error, ROLE, account_id))?;
     Ok(back(visit))
 }
 

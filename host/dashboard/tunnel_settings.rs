@@ -8,12 +8,12 @@ use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::Resource;
 use culvert_domain::local_service::{LocalScheme, ProxyProtocol};
-use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::node::Node;
 use culvert_domain::page::{CursorPosition, Page};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 use culvert_domain::tunnel::Tunnel;
-use culvert_service::moves::MoveTunnel;
+use culvert_service::moves::{MoveTunnel, check_takes};
 use culvert_service::tunnels::{BindTunnel, DeleteTunnel, UpdateTunnel};
 use maud::{Markup, html};
 use serde_json::{Value, json};
@@ -44,11 +44,13 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let nodes = visit.service().listed_nodes().await?;
     let path = |action: &str| format!("{}/{action}", visit.path_of(TUNNEL));
     let unless = |action, form| refusal::form_unless(may.refusal(action), form);
+    let under_way = tunnel.check_idle().err();
+    let no_move = may.refusal(Action::TunnelsMove).or(under_way.as_ref());
     let content = html! {
         p { a href=(visit.path_of(TUNNEL)) { "The tunnel " (tunnel.spec.name) } }
         section { h2 { "Tunnel" } (unless(Action::TunnelsUpdate, fields(visit, &tunnel, &path("settings")))) }
         section { h2 { "Devices that may run it" } (unless(Action::TunnelsBindDevices, devices_form(visit, &tunnel, &devices, &path("devices")))) }
-        section { h2 { "Node" } (unless(Action::TunnelsMove, move_form(visit, &tunnel, &nodes, &path("move")))) }
+        section { h2 { "Node" } (refusal::form_unless(no_move, move_form(visit, &tunnel, &nodes, &path("move")))) }
         section { h2 { "Delete" } (unless(Action::TunnelsDelete, delete_form(visit, &path("delete")))) }
         (visit.dashboard.requests.drawer(&requests(&tunnel)))
     };
@@ -160,10 +162,9 @@ fn devices_form(visit: &Visit, tunnel: &Tunnel, devices: &[Device], path: &str) 
 }
 
 fn move_form(visit: &Visit, tunnel: &Tunnel, nodes: &[Node], path: &str) -> Markup {
-    let others = || nodes.iter().filter(|node| node.id != tunnel.node.id && node.status == NodeStatus::Online);
-    let named: Vec<(String, String)> = others()
-        .map(|node| (node.id.to_string(), format!("{}, {} {}", node.name, node.region, node.country)))
-        .collect();
+    let others = nodes.iter().filter(|node| check_takes(node, tunnel).is_ok());
+    let named: Vec<(String, String)> =
+        others.map(|node| (node.id.to_string(), format!("{}, {} {}", node.name, node.region, node.country))).collect();
     let first = named.first().map_or("", |(id, _)| id.as_str());
     html! {
         p { "It is on " strong { (tunnel.node.name) } ". On another one it has another address, and its visitors are cut off." }
@@ -217,7 +218,9 @@ fn http_body(form: &Form) -> Vec<(String, JsonTree)> {
     let verify = match form.get("local_tls_verify") {
         "yes" => JsonTree::Bool(true),
         "no" => JsonTree::Bool(false),
-        _ => JsonTree::Null,
+        "" => JsonTree::Null,
+        // No answer of the form: refused as what it is.
+        other => JsonTree::Text(other.to_owned()),
     };
     fields.push(("local_tls_verify".into(), verify));
     // A password may begin or end with a space.

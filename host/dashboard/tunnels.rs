@@ -11,7 +11,7 @@ use culvert_domain::operation::RemoteAction;
 use culvert_domain::tunnel::{PublicAddress, Tunnel};
 use culvert_domain::tunnel_devices::TunnelDevices;
 use culvert_service::gate::Preview;
-use culvert_service::operations::requests::{ActOnRunning, Start};
+use culvert_service::operations::requests::{ActOnRunning, Start, check_on_running, check_start};
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
@@ -156,13 +156,15 @@ fn state(visit: &Visit, tunnel: &Tunnel) -> Markup {
 
 fn controls(visit: &Visit, tunnel: &Tunnel, authorized: &TunnelDevices, may: &Preview) -> Markup {
     let path = |action: &str| visit.in_scope(&format!("/tunnels/{}/{action}", tunnel.id));
-    let button =
-        |action, path: &str, label| refusal::unless(may.refusal(action), label, field::button(visit, path, label));
+    let button = |asked, action, path: &str, label| {
+        let cannot = authorized.current.as_ref().and_then(|device| on_running(tunnel, device, action).err());
+        refusal::unless(may.refusal(asked).or(cannot.as_ref()), label, field::button(visit, path, label))
+    };
     html! {
         @if tunnel.running_on().is_some() {
             div.row {
-                (button(Action::TunnelsStop, &path("stop"), "Stop"))
-                (button(Action::TunnelsRestart, &path("restart"), "Restart"))
+                (button(Action::TunnelsStop, RemoteAction::Stop, &path("stop"), "Stop"))
+                (button(Action::TunnelsRestart, RemoteAction::Restart, &path("restart"), "Restart"))
             }
         }
         @if authorized.authorized.is_empty() {
@@ -176,8 +178,13 @@ fn controls(visit: &Visit, tunnel: &Tunnel, authorized: &TunnelDevices, may: &Pr
     }
 }
 
+fn on_running(tunnel: &Tunnel, device: &Device, action: RemoteAction) -> Result<()> {
+    check_on_running(tunnel, device, action)?;
+    tunnel.check_idle()
+}
+
 fn start_row(visit: &Visit, tunnel: &Tunnel, device: &Device, path: &str, refused: Option<&Error>) -> Markup {
-    let cannot = device.check_capabilities(RemoteAction::Start).err();
+    let cannot = check_start(tunnel, device).and_then(|()| tunnel.check_idle()).err();
     let runs_here = tunnel.running_on() == Some(device.id);
     let label = if tunnel.running_on().is_some() { "Move it here" } else { "Start" };
     html! {

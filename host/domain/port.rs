@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::{Code, Error, Result};
 use super::protocol::Protocol;
 
 /// A port number, 1 to 65535.
@@ -14,6 +15,19 @@ pub fn valid(port: i64) -> Option<u16> {
 
 /// The cap on extra ports of one tunnel, whatever the plan says.
 pub const EXTRA_PORTS_PER_TUNNEL: u32 = 10;
+
+/// Whether a tunnel with so many extra ports can have another.
+///
+/// # Errors
+///
+/// [`Code::ExtraPortLimitReached`]
+pub fn check_room(ports: u32) -> Result<()> {
+    if ports < EXTRA_PORTS_PER_TUNNEL {
+        return Ok(());
+    }
+    let detail = format!("The tunnel has {ports} extra ports; it can have {EXTRA_PORTS_PER_TUNNEL}.");
+    Err(Error::new(Code::ExtraPortLimitReached, detail))
+}
 
 /// Most characters of the subdomain of a tunnel with http extra ports: a label of the domain name system has 63 (RFC 1035,
 /// section 2.3.4), and an extra port's begins with `p65535-`.

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::error::{Code, Error, Result};
 use super::local_service::{LocalScheme, LocalService, ProxyProtocol};
 use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
@@ -131,6 +132,17 @@ pub struct PublicAddress {
 }
 
 impl Tunnel {
+    /// Whether another operation on it may begin: there is one at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OperationInProgress`]
+    pub fn check_idle(&self) -> Result<()> {
+        let Some(operation) = &self.operation else { return Ok(()) };
+        let detail = format!("The operation {} has not ended yet.", operation.id);
+        Err(Error::new(Code::OperationInProgress, detail))
+    }
+
     pub fn status(&self) -> TunnelStatus {
         let action = self.operation.as_ref().map(|operation| operation.action);
         match &self.run {

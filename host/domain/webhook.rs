@@ -5,11 +5,25 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::error::{Code, Error, Result};
 use super::event::EventKind;
 use super::string_enum::string_enum;
 
 /// Endpoints of one scope, whatever its plan says: the API's limit.
 pub const ENDPOINTS_PER_SCOPE: u32 = 20;
+
+/// Whether a scope with so many endpoints can have another.
+///
+/// # Errors
+///
+/// [`Code::WebhookLimitReached`]
+pub fn check_room(endpoints: u32) -> Result<()> {
+    if endpoints < ENDPOINTS_PER_SCOPE {
+        return Ok(());
+    }
+    let detail = format!("{endpoints} webhook endpoints exist; a scope can have {ENDPOINTS_PER_SCOPE}.");
+    Err(Error::new(Code::WebhookLimitReached, detail))
+}
 
 /// Attempts that a list of deliveries shows: the API's limit.
 pub const ATTEMPTS_SHOWN: u32 = 100;

@@ -91,6 +91,15 @@ impl Service {
 }
 
 impl Service {
+    /// Whether the caller can have another key in the scope.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn has_room_for_key(&self, caller: &Caller) -> Result<bool> {
+        Ok(self.store.valid_keys_of(caller.account_id, caller.scope.id).await? < PER_ACCOUNT)
+    }
+
     /// Revokes a key of the caller's scope: a member its own, everybody else any. No policy is asked whether a right may be
     /// taken away. Revoking a key again changes nothing.
     ///

@@ -28,20 +28,27 @@ impl Change for MoveTunnel {
         let node = write.node(self.node_id).await?;
         let node =
             node.ok_or_else(|| Error::invalid(vec![Fault::new("node_id", "is no node; `GET /nodes` lists them")]))?;
-        if let Some(operation) = &tunnel.operation {
-            let detail = format!("The operation {} has not ended yet.", operation.id);
-            return Err(Error::new(Code::OperationInProgress, detail));
-        }
-        if node.id == tunnel.node.id {
-            return Err(Error::of(Code::AlreadyOnNode));
-        }
-        let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.needs_https());
-        if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
-            return Err(Error::of(Code::NodeUnavailable));
-        }
+        tunnel.check_idle()?;
+        check_takes(&node, &tunnel)?;
         place(write, &tunnel, &node).await?;
         Ok(node.id)
     }
+}
+
+/// Whether a tunnel can move to a node.
+///
+/// # Errors
+///
+/// [`Code::AlreadyOnNode`] or [`Code::NodeUnavailable`].
+pub fn check_takes(node: &Node, tunnel: &Tunnel) -> Result<()> {
+    if node.id == tunnel.node.id {
+        return Err(Error::of(Code::AlreadyOnNode));
+    }
+    let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.needs_https());
+    if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
+        return Err(Error::of(Code::NodeUnavailable));
+    }
+    Ok(())
 }
 
 /// Places a tunnel on a node. A running tunnel continues on the same device, with the same target.

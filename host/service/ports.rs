@@ -7,7 +7,7 @@ use crate::commit::Change;
 use crate::gate::Permit;
 use crate::startable::check_running_agent;
 use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::port::{EXTRA_PORTS_PER_TUNNEL, ExtraPort, NewExtraPort};
+use culvert_domain::port::{self, ExtraPort, NewExtraPort};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::{Hint, Write};
@@ -44,11 +44,7 @@ fn check_limit(permit: &Permit) -> Result<()> {
         let detail = format!("The plan allows {limit} extra ports of a tunnel; this one has {ports}.");
         return Err(Error::new(Code::PlanLimitReached, detail));
     }
-    if ports < EXTRA_PORTS_PER_TUNNEL {
-        return Ok(());
-    }
-    let detail = format!("The tunnel has {ports} extra ports; it can have {EXTRA_PORTS_PER_TUNNEL}.");
-    Err(Error::new(Code::ExtraPortLimitReached, detail))
+    port::check_room(ports)
 }
 
 /// Checks that no other http extra port of the tunnel has the same name, which contains the local port.

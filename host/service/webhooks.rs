@@ -11,7 +11,7 @@ use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::facts::ResourceFacts;
 use culvert_domain::page::{Page, PageRows};
 use culvert_domain::plan::Entitlement;
-use culvert_domain::webhook::{Attempt, ENDPOINTS_PER_SCOPE, Webhook, WebhookStatus};
+use culvert_domain::webhook::{self, Attempt, Webhook, WebhookStatus};
 use culvert_store::Write;
 use culvert_store::resend::Resend;
 use serde_json::{Value, json};
@@ -86,11 +86,7 @@ impl Change for CreateWebhook {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<Webhook> {
         // The permit's count is current: `commit` has compared it under the scope's row lock.
-        let count = permit.facts().counters.webhook_endpoints;
-        if count >= ENDPOINTS_PER_SCOPE {
-            let detail = format!("{count} webhook endpoints exist; a scope can have {ENDPOINTS_PER_SCOPE}.");
-            return Err(Error::new(Code::WebhookLimitReached, detail));
-        }
+        webhook::check_room(permit.facts().counters.webhook_endpoints)?;
         let WebhookDefinition { url, events, description } = self.definition.clone();
         let webhook = Webhook {
             id: self.id,

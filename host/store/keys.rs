@@ -143,6 +143,11 @@ impl Store {
         Ok(rows.iter().map(key_record).collect::<DbResult<_>>()?)
     }
 
+    /// How many keys an account has in a scope that can be used.
+    pub async fn valid_keys_of(&self, account_id: Uuid, scope_id: Uuid) -> Result<u32> {
+        count_valid(&mut &self.db, account_id, scope_id, self.clock.now()).await
+    }
+
     /// A page of the keys of a scope; with an account, of its own.
     pub async fn keys_of_scope(
         &self,
@@ -159,6 +164,14 @@ impl Store {
         let keys = rows.iter().map(key_record).collect::<DbResult<Vec<_>>>()?;
         Ok(page.truncate(keys, |key| CursorPosition { at: key.created_at, id: key.id }))
     }
+}
+
+async fn count_valid(db: &mut impl Read, account_id: Uuid, scope_id: Uuid, now: DateTime<Utc>) -> Result<u32> {
+    let sql = sql!(
+        "SELECT COUNT(*) AS keys FROM api_keys WHERE account_id = $1 AND scope_id = $2 AND revoked_at IS NULL \
+         AND (expires_at IS NULL OR expires_at > $3)"
+    );
+    Ok(db.one(sql, args![account_id, scope_id, now]).await?.number("keys")?)
 }
 
 impl Write {
@@ -185,11 +198,7 @@ impl Write {
     /// How many keys an account has in a scope that can be used.
     pub async fn valid_keys_of(&mut self, account_id: Uuid, scope_id: Uuid) -> Result<u32> {
         let now = self.now;
-        let sql = sql!(
-            "SELECT COUNT(*) AS keys FROM api_keys WHERE account_id = $1 AND scope_id = $2 AND revoked_at IS NULL \
-             AND (expires_at IS NULL OR expires_at > $3)"
-        );
-        Ok(self.one(sql, args![account_id, scope_id, now]).await?.number("keys")?)
+        count_valid(&mut **self, account_id, scope_id, now).await
     }
 
     /// Revokes a key of a scope; with an account, one of its own. False if there is none.

@@ -73,18 +73,19 @@ async fn operator_takes_a_node_out_of_service(engine: Engine) {
     let path = format!("{NODES}/{}/status", node["id"].as_str().unwrap());
     let page = tab.get(NODES).await;
     is_sound(NODES, &page);
+    let status = format!("status-{}", node["id"].as_str().unwrap());
     for wrong in ["", "on", "ONLINE"] {
-        let refused = tab.submit(&page, &path, &[("status", wrong)]).await;
+        let refused = tab.submit(&page, &path, &[(&status, wrong)]).await;
         assert_eq!(refused.outcome(), "422 validation_failed", "{wrong}");
     }
-    assert_eq!(tab.submit(&page, &path, &[("status", "maintenance")]).await.led_to(), NODES);
+    assert_eq!(tab.submit(&page, &path, &[(&status, "maintenance")]).await.led_to(), NODES);
     assert_eq!(api.get("/nodes").await.data()[0]["status"], "maintenance");
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.outcome(), "409 node_unavailable");
     let page = tab.get(NODES).await;
-    assert_eq!(tab.submit(&page, &path, &[("status", "online")]).await.led_to(), NODES);
+    assert_eq!(tab.submit(&page, &path, &[(&status, "online")]).await.led_to(), NODES);
     assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
     let unknown = format!("{NODES}/{ada}/status");
-    let form = tab.made_up(&host, &unknown, &[("status", "online")]).await;
+    let form = tab.made_up(&host, &unknown, &[(&format!("status-{ada}"), "online")]).await;
     assert_eq!(tab.post(&unknown, &form).await.outcome(), "404 not_found");
 }
 
@@ -120,9 +121,9 @@ async fn operator_makes_and_changes_accounts(engine: Engine) {
     let grace = host.app.store.account_by_email("grace@example.test").await.unwrap().unwrap().id;
     let page = tab.get(ACCOUNTS).await;
     let path = |id: Uuid, action: &str| format!("{ACCOUNTS}/{id}/{action}");
-    let plan = path(grace, "plan");
-    assert_eq!(tab.submit(&page, &plan, &[("plan", "gold")]).await.outcome(), "422 validation_failed");
-    assert_eq!(tab.submit(&page, &plan, &[("plan", "free")]).await.led_to(), ACCOUNTS);
+    let (plan, field) = (path(grace, "plan"), format!("plan-{grace}"));
+    assert_eq!(tab.submit(&page, &plan, &[(&field, "gold")]).await.outcome(), "422 validation_failed");
+    assert_eq!(tab.submit(&page, &plan, &[(&field, "free")]).await.led_to(), ACCOUNTS);
     assert_eq!(host.app.store.account(grace).await.unwrap().unwrap().plan, "free");
     let page = tab.get(ACCOUNTS).await;
     let link = tab.submit(&page, &path(grace, "link"), &[]).await.link();
@@ -142,7 +143,7 @@ async fn operator_makes_and_changes_accounts(engine: Engine) {
     assert!(older.text.contains("ada@example.test") && !older.text.contains("person29@"));
     // A sign-in whose password was typed long ago changes nothing.
     host.clock.advance(Duration::from_secs(601));
-    assert_eq!(tab.submit(&found, &plan, &[("plan", "free")]).await.outcome(), "403 elevation_required");
+    assert_eq!(tab.submit(&found, &plan, &[(&field, "free")]).await.outcome(), "403 elevation_required");
 }
 
 /// A policy that fails refuses everybody's changes, and its operator rolls it back all the same.
@@ -199,14 +200,15 @@ async fn operator_gives_a_team_another_plan(engine: Engine) {
     is_sound(list, &page);
     assert!(page.text.contains("Lab") && page.text.contains(&team.to_string()));
     let path = format!("{list}/{team}/plan");
-    let refused = tab.submit(&page, &path, &[("plan", "gold")]).await;
+    let field = format!("plan-{team}");
+    let refused = tab.submit(&page, &path, &[(&field, "gold")]).await;
     assert_eq!(refused.outcome(), "422 validation_failed");
-    assert_eq!(tab.submit(&page, &path, &[("plan", "free")]).await.led_to(), list);
+    assert_eq!(tab.submit(&page, &path, &[(&field, "free")]).await.led_to(), list);
     let key = host.key(grace.account_id, team, "full_access").await.key;
     assert_eq!(host.api(&key).get("/account").await.data()["plan_name"], "free");
     // An account's own scope is no Team.
     let path = format!("{list}/{}/plan", grace.account_id);
-    let form = tab.made_up(&host, &path, &[("plan", "free")]).await;
+    let form = tab.made_up(&host, &path, &[(&format!("plan-{}", grace.account_id), "free")]).await;
     assert_eq!(tab.post(&path, &form).await.outcome(), "404 not_found");
 }
 
@@ -236,8 +238,7 @@ async fn locked_account_does_nothing_until_it_is_unlocked(engine: Engine) {
     let api = host.api(&grace.key);
     let device = host.device(&grace, grace.account_id, Remote::Enabled).await;
     let tunnel = api.post("/tunnels", json!({"local_port": 3000})).await.id();
-    device.start_tunnel(&tunnel.to_string()).await.unwrap();
-    host.until_tunnel(&api, tunnel, "running").await;
+    host.run_tunnel(&api, &device, tunnel).await;
     let mut graces = Tab::with_password(&host, grace.account_id).await;
     let team = format!("/dashboard/{}/team", host.team("Lab", &grace).await);
     let page = graces.get(&team).await;

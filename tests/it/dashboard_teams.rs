@@ -47,7 +47,9 @@ async fn opened(tab: &mut Tab, link: &str) -> Shown {
 /// Does something to a member, as the page of the Team offers it.
 async fn act(tab: &mut Tab, team: &str, person: &Person, action: &str, fields: &[(&str, &str)]) -> String {
     let page = tab.get(team).await;
-    let shown = tab.submit(&page, &format!("{team}/members/{}/{action}", person.account_id), fields).await;
+    let named: Vec<_> = fields.iter().map(|(name, value)| (format!("{name}-{}", person.account_id), *value)).collect();
+    let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let shown = tab.submit(&page, &format!("{team}/members/{}/{action}", person.account_id), &named).await;
     shown.outcome()
 }
 
@@ -222,9 +224,10 @@ async fn roles_decide_who_changes_a_team(engine: Engine) {
     // A member is offered nothing, and refused by the policy, which the page names.
     let page = eves.get(&team).await;
     assert!(!page.text.contains(&format!("{team}/members")) && !page.text.contains(&format!("action=\"{invite}\"")));
+    let role = format!("role-{}", eve.account_id);
     for (path, fields) in [
         (format!("{team}/members/{}/remove", alan.account_id), vec![]),
-        (format!("{team}/members/{}/role", eve.account_id), vec![("role", "admin")]),
+        (format!("{team}/members/{}/role", eve.account_id), vec![(role.as_str(), "admin")]),
         (invite.clone(), vec![("email", "joe@example.test"), ("role", "member")]),
         (format!("{team}/name"), vec![("name", "Mine")]),
         (format!("{team}/delete"), vec![("confirm_name", "Lab")]),

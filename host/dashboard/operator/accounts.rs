@@ -10,10 +10,10 @@ use maud::{Markup, html};
 use salvo::http::StatusCode;
 use serde_json::Value;
 
-use super::{operator, plan};
+use super::{PLAN, operator, plan};
 use crate::account::asked_first;
 use crate::answer::Answer;
-use crate::form::KEY;
+use crate::form::{KEY, at_row, row_field};
 use crate::mail;
 use crate::view::{badge, field, list, page, secret, time};
 use crate::visit::{Posted, Visit};
@@ -48,7 +48,7 @@ fn table(visit: &Visit, accounts: &[AccountRecord], may_change: bool) -> Markup 
                 @let path = |action: &str| format!("{PATH}/{}/{action}", account.id);
                 tr {
                     td.long { (account.email) div.muted { (account.name) } }
-                    td { @if may_change { (plan(visit, &path("plan"), &account.plan, &account.email)) } @else { (account.plan) } }
+                    td { @if may_change { (plan(visit, &path("plan"), account.id, &account.plan, &account.email)) } @else { (account.plan) } }
                     td { (time::at(account.created_at)) }
                     td { @if account.has_password { "password" } @else { "by link alone" } }
                     td {
@@ -123,8 +123,10 @@ fn shown(visit: &Visit, label: &str, made: &Value) -> Answer {
 }
 
 pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let (operator, plan) = (operator(visit)?, posted.form.get("plan"));
-    visit.service().set_plan_of(operator, &visit.policies, visit.id()?, plan).await?;
+    let (operator, id) = (operator(visit)?, visit.id()?);
+    let plan = row_field(PLAN, id);
+    let set = visit.service().set_plan_of(operator, &visit.policies, id, posted.form.get(&plan)).await;
+    set.map_err(|error| at_row(error, PLAN, id))?;
     Ok(Answer::see_other(PATH))
 }
 

@@ -8,11 +8,13 @@ use maud::{Markup, html};
 use super::operator;
 use crate::account::asked_first;
 use crate::answer::Answer;
-use crate::form::KEY;
+use crate::form::row_field;
 use crate::view::{badge, field, page};
 use crate::visit::{Posted, Visit};
 
 const PATH: &str = "/dashboard/operator/nodes";
+/// The field of a row that holds a status.
+const STATUS: &str = "status";
 
 pub(crate) async fn list(visit: &Visit) -> Result<Markup> {
     operator(visit)?;
@@ -45,21 +47,17 @@ fn row(visit: &Visit, node: &Node, may_change: bool) -> Markup {
 
 fn status(visit: &Visit, node: &Node) -> Markup {
     let path = format!("{PATH}/{}/status", node.id);
-    html! {
-        form.button-form method="post" action=(path) {
-            (field::hidden(KEY, &visit.form_key(&path)))
-            select name="status" aria-label=(format!("Status of {}", node.name)) {
-                @for status in NodeStatus::ALL { option value=(status) selected[*status == node.status] { (status) } }
-            }
-            button type="submit" { "Set" }
-        }
-    }
+    let (name, label) = (row_field(STATUS, node.id), format!("Status of {}", node.name));
+    let all = NodeStatus::ALL.iter().map(|status| status.as_str());
+    let control = field::select_in_row(visit, &name, &label, node.status.as_str(), all);
+    field::in_row(visit, &path, &name, &control, "Set")
 }
 
 pub(crate) async fn set_status(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let operator = operator(visit)?;
-    let allowed = || Error::invalid(vec![Fault::new("status", format!("must be one of {}", NodeStatus::list()))]);
-    let status = NodeStatus::parse(posted.form.get("status")).ok_or_else(allowed)?;
-    visit.service().set_node_status(operator, visit.id()?, status).await?;
+    let (operator, id) = (operator(visit)?, visit.id()?);
+    let name = row_field(STATUS, id);
+    let allowed = || Error::invalid(vec![Fault::new(&name, format!("must be one of {}", NodeStatus::list()))]);
+    let status = NodeStatus::parse(posted.form.get(&name)).ok_or_else(allowed)?;
+    visit.service().set_node_status(operator, id, status).await?;
     Ok(Answer::see_other(PATH))
 }

@@ -4,9 +4,10 @@ use culvert_domain::account::TeamRecord;
 use culvert_domain::error::Result;
 use maud::{Markup, html};
 
-use super::{operator, plan};
+use super::{PLAN, operator, plan};
 use crate::account::asked_first;
 use crate::answer::Answer;
+use crate::form::{at_row, row_field};
 use crate::view::{list, page, time};
 use crate::visit::{Posted, Visit};
 
@@ -32,7 +33,7 @@ fn row(visit: &Visit, team: &TeamRecord, may_change: bool) -> Markup {
     html! {
         tr {
             td.long { (team.name) div.muted { (team.id) } }
-            td { @if may_change { (plan(visit, &format!("{PATH}/{}/plan", team.id), &team.plan, &team.name)) } @else { (team.plan) } }
+            td { @if may_change { (plan(visit, &format!("{PATH}/{}/plan", team.id), team.id, &team.plan, &team.name)) } @else { (team.plan) } }
             td { (team.members) }
             td { (time::at(team.created_at)) }
         }
@@ -40,7 +41,9 @@ fn row(visit: &Visit, team: &TeamRecord, may_change: bool) -> Markup {
 }
 
 pub(crate) async fn set_plan(visit: &Visit, posted: Posted) -> Result<Answer> {
-    let plan = posted.form.get("plan");
-    visit.service().set_plan_of_team(operator(visit)?, &visit.policies, visit.id()?, plan).await?;
+    let (operator, id) = (operator(visit)?, visit.id()?);
+    let plan = row_field(PLAN, id);
+    let set = visit.service().set_plan_of_team(operator, &visit.policies, id, posted.form.get(&plan)).await;
+    set.map_err(|error| at_row(error, PLAN, id))?;
     Ok(Answer::see_other(PATH))
 }

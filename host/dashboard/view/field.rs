@@ -119,6 +119,35 @@ pub(crate) fn hidden(name: &str, value: &str) -> Markup {
     html! { input type="hidden" name=(name) value=(value); }
 }
 
+/// A form that is one control in a row of a table. The control's name is the row's alone, and so is its fault.
+pub(crate) fn in_row(visit: &Visit, path: &str, name: &str, control: &Markup, label: &str) -> Markup {
+    html! {
+        form.button-form method="post" action=(path) {
+            (hidden(KEY, &visit.form_key(path)))
+            (control)
+            button type="submit" { (label) }
+            (beside("", None, &format!("{name}-fault"), visit.fault(name)))
+        }
+    }
+}
+
+/// The control of such a form: one of several values.
+pub(crate) fn select_in_row<'a>(
+    visit: &Visit,
+    name: &str,
+    label: &str,
+    chosen: &str,
+    options: impl Iterator<Item = &'a str>,
+) -> Markup {
+    let fault = visit.fault(name);
+    html! {
+        select id=(name) name=(name) aria-label=(label) aria-invalid=[fault.map(|_| "true")]
+            aria-describedby=[fault.map(|_| format!("{name}-fault"))] {
+            @for option in options { option value=(option) selected[option == chosen] { (option) } }
+        }
+    }
+}
+
 /// A form that is one button.
 pub(crate) fn button(visit: &Visit, path: &str, label: &str) -> Markup {
     button_with(visit, path, label, &[])

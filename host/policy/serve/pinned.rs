@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::engine::bindings::types::{Denial, Verdict, Violation};
@@ -18,8 +19,9 @@ use crate::serve::observer::DecisionObserver;
 use culvert_domain::policy_fact::PolicyFacts;
 use culvert_domain::refused_by::PolicyModule;
 
-/// Bytes of a question that are kept for an explanation.
+/// Bytes of a question that are kept for an explanation, and items of each list in it.
 const QUESTION: usize = 16 * 1024;
+const ITEMS: usize = 20;
 
 /// Which modules have decided, and on what.
 #[derive(Clone, Debug, Default)]
@@ -36,12 +38,34 @@ impl DecidedBy {
         if self.modules.is_empty() {
             let (request, secrets) = request.clone().redacted();
             self.secrets = secrets.iter().map(|secret| secret.text().to_owned()).collect();
-            let question = serde_json::to_string(&request).unwrap_or_default();
-            self.question = if question.len() > QUESTION { String::new() } else { question };
+            self.question = kept(&request);
         }
         let (description, sha256) = (&decider.module.description, decider.module.digest.clone());
         let (name, version) = (description.name.clone(), description.version.clone());
         self.modules.push(PolicyModule { name, version, sha256 });
+    }
+}
+
+/// A question as it is kept. Of a long list, its first items and how many there are.
+fn kept(request: &PolicyRequest) -> String {
+    let mut question = serde_json::to_value(request).unwrap_or_default();
+    shorten(&mut question);
+    let question = question.to_string();
+    if question.len() > QUESTION { String::new() } else { question }
+}
+
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Array(items) => {
+            let all = items.len();
+            items.truncate(ITEMS);
+            items.iter_mut().for_each(shorten);
+            if all > ITEMS {
+                items.push(Value::String(format!("{all} in all")));
+            }
+        }
+        Value::Object(fields) => fields.values_mut().for_each(shorten),
+        _ => {}
     }
 }
 

@@ -7,7 +7,10 @@ use culvert_domain::caller::Caller;
 use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::{Resource, ResourceFacts};
 use culvert_domain::plan::Entitlement;
+use culvert_domain::port;
 use culvert_domain::refused_by::Stage;
+use culvert_domain::usage::Counters;
+use culvert_domain::webhook;
 
 use super::UsageRequest;
 use crate::Service;
@@ -26,8 +29,8 @@ impl Preview {
 }
 
 impl Service {
-    /// Asks whether a caller may do these things to a resource. Nothing is recorded of it, and what depends on the body of a
-    /// request or on the present state is not looked at.
+    /// Asks whether a caller may do these things to a resource, and whether there is room for what they make. Nothing is
+    /// recorded of it, and what depends on the body of a request is not looked at.
     ///
     /// # Errors
     ///
@@ -89,6 +92,16 @@ impl Gate {
         }
         plan::check(entitlement, action, facts.counters, &wants)?;
         let ask = wit_input::role_ask(caller, action, facts, involved);
-        allowed(asked.team_role(ask).await, Stage::TeamRole, policies)
+        allowed(asked.team_role(ask).await, Stage::TeamRole, policies)?;
+        check_room(action, facts.counters)
+    }
+}
+
+/// The host's own limits, beside those of a plan.
+fn check_room(action: Action, counters: Counters) -> Result<()> {
+    match action {
+        Action::TunnelsCreateExtraPort => port::check_room(counters.extra_ports),
+        Action::WebhooksCreate => webhook::check_room(counters.webhook_endpoints),
+        _ => Ok(()),
     }
 }

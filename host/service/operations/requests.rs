@@ -32,21 +32,7 @@ impl Change for Start {
         let StartChoice { device_id, handoff } = self.choice;
         check_not_suspended(write, permit, &tunnel).await?;
         let device = device(write, scope_id, device_id).await?;
-        if !device.online {
-            return Err(Error::of(Code::DeviceOffline));
-        }
-        match check_startable(&tunnel, &device, Bandwidth::Left) {
-            Err(StartRefusal::BandwidthUsedUp) => return Err(Error::of(Code::TunnelSuspended)),
-            Err(refusal @ StartRefusal::NodeWithoutHttp) => {
-                return Err(Error::new(Code::NodeUnavailable, refusal.detail()));
-            }
-            Err(refusal @ StartRefusal::AgentTooOld) => {
-                return Err(Error::new(Code::UpgradeRequired, refusal.detail()));
-            }
-            Err(_) => return Err(Error::of(Code::DeviceNotAllowed)),
-            Ok(()) => {}
-        }
-        device.check_capabilities(RemoteAction::Start)?;
+        check_start(&tunnel, &device)?;
         let new = new_operation(permit, RemoteAction::Start, device_id, Some(tunnel.id));
         match &tunnel.run {
             Some(run) if run.device_id == device_id && run.ready => already_running(write, new, &tunnel, run).await,
@@ -60,6 +46,44 @@ impl Change for Start {
             _ => queue(write, new).await,
         }
     }
+}
+
+/// Whether a device can be asked to start a tunnel.
+///
+/// # Errors
+///
+/// Why the state of either does not allow it.
+pub fn check_start(tunnel: &Tunnel, device: &Device) -> Result<()> {
+    if tunnel.suspended {
+        return Err(Error::of(Code::TunnelSuspended));
+    }
+    if !device.online {
+        return Err(Error::of(Code::DeviceOffline));
+    }
+    let refused = |refusal: StartRefusal| match refusal {
+        StartRefusal::BandwidthUsedUp => Error::of(Code::TunnelSuspended),
+        StartRefusal::NodeWithoutHttp => Error::new(Code::NodeUnavailable, refusal.detail()),
+        StartRefusal::AgentTooOld => Error::new(Code::UpgradeRequired, refusal.detail()),
+        StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => Error::of(Code::DeviceNotAllowed),
+    };
+    check_startable(tunnel, device, Bandwidth::Left).map_err(refused)?;
+    device.check_capabilities(RemoteAction::Start)
+}
+
+/// Whether the device that runs a tunnel can be asked to stop or restart it.
+///
+/// # Errors
+///
+/// Why the state of either does not allow it.
+pub fn check_on_running(tunnel: &Tunnel, device: &Device, action: RemoteAction) -> Result<()> {
+    let restarts = action == RemoteAction::Restart;
+    if restarts && tunnel.suspended {
+        return Err(Error::of(Code::TunnelSuspended));
+    }
+    if restarts && device.online && !tunnel.allows(device.id) {
+        return Err(Error::of(Code::DeviceNotAllowed));
+    }
+    device.check_capabilities(action)
 }
 
 /// A new operation of the caller: on a tunnel of the device, or on the whole device.
@@ -165,10 +189,7 @@ impl Change for ActOnRunning {
         }
         let run = tunnel.run.as_ref().ok_or_else(|| Error::of(Code::TunnelNotRunning))?;
         let device = device(write, scope_id, run.device_id).await?;
-        if self.action == RemoteAction::Restart && device.online && !tunnel.allows(device.id) {
-            return Err(Error::of(Code::DeviceNotAllowed));
-        }
-        device.check_capabilities(self.action)?;
+        check_on_running(&tunnel, &device, self.action)?;
         let new = new_operation(permit, self.action, device.id, Some(tunnel.id));
         queue(write, new).await
     }

@@ -187,10 +187,35 @@ impl Shown {
         fields
     }
 
+    /// The names of what is typed or chosen in the form that leads to a path.
+    pub fn typed(&self, path: &str) -> Vec<String> {
+        let start = self.text.find(&format!("method=\"post\" action=\"{path}\"")).unwrap();
+        let form = &self.text[start..];
+        let tags = form[..form.find("</form>").unwrap()].split('<');
+        let is_typed = |tag: &&str| {
+            let is_input =
+                tag.starts_with("input") && !tag.contains(" type=\"hidden\"") && !tag.contains(" type=\"checkbox\"");
+            is_input || tag.starts_with("select") || tag.starts_with("textarea")
+        };
+        let name = |tag: &str| Some(tag.split_once(" name=\"")?.1.split('"').next()?.to_owned());
+        tags.filter(is_typed).filter_map(name).collect()
+    }
+
+    /// The id of the request, by which it is explained.
+    pub fn request_id(&self) -> uuid::Uuid {
+        self.headers["x-request-id"].to_str().unwrap().parse().unwrap()
+    }
+
     /// Status, and the code that the page names.
     pub fn outcome(&self) -> String {
         let code = self.text.split("class=\"muted\"><code>").nth(1).and_then(|rest| rest.split('<').next());
         format!("{} {}", self.status, code.unwrap_or("-"))
+    }
+
+    /// What is said to be wrong with a field, in the form that leads to a path.
+    pub fn fault_in(&self, path: &str, field: &str) -> Option<&str> {
+        let form = self.text.split(&format!("method=\"post\" action=\"{path}\"")).nth(1)?.split("</form>").next()?;
+        form.split(&format!("id=\"{field}-fault\">")).nth(1)?.split('<').next()
     }
 
     /// What is said to be wrong with a field.
