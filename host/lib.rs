@@ -11,4 +11,5 @@ pub mod cli;
 pub mod config;
 pub mod embedded;
 pub mod policies;
+mod policy_plan;
 mod site;

@@ -13,6 +13,7 @@ use culvert_policy::serve::generations::{Generations, ReloadError};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
+use culvert_policy::tools::policy_plan::{PlannedModule, PolicyPlan};
 use culvert_registry::Fetcher;
 use culvert_registry::trusted_keys::TrustedKeys;
 use culvert_wire::clock::Clock;
@@ -103,6 +104,24 @@ pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pin
 pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u64, ReloadError> {
     let file = file.map(Path::to_owned);
     generations.reload(move || Config::load(file.as_deref()).map(|config| policies(&config))).await
+}
+
+/// Reads the configuration file again, and tells what a reload would change. It takes nothing over.
+///
+/// # Errors
+///
+/// One line, as a reload would give.
+pub async fn plan(generations: &Generations, file: Option<&Path>) -> Result<PolicyPlan, String> {
+    let status = generations.status();
+    let running: Vec<_> = status.modules.iter().map(PlannedModule::from).collect();
+    let records = status.records.map(|records| records.file);
+    let file = file.map(Path::to_owned);
+    let read = move || Config::load(file.as_deref()).map(|config| policies(&config));
+    let planned = generations.try_out(read, move |engines, policies, loaded| {
+        PolicyPlan::of(engines, loaded, &policies.default_plan, Some(&running), records.as_deref())
+    });
+    let planned = planned.await.map_err(|problem| problem.to_string())?;
+    planned.map_err(|problem| problem.to_string())
 }
 
 fn policies(config: &Config) -> Policies {

@@ -23,7 +23,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use crate::config::{Config, ConfigError, OidcConfig};
-use crate::policies;
+use crate::{policies, policy_plan};
 
 type Reload = BoxFuture<'static, Result<u64, String>>;
 
@@ -73,6 +73,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),
         reload_policies: reload(config, policies),
+        plan_policies: policy_plan::planner(config, policies),
         status_of: culvert_http::problem::status,
     })
 }

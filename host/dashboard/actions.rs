@@ -126,6 +126,9 @@ pub const ACTIONS: &[Act] = &[
     elevated("operator/nodes/{id}/status", "operator/nodes", |visit, posted| {
         Box::pin(operator::nodes::set_status(visit, posted))
     }),
+    elevated("operator/policies/plan", "operator/policies", |visit, posted| {
+        Box::pin(operator::policy_plan::show(visit, posted))
+    }),
     elevated("operator/policies/reload", "operator/policies", |visit, posted| {
         Box::pin(operator::policies::reload(visit, posted))
     }),

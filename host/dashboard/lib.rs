@@ -83,6 +83,7 @@ use salvo::http::StatusCode;
 use handler::Pages;
 pub use live::Streams;
 pub use oidc::CALLBACK as OIDC_CALLBACK;
+pub use operator::policy_plan::{ChangedDecisions, WouldChange};
 pub use origin::Site;
 pub use providers::SignInProvider;
 pub use requests::ApiRequests;
@@ -115,6 +116,8 @@ pub struct Dashboard {
     pub warnings: Vec<String>,
     /// Loads the policies that the configuration names by now; their generation, or why those in use stay.
     pub reload_policies: Box<dyn Fn() -> BoxFuture<'static, Result<u64, String>> + Send + Sync>,
+    /// Tells what a reload would change now, or why it would fail.
+    pub plan_policies: Box<dyn Fn() -> BoxFuture<'static, Result<WouldChange, String>> + Send + Sync>,
     /// The HTTP status of a code, as the API answers it.
     pub status_of: fn(&Code) -> StatusCode,
 }

@@ -4,6 +4,7 @@ pub(crate) mod accounts;
 pub(crate) mod health;
 pub(crate) mod nodes;
 pub(crate) mod policies;
+pub(crate) mod policy_plan;
 pub(crate) mod teams;
 
 use culvert_domain::error::Result;

@@ -5,6 +5,7 @@ pub mod chain_replay;
 pub mod compile;
 pub mod coverage;
 pub mod javascript;
+pub mod policy_plan;
 pub mod project;
 pub mod recent_records;
 pub mod replay;

@@ -12,13 +12,14 @@ use uuid::Uuid;
 use crate::dashboard::is_sound;
 use crate::support::device::Remote;
 use crate::support::host::{Engine, TestHost};
-use crate::support::hostile::{GOOD, Module};
+use crate::support::hostile::{DENY, GOOD, Module};
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::tab::{PASSWORD, Tab};
 
 const ACCOUNTS: &str = "/dashboard/operator/accounts";
 const NODES: &str = "/dashboard/operator/nodes";
 const POLICIES: &str = "/dashboard/operator/policies";
+const PLAN: &str = "/dashboard/operator/policies/plan";
 const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
 
@@ -44,7 +45,7 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     }
     let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
     let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(forms.len(), 9);
+    assert_eq!(forms.len(), 10);
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
         let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1"), ("status", "offline")];
@@ -146,7 +147,7 @@ async fn operator_makes_and_changes_accounts(engine: Engine) {
     assert_eq!(tab.submit(&found, &plan, &[(&field, "free")]).await.outcome(), "403 elevation_required");
 }
 
-/// A policy that fails refuses everybody's changes, and its operator rolls it back all the same.
+/// Where a module of each kind fails, everybody's changes are refused, and an operator signs in and rolls back all the same.
 ///
 /// covers: policies_kept
 #[both_engines]
@@ -158,8 +159,14 @@ async fn operator_rolls_broken_policies_back(engine: Engine) {
     let create = async || api.post("/tunnels", json!({"local_port": 80})).await.outcome();
     let page = tab.get(POLICIES).await;
     assert!(page.text.contains("Generation <strong>1</strong>") && page.text.contains("There are no earlier policies"));
-    let broken = swapped.write("broken.wasm", &Module { check: "unreachable", ..GOOD });
-    swapped.configure(&(builtin(&others) + &entry("team-role", &broken, "")));
+    let broken = Module { check: "unreachable", ..GOOD };
+    let modules = [
+        ("plan-access", swapped.write_wasm("plans.wasm", &broken.plan_access())),
+        ("team-role", swapped.write("roles.wasm", &broken)),
+        ("validation", swapped.write_wasm("fields.wasm", &broken.validation())),
+    ];
+    let entries: String = modules.iter().map(|(kind, file)| entry(kind, file, "")).collect();
+    swapped.configure(&(entries + &builtin(&["plan-access"])));
     assert_eq!(tab.submit(&page, RELOAD, &[]).await.led_to(), POLICIES);
     assert_eq!(create().await, "503 policy_unavailable");
 
@@ -186,6 +193,43 @@ async fn operator_rolls_broken_policies_back(engine: Engine) {
     assert_eq!(shown.outcome(), "409 policies_kept");
     assert!(shown.text.contains("no/such.wasm"), "{}", shown.text);
     assert!(shown.text.contains("The last reload failed") && shown.text.contains("Generation <strong>1</strong>"));
+}
+
+/// What a reload would change is shown before it is done, with the decisions of the last hour that would be others.
+#[both_engines]
+async fn operator_sees_what_a_reload_would_change(engine: Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let records = folder.path().join("decisions.jsonl");
+    let swapped = Swapped::on(engine, |config| config.decisions.file = Some(records.clone())).await;
+    let host = &swapped.host;
+    let (ada, mut tab) = operator(host).await;
+    let api = host.api(&host.key(ada, ada, "full_access").await.key);
+    let made = api.post("/tunnels", json!({"local_port": 80, "name": "web"})).await;
+    assert_eq!(made.status, 201);
+    let id = made.header("x-request-id").unwrap().to_owned();
+    host.until_found(async || std::fs::read_to_string(&records).ok().filter(|text| text.contains(&id))).await;
+
+    let shipped = builtin(&["plan-access", "team-role", "validation"]);
+    let page = tab.get(POLICIES).await;
+    let same = tab.submit(&page, PLAN, &[]).await;
+    is_sound(PLAN, &same);
+    assert!(same.text.contains("They are the ones that are in use"), "{}", same.text);
+    let refusing = swapped.write("refusing.wasm", &Module { check: DENY, ..GOOD });
+    swapped.configure(&(entry("team-role", &refusing, "") + &shipped));
+    let shown = tab.submit(&page, PLAN, &[]).await;
+    is_sound(PLAN, &shown);
+    for part in ["comes: <code>team-role", "<strong>1 would change</strong>", "<td>tunnels.create</td><td>allow</td>"] {
+        assert!(shown.text.contains(part), "{part}: {}", shown.text);
+    }
+    assert_eq!(host.app.policies.status().generation, 1, "nothing is taken over");
+    assert_eq!(api.post("/tunnels", json!({"local_port": 81})).await.status, 201);
+
+    swapped.configure(&(shipped + "[[policy]]\nkind = \"team-role\"\nmodule = \"no/such.wasm\"\n"));
+    let shown = tab.submit(&page, PLAN, &[]).await;
+    assert_eq!(shown.outcome(), "409 policies_kept");
+    assert!(shown.text.contains("no/such.wasm"), "{}", shown.text);
+    let status = host.app.policies.status();
+    assert!(status.last_failure.is_none(), "what was only looked at has not failed");
 }
 
 /// Every Team with its plan, which an operator changes; the plan is one that a policy knows.

@@ -310,6 +310,9 @@ async fn signatures_of_openssl_are_accepted() {
         assert!(signed.status.success(), "{}", said(&signed));
         generation += 1;
         assert_eq!(load(&swapped, &module, "").await, Ok(generation), "{key}");
+        let modules = swapped.status().await["modules"].clone();
+        let signed: Vec<_> = modules.as_array().unwrap().iter().map(|module| &module["signed"]).collect();
+        assert_eq!(signed.iter().filter(|signed| **signed == true).count(), 1, "all but the built-in ones: {modules}");
         // openssl accepts ours as well.
         let verify = if key == "ed" {
             "base64 -d ours.wasm.sig > raw.sig && openssl pkeyutl -verify -rawin -pubin -inkey ed.pub -in ours.wasm -sigfile raw.sig"

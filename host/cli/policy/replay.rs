@@ -187,6 +187,6 @@ fn plural(number: usize, word: &str) -> String {
     if number == 1 { word.into() } else { format!("{word}s") }
 }
 
-pub(super) fn short(answer: &Value) -> String {
+fn short(answer: &Value) -> String {
     answer.as_str().map_or_else(|| answer.to_string(), String::from)
 }

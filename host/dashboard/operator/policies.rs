@@ -11,7 +11,8 @@ use crate::view::sample::quoted;
 use crate::view::{badge, field, page, secret, time};
 use crate::visit::{Posted, Visit};
 
-const PATH: &str = "/dashboard/operator/policies";
+pub(super) const PATH: &str = "/dashboard/operator/policies";
+const PLAN: &str = "/dashboard/operator/policies/plan";
 const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
 
@@ -33,17 +34,18 @@ pub(crate) fn show(visit: &Visit) -> Result<Markup> {
             h2 { "Change" }
             @if visit.is_elevated() {
                 p { "A reload reads the configuration file again. If anything in it cannot be used, nothing changes." }
-                (field::button(visit, RELOAD, "Reload"))
+                div.row {
+                    (field::button(visit, PLAN, "Show what a reload would change"))
+                    (field::button(visit, RELOAD, "Reload"))
+                }
                 @if let Some(earlier) = status.earlier.first() {
                     p { "The policies before the last reload are kept." }
                     (field::button_with(visit, ROLL_BACK, &format!("Roll back to generation {earlier}"),
                         &[("generation", &earlier.to_string())]))
                 } @else { p.muted { "There are no earlier policies to roll back to." } }
             } @else { (asked_first(visit, PATH, "change policies")) }
-            p { "What a reload would change is told on the server:" }
-            (secret::command("culvert policy plan"))
             @if let Some(records) = &status.records {
-                p { "So is how a new module would have decided:" }
+                p { "How a new module would have decided is told on the server:" }
                 (secret::command(&format!("culvert policy replay {} --module new.wasm", quoted(&records.file.to_string_lossy()))))
             } @else {
                 p.muted { "Where " code { "decisions.file" } " is set, decisions are recorded, and " code { "culvert policy replay" }
@@ -60,7 +62,7 @@ fn modules(status: &PolicyStatus) -> Markup {
             thead { tr { th { "Kind" } th { "Module" } th { "Version" } th { "Digest (SHA-256)" } th { "Mode" } th { "State" } } }
             tbody { @for module in &status.modules { tr {
                 td { (module.kind) }
-                td.long { (module.name) div.muted { (module.module) } }
+                td.long { (module.name) div.muted { (module.module) @if module.is_signed { ", signed by a trusted key" } } }
                 td { (module.version) }
                 td { code title=(module.sha256) { (short(&module.sha256)) } div.muted { "settings " code title=(module.settings_sha256) { (short(&module.settings_sha256)) } } }
                 td { (mode(module)) div.muted { (module.deadline_ms) " ms, " (module.memory_kib) " KiB" } }

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
+use crate::engine::engines::Engines;
 use crate::engine::kind::Kind;
 use crate::load::chain::{ChainError, Loaded, Loader, Mode};
 use crate::serve::generation_state::{GenerationState, Policies, Rollback, StateFile};
@@ -94,6 +95,9 @@ pub struct ModuleStatus {
     pub mode: Mode,
     pub deadline_ms: u32,
     pub memory_kib: u32,
+    /// Whether a trusted key has signed it.
+    #[serde(rename = "signed")]
+    pub is_signed: bool,
     /// Whether the module is not asked for a while, because it timed out again and again.
     pub breaker_open: bool,
 }
@@ -201,6 +205,32 @@ impl Generations {
         }
     }
 
+    /// Loads policies without putting them into use, and looks at them. Nothing is kept of them.
+    ///
+    /// # Errors
+    ///
+    /// Where they cannot be loaded, in one line.
+    pub async fn try_out<T, E>(
+        &self,
+        read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
+        look: impl FnOnce(&Engines, &Policies, &[Loaded]) -> T + Send + 'static,
+    ) -> Result<T, ReloadError>
+    where
+        T: Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let _one = self.staging.lock().await;
+        let loader = self.loader.clone();
+        let tried = tokio::task::spawn_blocking(move || {
+            let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
+            let loaded = loader.load(&policies.entries)?;
+            Ok(look(&loader.engines, &policies, &loaded))
+        });
+        let tried = tried.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic)));
+        self.sweep(&self.history());
+        tried
+    }
+
     fn fail(&self, error: ReloadError) -> ReloadError {
         let problem = error.to_string();
         tracing::warn!(problem, "the policies were not reloaded");
@@ -267,7 +297,7 @@ impl Generations {
 
     pub fn status(&self) -> Status {
         let (set, history) = (self.current(), self.history());
-        let module = |(Loaded { entry, module, .. }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
+        let module = |(Loaded { entry, module, is_signed, .. }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
             kind: module.kind,
             module: entry.module.clone(),
             name: module.description.name.clone(),
@@ -277,6 +307,7 @@ impl Generations {
             mode: entry.mode,
             deadline_ms: entry.deadline_ms,
             memory_kib: entry.memory_kib,
+            is_signed: *is_signed,
             breaker_open: guard.is_open(),
         };
         Status {

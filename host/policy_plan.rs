@@ -1,0 +1,58 @@
+//! What a reload of the policies would change, as the dashboard shows it.
+
+use std::sync::Arc;
+
+use culvert_dashboard::{ChangedDecisions, WouldChange};
+use culvert_policy::serve::generations::Generations;
+use culvert_policy::tools::policy_plan::{Changed, LastHour, PlannedModule, PolicyPlan};
+use futures_util::future::BoxFuture;
+
+use crate::config::Config;
+use crate::policies;
+
+type Planning = BoxFuture<'static, Result<WouldChange, String>>;
+
+/// Tells what a reload would change, in a task of its own, so that it leaves nothing behind if the browser disconnects.
+pub(crate) fn planner(config: &Config, policies: &Arc<Generations>) -> Box<dyn Fn() -> Planning + Send + Sync> {
+    let (file, policies) = (config.file.clone(), policies.clone());
+    Box::new(move || {
+        let (file, policies) = (file.clone(), policies.clone());
+        let plan = tokio::spawn(async move { policies::plan(&policies, file.as_deref()).await });
+        Box::pin(async move { plan.await.map_err(|panic| panic.to_string())?.map(shown) })
+    })
+}
+
+/// A plan as the dashboard shows it.
+fn shown(plan: PolicyPlan) -> WouldChange {
+    let name = |module: &PlannedModule| {
+        let PlannedModule { kind, name, version, module, .. } = module;
+        format!("{kind} {name} {version} ({module})")
+    };
+    let names = |modules: &[PlannedModule]| modules.iter().map(name).collect::<Vec<_>>();
+    let changes = plan.changes.as_ref();
+    WouldChange {
+        modules: plan.modules.len(),
+        comes: changes.map(|changes| names(&changes.comes)).unwrap_or_default(),
+        goes: changes.map(|changes| names(&changes.goes)).unwrap_or_default(),
+        is_reordered: changes.is_some_and(|changes| changes.is_reordered),
+        decisions: plan.last_hour.as_ref().map(decisions),
+    }
+}
+
+fn decisions(hour: &LastHour) -> ChangedDecisions {
+    let LastHour { report, unreadable, is_cut } = hour;
+    let row = |changed: Changed| {
+        let Changed { scope_id, account_id, action, was, would_be, times } = changed;
+        [scope_id, account_id, action, was, would_be, times.to_string()]
+    };
+    let mut notes: Vec<_> =
+        report.not_comparable.iter().map(|(why, number)| format!("{number} cannot be compared: {why}.")).collect();
+    notes.extend((*unreadable > 0).then(|| format!("{unreadable} lines are no decision records.")));
+    notes.extend(is_cut.then(|| "Only the newest 64 MiB of records were read.".to_owned()));
+    ChangedDecisions {
+        all: report.decisions,
+        changed: report.changed.len(),
+        rows: hour.changed().into_iter().map(row).collect(),
+        notes,
+    }
+}
