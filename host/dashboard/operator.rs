@@ -5,6 +5,7 @@ pub(crate) mod health;
 pub(crate) mod nodes;
 pub(crate) mod policies;
 pub(crate) mod policy_plan;
+pub(crate) mod shadows;
 pub(crate) mod teams;
 
 use culvert_domain::error::Result;

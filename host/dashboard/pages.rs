@@ -50,6 +50,7 @@ pub const PAGES: &[Page] = &[
     page("operator/health", |visit| Box::pin(operator::health::show(visit))),
     page("operator/nodes", |visit| Box::pin(operator::nodes::list(visit))),
     page("operator/policies", |visit| Box::pin(std::future::ready(operator::policies::show(visit)))),
+    page("operator/policies/shadows", |visit| Box::pin(std::future::ready(operator::shadows::show(visit)))),
     page("account", |visit| Box::pin(account::show(visit))),
     #[cfg(debug_assertions)]
     page("gallery", |visit| Box::pin(std::future::ready(crate::gallery::show(visit)))),

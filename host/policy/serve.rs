@@ -1,5 +1,6 @@
 //! What runs while the host serves: generations, shadow modules, decision records, metrics.
 
+pub mod differences;
 pub mod generation_state;
 pub mod generations;
 pub mod live;

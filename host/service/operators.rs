@@ -12,6 +12,7 @@ use culvert_store::Write;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use culvert_policy::serve::differences::Difference;
 pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
 
 use crate::Service;
@@ -82,6 +83,11 @@ impl Service {
     /// The policies that decide now, and what there is to know of them.
     pub fn policy_status(&self, _: &Operator) -> PolicyStatus {
         self.policies.status()
+    }
+
+    /// The newest decisions in which a shadow module disagreed.
+    pub fn shadow_differences(&self, _: &Operator) -> Vec<Difference> {
+        self.policies.shadow_differences()
     }
 
     /// Goes back to the policies before the last reload. Returns their generation.

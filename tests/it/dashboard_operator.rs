@@ -232,6 +232,37 @@ async fn operator_sees_what_a_reload_would_change(engine: Engine) {
     assert!(status.last_failure.is_none(), "what was only looked at has not failed");
 }
 
+/// What a shadow module would have refused is listed, and only the newest of it.
+#[both_engines]
+async fn operator_sees_where_shadow_modules_disagree(engine: Engine) {
+    let swapped = Swapped::on(engine, |config| config.rate_limit.per_minute = 10_000).await;
+    let host = &swapped.host;
+    let (ada, mut tab) = operator(host).await;
+    let api = host.api(&host.key(ada, ada, "full_access").await.key);
+    let path = format!("{POLICIES}/shadows");
+    assert!(tab.get(&path).await.text.contains("No shadow module has disagreed"));
+    let refusing = swapped.write("refusing.wasm", &Module { check: DENY, ..GOOD });
+    let shipped = builtin(&["plan-access", "team-role", "validation"]);
+    swapped.configure(&(shipped + &entry("team-role", &refusing, "mode = \"shadow\"")));
+    assert_eq!(swapped.reload().await, Ok(2));
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+    let mut last = String::new();
+    for number in 0..200 {
+        let changed = api.patch(&format!("/tunnels/{tunnel}"), json!({"name": format!("t{number}")})).await;
+        assert_eq!(changed.status, 200);
+        last = changed.header("x-request-id").unwrap().to_owned();
+    }
+    let tab = std::cell::RefCell::new(tab);
+    let page = host
+        .until_found(async || {
+            let mut tab = tab.borrow().clone();
+            Some(tab.get(&path).await).filter(|page| page.text.contains(&last))
+        })
+        .await;
+    is_sound(&path, &page);
+    assert_eq!(page.text.matches("<td class=\"long\">deny test-rule</td>").count(), 200, "the first is forgotten");
+}
+
 /// Every Team with its plan, which an operator changes; the plan is one that a policy knows.
 #[both_engines]
 async fn operator_gives_a_team_another_plan(engine: Engine) {

@@ -12,6 +12,7 @@ use crate::view::{badge, field, page, secret, time};
 use crate::visit::{Posted, Visit};
 
 pub(super) const PATH: &str = "/dashboard/operator/policies";
+const SHADOWS: &str = "/dashboard/operator/policies/shadows";
 const PLAN: &str = "/dashboard/operator/policies/plan";
 const RELOAD: &str = "/dashboard/operator/policies/reload";
 const ROLL_BACK: &str = "/dashboard/operator/policies/rollback";
@@ -26,6 +27,7 @@ pub(crate) fn show(visit: &Visit) -> Result<Markup> {
                 p { code { (failure.problem) } } }
         }
         (modules(&status))
+        p { a href=(SHADOWS) { "Where shadow modules disagree" } }
         @if let Some(records) = &status.records {
             p.muted { "Decisions are recorded in " code { (records.file.display()) } "; " (records.lost) " records were lost."
                 @if let Some(problem) = &records.problem { " The last one could not be written: " (problem) } }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::engine::engines::Engines;
 use crate::engine::kind::Kind;
 use crate::load::chain::{ChainError, Loaded, Loader, Mode};
+use crate::serve::differences::Difference;
 use crate::serve::generation_state::{GenerationState, Policies, Rollback, StateFile};
 use crate::serve::live::PolicySet;
 use crate::serve::module_guard::ModuleGuard;
@@ -318,6 +319,11 @@ impl Generations {
             last_failure: history.last_failure.clone(),
             records: self.observer.records.as_ref().map(|records| records.health()),
         }
+    }
+
+    /// The newest decisions in which a shadow module disagreed.
+    pub fn shadow_differences(&self) -> Vec<Difference> {
+        self.observer.shadows.differences().newest()
     }
 
     /// Stops the shadow modules and writes the decision records that are still queued.

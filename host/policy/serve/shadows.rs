@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::engine::facts::FactValues;
 use crate::engine::request::{PolicyRequest, PolicyResponse};
+use crate::serve::differences::{Difference, Differences};
 use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::metrics::Compared;
 use crate::serve::priority;
@@ -35,6 +36,7 @@ pub struct Shadows {
     queue: SyncSender<Option<Box<ShadowRequest>>>,
     dropped: Counter,
     stopped: Arc<AtomicBool>,
+    differences: Arc<Differences>,
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -47,11 +49,17 @@ impl Shadows {
     pub fn start(dropped: Counter, clock: Clock, records: Option<Arc<Records>>) -> std::io::Result<Self> {
         let (queue, asked) = sync_channel(QUEUE);
         let stopped = Arc::new(AtomicBool::new(false));
-        let stop = stopped.clone();
+        let differences = Arc::new(Differences::default());
+        let (stop, found) = (stopped.clone(), differences.clone());
         let worker = std::thread::Builder::new()
             .name("policy-shadows".into())
-            .spawn(move || run(&asked, &stop, &clock, records.as_deref()))?;
-        Ok(Self { queue, dropped, stopped, worker: Mutex::new(Some(worker)) })
+            .spawn(move || run(&asked, &stop, &Notes { clock, records, differences: found }))?;
+        Ok(Self { queue, dropped, stopped, differences, worker: Mutex::new(Some(worker)) })
+    }
+
+    /// The newest decisions in which a shadow disagreed.
+    pub fn differences(&self) -> &Differences {
+        &self.differences
     }
 
     /// Queues a request for the shadow modules of a set. If the queue is full, it is dropped and
@@ -81,7 +89,14 @@ impl Shadows {
     }
 }
 
-fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool, clock: &Clock, records: Option<&Records>) {
+/// Where it is noted what shadows say.
+struct Notes {
+    clock: Clock,
+    records: Option<Arc<Records>>,
+    differences: Arc<Differences>,
+}
+
+fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool, notes: &Notes) {
     priority::lower();
     while let Ok(Some(mut asked)) = queue.recv() {
         if stopped.load(Ordering::Relaxed) {
@@ -92,13 +107,14 @@ fn run(queue: &Receiver<Option<Box<ShadowRequest>>>, stopped: &AtomicBool, clock
             if !set.wanted.is_empty() {
                 asked.request.set_attributes(asked.facts.attributes(shadow.module.facts));
             }
-            asked.compare(shadow, clock, records);
+            asked.compare(shadow, notes);
         }
     }
 }
 
 impl ShadowRequest {
-    fn compare(&self, shadow: &ModuleInstance, clock: &Clock, records: Option<&Records>) {
+    fn compare(&self, shadow: &ModuleInstance, notes: &Notes) {
+        let Notes { clock, records, .. } = notes;
         let module = &shadow.module.description.name;
         let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
         let request_id = self.request_id.map(tracing::field::display);
@@ -113,10 +129,12 @@ impl ShadowRequest {
                 let (decided, shadow) = (self.response.outcome_label().name(), response.outcome_label().name());
                 let rules = response.rules().join(" ");
                 tracing::info!(request_id, generation, kind, module, decided, shadow, rules, "a shadow disagrees");
+                self.differs(module, notes, format!("{shadow} {rules}"));
                 Compared::Disagreed
             }
             Err(failed) => {
                 tracing::warn!(request_id, generation, kind, module, error = %failed.failure, "a shadow failed");
+                self.differs(module, notes, format!("failed: {}", failed.failure));
                 Compared::Failed
             }
         };
@@ -133,5 +151,17 @@ impl ShadowRequest {
             ));
         }
         shadow.metrics.compare(compared);
+    }
+
+    fn differs(&self, module: &str, notes: &Notes, shadow: String) {
+        notes.differences.add(Difference {
+            at: notes.clock.now(),
+            request_id: self.request_id,
+            generation: self.set.generation,
+            kind: self.request.kind(),
+            module: module.to_owned(),
+            decided: self.response.outcome_label().name(),
+            shadow,
+        });
     }
 }
