@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::arg::{StringArg, args};
 use super::db::Read;
-use super::error::DbResult;
+use super::error::{DbResult, StoreError};
 use super::row::Row;
 use super::sql::{by_ids, sql};
 use super::{Hint, Store, Write};
@@ -109,6 +109,14 @@ impl Store {
         let rows = (&self.db).all(sql, args![scope_ids]).await?;
         let newest = |row: &Row| Ok((row.id("scope_id")?, row.number("number")?, row.text("origin")?));
         Ok(rows.iter().map(newest).collect::<DbResult<_>>()?)
+    }
+
+    /// The newest entry that a command on the server has made: its scope and number.
+    pub async fn newest_command(&self) -> Result<Option<(Uuid, u64)>> {
+        let sql = sql!("SELECT scope_id, number FROM audit_log WHERE origin = 'cli' ORDER BY at DESC LIMIT 1");
+        let row = (&self.db).optional(sql, args![]).await?;
+        let entry = |row: Row| Ok::<_, StoreError>((row.id("scope_id")?, row.number("number")?));
+        Ok(row.map(entry).transpose()?)
     }
 
     /// Has the log tell of something that changes nothing else.

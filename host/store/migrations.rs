@@ -66,6 +66,7 @@ const FILES: &[File] = files! {
     35 "0035_identities"
     36 "0036_usage_hours"
     37 "0037_sign_ups"
+    38 "0038_audit_of_commands"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -15,6 +15,7 @@ use crate::support::program::command_at;
 use crate::support::tab::Tab;
 
 const MINE: &str = "/dashboard/me/live";
+const OPERATORS: &str = "/dashboard/operator/live";
 
 /// A stream, and what of it has not been read.
 struct Stream(Response, String);
@@ -155,7 +156,6 @@ async fn sign_in_has_eight_streams_at_most(engine: Engine) {
 /// Pages of refusals and of certificates are as live as the others, and so are those of operators, which are for them alone.
 #[both_engines]
 async fn refusals_and_the_installation_are_told_of(engine: Engine) {
-    const OPERATORS: &str = "/dashboard/operator/live";
     let host = TestHost::start(engine).await;
     let (ada, bob) = (host.person("ada").await, host.person("bob").await);
     let mut tab = Tab::with_password(&host, ada.account_id).await;
@@ -206,4 +206,21 @@ async fn command_on_the_server_is_told_of(engine: Engine) {
     within(20, host.clock.until_awaited(host.clock.moment().plus(silence))).await;
     host.pass(silence).await;
     assert_eq!(stream.next().await.as_deref(), Some(": nothing"));
+}
+
+/// The pages of operators hear of commands as well, in whatever scope.
+#[both_engines]
+async fn command_is_told_of_to_operators(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let lin = host.person("lin").await;
+    host.person("ada").await;
+    accounts::set_operator(&host.app.store, lin.account_id, true, Actor::CLI).await.unwrap();
+    let mut stream = Stream::open(&Tab::entered(&host, lin.account_id).await, OPERATORS).await;
+    // The command that made the operator was there before the page.
+    host.pass(Duration::from_secs(1)).await;
+    stream.tells_of_a_change().await;
+    pause(&host).await;
+    command_at(&host, &["account", "link", "--email", "ada@example.test"]).await;
+    host.pass(Duration::from_secs(1)).await;
+    stream.tells_of_a_change().await;
 }

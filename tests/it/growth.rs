@@ -222,6 +222,7 @@ async fn sqlite_reads_no_growing_table_whole() {
     accounts: SCAN accounts USING INDEX accounts_operators | …SELECT id FROM accounts WHERE operator_since IS NOT NULL ORDER BY id
     api_keys: SCAN api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys: SCAN k | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
+    audit_log: SCAN audit_log USING INDEX audit_log_of_commands | …SELECT scope_id, number FROM audit_log WHERE origin = 'cli' ORDER BY at DESC LIMIT 1
     certificates: SCAN certificates USING INDEX certificates_failing | …SELECT name, error FROM certificates WHERE error IS NOT NULL ORDER BY id LIMIT $1
     certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
     device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1

@@ -12,6 +12,7 @@ use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
 use super::Jobs;
+use crate::scope_changes::INSTALLATION;
 
 /// How much later than its time a change can be seen: a transaction takes its time at its beginning.
 const COMMIT_WITHIN: TimeDelta = TimeDelta::seconds(20);
@@ -25,6 +26,8 @@ struct Seen {
     generation: Option<u64>,
     /// The number of the newest entry in the audit log of each scope whose pages are open.
     audited: HashMap<Uuid, u64>,
+    /// The newest entry of a command, while an operator's page is open.
+    command: Option<(Uuid, u64)>,
 }
 
 impl Wakeups {
@@ -34,6 +37,7 @@ impl Wakeups {
             changes: HashMap::new(),
             generation: None,
             audited: HashMap::new(),
+            command: None,
         }))
     }
 
@@ -42,6 +46,9 @@ impl Wakeups {
         let scopes = jobs.changes.scopes();
         if scopes.is_empty() {
             return Ok(());
+        }
+        if scopes.contains(&INSTALLATION) {
+            self.look_for_commands_of_operators(jobs).await?;
         }
         let newest = jobs.service.store.newest_audit_entries(&scopes).await?;
         let is_command = |origin: &str| origin == Origin::Cli.as_str();
@@ -54,6 +61,15 @@ impl Wakeups {
             newest.into_iter().filter(is_new).map(|(scope_id, ..)| scope_id).collect()
         });
         changed.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id));
+        Ok(())
+    }
+
+    async fn look_for_commands_of_operators(&self, jobs: &Jobs) -> Result<()> {
+        let newest = jobs.service.store.newest_command().await?;
+        let former = self.seen(|seen| std::mem::replace(&mut seen.command, newest));
+        if newest != former {
+            jobs.changes.tell(INSTALLATION);
+        }
         Ok(())
     }
 
