@@ -54,7 +54,6 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
             service.clock().clone(),
             config.dashboard.lifetimes(),
             config.dashboard.sign_up,
-            config.dashboard.oidc.iter().any(|provider| provider.trust_email),
             &site.origin,
         ),
         refusals,

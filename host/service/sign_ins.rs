@@ -72,8 +72,6 @@ pub struct SignIns {
     clock: Clock,
     lifetimes: Lifetimes,
     sign_up: SignUp,
-    /// Whether a provider's word for an address finds an account.
-    trusts_addresses: bool,
     remembered: Mutex<Remembered>,
     throttle: Throttle,
     /// What passkeys belong to; none where there can be none.
@@ -109,10 +107,10 @@ impl Client {
 
 impl SignIns {
     /// `origin` is the dashboard's: scheme, host name and port.
-    pub fn new(clock: Clock, lifetimes: Lifetimes, sign_up: SignUp, trusts_addresses: bool, origin: &str) -> Self {
+    pub fn new(clock: Clock, lifetimes: Lifetimes, sign_up: SignUp, origin: &str) -> Self {
         let remembered = Mutex::new(LruCache::new(MAX_REMEMBERED));
         let relying_party = passkeys::relying_party(origin);
-        Self { clock, lifetimes, sign_up, trusts_addresses, remembered, throttle: Throttle::new(), relying_party }
+        Self { clock, lifetimes, sign_up, remembered, throttle: Throttle::new(), relying_party }
     }
 
     /// The sign-in of a cookie's value, as it was at most a second ago. `None` if it is over, and for every unknown value of

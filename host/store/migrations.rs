@@ -67,6 +67,7 @@ const FILES: &[File] = files! {
     36 "0036_usage_hours"
     37 "0037_sign_ups"
     38 "0038_audit_of_commands"
+    39 "0039_proved_addresses"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

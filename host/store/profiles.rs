@@ -47,11 +47,19 @@ impl Write {
         Ok(row.map(|row| row.text("email")).transpose()?)
     }
 
-    /// Gives an account another address. False if another account has it.
-    pub async fn set_email(&mut self, account_id: Uuid, email: &str) -> Result<bool> {
+    /// Gives an account another address, which was proved to be its own or not. False if another account has it.
+    pub async fn set_email(&mut self, account_id: Uuid, email: &str, is_proved: bool) -> Result<bool> {
         let sql = sql!(
-            "UPDATE accounts SET email = $2 WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM accounts WHERE email = $2 AND id <> $1)"
+            "UPDATE accounts SET email = $2, email_proved = $3 \
+             WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM accounts WHERE email = $2 AND id <> $1)"
         );
-        Ok(self.execute(sql, args![account_id, email]).await? == 1)
+        Ok(self.execute(sql, args![account_id, email, is_proved]).await? == 1)
+    }
+
+    /// Notes whether the address of an account is its own.
+    pub async fn set_email_proved(&mut self, account_id: Uuid, is_proved: bool) -> Result<()> {
+        let sql = sql!("UPDATE accounts SET email_proved = $2 WHERE id = $1");
+        self.execute(sql, args![account_id, is_proved]).await?;
+        Ok(())
     }
 }

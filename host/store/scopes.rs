@@ -46,6 +46,14 @@ impl Store {
         Ok(row.as_ref().map(account).transpose()?)
     }
 
+    /// The account that has an e-mail address of which it is known whose it is.
+    pub async fn account_by_proved_email(&self, email: &str) -> Result<Option<Uuid>> {
+        let email = email.to_lowercase();
+        let sql = sql!("SELECT id FROM accounts WHERE email = $1 AND email_proved");
+        let row = (&self.db).optional(sql, args![&email]).await?;
+        Ok(row.map(|row| row.id("id")).transpose()?)
+    }
+
     /// Finds Teams by id or name. Several Teams can have the same name.
     pub async fn teams_by_name(&self, team: &str) -> Result<Vec<Scope>> {
         let id = Uuid::parse_str(team).unwrap_or_default();

@@ -81,12 +81,12 @@ impl SignIns {
         let known = service.store.identity(&identity.issuer, &identity.subject).await?;
         let by_email = match (&known, &identity.email) {
             (None, Some(email)) if identity.is_email_trusted && !email.contains(char::is_control) => {
-                service.store.account_by_email(email.trim()).await?
+                service.store.account_by_proved_email(email.trim()).await?
             }
             _ => None,
         };
         let is_new = known.is_none();
-        let Some(account_id) = known.map(|known| known.account_id).or(by_email.map(|account| account.id)) else {
+        let Some(account_id) = known.map(|known| known.account_id).or(by_email) else {
             return Ok(None);
         };
         let (value, mut new) = self.new_sign_in(account_id, SignInMethod::Oidc, client);
@@ -111,8 +111,8 @@ impl SignIns {
         Ok(needs_code.map(|needs_code| self.proved(service, account_id, SignInMethod::Oidc, value, needs_code)))
     }
 
-    /// Makes an account for somebody who has none, and signs them in. `None` where that is not for everybody, or the provider's
-    /// word for the address is not believed.
+    /// Makes an account for somebody who has none, and signs them in. `None` where that is not for everybody, the provider's
+    /// word for the address is not believed, or an account has the address.
     ///
     /// # Errors
     ///
@@ -125,6 +125,9 @@ impl SignIns {
     ) -> Result<Option<SignInValue>> {
         let trusted = identity.email.as_deref().filter(|_| self.is_open() && identity.is_email_trusted);
         let Some(email) = trusted.and_then(|email| account::email(email).ok()) else { return Ok(None) };
+        if service.store.account_by_email(&email).await?.is_some() {
+            return Ok(None);
+        }
         let begins = self.throttle.begins.count(client.address, self.clock.moment());
         begins.map_or(Ok(()), |wait| Err(wait_for(wait)))?;
         let name = email.split('@').next().and_then(|name| account::name(name).ok()).unwrap_or_else(|| "New".into());
@@ -173,12 +176,17 @@ impl SignIns {
     ) -> Result<SignInValue> {
         let (renewal, renewed) = self.renewal(sign_in);
         let (account_id, id, identity) = (sign_in.account_id, sign_in.id, identity.clone());
+        let is_own = |email: &String| email.trim().to_lowercase() == sign_in.email;
+        let proves = identity.is_email_trusted && identity.email.as_ref().is_some_and(is_own);
         let entry = NewEntry::new(account_id, Actor::signed_in(sign_in), AuditAction::CredentialsLinkOidc);
         let link = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {
                 check_elevated(write, id).await?;
                 if !insert(write, account_id, &identity).await? {
                     return Err(Error::new(Code::ValidationFailed, "An account is linked with them already."));
+                }
+                if proves {
+                    write.set_email_proved(account_id, true).await?;
                 }
                 renewed.write(write).await?;
                 write.audit(entry.with(&json!({"issuer": identity.issuer, "email": identity.email})));

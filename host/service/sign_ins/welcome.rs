@@ -134,7 +134,11 @@ impl SignIns {
                 }
                 let actor = || Actor::account(Origin::Dashboard, account.id, address);
                 match invitation {
-                    Some(invitation) => join(write, &invitation, account.id, actor()).await?,
+                    Some(invitation) => {
+                        // It is the address that whoever invites has typed.
+                        write.set_email_proved(account.id, false).await?;
+                        join(write, &invitation, account.id, actor()).await?;
+                    }
                     None if is_operator => write.set_operator(account.id, true).await?,
                     None => {}
                 }
