@@ -5,12 +5,14 @@ use std::process::Stdio;
 
 use culvert_domain::caller::Role;
 use culvert_test_macros::both_engines;
-use culvert_wire::control::Done;
+use culvert_wire::control::{Done, Failure};
+use culvert_wire::failure_code::FailureCode;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::dashboard::is_sound;
 use crate::support::host::{Engine, TestHost, own_address, second_node};
+use crate::support::program::command_at;
 use crate::support::tab::{Shown, Tab};
 
 /// A member may not change another's tunnel: its page says so beforehand, with the policy's own words. Nothing is recorded of
@@ -170,7 +172,7 @@ async fn requests_that_pages_show_can_be_pasted() {
     let host = TestHost::start(Engine::Sqlite).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
-    let (device, _wire) = host.wired(&ada, ada.account_id).await;
+    let (device, mut wire) = host.wired(&ada, ada.account_id).await;
     let mut tab = Tab::entered(&host, ada.account_id).await;
     let new = commands(&tab.get("/dashboard/me/tunnels/new").await);
     let made = paste(&host, &ada.key, &new[0]).await;
@@ -201,7 +203,32 @@ async fn requests_that_pages_show_can_be_pasted() {
         assert!(paste(&host, &ada.key, command).await["code"].is_null(), "{command}");
     }
     assert_eq!(api.get("/webhooks").await.data().as_array().unwrap().len(), 0, "the last one deletes it");
+    let of_device = commands(&tab.get(&format!("/dashboard/me/devices/{}", device.id)).await);
+    let [read, rename, stop_all, restart, remove] = of_device.as_slice() else { panic!("{of_device:?}") };
+    assert_eq!(paste(&host, &ada.key, read).await["data"]["id"], device.id.to_string());
+    assert_eq!(paste(&host, &ada.key, rename).await["data"]["name"], "machine");
+    // The tunnel's start is still on its way to the device.
+    for command in [stop_all, restart] {
+        assert_eq!(paste(&host, &ada.key, command).await["code"], "operation_in_progress", "{command}");
+    }
     assert_eq!(paste(&host, &ada.key, delete).await["data"]["id"], tunnel.as_str());
+    // With no tunnel on its way, they are commands to the device.
+    for (command, action) in [(restart, "restart_agent"), (stop_all, "stop_all")] {
+        let asked = paste(&host, &ada.key, command).await;
+        assert_eq!(asked["data"]["action"], action, "{asked}");
+        let operation = asked["data"]["id"].as_str().unwrap().parse().unwrap();
+        wire.begin(operation).await;
+        wire.finish(operation, Err(Failure::new(FailureCode::Refused, "not now"))).await;
+    }
+    // What no key may do is a command on the host's machine.
+    let keys = commands(&tab.get("/dashboard/me/keys").await);
+    for command in [remove, &keys[0]] {
+        let words: Vec<String> = command.split_whitespace().skip(1).map(|word| word.replace('\'', "")).collect();
+        command_at(&host, &words.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    assert_eq!(api.get(&format!("/devices/{}", device.id)).await.outcome(), "404 not_found");
+    let keys = tab.get("/dashboard/me/keys").await;
+    assert_eq!(keys.text.matches(">Revoke</button>").count(), 2, "the new one is there");
 }
 
 /// Every field that the API changes is changed here, to the same values.

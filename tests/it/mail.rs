@@ -21,15 +21,15 @@ const ASK: &str = "/dashboard/sign-in/link";
 
 /// A server for mail. Dropping it ends it.
 pub struct MailServer {
-    port: u16,
+    pub port: u16,
     lines: Lines<BufReader<ChildStdout>>,
     _program: Child,
 }
 
 impl MailServer {
-    /// Answers the first recipients with these codes.
-    pub async fn start(refusals: &[&str]) -> Self {
-        let mut program = python("mail_server.py").args(refusals).stdout(Stdio::piped()).spawn().unwrap();
+    /// Answers the first recipients with these codes, or takes mail over TLS.
+    pub async fn start(options: &[&str]) -> Self {
+        let mut program = python("mail_server.py").args(options).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let port = within(60, lines.next_line()).await.unwrap().expect("the server has ended");
         Self { port: port.parse().unwrap(), lines, _program: program }

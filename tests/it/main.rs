@@ -60,6 +60,7 @@ mod limits;
 mod liveness;
 mod local_services;
 mod mail;
+mod mail_delivery;
 mod moves;
 mod newcomer;
 mod nodes;

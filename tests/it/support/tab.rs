@@ -8,13 +8,14 @@ use reqwest::{Client, Method, RequestBuilder, redirect};
 
 use super::host::TestHost;
 
-/// The host's name in every test.
-pub const NAME: &str = "api.example.test";
+/// The origin of every test's host.
 pub const SITE: &str = "https://api.example.test";
 
 #[derive(Clone)]
 pub struct Tab {
     base: String,
+    /// The origin of the pages, as a browser knows it.
+    site: String,
     http: Client,
     pub cookies: BTreeMap<String, String>,
 }
@@ -28,8 +29,13 @@ pub struct Shown {
 
 impl Tab {
     pub fn open(host: &TestHost) -> Self {
+        Self::at(host.url(), SITE.into())
+    }
+
+    /// A tab of a host that is reached at a URL, with pages of an origin.
+    pub fn at(base: String, site: String) -> Self {
         let http = Client::builder().no_proxy().redirect(redirect::Policy::none()).build().unwrap();
-        Self { base: host.url(), http, cookies: BTreeMap::new() }
+        Self { base, site, http, cookies: BTreeMap::new() }
     }
 
     /// A tab of somebody who has just come in by a link.
@@ -68,7 +74,10 @@ impl Tab {
     /// A request as a browser would make it; nothing is followed.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let cookies: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let request = self.http.request(method, format!("{}{path}", self.base)).header(HOST, NAME);
+        let request = self
+            .http
+            .request(method, format!("{}{path}", self.base))
+            .header(HOST, self.site.split("://").nth(1).unwrap());
         if cookies.is_empty() { request } else { request.header("cookie", cookies.join("; ")) }
     }
 
@@ -103,7 +112,8 @@ impl Tab {
     }
 
     pub async fn post(&mut self, path: &str, fields: &[(String, String)]) -> Shown {
-        let request = self.form_request(path, fields).header(ORIGIN, SITE).header("sec-fetch-site", "same-origin");
+        let request =
+            self.form_request(path, fields).header(ORIGIN, &self.site).header("sec-fetch-site", "same-origin");
         self.send(request).await
     }
 
