@@ -20,17 +20,17 @@ export const KINDS = {
 export class World {
   problems = [];
 
-  static async open() {
+  static async open(more = []) {
     const world = new World();
     // Chromium's own sandbox does not start as root, as in most containers, where there is little shared memory as well.
-    const args = ["--disable-dev-shm-usage", ...(process.getuid() === 0 ? ["--no-sandbox"] : [])];
+    const args = ["--disable-dev-shm-usage", ...(process.getuid() === 0 ? ["--no-sandbox"] : []), ...more];
     world.browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args });
     return world;
   }
 
   // A window of one kind. `expected` are the statuses of refusals that the journey is about.
-  async window(kind, origin, { storageState, expected = [] } = {}) {
-    const context = await this.browser.newContext({ ...KINDS[kind], storageState });
+  async window(kind, origin, { storageState, ignoreHTTPSErrors, expected = [] } = {}) {
+    const context = await this.browser.newContext({ ...KINDS[kind], storageState, ignoreHTTPSErrors });
     context.setDefaultTimeout(20_000);
     const page = await context.newPage();
     const note = (text) => this.problems.push(`${kind}, ${page.url()}: ${text}`);
