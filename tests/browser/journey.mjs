@@ -3,6 +3,7 @@
 import { readFile } from "node:fs/promises";
 import { get } from "node:http";
 import { attack } from "./attack.mjs";
+import { workByKeyboard } from "./keyboard.mjs";
 import { KINDS, PASSWORD, World } from "./world.mjs";
 
 const printed = await readFile(process.argv[2], "utf8");
@@ -382,6 +383,7 @@ for (const kind of Object.keys(KINDS)) {
   await window.context.close();
 }
 await signInByKeyboard();
+await workByKeyboard(world, { origin, service });
 await attack(world, {
   origin,
   hostile,
