@@ -1,5 +1,6 @@
 //! Why requests were refused: which check, which module and rule, and on what facts.
 
+use culvert_domain::caller::Role;
 use culvert_domain::error::{Code, Result};
 use culvert_domain::refusal::Refusal;
 use culvert_domain::refused_by::{RefusedBy, Stage};
@@ -70,7 +71,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
         section { h2 { "Checks" } (checks(&refusal)) }
         @if let Some(by) = &refusal.refused_by { (decided(visit, &refusal, by)) }
-        section { h2 { "What to do" } (advice(visit, &refusal)) }
+        section { h2 { "What to do" } (advice(visit, &refusal)) (whom_to_ask(visit, &refusal).await?) }
         p.muted { "Request " code { (refusal.request_id) } }
     };
     Ok(page::signed_in(visit, "Why refused", &content))
@@ -155,6 +156,15 @@ fn flatten(name: &str, value: &Value, facts: &mut Vec<(String, String)>) {
         Value::String(text) => facts.push((name.to_owned(), text.clone())),
         other => facts.push((name.to_owned(), other.to_string())),
     }
+}
+
+/// Who may do what a member may not.
+async fn whom_to_ask(visit: &Visit, refusal: &Refusal) -> Result<Markup> {
+    let question = refusal.refused_by.as_ref().and_then(|by| serde_json::from_str::<Value>(&by.question).ok());
+    let is_member = question.is_some_and(|question| question["caller"]["role"] == Role::Member.as_str());
+    let asked = if is_member { visit.service().managers(&visit.caller).await? } else { Vec::new() };
+    let names: Vec<&str> = asked.iter().map(|manager| manager.name.as_str()).collect();
+    Ok(html! { @if !names.is_empty() { p { "Owners and admins of the Team: " (names.join(", ")) "." } } })
 }
 
 /// An attribute that the module was told of; none where there was nothing to tell.

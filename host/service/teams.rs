@@ -21,6 +21,8 @@ use crate::devices;
 use crate::gate::{Permit, RequestDraft};
 use crate::idempotency::IdempotencyKey;
 
+/// Owners and admins that a page names.
+const MANAGERS_SHOWN: u32 = 5;
 /// Teams that an account may own.
 const TEAMS_PER_ACCOUNT: u32 = 20;
 
@@ -137,6 +139,15 @@ impl Service {
     /// If the database fails.
     pub async fn members(&self, caller: &Caller, page: Page) -> Result<PageRows<Member>> {
         self.store.members_page(caller.scope.id, page).await
+    }
+
+    /// The first owners and admins of the caller's Team, whom a member can ask.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn managers(&self, caller: &Caller) -> Result<Vec<Member>> {
+        self.store.managers(caller.scope.id, MANAGERS_SHOWN).await
     }
 
     /// Has the caller leave its Team. No policy is asked whether it may.

@@ -83,6 +83,14 @@ impl Store {
         Ok(rows.iter().map(member).collect::<DbResult<_>>()?)
     }
 
+    /// The owners and admins of a Team, the first ones, at most so many.
+    pub async fn managers(&self, team_id: Uuid, most: u32) -> Result<Vec<Member>> {
+        let sql =
+            select_member!("WHERE m.team_id = $1 AND m.role <> 'member' ORDER BY m.created_at, m.account_id LIMIT $2");
+        let rows = (&self.db).all(sql, args![team_id, most]).await?;
+        Ok(rows.iter().map(member).collect::<DbResult<_>>()?)
+    }
+
     /// A page of the members of a Team, the newest first.
     pub async fn members_page(&self, team_id: Uuid, page: Page) -> Result<PageRows<Member>> {
         let sql = select_member!(

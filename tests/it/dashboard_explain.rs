@@ -72,6 +72,7 @@ async fn refusal_by_a_policy_names_rule_module_and_facts(engine: Engine) {
         "<dt><code>caller.role</code></dt><dd><code>member</code></dd>",
         "<dt><code>tunnel.created-by-caller</code></dt><dd><code>false</code></dd>",
         "Members change what they created",
+        "Owners and admins of the Team: ada.",
     ] {
         assert!(shown.text.contains(part), "{part}: {}", shown.text);
     }
