@@ -39,13 +39,13 @@ async fn pages_of_operators_are_for_operators(engine: Engine) {
     let mut eves = Tab::with_password(&host, eve.account_id).await;
     let paths = culvert_dashboard::pages::PAGES.iter().map(|page| page.path);
     let pages: Vec<&str> = paths.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(pages.len(), 5);
+    assert!(pages.len() >= 6, "{pages:?}");
     for page in pages {
         assert_eq!(eves.get(&format!("/dashboard/{page}")).await.outcome(), "404 not_found", "{page}");
     }
     let forms = culvert_dashboard::actions::ACTIONS.iter().map(|act| act.path);
     let forms: Vec<&str> = forms.filter(|path| path.starts_with("operator/")).collect();
-    assert_eq!(forms.len(), 10);
+    assert!(forms.len() >= 10, "{forms:?}");
     for form in forms {
         let path = format!("/dashboard/{}", form.replace("{id}", &eve.account_id.to_string()));
         let fields = [("operator", "yes"), ("plan", "self-hosted"), ("generation", "1"), ("status", "offline")];
