@@ -252,6 +252,10 @@ async function inviteColleague(window) {
 async function rollBack(window) {
   const { page } = window;
   await page.goto(`${origin}/dashboard/operator/policies`);
+  await click(page, "Show what a reload would change");
+  await page.getByText("They are the ones that are in use").waitFor();
+  await world.look(window, "operator-policies-plan");
+  await page.goto(`${origin}/dashboard/operator/policies`);
   await click(page, "Reload");
   await page.getByRole("button", { name: /^Roll back to generation/ }).click();
   await page.getByText("There are no earlier policies").waitFor();

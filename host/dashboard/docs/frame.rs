@@ -43,7 +43,7 @@ pub(crate) fn searched(title: &str, content: Markup, path: &str, query: &str) ->
                     button type="submit" { "Search" }
                 }
             }
-            div.columns {
+            div.columns.of-book {
                 main #content .book { (content) }
                 (side(path))
             }
