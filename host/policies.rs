@@ -112,9 +112,8 @@ pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u6
 ///
 /// One line, as a reload would give.
 pub async fn plan(generations: &Generations, file: Option<&Path>) -> Result<PolicyPlan, String> {
-    let status = generations.status();
-    let running: Vec<_> = status.modules.iter().map(PlannedModule::from).collect();
-    let records = status.records.map(|records| records.file);
+    let running: Vec<_> = generations.current().modules().iter().map(PlannedModule::of).collect();
+    let records = generations.status().records.map(|records| records.file);
     let file = file.map(Path::to_owned);
     let read = move || Config::load(file.as_deref()).map(|config| policies(&config));
     let planned = generations.try_out(read, move |engines, policies, loaded| {

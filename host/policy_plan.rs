@@ -24,11 +24,7 @@ pub(crate) fn planner(config: &Config, policies: &Arc<Generations>) -> Box<dyn F
 
 /// A plan as the dashboard shows it.
 fn shown(plan: PolicyPlan) -> WouldChange {
-    let name = |module: &PlannedModule| {
-        let PlannedModule { kind, name, version, module, .. } = module;
-        format!("{kind} {name} {version} ({module})")
-    };
-    let names = |modules: &[PlannedModule]| modules.iter().map(name).collect::<Vec<_>>();
+    let names = |modules: &[PlannedModule]| modules.iter().map(ToString::to_string).collect::<Vec<_>>();
     let changes = plan.changes.as_ref();
     WouldChange {
         modules: plan.modules.len(),
@@ -40,19 +36,14 @@ fn shown(plan: PolicyPlan) -> WouldChange {
 }
 
 fn decisions(hour: &LastHour) -> ChangedDecisions {
-    let LastHour { report, unreadable, is_cut } = hour;
     let row = |changed: Changed| {
         let Changed { scope_id, account_id, action, was, would_be, times } = changed;
         [scope_id, account_id, action, was, would_be, times.to_string()]
     };
-    let mut notes: Vec<_> =
-        report.not_comparable.iter().map(|(why, number)| format!("{number} cannot be compared: {why}.")).collect();
-    notes.extend((*unreadable > 0).then(|| format!("{unreadable} lines are no decision records.")));
-    notes.extend(is_cut.then(|| "Only the newest 64 MiB of records were read.".to_owned()));
     ChangedDecisions {
-        all: report.decisions,
-        changed: report.changed.len(),
+        all: hour.report.decisions,
+        changed: hour.report.changed.len(),
         rows: hour.changed().into_iter().map(row).collect(),
-        notes,
+        notes: hour.notes(),
     }
 }

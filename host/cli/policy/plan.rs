@@ -52,9 +52,7 @@ fn describe(plan: &PolicyPlan) -> String {
         None => lines.push("no host answers on admin_listen, so what is loaded now is not known".into()),
         Some(changes) => {
             for (sign, modules) in [("-", &changes.goes), ("+", &changes.comes)] {
-                lines.extend(modules.iter().map(|PlannedModule { kind, name, version, module, .. }| {
-                    format!("  {sign} {kind} {name} {version} ({module})")
-                }));
+                lines.extend(modules.iter().map(|module| format!("  {sign} {module}")));
             }
             lines.extend(changes.is_reordered.then(|| "  the order of the modules changes".to_owned()));
         }
@@ -67,13 +65,9 @@ fn describe(plan: &PolicyPlan) -> String {
 }
 
 fn describe_hour(hour: &LastHour) -> String {
-    let LastHour { report, unreadable, is_cut } = hour;
-    let decisions = count(report.decisions, "decision", "decisions");
-    let mut lines = vec![format!("the last hour on record: {decisions}, {} would change", report.changed.len())];
-    let cut = "  only the newest 64 MiB of records were read";
-    lines.extend(is_cut.then(|| cut.to_owned()));
-    lines.extend((*unreadable > 0).then(|| format!("  {unreadable} lines are no decision records")));
-    lines.extend(report.not_comparable.iter().map(|(why, number)| format!("  {number} cannot be compared: {why}")));
+    let decisions = count(hour.report.decisions, "decision", "decisions");
+    let mut lines = vec![format!("the last hour on record: {decisions}, {} would change", hour.report.changed.len())];
+    lines.extend(hour.notes().iter().map(|note| format!("  {note}")));
     let changed = hour.changed();
     if changed.is_empty() {
         return lines.join("\n");

@@ -63,7 +63,7 @@ fn decisions(decisions: Option<&ChangedDecisions>) -> Markup {
     };
     html! {
         p { "The last hour on record: " (all) " decisions, " strong { (changed) " would change" } "." }
-        @for note in notes { p.muted { (note) } }
+        @if !notes.is_empty() { ul.muted { @for note in notes { li { (note) } } } }
         @if !rows.is_empty() {
             div.scroll role="region" aria-label="Decisions that would change" tabindex="0" { table {
                 thead { tr { th { "Scope" } th { "Account" } th { "Action" } th { "Was" } th { "Would be" } th { "Times" } } }

@@ -1,6 +1,7 @@
 //! What a reload would change, and for whom. It takes nothing over.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,6 @@ use crate::engine::kind::Kind;
 use crate::load::chain::{ChainError, Loaded, Mode};
 use crate::load::dynamic::UntypedModule;
 use crate::load::load_error::LoadError;
-use crate::serve::generations::ModuleStatus;
 use crate::tools::chain_replay::{self, ChainReport, Change};
 use crate::tools::recent_records::{self, RecentRecords};
 
@@ -122,25 +122,15 @@ fn compare(path: &Path, modules: &[UntypedModule]) -> Result<LastHour, PlanError
     Ok(LastHour { report: chain_replay::replay(modules, records), unreadable, is_cut })
 }
 
-impl From<&ModuleStatus> for PlannedModule {
-    fn from(status: &ModuleStatus) -> Self {
-        let ModuleStatus { kind, mode, deadline_ms, memory_kib, .. } = *status;
-        Self {
-            kind,
-            mode,
-            name: status.name.clone(),
-            version: status.version.clone(),
-            sha256: status.sha256.clone(),
-            settings_sha256: status.settings_sha256.clone(),
-            deadline_ms,
-            memory_kib,
-            module: status.module.clone(),
-        }
+impl fmt::Display for PlannedModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, name, version, module, .. } = self;
+        write!(f, "{kind} {name} {version} ({module})")
     }
 }
 
 impl PlannedModule {
-    fn of(loaded: &Loaded) -> Self {
+    pub fn of(loaded: &Loaded) -> Self {
         let Loaded { entry, module, .. } = loaded;
         Self {
             kind: module.kind,
@@ -157,11 +147,9 @@ impl PlannedModule {
 
     /// Whether it decides as another one does, wherever either comes from.
     fn is_same(&self, other: &Self) -> bool {
-        let decides = |module: &Self| {
-            let Self { kind, mode, sha256, settings_sha256, deadline_ms, memory_kib, .. } = module.clone();
-            (kind, mode, sha256, settings_sha256, deadline_ms, memory_kib)
-        };
-        decides(self) == decides(other)
+        (self.kind, self.mode, self.deadline_ms, self.memory_kib)
+            == (other.kind, other.mode, other.deadline_ms, other.memory_kib)
+            && (&self.sha256, &self.settings_sha256) == (&other.sha256, &other.settings_sha256)
     }
 }
 
@@ -189,6 +177,16 @@ fn without(from: &[PlannedModule], others: &[PlannedModule]) -> Vec<PlannedModul
 }
 
 impl LastHour {
+    /// What was not compared, and why.
+    pub fn notes(&self) -> Vec<String> {
+        let Self { report, unreadable, is_cut } = self;
+        let mut notes = Vec::new();
+        notes.extend(is_cut.then(|| "only the newest 64 MiB of records were read".to_owned()));
+        notes.extend((*unreadable > 0).then(|| format!("{unreadable} lines are no decision records")));
+        notes.extend(report.not_comparable.iter().map(|(why, number)| format!("{number} cannot be compared: {why}")));
+        notes
+    }
+
     /// The decisions that would change, those together that would change alike.
     pub fn changed(&self) -> Vec<Changed> {
         let mut grouped: BTreeMap<[String; 5], usize> = BTreeMap::new();
