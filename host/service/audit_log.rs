@@ -9,7 +9,7 @@ use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
 use culvert_domain::page::{Page, PageRows};
 use culvert_store::Store;
-use culvert_store::audit_log::AuditKey;
+use culvert_store::audit_heads::AuditKey;
 use serde_json::{Value, json};
 use uuid::Uuid;
 

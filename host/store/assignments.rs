@@ -11,8 +11,8 @@ use culvert_wire::target::DEFAULT_FLOW_IDLE_TIMEOUT;
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sql::{insert_ids, sql};
 use super::{Hint, Store, Write};

@@ -1,40 +1,22 @@
 //! The audit log. Entries are written at the end of the transaction that makes the change, and never changed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::arg::{StringArg, args};
-use super::db::Read;
+use super::arg::args;
+use super::audit_append::{append, entry, select_entry};
+use super::audit_heads::{AuditKey, Due};
+use super::db::Tx;
 use super::error::{DbResult, StoreError};
+use super::read::Read;
 use super::row::Row;
 use super::sql::{by_ids, sql};
 use super::{Hint, Store, Write};
-use culvert_domain::audit_log::{Actor, Entry, NewEntry};
-use culvert_domain::error::{Error, Result};
+use culvert_domain::audit_log::{Entry, NewEntry};
+use culvert_domain::error::Result;
 use culvert_domain::page::{CursorPosition, Page, PageRows};
-
-/// Authenticates entries, by a key that the database does not have.
-pub trait AuditKey: Send + Sync {
-    fn mac(&self, entry: &[u8]) -> Vec<u8>;
-
-    fn vouches_for(&self, entry: &[u8], mac: &[u8]) -> bool;
-}
-
-macro_rules! select_entry {
-    ($rest:literal) => {
-        select_entry!("", $rest)
-    };
-    ($more:literal, $rest:literal) => {
-        sql!(concat!(
-            "SELECT scope_id, number, at, origin, account_id, credential_id, action, subject_id, details, request_id, \
-                    address, previous_at, previous, digest",
-            $more,
-            " FROM audit_log ",
-            $rest
-        ))
-    };
-}
 
 /// With the name of the account.
 macro_rules! select_named_entry {
@@ -46,10 +28,11 @@ macro_rules! select_named_entry {
 impl Store {
     /// Sets what entries are authenticated with. Without it, nothing that is to be in the log is written.
     pub fn set_audit_key(&self, key: Arc<dyn AuditKey>) {
-        let _ = self.audit_key.set(key);
+        let _ = self.audit_heads.key.set(key);
     }
 
-    /// A page of the entries of a scope, the newest first, each with the name of the account; with an account, of its own.
+    /// A page of the entries of a scope, the newest first, each with the name of the account; of a Team, with an account, its
+    /// own.
     pub async fn audit_entries(
         &self,
         scope_id: Uuid,
@@ -67,7 +50,8 @@ impl Store {
             }
             Some(account_id) => {
                 let sql = select_named_entry!(
-                    "WHERE scope_id = $1 AND account_id = $2 AND number > 0 AND number < $3 ORDER BY number DESC LIMIT $4"
+                    "WHERE scope_id = $1 AND account_id = $2 AND account_id <> scope_id AND number > 0 AND number < $3 \
+                     ORDER BY number DESC LIMIT $4"
                 );
                 (&self.db).all(sql, args![scope_id, account_id, before, limit]).await?
             }
@@ -135,91 +119,20 @@ impl Write {
         if entry.is_of_installation() {
             self.notify(Hint::Installation);
         }
-        self.audited.push(entry);
+        let at = self.now;
+        self.audit.due.push(Due { entry, at });
     }
 
-    /// Appends the entries of this transaction, each to the chain of its scope.
+    /// Appends the entries of this transaction, where it is committed alone.
     pub(super) async fn append_audit_entries(&mut self) -> Result<()> {
-        for new in std::mem::take(&mut self.audited) {
-            self.append_audit_entry(new).await?;
+        if matches!(**self, Tx::Sqlite(_)) {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    async fn append_audit_entry(&mut self, new: NewEntry) -> Result<()> {
-        let key = self.audit_key.clone().ok_or_else(|| Error::internal("the audit log has no key"))?;
-        let NewEntry { scope_id, actor, action, subject_id, details } = new;
-        if self.locked_scope != Some(scope_id) {
-            let sql = sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE");
-            self.lock(sql, args![scope_id]).await?;
+        let of_others = self.audit.due.iter().map(|due| due.entry.scope_id).filter(|id| Some(*id) != self.locked_scope);
+        for scope_id in of_others.collect::<BTreeSet<_>>() {
+            self.lock(sql!("SELECT id FROM scopes WHERE id = $1", locked: " FOR NO KEY UPDATE"), args![scope_id])
+                .await?;
         }
-        let sql = select_entry!("WHERE scope_id = $1 AND number > 0 ORDER BY number DESC LIMIT 1");
-        let last = self.optional(sql, args![scope_id]).await?.as_ref().map(entry).transpose()?;
-        let (number, previous_at, previous) = match last {
-            Some(last) => {
-                // A time that somebody has put there is not authenticated along.
-                let is_ours = key.vouches_for(&last.authenticated(), &last.digest);
-                (last.number + 1, Some(if is_ours { last.at } else { self.now }), last.digest)
-            }
-            None => (1, None, Vec::new()),
-        };
-        // A clock that was set back must not have an entry be deleted before those that it follows.
-        let at = previous_at.map_or(self.now, |previous| previous.max(self.now));
-        let action = action.to_owned();
-        let digest = Vec::new();
-        let mut entry =
-            Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest };
-        entry.digest = key.mac(&entry.authenticated());
-        self.insert_audit_entry(&entry).await
+        append(&mut self.tx, &mut self.audit).await
     }
-
-    async fn insert_audit_entry(&mut self, entry: &Entry) -> Result<()> {
-        let Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest } = entry;
-        let Actor { origin, account_id, credential_id, request_id, address } = actor;
-        let sql = sql!(
-            "INSERT INTO audit_log (scope_id, number, at, origin, account_id, credential_id, action, subject_id, details, \
-                 request_id, address, previous_at, previous, digest) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
-        );
-        let args = args![
-            *scope_id,
-            *number,
-            *at,
-            StringArg(*origin),
-            *account_id,
-            *credential_id,
-            action,
-            *subject_id,
-            details,
-            *request_id,
-            address,
-            *previous_at,
-            &previous[..],
-            &digest[..],
-        ];
-        self.execute(sql, args).await?;
-        Ok(())
-    }
-}
-
-fn entry(row: &Row) -> DbResult<Entry> {
-    let actor = Actor {
-        origin: row.string_enum("origin")?,
-        account_id: row.optional_id("account_id")?,
-        credential_id: row.optional_id("credential_id")?,
-        request_id: row.optional_id("request_id")?,
-        address: row.text("address")?,
-    };
-    Ok(Entry {
-        scope_id: row.id("scope_id")?,
-        number: row.number("number")?,
-        at: row.time("at")?,
-        actor,
-        action: row.text("action")?,
-        subject_id: row.optional_id("subject_id")?,
-        details: row.text("details")?,
-        previous_at: row.optional_time("previous_at")?,
-        previous: row.bytes("previous")?,
-        digest: row.bytes("digest")?,
-    })
 }

@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use super::acme::StoredChallenge;
 use super::arg::{StringArg, args};
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sql::sql;
 use super::{Hint, Store, Write};

@@ -12,15 +12,17 @@ use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, SqlitePool};
 
 use uuid::Uuid;
 
 use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
-use crate::error::{DbResult, StoreError};
+use crate::audit_heads::Appender;
+use crate::error::DbResult;
 use crate::group_commit::{Member, Writer};
 use crate::migrations;
+use crate::read::{Read, sqlite_rows};
 use crate::row::Row;
 use crate::sql::{Sql, sql};
 use crate::statements::{PartOf, count};
@@ -309,19 +311,6 @@ async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {
     Ok(Db::Sqlite { write, read })
 }
 
-/// Reads rows, inside or outside of a transaction.
-pub trait Read {
-    fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Vec<Row>>> + Send;
-
-    fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Option<Row>>> + Send;
-
-    /// The first row of a statement that always has one.
-    fn one(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Row>> + Send {
-        let row = self.optional(sql, args);
-        async { row.await?.ok_or(StoreError::Database(sqlx::Error::RowNotFound)) }
-    }
-}
-
 impl Read for &Db {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
@@ -348,29 +337,35 @@ impl Read for &Db {
     }
 }
 
-impl Read for Tx {
+impl Read for PostgresTx {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
         count(PartOf::Transaction);
-        Ok(match self {
-            Tx::Sqlite(tx) => sqlite_rows(query!(sql.sqlite, args, sqlite_ids).fetch_all(tx.connection()).await?),
-            Tx::Postgres(tx) => {
-                postgres_rows(bounded(query!(sql.postgres, args, postgres_ids).fetch_all(&mut *tx.connection)).await?)
-            }
-        })
+        let rows = bounded(query!(sql.postgres, args, postgres_ids).fetch_all(&mut *self.connection)).await?;
+        Ok(postgres_rows(rows))
     }
 
     async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
         check(sql, args);
         count(PartOf::Transaction);
-        Ok(match self {
-            Tx::Sqlite(tx) => {
-                query!(sql.sqlite, args, sqlite_ids).fetch_optional(tx.connection()).await?.map(Row::Sqlite)
-            }
-            Tx::Postgres(tx) => bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *tx.connection))
-                .await?
-                .map(Row::Postgres),
-        })
+        let row = bounded(query!(sql.postgres, args, postgres_ids).fetch_optional(&mut *self.connection)).await?;
+        Ok(row.map(Row::Postgres))
+    }
+}
+
+impl Read for Tx {
+    async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
+        match self {
+            Tx::Sqlite(tx) => tx.connection().all(sql, args).await,
+            Tx::Postgres(tx) => tx.all(sql, args).await,
+        }
+    }
+
+    async fn optional(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Option<Row>> {
+        match self {
+            Tx::Sqlite(tx) => tx.connection().optional(sql, args).await,
+            Tx::Postgres(tx) => tx.optional(sql, args).await,
+        }
     }
 }
 
@@ -396,10 +391,15 @@ impl Tx {
         }
     }
 
-    pub async fn commit(self) -> DbResult<()> {
+    /// Commits, on SQLite together with others, and with what is to be in the audit log.
+    pub(crate) async fn commit(self, audit: Appender) -> DbResult<()> {
         match self {
-            Tx::Sqlite(tx) => Ok(tx.commit().await?),
-            Tx::Postgres(tx) => tx.end("COMMIT").await,
+            Tx::Sqlite(tx) => Ok(tx.commit(audit).await?),
+            Tx::Postgres(tx) => {
+                tx.end("COMMIT").await?;
+                audit.committed();
+                Ok(())
+            }
         }
     }
 
@@ -409,10 +409,6 @@ impl Tx {
             Tx::Postgres(tx) => tx.end("ROLLBACK").await,
         }
     }
-}
-
-fn sqlite_rows(rows: Vec<SqliteRow>) -> Vec<Row> {
-    rows.into_iter().map(Row::Sqlite).collect()
 }
 
 fn postgres_rows(rows: Vec<PgRow>) -> Vec<Row> {

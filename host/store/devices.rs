@@ -3,9 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::keys::DeviceCode;
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Hint, Store, Write, scopes};

@@ -4,9 +4,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
 use super::idempotency::{self, SealedResponse};
+use super::read::Read;
 use super::row::row;
 use super::sql::sql;
 use super::{Store, Write, devices, keys, tunnels, webhooks};

@@ -11,6 +11,9 @@ use std::time::Duration;
 use sqlx::{Error, Sqlite, SqliteConnection, SqlitePool, Transaction};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
+use crate::audit_append::append;
+use crate::audit_heads::Appender;
+
 /// Members of a group, at most: the first one waits for the last.
 const MOST: usize = 64;
 
@@ -33,9 +36,22 @@ struct WriteConnection {
 struct Group {
     tx: Transaction<'static, Sqlite>,
     members: usize,
-    /// Whether a member has left its savepoint.
-    left: bool,
+    savepoint: Savepoint,
+    /// What its members have for the audit log, which is appended at once.
+    audit: Option<Appender>,
     outcome: watch::Sender<Option<Outcome>>,
+}
+
+/// The savepoint of the member whose turn it is, or was last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Savepoint {
+    /// The first member needs none.
+    None,
+    Open,
+    /// Its member has done its work. The next one releases it, in the statement that sets its own.
+    Done,
+    /// Its member ended without a word, such as by a panic.
+    Left,
 }
 
 /// How the commit of a group came out; a failure, as text.
@@ -77,7 +93,13 @@ impl WriteConnection {
     async fn begin_or_join(&mut self, pool: &SqlitePool) -> Result<bool, Error> {
         let Some(group) = &mut self.group else {
             let tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-            self.group = Some(Group { tx, members: 0, left: false, outcome: watch::Sender::new(None) });
+            self.group = Some(Group {
+                tx,
+                members: 0,
+                savepoint: Savepoint::None,
+                audit: None,
+                outcome: watch::Sender::new(None),
+            });
             return Ok(true);
         };
         let joined = group.join().await;
@@ -87,10 +109,13 @@ impl WriteConnection {
     /// Commits the group, and tells its members.
     async fn commit(&mut self) -> Result<(), Error> {
         let Some(mut group) = self.group.take() else { return Ok(()) };
-        let committed = match group.undo_left().await {
+        let committed = match group.finish().await {
             Ok(()) => group.tx.commit().await,
             Err(error) => Err(error),
         };
+        if let (Ok(()), Some(audit)) = (&committed, group.audit) {
+            audit.committed();
+        }
         group.outcome.send_replace(Some(committed.as_ref().map_err(|error| error.to_string().into()).copied()));
         committed
     }
@@ -113,17 +138,33 @@ impl Group {
 
     async fn join(&mut self) -> Result<(), Error> {
         self.undo_left().await?;
-        self.run("SAVEPOINT member").await
+        self.run(match self.savepoint {
+            Savepoint::Done => "RELEASE member; SAVEPOINT member",
+            _ => "SAVEPOINT member",
+        })
+        .await?;
+        self.savepoint = Savepoint::Open;
+        Ok(())
     }
 
-    /// Undoes what a member did that ended without a word, such as by a panic.
+    /// What comes before the commit.
+    async fn finish(&mut self) -> Result<(), Error> {
+        self.undo_left().await?;
+        match &mut self.audit {
+            Some(audit) => append(&mut *self.tx, audit).await.map_err(|error| lost(&error.to_string())),
+            None => Ok(()),
+        }
+    }
+
     async fn undo_left(&mut self) -> Result<(), Error> {
-        if std::mem::take(&mut self.left) { self.undo().await } else { Ok(()) }
+        if self.savepoint == Savepoint::Left { self.undo().await } else { Ok(()) }
     }
 
+    /// Undoes what the last member did.
     async fn undo(&mut self) -> Result<(), Error> {
-        self.run("ROLLBACK TO member").await?;
-        self.run("RELEASE member").await
+        self.run("ROLLBACK TO member; RELEASE member").await?;
+        self.savepoint = Savepoint::None;
+        Ok(())
     }
 }
 
@@ -138,14 +179,18 @@ impl Member {
 
     /// Hands the turn on, and waits until the group is committed: by this member, when all who waited before have had
     /// their turns, or by another one.
-    pub(crate) async fn commit(mut self) -> Result<(), Error> {
+    pub(crate) async fn commit(mut self, audit: Appender) -> Result<(), Error> {
         self.ended = true;
-        let is_first = self.is_first;
         let Some(group) = &mut self.turn.group else { return Err(lost("the group has ended")) };
-        let released = if is_first { Ok(()) } else { group.run("RELEASE member").await };
+        if !self.is_first {
+            group.savepoint = Savepoint::Done;
+        }
         group.members += 1;
+        match &mut group.audit {
+            Some(all) => all.due.extend(audit.due),
+            None => group.audit = Some(audit),
+        }
         let mut outcome = group.outcome.subscribe();
-        self.turn.or_fail(released)?;
         let turn = OwnedMutexGuard::mutex(&self.turn).clone();
         drop(self);
         let mut turn = tokio::select! {
@@ -182,7 +227,7 @@ impl Drop for Member {
         match &mut self.turn.group {
             // sqlx rolls a dropped transaction back.
             group if self.is_first => drop(group.take()),
-            Some(group) => group.left = true,
+            Some(group) => group.savepoint = Savepoint::Left,
             None => {}
         }
     }

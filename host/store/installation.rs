@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::Store;
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::sql;
 use culvert_domain::account::TeamRecord;

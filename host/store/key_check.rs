@@ -3,8 +3,9 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::{Db, Read};
+use super::db::Db;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::Row;
 use super::sql::sql;
 use super::{Store, Write};

@@ -5,8 +5,8 @@ use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::{DbResult, StoreError};
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write, scopes};

@@ -13,6 +13,8 @@ mod access;
 pub mod acme;
 mod arg;
 pub mod assignments;
+mod audit_append;
+pub mod audit_heads;
 pub mod audit_log;
 pub mod catalog;
 pub mod certificates;
@@ -40,6 +42,7 @@ pub mod presence;
 mod profiles;
 mod prune;
 pub mod rate;
+mod read;
 mod refusals;
 pub mod resend;
 pub mod routes;
@@ -58,7 +61,7 @@ mod webhooks;
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Clock;
@@ -68,9 +71,8 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use audit_log::AuditKey;
+use audit_heads::{Appender, AuditHeads};
 use certificates::OwnCertificates;
-use culvert_domain::audit_log::NewEntry;
 use culvert_domain::error::{Chain, Error, Result};
 use db::{Db, Tx};
 
@@ -84,8 +86,7 @@ pub struct Store {
     own_certificates: OnceLock<OwnCertificates>,
     /// The host names of the API and of the dashboard, set at the start.
     own_names: OnceLock<Vec<String>>,
-    /// What entries of the audit log are authenticated with, set at the start.
-    audit_key: OnceLock<Arc<dyn AuditKey>>,
+    audit_heads: AuditHeads,
     /// Tells what this process has written from what others have.
     process_id: Uuid,
 }
@@ -123,9 +124,7 @@ pub struct Write {
     /// The http tunnels whose names this transaction has changed.
     renamed: BTreeSet<Uuid>,
     own_certificates: Option<OwnCertificates>,
-    /// What is to be in the audit log of this transaction.
-    audited: Vec<NewEntry>,
-    audit_key: Option<Arc<dyn AuditKey>>,
+    audit: Appender,
     locked_scope: Option<Uuid>,
     process_id: Uuid,
 }
@@ -156,9 +155,10 @@ impl Store {
     pub fn new(db: Db, clock: Clock, tasks: TaskTracker) -> (Self, mpsc::UnboundedReceiver<Hint>) {
         let (hints, woken) = mpsc::unbounded_channel();
         let commits = watch::Sender::new(0);
-        let (own_certificates, own_names, audit_key) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (own_certificates, own_names) = (OnceLock::new(), OnceLock::new());
+        let audit_heads = AuditHeads::default();
         let process_id = clock.id();
-        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_key, process_id }, woken)
+        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_heads, process_id }, woken)
     }
 
     pub fn clock(&self) -> &Clock {
@@ -214,14 +214,13 @@ impl Store {
     {
         let (clock, sender, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
         let process_id = self.process_id;
-        let (own_certificates, audit_key) = (self.own_certificates.get().cloned(), self.audit_key.get().cloned());
+        let (own_certificates, audit) = (self.own_certificates.get().cloned(), self.audit_heads.appender());
         let transaction = async move {
             let tx = db.begin(scope_id).await?;
             // Taken after the lock, so that the time spent waiting for it does not make the timestamp too early.
             let now = clock.now();
             let (touched, renamed) = (BTreeSet::new(), BTreeSet::new());
             let hints = scope_id.map(Hint::Scope).into_iter().collect();
-            let (audited, locked_scope) = (Vec::new(), scope_id);
             let mut write = Write {
                 tx,
                 now,
@@ -230,15 +229,14 @@ impl Store {
                 touched,
                 renamed,
                 own_certificates,
-                audited,
-                audit_key,
-                locked_scope,
+                audit,
+                locked_scope: scope_id,
                 process_id,
             };
             match in_turn(&mut write, work).await {
                 Ok(value) => {
-                    let Write { tx, hints: due, .. } = write;
-                    tx.commit().await?;
+                    let Write { tx, hints: due, audit, .. } = write;
+                    tx.commit(audit).await?;
                     commits.send_modify(|commits| *commits += 1);
                     // The receiver is gone while the host stops.
                     for hint in due {

@@ -68,6 +68,7 @@ const FILES: &[File] = files! {
     37 "0037_sign_ups"
     38 "0038_audit_of_commands"
     39 "0039_proved_addresses"
+    40 "0040_own_audit_entries"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

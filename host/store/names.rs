@@ -4,8 +4,8 @@ use uuid::Uuid;
 
 use super::Store;
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::{Sql, sql};
 use culvert_domain::error::Result;

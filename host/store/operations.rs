@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use super::arg::{Arg, StringArg, args};
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sessions::RunRef;
 use super::sql::{Sql, sql};

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::Write;
 use super::arg::{StringArg, args};
-use super::db::Read;
+use super::read::Read;
 use super::sql::sql;
 use super::tunnels::NewTunnel;
 use culvert_domain::error::{Code, Error, Result};

@@ -4,8 +4,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, readable};
 use super::sql::{by_ids, insert_ids, sql};
 use super::{Store, Write};

@@ -5,8 +5,8 @@ use futures_util::future::BoxFuture;
 
 use super::Store;
 use super::arg::Arg;
-use super::db::Read;
 use super::error::{DbResult, first_error};
+use super::read::Read;
 use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
 use culvert_domain::usage::{HOURS_KEPT, day_number, hour_number};

@@ -4,9 +4,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
 use super::outbox::Attempt;
+use super::read::Read;
 use super::sql::sql;
 use super::{Hint, Write};
 use culvert_domain::error::Result;

@@ -9,8 +9,8 @@ use culvert_wire::node::{BasicAuth, Route, RouteName};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, readable};
 use super::sql::sql;
 use super::{Store, Write};

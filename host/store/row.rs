@@ -19,7 +19,7 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-pub enum Row {
+pub(crate) enum Row {
     Sqlite(SqliteRow),
     Postgres(PgRow),
 }
@@ -36,81 +36,81 @@ impl Row {
         }
     }
 
-    pub fn id(&self, column: &'static str) -> DbResult<Uuid> {
+    pub(crate) fn id(&self, column: &'static str) -> DbResult<Uuid> {
         self.get(column)
     }
 
-    pub fn optional_id(&self, column: &'static str) -> DbResult<Option<Uuid>> {
+    pub(crate) fn optional_id(&self, column: &'static str) -> DbResult<Option<Uuid>> {
         self.get(column)
     }
 
-    pub fn int(&self, column: &'static str) -> DbResult<i64> {
+    pub(crate) fn int(&self, column: &'static str) -> DbResult<i64> {
         self.get(column)
     }
 
     /// An integer, converted to a narrower type.
-    pub fn number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<T> {
+    pub(crate) fn number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<T> {
         self.int(column).and_then(|number| narrow(column, number))
     }
 
-    pub fn optional_number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<Option<T>> {
+    pub(crate) fn optional_number<T: TryFrom<i64>>(&self, column: &'static str) -> DbResult<Option<T>> {
         let number: Option<i64> = self.get(column)?;
         number.map(|number| narrow(column, number)).transpose()
     }
 
-    pub fn flag(&self, column: &'static str) -> DbResult<bool> {
+    pub(crate) fn flag(&self, column: &'static str) -> DbResult<bool> {
         self.get(column)
     }
 
-    pub fn optional_flag(&self, column: &'static str) -> DbResult<Option<bool>> {
+    pub(crate) fn optional_flag(&self, column: &'static str) -> DbResult<Option<bool>> {
         self.get(column)
     }
 
-    pub fn text(&self, column: &'static str) -> DbResult<String> {
+    pub(crate) fn text(&self, column: &'static str) -> DbResult<String> {
         self.get(column)
     }
 
-    pub fn optional_text(&self, column: &'static str) -> DbResult<Option<String>> {
+    pub(crate) fn optional_text(&self, column: &'static str) -> DbResult<Option<String>> {
         self.get(column)
     }
 
-    pub fn bytes(&self, column: &'static str) -> DbResult<Vec<u8>> {
+    pub(crate) fn bytes(&self, column: &'static str) -> DbResult<Vec<u8>> {
         self.get(column)
     }
 
-    pub fn optional_bytes(&self, column: &'static str) -> DbResult<Option<Vec<u8>>> {
+    pub(crate) fn optional_bytes(&self, column: &'static str) -> DbResult<Option<Vec<u8>>> {
         self.get(column)
     }
 
-    pub fn time(&self, column: &'static str) -> DbResult<DateTime<Utc>> {
+    pub(crate) fn time(&self, column: &'static str) -> DbResult<DateTime<Utc>> {
         let micros = self.int(column)?;
         DateTime::from_timestamp_micros(micros).ok_or_else(|| unreadable(column, &micros))
     }
 
-    pub fn optional_time(&self, column: &'static str) -> DbResult<Option<DateTime<Utc>>> {
+    pub(crate) fn optional_time(&self, column: &'static str) -> DbResult<Option<DateTime<Utc>>> {
         let micros: Option<i64> = self.get(column)?;
         micros
             .map(|micros| DateTime::from_timestamp_micros(micros).ok_or_else(|| unreadable(column, &micros)))
             .transpose()
     }
 
-    pub fn string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<W> {
+    pub(crate) fn string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<W> {
         let word = self.text(column)?;
         W::parse(&word).ok_or_else(|| unreadable(column, &word))
     }
 
-    pub fn optional_string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<Option<W>> {
+    pub(crate) fn optional_string_enum<W: StringEnum>(&self, column: &'static str) -> DbResult<Option<W>> {
         let word = self.optional_text(column)?;
         word.map(|word| W::parse(&word).ok_or_else(|| unreadable(column, &word))).transpose()
     }
 
     /// The error for a column with a value that this program never writes.
-    pub fn unreadable(&self, column: &'static str) -> StoreError {
+    pub(crate) fn unreadable(&self, column: &'static str) -> StoreError {
         unreadable(column, &"what it is")
     }
 
     /// JSON that is stored as text.
-    pub fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str) -> DbResult<Option<T>> {
+    pub(crate) fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str) -> DbResult<Option<T>> {
         let text = self.optional_text(column)?;
         text.map(|text| serde_json::from_str(&text).map_err(|e| unreadable(column, &e))).transpose()
     }

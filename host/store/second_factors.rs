@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::sql;
 use super::{Store, Write};

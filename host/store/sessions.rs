@@ -6,9 +6,9 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::{StringArg, args};
-use super::db::Read;
 use super::error::{DbResult, StoreError};
 use super::presence::HELD_FOR;
+use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
 use super::tunnels::local_service;

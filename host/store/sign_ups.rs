@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::arg::args;
-use super::db::Read;
+use super::read::Read;
 use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;

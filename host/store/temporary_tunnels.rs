@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
+use super::read::Read;
 use super::row::readable;
 use super::sql::sql;
 use super::{Store, Write};

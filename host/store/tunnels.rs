@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::arg::{StringArg, args};
 use super::catalog::{self, node_columns};
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::{Row, row};
 use super::sql::{by_ids, sql};
 use super::{Store, Write};

@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Read;
 use super::error::DbResult;
+use super::read::Read;
 use super::row::Row;
 use super::sql::sql;
 use super::{Store, Write};

@@ -76,6 +76,7 @@ async fn changes_of_every_origin_are_in_the_log(engine: Engine) {
     let tcp = api.post("/tunnels", json!({"local_port": 25565})).await.id();
     host.run_tunnel(&api, &device, tcp).await;
     device.stop_tunnel(&tcp.to_string()).await.unwrap();
+    host.until_tunnel(&api, tcp, "stopped").await;
     let mut tab = Tab::with_password(&host, ada.account_id).await;
     let page = tab.get("/dashboard/me/keys").await;
     let typed = [("name", "laptop"), ("scopes", "read_only"), ("days", "30")];
@@ -221,24 +222,79 @@ async fn any_altered_field_of_any_entry_is_found(engine: Engine) {
     }
 }
 
-/// Whoever can write to the database may put a forged row at the end for a moment: what is written after it does not
-/// vouch for it.
+/// The host and a command on the server write to one chain in turns.
 #[both_engines]
-async fn forged_time_of_the_newest_entry_is_not_authenticated_along(engine: Engine) {
+async fn entries_of_several_processes_are_one_chain(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
-    work(&host, &ada).await;
-    let_entries_be_changed(&host, engine).await;
-    let at = entries(&host, ada.account_id).await[1].at;
-    // For what comes next, the newest entry is as old as those that are deleted.
-    execute(&host, "UPDATE audit_log SET at = 0 WHERE number = 2").await;
-    work(&host, &ada).await;
-    assert_ne!(entries(&host, ada.account_id).await[2].previous_at.unwrap().timestamp_micros(), 0);
-    let restore = format!("UPDATE audit_log SET at = {} WHERE number = 2", at.timestamp_micros());
-    execute_script(&host.config().database_url(), &restore).await;
-    execute(&host, "DELETE FROM audit_log WHERE number < 3").await;
-    let verified = verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap();
-    assert_eq!(verified.faults.iter().map(|fault| fault.problem).collect::<Vec<_>>(), [Problem::CutOff]);
+    for _ in 0..3 {
+        work(&host, &ada).await;
+        link_by_command(&host).await;
+    }
+    assert_eq!(entries(&host, ada.account_id).await.len(), 9);
+    assert!(verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap().faults.is_empty());
+}
+
+async fn link_by_command(host: &TestHost) {
+    command_at(host, &["account", "link", "--email", "ada@example.test"]).await;
+}
+
+/// A transaction that fails after it has written its entry is not followed by the next one.
+#[both_engines]
+async fn entry_that_was_rolled_back_is_not_followed(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let (device, _wire) = host.wired(&ada, ada.account_id).await;
+    let tunnel = work(&host, &ada).await;
+    let before = entries(&host, ada.account_id).await.len();
+    let url = host.config().database_url();
+    // What is written last in a transaction that concerns a device.
+    let (refuse, allow) = match engine {
+        Engine::Sqlite => (
+            "CREATE TRIGGER refused BEFORE INSERT ON device_changes BEGIN SELECT RAISE(ABORT, 'refused'); END",
+            "DROP TRIGGER refused",
+        ),
+        Engine::Postgres => (
+            "CREATE FUNCTION refuse() RETURNS TRIGGER LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+             CREATE TRIGGER refused BEFORE INSERT ON device_changes FOR EACH ROW EXECUTE FUNCTION refuse()",
+            "DROP TRIGGER refused ON device_changes",
+        ),
+    };
+    let api = host.api(&ada.key);
+    let start =
+        async || api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.status;
+    execute_script(&url, refuse).await;
+    assert_eq!(start().await, 500);
+    execute_script(&url, allow).await;
+    assert_eq!(start().await, 202);
+    assert_eq!(entries(&host, ada.account_id).await.len(), before + 1);
+    assert!(verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap().faults.is_empty());
+}
+
+/// Whoever can write to the database may put a forged row at the end for a moment: what is written after it, by the same
+/// process or by another one, does not vouch for it.
+#[both_engines]
+async fn forged_time_of_the_newest_entry_is_not_authenticated_along(engine: Engine) {
+    for by_command in [false, true] {
+        let host = TestHost::start(engine).await;
+        let ada = host.person("ada").await;
+        work(&host, &ada).await;
+        let_entries_be_changed(&host, engine).await;
+        let at = entries(&host, ada.account_id).await[1].at;
+        // For what comes next, the newest entry is as old as those that are deleted.
+        execute(&host, "UPDATE audit_log SET at = 0 WHERE number = 2").await;
+        if by_command {
+            link_by_command(&host).await;
+        } else {
+            work(&host, &ada).await;
+        }
+        assert_ne!(entries(&host, ada.account_id).await[2].previous_at.unwrap().timestamp_micros(), 0);
+        let restore = format!("UPDATE audit_log SET at = {} WHERE number = 2", at.timestamp_micros());
+        execute_script(&host.config().database_url(), &restore).await;
+        execute(&host, "DELETE FROM audit_log WHERE number < 3").await;
+        let verified = verify(&host.app.store, &host.app.secrets, |_| {}).await.unwrap();
+        assert_eq!(verified.faults.iter().map(|fault| fault.problem).collect::<Vec<_>>(), [Problem::CutOff]);
+    }
 }
 
 #[both_engines]

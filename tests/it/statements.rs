@@ -84,23 +84,23 @@ async fn each_route_sends_as_many_statements_as_the_table_says(engine: Engine) {
     GET /account                                                1 0
     GET /account/usage                                          2 0
     GET /nodes                                                  1 0
-    POST /tunnels                              tcp              2 7
-    POST /tunnels                              both             2 7
-    POST /tunnels                              http             * 9
-    POST /tunnels                              http, subdomain  * 9
-    POST /tunnels                              tcp, device_ids  3 8
+    POST /tunnels                              tcp              2 6
+    POST /tunnels                              both             2 6
+    POST /tunnels                              http             * 8
+    POST /tunnels                              http, subdomain  * 8
+    POST /tunnels                              tcp, device_ids  3 7
     GET /tunnels                                                1 0
     GET /tunnels/{tunnel_id}                                    2 0
-    PATCH /tunnels/{tunnel_id}                                  2 7
+    PATCH /tunnels/{tunnel_id}                                  2 6
     GET /tunnels/{tunnel_id}/usage                              2 0
     GET /tunnels/{tunnel_id}/sessions                           2 0
     GET /tunnels/{tunnel_id}/firewall                           2 0
-    POST /tunnels/{tunnel_id}/actions/start                     5 9
+    POST /tunnels/{tunnel_id}/actions/start                     5 8
     GET /operations                                             1 0
     GET /operations/{operation_id}                              1 0
     GET /devices                                                1 0
     GET /devices/{device_id}                                    1 0
     GET /webhooks                                               1 0
-    DELETE /tunnels/{tunnel_id}                                 3 14
+    DELETE /tunnels/{tunnel_id}                                 3 13
     "); }
 }
