@@ -1,6 +1,6 @@
 //! One host: its parts, and how it starts and stops.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,12 +13,11 @@ use culvert_certificates::zone::Zone;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_node::bounds::{Bound, Limits};
 use culvert_node::countries::Countries;
-use culvert_node::{Node, NodeContext, OpenError, PublicPorts, WebListen};
+use culvert_node::{Identity, Node, NodeContext, OpenError, PublicPorts, WebListen};
 use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
 use culvert_wire::clock::Clock;
-use culvert_wire::private_dir;
 use salvo::conn::TcpListener;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
@@ -30,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::admin::{self, Admin};
+use crate::claim;
 use crate::config::{AcmeDns, Config, ConfigError, Listen, NodeConfig};
 use crate::embedded::{self, Embedded};
 use crate::policies;
@@ -41,11 +41,12 @@ use culvert_http::listener::{self, Admission, Connections};
 use culvert_http::{self as http, Api};
 use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
+use culvert_service::database_clock::DatabaseClock;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::mail::{self, MailWorker};
 use culvert_service::jobs::wakeups::Wakeups;
-use culvert_service::jobs::{Jobs, Ticker, domain_checks, refusals as refusals_job, ticker};
+use culvert_service::jobs::{Jobs, Ticker, domain_checks, heartbeat, refusals as refusals_job, ticker};
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::refusals::Refusals;
@@ -101,7 +102,7 @@ impl Host {
     ///
     /// One line that names the setting and what to do.
     pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
-        let lock = lock_data_dir(&config)?;
+        let lock = claim::lock_data_dir(&config)?;
         let db = open_database(&config).await?;
         let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
         let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
@@ -127,7 +128,10 @@ impl Host {
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
-        let embedded = Arc::new(open_nodes(&config, &store, cx).await?);
+        let identities = embedded::identities(&config.data_dir, config.nodes().len(), &clock);
+        let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
+        claim::claim(&config, &store, &identities, &lock).await?;
+        let embedded = Arc::new(open_nodes(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {
             site::check_dashboard(&config, &store).await?;
         }
@@ -168,7 +172,7 @@ impl Host {
         let (address, api) = serve("listen", app.config.listen, api).await?;
         let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
         let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
-        let workers = vec![
+        let mut workers = vec![
             tokio::spawn(ticker::run(app.jobs.clone(), hints, mode)),
             tokio::spawn(deliveries::run(app.jobs.clone())),
             tokio::spawn(domain_checks::run(app.jobs.clone())),
@@ -176,6 +180,9 @@ impl Host {
             tokio::spawn(refusals_job::run(app.jobs.clone())),
             tokio::spawn(mail::run(app.jobs.clone())),
         ];
+        if app.store.is_on_a_server() && mode == Ticker::Auto {
+            workers.push(tokio::spawn(heartbeat::run(app.jobs.clone())));
+        }
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
@@ -201,6 +208,9 @@ impl Host {
         }
         if let Err(error) = ticker::end_sessions_of_nodes(&app.jobs).await {
             tracing::warn!(error = %Chain(&error), "the host's end was not noted");
+        }
+        if let Err(error) = app.store.end_host(app.service.fleet().host_id()).await {
+            tracing::warn!(error = %Chain(&error), "the other hosts did not hear of the host's end");
         }
         app.jobs.tasks.close();
         let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
@@ -247,6 +257,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         rate_limits: api.rate_limits.clone(),
         changes: changes.clone(),
         wakeups: Wakeups::new(&clock),
+        database_clock: DatabaseClock::default(),
         deliveries: parts.deliveries,
         mail: parts.mail,
         certificates: parts.certificates,
@@ -287,22 +298,6 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         control,
         jobs,
         admin,
-    }
-}
-
-/// Locks the data folder, so that only one host uses it. The lock is released when the process ends in any
-/// way.
-fn lock_data_dir(config: &Config) -> std::result::Result<File, ConfigError> {
-    let folder = &config.data_dir;
-    let fail =
-        |problem: &dyn std::fmt::Display| ConfigError::new("data_dir", format!("{}: {problem}", folder.display()));
-    private_dir::open(folder).map_err(|e| fail(&e))?;
-    let file = File::options().write(true).create(true).truncate(false).open(folder.join("host.lock"));
-    let file = file.map_err(|e| fail(&e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(fail(&"another host is running on it; stop it, or use another folder")),
-        Err(TryLockError::Error(error)) => Err(fail(&error)),
     }
 }
 
@@ -351,15 +346,13 @@ async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Resul
 /// Opens the nodes of this process, and registers them in the store.
 async fn open_nodes(
     config: &Config,
+    identities: Vec<Identity>,
     store: &Arc<Store>,
     cx: NodeContext,
 ) -> std::result::Result<Embedded, ConfigError> {
     let countries = cx.countries.clone();
-    let configs = config.nodes();
-    let identities = embedded::identities(&config.data_dir, configs.len(), store.clock());
-    let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
     let mut nodes = Vec::new();
-    for (identity, (setting, config)) in identities.into_iter().zip(configs) {
+    for (identity, (setting, config)) in identities.into_iter().zip(config.nodes()) {
         let id = identity.id;
         let node = Node::open(identity, &settings(config), cx.clone()).await;
         let node = node.map_err(|e| match e {

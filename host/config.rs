@@ -83,6 +83,9 @@ pub struct Config {
     /// Not for operators: `dev` sets it.
     #[serde(skip)]
     pub trust: Trust,
+    /// Not for operators yet: whether other hosts may use the same PostgreSQL database.
+    #[serde(skip)]
+    pub several_hosts: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -193,6 +196,7 @@ impl Default for Config {
             decisions: RecordsConfig::default(),
             file: None,
             trust: Trust::Digest,
+            several_hosts: false,
         }
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod admin;
 pub mod app;
+mod claim;
 pub mod cli;
 pub mod config;
 pub mod embedded;

@@ -5,6 +5,7 @@
 //! advances it.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,14 @@ struct Inner {
     source: Source,
     /// The operating system's time at which the clock's own scale begins.
     base: Instant,
+    /// The time of day, in microseconds, at the beginning of the clock's own scale, where the clock follows another one;
+    /// else [`OF_ITS_OWN`].
+    follows: AtomicI64,
     /// Keeps ids sorted in the order of creation, even within one millisecond.
     ids: Mutex<ContextV7>,
 }
+
+const OF_ITS_OWN: i64 = i64::MIN;
 
 enum Source {
     System,
@@ -33,6 +39,8 @@ enum Source {
         elapsed: watch::Sender<Duration>,
         /// The moments that are waited for.
         awaited: watch::Sender<Tally<Moment>>,
+        /// Stands for the clock that this one follows.
+        followed: Option<Clock>,
     },
 }
 
@@ -64,26 +72,54 @@ impl Clock {
 
     /// A clock that shows `start` until [`Clock::advance`] moves it.
     pub fn manual(start: DateTime<Utc>) -> Self {
-        Self::new(Source::Manual {
-            start,
-            elapsed: watch::Sender::new(Duration::ZERO),
-            awaited: watch::Sender::default(),
-        })
+        Self::with(start, None)
+    }
+
+    /// As [`Clock::manual`], of a host whose database has this other manual clock.
+    pub fn manual_beside(start: DateTime<Utc>, database: Self) -> Self {
+        Self::with(start, Some(database))
+    }
+
+    fn with(start: DateTime<Utc>, followed: Option<Self>) -> Self {
+        let (elapsed, awaited) = (watch::Sender::new(Duration::ZERO), watch::Sender::default());
+        Self::new(Source::Manual { start, elapsed, awaited, followed })
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
     fn new(source: Source) -> Self {
-        Self(Arc::new(Inner { source, base: Instant::now(), ids: Mutex::new(ContextV7::new()) }))
+        let (follows, ids) = (AtomicI64::new(OF_ITS_OWN), Mutex::new(ContextV7::new()));
+        Self(Arc::new(Inner { source, base: Instant::now(), follows, ids }))
     }
 
-    /// The wall-clock time in UTC, to the microsecond, which is the precision of the database.
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
+    /// The time in UTC, to the microsecond, which is the precision of the database: by the wall clock, or by the clock that
+    /// this one follows.
     pub fn now(&self) -> DateTime<Utc> {
+        match self.0.follows.load(Ordering::Relaxed) {
+            OF_ITS_OWN => self.own_time(),
+            zero => DateTime::UNIX_EPOCH + TimeDelta::microseconds(zero) + delta(self.moment().0),
+        }
+    }
+
+    /// Has the clock show what another one showed at this moment, and go on from there. Whoever sets the wall clock changes
+    /// nothing then.
+    pub fn follow(&self, shown: DateTime<Utc>, at: Moment) {
+        let zero = shown.timestamp_micros() - delta(at.0).num_microseconds().unwrap_or_default();
+        self.0.follows.store(zero, Ordering::Relaxed);
+    }
+
+    /// The database's time, where a test says what that is.
+    pub fn database_time(&self) -> Option<DateTime<Utc>> {
+        match &self.0.source {
+            Source::System => None,
+            Source::Manual { followed, .. } => Some(followed.as_ref().unwrap_or(self).own_time()),
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that asks the system")]
+    fn own_time(&self) -> DateTime<Utc> {
         match &self.0.source {
             Source::System => Utc::now().trunc_subsecs(6),
-            Source::Manual { start, elapsed, .. } => {
-                *start + TimeDelta::from_std(*elapsed.borrow()).unwrap_or(TimeDelta::MAX)
-            }
+            Source::Manual { start, elapsed, .. } => *start + delta(*elapsed.borrow()),
         }
     }
 
@@ -183,6 +219,10 @@ impl Clock {
         let share = f64::from(u32::from_le_bytes(self.random())) / f64::from(u32::MAX);
         bound.mul_f64(share)
     }
+}
+
+fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX)
 }
 
 /// Notes that a moment of a manual clock is waited for, until it is dropped.

@@ -16,6 +16,7 @@ pub mod error;
 pub mod event;
 pub mod facts;
 pub mod field_path;
+pub mod fleet;
 pub mod key;
 pub mod lease;
 pub mod local_service;

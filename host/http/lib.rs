@@ -47,6 +47,7 @@ use middleware::drain::DrainRequestBody;
 use middleware::headers::Headers;
 use middleware::rate_limit::RateLimit;
 use middleware::trace::{RequestId, Trace, note_refusal};
+use middleware::window::Window;
 
 /// What requests are served with.
 pub struct Api {
@@ -71,6 +72,7 @@ pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
         .hoop(Headers(api.clone()))
         .hoop(DrainRequestBody(api.clone()))
         .hoop(CatchPanic::new())
+        .hoop(Window(api.clone()))
         .hoop(Auth(api.clone()))
         .hoop(RateLimit(api.clone()))
         .catcher(Catcher::default().hoop(Problems(api.clone())))

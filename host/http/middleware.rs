@@ -5,3 +5,4 @@ pub(crate) mod drain;
 pub(crate) mod headers;
 pub(crate) mod rate_limit;
 pub(crate) mod trace;
+pub(crate) mod window;

@@ -59,6 +59,11 @@ impl ConnectedAgents {
         lock(&self.connected).values().for_each(|handle| handle.woken.notify_one());
     }
 
+    /// Ends all connections.
+    pub fn replace_all(&self) {
+        lock(&self.connected).values().for_each(|handle| handle.replaced.cancel());
+    }
+
     /// Ends a device's connection: a newer one at another host counts.
     pub fn replace(&self, device_id: Uuid) {
         if let Some(handle) = lock(&self.connected).get(&device_id) {

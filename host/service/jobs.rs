@@ -3,6 +3,7 @@
 pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
+pub mod heartbeat;
 pub mod mail;
 pub mod refusals;
 pub mod sweep;
@@ -17,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::Service;
 use crate::connected_agents::ConnectedAgents;
+use crate::database_clock::DatabaseClock;
 use crate::metrics::Metrics;
 use crate::rate_limits::RateLimits;
 use crate::refusals::Refusals;
@@ -33,6 +35,7 @@ pub struct Jobs {
     pub rate_limits: Arc<RateLimits>,
     pub changes: Arc<ScopeChanges>,
     pub wakeups: Wakeups,
+    pub database_clock: DatabaseClock,
     pub deliveries: DeliveryWorker,
     pub mail: MailWorker,
     pub certificates: CertificateWorker,

@@ -21,11 +21,13 @@ pub mod connected_agents;
 pub mod connected_device;
 mod consent;
 pub mod cursors;
+pub mod database_clock;
 pub mod devices;
 pub mod domains;
 pub mod enrolment;
 pub mod events;
 mod failed_auth;
+pub mod fleet;
 pub mod forms;
 pub mod gate;
 pub mod idempotency;
@@ -78,6 +80,7 @@ use culvert_webhook::guard::Guard;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
+use fleet::Fleet;
 use gate::{Gate, PinnedPolicies, RequestContext};
 use keyed_mutex::KeyedMutex;
 use liveness::Liveness;
@@ -96,6 +99,7 @@ pub struct Service {
     passwords: Passwords,
     locks: Locks,
     liveness: Liveness,
+    fleet: Fleet,
 }
 
 /// What takes turns.
@@ -121,6 +125,7 @@ impl Service {
             passwords: Passwords::new(store.clock().clone()),
             locks: Locks { scopes: KeyedMutex::new(), idempotency: KeyedMutex::new() },
             liveness: Liveness::new(store.clock().clone(), host_id),
+            fleet: Fleet::new(host_id, store.clock().clone()),
             store,
             secrets,
             policies,
@@ -134,6 +139,11 @@ impl Service {
     /// The devices that are connected to this host.
     pub fn liveness(&self) -> &Liveness {
         &self.liveness
+    }
+
+    /// Where this host stands among those on its database.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
     }
 
     /// The nodes that are connected to this host.

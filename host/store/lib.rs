@@ -23,6 +23,7 @@ mod devices;
 pub mod domains;
 pub mod error;
 pub mod facts;
+pub mod fleet;
 mod group_commit;
 pub mod idempotency;
 pub mod identities;
@@ -174,6 +175,11 @@ impl Store {
     pub fn send_hint(&self, hint: Hint) {
         // The receiver is gone while the host stops.
         let _ = self.hints.send(hint);
+    }
+
+    /// Whether the database is on a server, which other hosts may use as well.
+    pub fn is_on_a_server(&self) -> bool {
+        matches!(self.db, Db::Postgres { .. })
     }
 
     /// Whether the database answers a query within one second.

@@ -69,6 +69,7 @@ const FILES: &[File] = files! {
     38 "0038_audit_of_commands"
     39 "0039_proved_addresses"
     40 "0040_own_audit_entries"
+    41 "0041_hosts"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -82,6 +82,8 @@ const FIXED: &[&str] = &[
     "acme_challenges",
     "acme_orders",
     "certificate_counts",
+    "cluster",
+    "hosts",
     "key_checks",
     "node_loads",
     "node_revisions",
@@ -200,7 +202,6 @@ async fn postgres_reads_no_growing_table_whole() {
     assert_snapshot!(scans, @"
     api_keys | …SELECT public_id FROM api_keys WHERE last_used_at >= $1 AND revoked_at IS NULL ORDER BY last_used_at DESC LIMIT $2
     api_keys | …am FROM api_keys k JOIN accounts a ON a.id = k.account_id JOIN scopes s ON s.id = k.scope_id ORDER BY k.created_at, k.id
-    device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices | … NOT NULL)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     passkeys | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords | …SELECT 1 AS one FROM passwords LIMIT 1
@@ -225,7 +226,6 @@ async fn sqlite_reads_no_growing_table_whole() {
     audit_log: SCAN audit_log USING INDEX audit_log_of_commands | …SELECT scope_id, number FROM audit_log WHERE origin = 'cli' ORDER BY at DESC LIMIT 1
     certificates: SCAN certificates USING INDEX certificates_failing | …SELECT name, error FROM certificates WHERE error IS NOT NULL ORDER BY id LIMIT $1
     certificates: SCAN certificates | …UPDATE certificates SET due_at = $1 WHERE status NOT IN ('issued', 'failed') AND due_at > $1
-    device_presence: SCAN device_presence | …UPDATE device_presence SET host_id = NULL, last_seen_at = $2 WHERE host_id = $1
     devices: SCAN d USING INDEX sqlite_autoindex_devices_1 | … NOT NULL)) AS owner_active FROM devices d LEFT JOIN device_presence p ON p.device_id = d.id ORDER BY d.created_at, d.id
     passkeys: SCAN passkeys USING COVERING INDEX passkeys_by_account | …SELECT 1 AS one FROM passkeys LIMIT 1
     passwords: SCAN passwords USING COVERING INDEX sqlite_autoindex_passwords_1 | …SELECT 1 AS one FROM passwords LIMIT 1

@@ -48,6 +48,8 @@ mod events;
 mod examples;
 mod facts;
 mod failures;
+mod fleet;
+mod fleet_model;
 mod foreground;
 mod generated;
 mod group_commit;

@@ -8,6 +8,7 @@ pub mod cable;
 pub mod countries;
 pub mod database;
 pub mod device;
+pub mod fleet;
 pub mod host;
 pub mod hostile;
 pub mod names;

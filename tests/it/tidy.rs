@@ -73,14 +73,15 @@ fn app_is_named_in_the_composition_root_and_commands_only() {
     assert_eq!(strangers("App", &["host/app", "host/cli"]), Vec::<PathBuf>::new());
 }
 
-/// Other crates call use cases and reach nothing else. A ninth field needs a reason beside this number.
+/// Other crates call use cases and reach nothing else. A tenth field needs a reason beside this number. The ninth is where
+/// the host stands among others: use cases refuse outside of its window.
 #[test]
-fn service_has_at_most_eight_private_fields() {
+fn service_has_at_most_nine_private_fields() {
     let text = code(Path::new("host/service/lib.rs"));
     let (_, fields) = text.split_once("pub struct Service {").unwrap();
     let fields: Vec<&str> =
         fields.split_once('}').unwrap().0.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
-    assert!(fields.len() <= 8 && fields.iter().all(|field| !field.starts_with("pub")), "{fields:#?}");
+    assert!(fields.len() <= 9 && fields.iter().all(|field| !field.starts_with("pub")), "{fields:#?}");
 }
 
 /// The files of a folder whose code has a match.

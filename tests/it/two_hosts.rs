@@ -14,6 +14,7 @@ async fn two_hosts() -> (TestHost, TestHost) {
     let second = TestHost::with(Engine::Postgres, |config| {
         config.database_url = Some(database);
         config.secret_key_file = Some(keys);
+        config.several_hosts = true;
     })
     .await;
     (first, second)

@@ -88,6 +88,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0032-audit-log-and-live-pages.md"
     "docs/develop/decisions/0033-mail-previews-and-documentation.md"
     "docs/develop/decisions/0034-other-providers.md"
+    "docs/develop/decisions/0035-hosts-on-one-database.md"
 };
 
 /// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.

@@ -71,7 +71,7 @@ pub async fn run(jobs: Arc<Jobs>) {
 /// for a wake-up; every finished delivery causes one.
 async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
     let free = jobs.deliveries.slots.available_permits();
-    if free == 0 {
+    if free == 0 || !jobs.service.fleet.is_alive() {
         return Ok(None);
     }
     let under_way = jobs.deliveries.under_way().clone();

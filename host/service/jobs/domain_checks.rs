@@ -22,7 +22,9 @@ pub async fn run(jobs: Arc<Jobs>) {
         loop {
             // The time that the checks take does not delay the next ones.
             let next = jobs.clock.moment().plus(LOOK_EVERY);
-            if let Err(error) = check_due(&jobs).await {
+            if jobs.service.fleet.leads()
+                && let Err(error) = check_due(&jobs).await
+            {
                 tracing::warn!(error = %Chain(&error), "custom domains could not be looked up");
             }
             jobs.clock.until(next).await;

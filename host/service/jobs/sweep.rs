@@ -16,13 +16,23 @@ const AT_ONCE: usize = 8;
 ///
 /// If what is due cannot be read.
 pub async fn sweep(service: &Service) -> Result<()> {
+    let fleet = &service.fleet;
+    let held = if fleet.may_end_own() { held(service).await } else { Ok(()) };
+    // Together, so that a database that does not answer is waited for once.
+    let (silent, due) = tokio::join!(async { if fleet.may_end() { silent(service).await } else { Ok(()) } }, async {
+        if fleet.leads() { due(service).await } else { Ok(()) }
+    },);
+    [silent, due].into_iter().fold(held, first_error)
+}
+
+/// What was silent for too long, wherever it was connected.
+async fn silent(service: &Service) -> Result<()> {
     let (store, liveness) = (&service.store, &service.liveness);
-    let held = held(service).await;
-    let (silent, expired, unfinished, untold, temporary) = tokio::join!(
+    // The devices of hosts that are ended now are silent at the next look.
+    let (hosts, silent, expired, temporary) = tokio::join!(
+        store.end_dead_hosts(service.fleet.host_id()),
         store.silent_devices(),
         store.expired_leases(),
-        store.due_operations(),
-        store.untold_devices(),
         store.due_temporary_tunnels(),
     );
     // What this host holds is due by what it knows itself.
@@ -42,6 +52,14 @@ pub async fn sweep(service: &Service) -> Result<()> {
         store.write(Some(scope_id), move |write| Box::pin(sessions::expire(write, session_id)))
     })
     .await;
+    let deleted = each(temporary, |(tunnel_id, scope_id)| temporary_tunnels::look_at(store, scope_id, tunnel_id)).await;
+    [lost, ended, deleted].into_iter().fold(hosts, first_error)
+}
+
+/// What is due by its own time.
+async fn due(service: &Service) -> Result<()> {
+    let store = &service.store;
+    let (unfinished, untold) = tokio::join!(store.due_operations(), store.untold_devices());
     let timed_out = each(unfinished, |(operation_id, scope_id)| {
         store.write(Some(scope_id), move |write| Box::pin(operations::expire(write, operation_id)))
     })
@@ -50,8 +68,7 @@ pub async fn sweep(service: &Service) -> Result<()> {
         store.write(Some(scope_id), move |write| Box::pin(presence::publish(write, device_id)))
     })
     .await;
-    let deleted = each(temporary, |(tunnel_id, scope_id)| temporary_tunnels::look_at(store, scope_id, tunnel_id)).await;
-    [lost, ended, timed_out, published, deleted].into_iter().fold(held, first_error)
+    first_error(timed_out, published)
 }
 
 /// Devices and leases that this host has held. They stay due until the store knows.

@@ -53,7 +53,9 @@ async fn keep_time(jobs: &Jobs) {
 async fn prune(jobs: &Jobs) {
     let mut next = jobs.clock.moment().plus(FIRST_PRUNE);
     while jobs.stop.run_until_cancelled(jobs.clock.until(next)).await.is_some() {
-        if let Some(result) = jobs.stop.run_until_cancelled(jobs.service.store.prune()).await {
+        if jobs.service.fleet.leads()
+            && let Some(result) = jobs.stop.run_until_cancelled(jobs.service.store.prune()).await
+        {
             report("old rows could not be deleted", result);
         }
         next = jobs.clock.moment().plus(PRUNE_EVERY);
@@ -94,6 +96,9 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
 /// Does everything that is due; `ticks` counts the calls, because some work is done only every few ticks. If
 /// the database does not answer, the rest waits for the next tick.
 pub async fn tick(jobs: &Jobs, ticks: u64) {
+    if !jobs.service.fleet.is_alive() {
+        return;
+    }
     // Another host may have written deliveries that are due now.
     jobs.deliveries.wake();
     let steps: [(&str, BoxFuture<'_, Result<()>>); 7] = [

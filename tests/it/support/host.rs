@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use culvert::app::{App, Host};
-use culvert::config::{Config, Listen, NodeConfig};
+use culvert::config::{Config, ConfigError, Listen, NodeConfig};
 use culvert_domain::caller::Role;
 use culvert_domain::connection::Connection;
 use culvert_domain::event::EventKind;
@@ -81,6 +81,19 @@ impl TestHost {
         Self::run(folder, config, Clock::manual(start_of_time())).await
     }
 
+    /// A host with a clock of its own.
+    pub async fn with_clock(engine: Engine, clock: Clock, change: impl FnOnce(&mut Config)) -> Self {
+        Self::try_start(engine, clock, change).await.unwrap()
+    }
+
+    /// As [`TestHost::with_clock`]; the error is what an operator reads.
+    pub async fn try_start(engine: Engine, clock: Clock, change: impl FnOnce(&mut Config)) -> Result<Self, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(folder.path(), engine).await;
+        change(&mut config);
+        Self::try_run(folder, config, clock).await.map_err(|error| error.to_string())
+    }
+
     /// A host that begins at the present time: programs that nobody here wrote, which check certificates, have no other.
     pub async fn at_present(engine: Engine, change: impl FnOnce(&mut Config)) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -90,11 +103,15 @@ impl TestHost {
     }
 
     async fn run(folder: TempDir, config: Config, clock: Clock) -> Self {
+        Self::try_run(folder, config, clock).await.unwrap()
+    }
+
+    async fn try_run(folder: TempDir, config: Config, clock: Clock) -> Result<Self, ConfigError> {
         if let Ok(filter) = std::env::var(LOG) {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
         }
-        let host = Host::start(config.clone(), clock.clone(), Ticker::Manual).await.unwrap();
-        Self {
+        let host = Host::start(config.clone(), clock.clone(), Ticker::Manual).await?;
+        Ok(Self {
             app: host.app.clone(),
             clock,
             address: host.address,
@@ -102,7 +119,7 @@ impl TestHost {
             folder,
             config,
             host,
-        }
+        })
     }
 
     /// The same data, time and address, another process's worth of memory.

@@ -1,0 +1,85 @@
+//! Where this host stands among the hosts on its database, by its last heartbeat.
+
+use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::fleet::{Cluster, HEARTBEAT_EVERY, WINDOW};
+use culvert_store::fleet::Heartbeat;
+use culvert_wire::clock::{Clock, Moment};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+pub struct Fleet {
+    /// The same after every start.
+    host_id: Uuid,
+    clock: Clock,
+    /// None before the first heartbeat, and on a database that is one host's alone: it may do everything.
+    membership: watch::Sender<Option<Membership>>,
+}
+
+#[derive(Clone, Debug)]
+struct Membership {
+    cluster: Cluster,
+    /// Until then the others take this host for alive.
+    window: Moment,
+}
+
+impl Fleet {
+    pub fn new(host_id: Uuid, clock: Clock) -> Self {
+        Self { host_id, clock, membership: watch::Sender::new(None) }
+    }
+
+    pub fn host_id(&self) -> Uuid {
+        self.host_id
+    }
+
+    /// Notes what came of a heartbeat that was sent at this moment.
+    pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
+        let membership = Membership { cluster: heartbeat.cluster.clone(), window: sent.plus(WINDOW) };
+        self.membership.send_replace(Some(membership));
+    }
+
+    /// The others have taken this host for dead: it may do nothing until it has started anew.
+    pub(crate) fn ended(&self) {
+        let now = self.clock.moment();
+        self.membership.send_modify(|membership| {
+            if let Some(membership) = membership {
+                membership.window = now;
+            }
+        });
+    }
+
+    /// Whether the others take this host for alive. Outside of that time it grants and decides nothing.
+    pub fn is_alive(&self) -> bool {
+        self.membership.borrow().as_ref().is_none_or(|membership| self.clock.moment() < membership.window)
+    }
+
+    /// # Errors
+    ///
+    /// That the host may not answer, for the database has not heard of it for too long.
+    pub fn check(&self) -> Result<()> {
+        if self.is_alive() {
+            return Ok(());
+        }
+        let away = "This host does not reach its database right now; try again.";
+        Err(Error::new(Code::ServiceUnavailable, away).after(HEARTBEAT_EVERY))
+    }
+
+    /// Whether it does what is done once for all hosts.
+    pub fn leads(&self) -> bool {
+        self.is_alive() && self.asks(|cluster| cluster.leads(self.host_id, self.clock.now()))
+    }
+
+    /// Whether it ends what is connected to it and was silent for too long.
+    pub fn may_end_own(&self) -> bool {
+        self.is_alive() && self.asks(|cluster| !cluster.is_in_grace(self.clock.now()))
+    }
+
+    /// Whether it ends what was silent for too long at any host.
+    pub fn may_end(&self) -> bool {
+        self.is_alive() && self.asks(|cluster| cluster.may_end(self.host_id, self.clock.now()))
+    }
+
+    /// A host that is alone is asked nothing.
+    fn asks(&self, question: impl FnOnce(&Cluster) -> bool) -> bool {
+        self.membership.borrow().as_ref().is_none_or(|membership| question(&membership.cluster))
+    }
+}

@@ -1,0 +1,261 @@
+//! The hosts on this database. What their heartbeats change is in `culvert_domain::fleet`; here it is read and written.
+
+use chrono::{DateTime, Utc};
+use culvert_domain::error::Result;
+use culvert_domain::fleet::{Beat, Cluster, END_AFTER, HostLease, Leader};
+use uuid::Uuid;
+
+use super::arg::args;
+use super::db::Tx;
+use super::error::DbResult;
+use super::read::Read;
+use super::row::{Row, readable};
+use super::sql::{by_ids, sql};
+use super::{Store, Write};
+
+/// Devices that are released in one transaction.
+const BATCH: usize = 500;
+
+/// What a host says of itself when it starts.
+#[derive(Clone, Debug)]
+pub struct HostRegistration {
+    pub id: Uuid,
+    pub name: String,
+    pub version: String,
+    /// Of the lock on its data folder, which it holds.
+    pub lock_identity: Vec<u8>,
+}
+
+/// A host that uses the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveHost {
+    pub id: Uuid,
+    pub name: String,
+    pub lock_identity: Vec<u8>,
+    pub lease_until: DateTime<Utc>,
+}
+
+/// Whether a host has its place.
+#[derive(Clone, Debug)]
+pub enum Claim {
+    /// It has, since this time of the database.
+    Taken(DateTime<Utc>),
+    /// This one is in the way.
+    Refused(LiveHost),
+}
+
+/// What a heartbeat found.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    pub beat: Beat,
+    /// The database's time.
+    pub now: DateTime<Utc>,
+    pub cluster: Cluster,
+}
+
+/// The state that all hosts share, the row of a process, and the time: the last placeholder's, or the database's.
+macro_rules! select_cluster {
+    ($now:literal, $rest:literal) => {
+        concat!(
+            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
+                 h.lease_until, h.ended_at, ",
+            $now,
+            " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    /// Takes the row of a host for this process, if no other one may still have it; `alone`, only if no other host is alive.
+    /// Returns the database's time, or who is in the way.
+    pub async fn claim_host(&self, host: HostRegistration, alone: bool) -> Result<Claim> {
+        self.write(None, move |write| Box::pin(async move { write.claim_host(&host, alone).await })).await
+    }
+
+    /// Says that this process is alive.
+    pub async fn heartbeat(&self, host_id: Uuid) -> Result<Heartbeat> {
+        self.write_liveness(move |write| Box::pin(async move { write.heartbeat(host_id).await })).await
+    }
+
+    /// Has this process be the host again that was ended. False where another process is it.
+    pub async fn revive_host(&self, host_id: Uuid) -> Result<bool> {
+        self.write_liveness(move |write| Box::pin(async move { write.revive_host(host_id).await })).await
+    }
+
+    /// Ends the other hosts that were not heard of for too long: the devices that they held have been silent from then on.
+    pub async fn end_dead_hosts(&self, own_id: Uuid) -> Result<()> {
+        let before = self.clock.now() - END_AFTER;
+        let sql = sql!("SELECT id FROM hosts WHERE ended_at IS NULL AND lease_until <= $1 AND id <> $2");
+        let rows = (&self.db).all(sql, args![before, own_id]).await?;
+        for id in readable(&rows, "host", |row| row.id("id")) {
+            let ended = self.write(None, move |write| Box::pin(async move { write.end_dead_host(id, before).await }));
+            if ended.await? {
+                tracing::warn!(%id, "a host was not heard of for too long; its devices are silent");
+                self.release_devices(id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has nobody hold the devices of a dead host, nor renew their leases.
+    async fn release_devices(&self, host_id: Uuid) -> Result<()> {
+        loop {
+            let release = self.write(None, move |write| Box::pin(async move { write.release_devices(host_id).await }));
+            if release.await? < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Says that this process has ended, so that nobody waits for it.
+    pub async fn end_host(&self, host_id: Uuid) -> Result<()> {
+        self.write_liveness(move |write| Box::pin(async move { write.end_host(host_id).await })).await
+    }
+}
+
+impl Write {
+    /// Locks and reads what all hosts share, with the lease of this process: one that is not the host any longer has none.
+    async fn cluster(&mut self, id: Uuid) -> Result<(Cluster, HostLease, DateTime<Utc>)> {
+        let sql = sql!(
+            sqlite: select_cluster!("$3", ""),
+            postgres: select_cluster!(
+                "COALESCE(CAST($3 AS BIGINT), CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT))",
+                " FOR UPDATE OF c"
+            )
+        );
+        let (process_id, now) = (self.process_id, self.time_of_database());
+        let row = self.one(sql, args![id, process_id, now]).await?;
+        let cluster = Cluster {
+            leader: Leader {
+                host_id: row.optional_id("leader_id")?,
+                term: row.number("leader_term")?,
+                until: row.time("leader_until")?,
+                ends_from: row.time("leader_ends_from")?,
+            },
+            alive_at: row.optional_time("alive_at")?,
+            grace_until: row.time("grace_until")?,
+        };
+        let lease = match row.optional_time("lease_until")? {
+            Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
+            None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
+        };
+        Ok((cluster, lease, row.time("now")?))
+    }
+
+    /// None where the database is asked for its time.
+    fn time_of_database(&self) -> Option<DateTime<Utc>> {
+        match **self {
+            Tx::Sqlite(_) => Some(self.now),
+            Tx::Postgres(_) => self.clock.database_time(),
+        }
+    }
+
+    async fn save(&mut self, cluster: &Cluster) -> Result<()> {
+        let sql = sql!(
+            "UPDATE cluster SET leader_id = $1, leader_term = $2, leader_until = $3, leader_ends_from = $4, alive_at = $5, \
+                 grace_until = $6 WHERE id = 1"
+        );
+        let Cluster { leader, alive_at, grace_until } = cluster;
+        let args = args![leader.host_id, leader.term, leader.until, leader.ends_from, *alive_at, *grace_until];
+        self.execute(sql, args).await?;
+        Ok(())
+    }
+
+    async fn claim_host(&mut self, host: &HostRegistration, alone: bool) -> Result<Claim> {
+        let (mut cluster, _, now) = self.cluster(host.id).await?;
+        let HostRegistration { id, name, version, lock_identity } = host;
+        let is_a_copy = |other: &LiveHost| other.id == *id && other.lock_identity != *lock_identity;
+        let in_the_way = |other: &LiveHost| is_a_copy(other) || (alone && other.id != *id);
+        if let Some(other) = self.live_hosts(now).await?.into_iter().find(in_the_way) {
+            return Ok(Claim::Refused(other));
+        }
+        let mut lease = HostLease { id: *id, until: now, ended: false };
+        cluster.heartbeat(&mut lease, now);
+        let sql = sql!(
+            "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, NULL) \
+             ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
+                 version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
+                 lease_until = excluded.lease_until, ended_at = NULL"
+        );
+        let process_id = self.process_id;
+        self.execute(sql, args![*id, process_id, name, version, &lock_identity[..], now, lease.until]).await?;
+        self.save(&cluster).await?;
+        Ok(Claim::Taken(now))
+    }
+
+    async fn live_hosts(&mut self, now: DateTime<Utc>) -> Result<Vec<LiveHost>> {
+        let sql = sql!(
+            "SELECT id, name, lock_identity, lease_until FROM hosts WHERE ended_at IS NULL AND lease_until > $1 \
+             ORDER BY lease_until"
+        );
+        let rows = self.all(sql, args![now]).await?;
+        Ok(readable(&rows, "host", live_host))
+    }
+
+    async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
+        let (mut cluster, mut lease, now) = self.cluster(host_id).await?;
+        let beat = cluster.heartbeat(&mut lease, now);
+        if beat == Beat::Renewed {
+            self.save_host(&lease, now).await?;
+            self.save(&cluster).await?;
+        }
+        Ok(Heartbeat { beat, now, cluster })
+    }
+
+    async fn end_host(&mut self, host_id: Uuid) -> Result<()> {
+        let (mut cluster, mut lease, now) = self.cluster(host_id).await?;
+        cluster.stop(&mut lease, now);
+        self.save_host(&lease, now).await?;
+        self.save(&cluster).await
+    }
+
+    async fn revive_host(&mut self, id: Uuid) -> Result<bool> {
+        let (mut cluster, _, now) = self.cluster(id).await?;
+        let mut lease = HostLease { id, until: now, ended: false };
+        cluster.heartbeat(&mut lease, now);
+        let revived = self.save_host(&lease, now).await?;
+        if revived {
+            self.save(&cluster).await?;
+        }
+        Ok(revived)
+    }
+
+    /// Whether the host was dead, and is ended now.
+    async fn end_dead_host(&mut self, id: Uuid, before: DateTime<Utc>) -> Result<bool> {
+        let sql = sql!("UPDATE hosts SET ended_at = $3 WHERE id = $1 AND ended_at IS NULL AND lease_until <= $2");
+        let now = self.now;
+        Ok(self.execute(sql, args![id, before, now]).await? == 1)
+    }
+
+    /// How many devices were released.
+    async fn release_devices(&mut self, host_id: Uuid) -> Result<usize> {
+        let sql = sql!(
+            "UPDATE device_presence SET host_id = NULL WHERE device_id IN \
+                 (SELECT device_id FROM device_presence WHERE host_id = $1 LIMIT $2) RETURNING device_id"
+        );
+        let rows = self.all(sql, args![host_id, BATCH as u64]).await?;
+        let device_ids = rows.iter().map(|row| row.id("device_id")).collect::<DbResult<Vec<_>>>()?;
+        let now = self.now;
+        let sql = by_ids!("UPDATE sessions SET lease_until = $2 WHERE ended_at IS NULL AND device_id", "$1", "");
+        self.execute(sql, args![&device_ids[..], now]).await?;
+        Ok(device_ids.len())
+    }
+
+    /// False where another process is the host.
+    async fn save_host(&mut self, lease: &HostLease, now: DateTime<Utc>) -> Result<bool> {
+        let sql = sql!("UPDATE hosts SET lease_until = $3, ended_at = $4 WHERE id = $1 AND process_id = $2");
+        let (process_id, ended_at) = (self.process_id, lease.ended.then_some(now));
+        Ok(self.execute(sql, args![lease.id, process_id, lease.until, ended_at]).await? == 1)
+    }
+}
+
+fn live_host(row: &Row) -> DbResult<LiveHost> {
+    Ok(LiveHost {
+        id: row.id("id")?,
+        name: row.text("name")?,
+        lock_identity: row.bytes("lock_identity")?,
+        lease_until: row.time("lease_until")?,
+    })
+}

@@ -1,0 +1,190 @@
+//! Several hosts on one PostgreSQL database.
+
+use std::time::Duration;
+
+use culvert_domain::fleet::{END_AFTER, LEASE};
+use culvert_service::jobs::heartbeat;
+use culvert_wire::control::{CONNECT_PATH, Done, Grant};
+use reqwest::Method;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::api::Api;
+use crate::support::fleet::TestFleet;
+use crate::support::host::{Engine, Person, TestHost};
+use crate::support::wire::Wire;
+
+/// A device at one of the hosts, which runs a tunnel on that host's node.
+struct Runs {
+    tunnel: Uuid,
+    device: Uuid,
+    wire: Wire,
+    grant: Grant,
+}
+
+impl Runs {
+    async fn at(host: &TestHost, ada: &Person) -> Self {
+        let api = host.api(&ada.key);
+        let node_id = host.app.embedded.ids().next().unwrap();
+        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+        let place = api.get(&format!("/tunnels/{tunnel}")).await.data()["node"]["id"].clone();
+        if place != json!(node_id) {
+            api.post(&format!("/tunnels/{tunnel}/move"), json!({"node_id": node_id})).await.data();
+        }
+        let (device, mut wire) = host.wired(ada, ada.account_id).await;
+        api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+        let grant = wire.obey(Done::Start).await.unwrap();
+        let mut runs = Self { tunnel, device: device.id, wire, grant };
+        runs.renew().await;
+        runs
+    }
+
+    /// What the agent sends every ten seconds.
+    async fn renew(&mut self) {
+        assert_eq!(self.wire.renew(&[self.grant.lease_id]).await, [self.grant.lease_id]);
+    }
+
+    /// The tunnel's state, and whether its device is online.
+    async fn states(&self, api: &Api) -> (String, bool) {
+        let tunnel = api.get(&format!("/tunnels/{}", self.tunnel)).await;
+        let device = api.get(&format!("/devices/{}", self.device)).await;
+        (tunnel.data()["status"].as_str().unwrap().into(), device.data()["online"].as_bool().unwrap())
+    }
+}
+
+fn running() -> (String, bool) {
+    ("running".into(), true)
+}
+
+fn lost() -> (String, bool) {
+    ("stopped".into(), false)
+}
+
+const AGENT_EVERY: Duration = Duration::from_secs(9);
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Clocks that are wrong by a minute to either side end nothing, and each device is renewed at its own host.
+#[tokio::test]
+async fn hosts_whose_clocks_are_wrong_end_nothing() {
+    let fleet = TestFleet::with_clocks(&[0, 60, -60]).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let mut all = Vec::new();
+    for host in &fleet.hosts {
+        all.push(Runs::at(host, &ada).await);
+    }
+    for _ in 0..20 {
+        fleet.pass(AGENT_EVERY).await;
+        for runs in &mut all {
+            runs.renew().await;
+        }
+    }
+    for runs in &all {
+        for host in &fleet.hosts {
+            assert_eq!(runs.states(&host.api(&ada.key)).await, running());
+        }
+    }
+    let times = fleet.hosts.iter().map(|host| host.clock.now()).collect::<Vec<_>>();
+    assert!(times.iter().all(|time| (*time - times[0]).num_milliseconds().abs() < 100), "{times:?}");
+}
+
+/// Whoever stayed is told nothing, and whoever has really gone is found after the grace.
+#[tokio::test]
+async fn outage_of_the_database_ends_nothing_that_stayed() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let api = fleet.hosts[1].api(&ada.key);
+    let mut stays = Runs::at(&fleet.hosts[0], &ada).await;
+    let goes = Runs::at(&fleet.hosts[1], &ada).await;
+    fleet.pass(AGENT_EVERY).await;
+    stays.renew().await;
+    for _ in 0..10 {
+        fleet.pass_without_database(AGENT_EVERY).await;
+        stays.renew().await;
+    }
+    // The database is back. Before the grace is over, not even the silent one is ended.
+    let silent = ("degraded".to_owned(), true);
+    for _ in 0..8 {
+        fleet.pass(AGENT_EVERY).await;
+        stays.renew().await;
+        assert_eq!((stays.states(&api).await, goes.states(&api).await), (running(), silent.clone()));
+    }
+    fleet.pass(seconds(6)).await;
+    stays.renew().await;
+    assert_eq!((stays.states(&api).await, goes.states(&api).await), (running(), lost()));
+}
+
+/// The devices of a host that is dead are offline when its lease and theirs are over, and another host leads.
+#[tokio::test]
+async fn devices_of_a_dead_host_are_ended_by_another_one() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let api = fleet.hosts[1].api(&ada.key);
+    let mut runs = Runs::at(&fleet.hosts[0], &ada).await;
+    fleet.pass(seconds(3)).await;
+    let leads = || [0, 1].map(|number: usize| fleet.hosts[number].app.service.fleet().leads());
+    assert_eq!(leads(), [true, false], "the first one leads");
+    // It hears its agent, and the database does not hear of it: 48 seconds after its last heartbeat it is dead.
+    assert_eq!((LEASE + END_AFTER).num_seconds(), 48);
+    for _ in 0..5 {
+        fleet.pass_without(AGENT_EVERY, &[0]).await;
+        runs.renew().await;
+    }
+    assert_eq!(runs.states(&api).await, running());
+    assert_eq!(leads(), [false, true]);
+    fleet.pass_without(seconds(6), &[0]).await;
+    assert_eq!(runs.states(&api).await, lost());
+}
+
+/// A host that stood for a while does nothing before it has heard what has become of it.
+#[tokio::test]
+async fn host_that_was_taken_for_dead_answers_nothing_before_it_has_started_anew() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let mut runs = Runs::at(&fleet.hosts[0], &ada).await;
+    let api = fleet.hosts[0].api(&ada.key);
+    fleet.pass(seconds(3)).await;
+    fleet.pass_without(seconds(13), &[0]).await;
+    assert_eq!(api.get("/tunnels").await.status, 200, "within its window");
+    fleet.pass_without(seconds(1), &[0]).await;
+    let refused = api.get("/tunnels").await;
+    assert_eq!(refused.outcome(), "503 service_unavailable");
+    assert_eq!(refused.headers["retry-after"], "3");
+    // Nor has an agent a welcome.
+    let upgrade = api.request(Method::GET, "").build().unwrap().url().join(CONNECT_PATH).unwrap();
+    assert_eq!(reqwest::Client::builder().no_proxy().build().unwrap().get(upgrade).send().await.unwrap().status(), 503);
+    // The other one ends it. It learns so from its heartbeat, and its agents connect again.
+    fleet.pass_without(seconds(60), &[0]).await;
+    let first = &fleet.hosts[0].app.jobs;
+    heartbeat::beat(first).await.unwrap();
+    while runs.wire.next().await.is_some() {}
+    assert_eq!(api.get("/tunnels").await.outcome(), "503 service_unavailable");
+    heartbeat::beat(first).await.unwrap();
+    assert_eq!(api.get("/tunnels").await.status, 200);
+}
+
+/// Until any host serves any node and any agent, one host alone may use a database.
+#[tokio::test]
+async fn second_host_is_refused_while_the_first_is_alive() {
+    let fleet = TestFleet::start(1).await;
+    let database = fleet.hosts[0].config().database_url.clone();
+    let keys = fleet.hosts[0].config().secret_key_file();
+    let second = async || {
+        TestHost::try_start(Engine::Postgres, fleet.hosts[0].clock.clone(), |config| {
+            config.database_url = database.clone();
+            std::fs::copy(&keys, config.data_dir.join("secret.key")).unwrap();
+        })
+        .await
+    };
+    let refused = second().await.err().unwrap();
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let wanted = format!(
+        "database_url: another host uses this database, on {}; stop it, or where it is gone, try again after 12:00:15 UTC",
+        name.trim()
+    );
+    assert_eq!(refused, wanted);
+    fleet.pass_without(LEASE.to_std().unwrap(), &[0]).await;
+    second().await.unwrap();
+}

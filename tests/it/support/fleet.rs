@@ -1,0 +1,78 @@
+//! Several hosts on one PostgreSQL database: each is made of its configuration alone, with a folder, a copy of the key file
+//! and a clock of its own. The database has a clock as well.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use culvert_service::jobs::heartbeat;
+use culvert_wire::clock::Clock;
+
+use super::host::{Engine, TestHost, start_of_time};
+
+/// How far time passes at once.
+const STEP: Duration = Duration::from_secs(3);
+
+pub struct TestFleet {
+    pub hosts: Vec<TestHost>,
+    database: Clock,
+}
+
+impl TestFleet {
+    pub async fn start(count: usize) -> Self {
+        Self::with_clocks(&vec![0; count]).await
+    }
+
+    /// Hosts whose clocks are so many seconds ahead of the database's.
+    pub async fn with_clocks(ahead: &[i64]) -> Self {
+        let database = Clock::manual(start_of_time());
+        let mut fleet = Self { hosts: Vec::new(), database };
+        for seconds in ahead {
+            fleet.add(*seconds).await;
+        }
+        fleet
+    }
+
+    /// One more host, whose clock is so many seconds ahead.
+    pub async fn add(&mut self, ahead: i64) {
+        let clock = Clock::manual_beside(start_of_time() + TimeDelta::seconds(ahead), self.database.clone());
+        let first = self.hosts.first().map(|first| first.config().clone());
+        let host = TestHost::with_clock(Engine::Postgres, clock, |config| {
+            config.several_hosts = true;
+            if let Some(first) = first {
+                config.database_url.clone_from(&first.database_url);
+                let own = config.data_dir.join("secret.key");
+                std::fs::copy(first.secret_key_file(), own).unwrap();
+            }
+        })
+        .await;
+        self.hosts.push(host);
+    }
+
+    /// Lets time pass at all hosts, and each do what is due.
+    pub async fn pass(&self, time: Duration) {
+        self.pass_without(time, &[]).await;
+    }
+
+    /// As [`TestFleet::pass`]; these hosts, by number, do nothing: their process stands, or the database is away.
+    pub async fn pass_without(&self, time: Duration, still: &[usize]) {
+        let mut left = time;
+        while !left.is_zero() {
+            let step = left.min(STEP);
+            left -= step;
+            self.database.advance(step);
+            for (number, host) in self.hosts.iter().enumerate() {
+                host.clock.advance(step);
+                if !still.contains(&number) {
+                    heartbeat::beat(&host.app.jobs).await.unwrap();
+                    host.pass(Duration::ZERO).await;
+                }
+            }
+        }
+    }
+
+    /// Lets time pass in which no host reaches the database.
+    pub async fn pass_without_database(&self, time: Duration) {
+        let all: Vec<usize> = (0..self.hosts.len()).collect();
+        self.pass_without(time, &all).await;
+    }
+}
