@@ -42,7 +42,8 @@ async function serveHostilePage() {
   await run(`${programs}/culvert-agent`, agent("enroll", "--server", `http://127.0.0.1:${listen}`, "--code", code));
   const device = spawn(`${programs}/culvert-agent`, agent("http", String(service.address().port), "--subdomain", "hello", "--json"));
   device.stdout.setEncoding("utf8");
-  for await (const chunk of device.stdout) if (chunk.includes("hello.tunnel.test")) break;
+  // Before, it has an address, and the node says that it is not there yet.
+  for await (const chunk of device.stdout) if (chunk.includes('"state":"running"')) break;
   device.stdout.resume?.();
   return () => {
     device.kill("SIGINT");
