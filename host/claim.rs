@@ -71,9 +71,9 @@ fn in_the_way(id: Uuid, other: &LiveHost) -> ConfigError {
     let LiveHost { name, lease_until, .. } = other;
     let until = lease_until.format("%H:%M:%S");
     if other.id == id {
-        let copied = "data_dir: a copy of this folder is in use by a host on";
+        let used = "data_dir: the host of this folder, or of one that it was copied from, was alive just now on";
         return ConfigError::whole(format!(
-            "{copied} {name}; use another folder, or stop it and try again after {until} UTC"
+            "{used} {name}; use another folder, or where it is gone, try again after {until} UTC"
         ));
     }
     let used = "database_url: another host uses this database, on";

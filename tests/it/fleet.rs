@@ -188,3 +188,36 @@ async fn second_host_is_refused_while_the_first_is_alive() {
     fleet.pass_without(LEASE.to_std().unwrap(), &[0]).await;
     second().await.unwrap();
 }
+
+/// A data folder that was copied is one host: the copy waits until the other one is silent, which then does nothing more.
+#[tokio::test]
+async fn copy_of_a_data_folder_is_refused_while_its_host_is_alive() {
+    let fleet = TestFleet::start(1).await;
+    let first = &fleet.hosts[0];
+    let ada = first.person("ada").await;
+    let (database, folder) = (first.config().database_url.clone(), first.config().data_dir.clone());
+    let copy = async || {
+        TestHost::try_start(Engine::Postgres, first.clock.clone(), |config| {
+            config.several_hosts = true;
+            config.database_url.clone_from(&database);
+            std::fs::copy(folder.join("secret.key"), config.data_dir.join("secret.key")).unwrap();
+            std::fs::create_dir(config.data_dir.join("node")).unwrap();
+            for file in std::fs::read_dir(folder.join("node")).unwrap() {
+                let file = file.unwrap();
+                std::fs::copy(file.path(), config.data_dir.join("node").join(file.file_name())).unwrap();
+            }
+        })
+        .await
+    };
+    fleet.pass(seconds(3)).await;
+    let refused = copy().await.err().unwrap();
+    assert!(refused.starts_with("data_dir: the host of this folder, or of one that it was copied from"), "{refused}");
+    fleet.pass_without(LEASE.to_std().unwrap(), &[0]).await;
+    let second = copy().await.unwrap();
+    for _ in 0..2 {
+        heartbeat::beat(&first.app.jobs).await.unwrap();
+        assert_eq!(first.api(&ada.key).get("/tunnels").await.outcome(), "503 service_unavailable");
+    }
+    heartbeat::beat(&second.app.jobs).await.unwrap();
+    assert_eq!(second.api(&ada.key).get("/tunnels").await.status, 200);
+}
