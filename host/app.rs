@@ -273,7 +273,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         agents: control.agents.clone(),
         metrics,
         embedded: embedded.clone(),
-        host_id: service.liveness().host_id(),
+        host_id: service.fleet().host_id(),
         token: parts.admin_token,
         metrics_open: config.metrics_open,
         is_loopback: config.admin_listen.ip().is_loopback(),

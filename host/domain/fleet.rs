@@ -100,11 +100,11 @@ impl Cluster {
     pub fn leads(&self, host_id: Uuid, now: DateTime<Utc>) -> bool {
         self.leader.host_id == Some(host_id) && now < self.leader.until
     }
+}
 
-    /// Whether a host is to be taken for dead, by a leader that may.
-    pub fn is_dead(&self, host: &HostLease, now: DateTime<Utc>) -> bool {
-        !host.ended && host.until + END_AFTER <= now
-    }
+/// A host whose lease was over at this time is dead now.
+pub fn dead_since(now: DateTime<Utc>) -> DateTime<Utc> {
+    now - END_AFTER
 }
 
 impl Leader {

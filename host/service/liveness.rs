@@ -86,10 +86,6 @@ impl Liveness {
         Self { clock, host_id, held: Mutex::new(held) }
     }
 
-    pub fn host_id(&self) -> Uuid {
-        self.host_id
-    }
-
     /// Holds a new connection. The leases of the former one go on.
     pub(crate) fn hold(&self, connection: Connection, scope_id: Uuid) {
         let (mut held, now) = (self.held(), self.clock.now());

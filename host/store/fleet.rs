@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
-use culvert_domain::fleet::{Beat, Cluster, END_AFTER, HostLease, Leader};
+use culvert_domain::fleet::{Beat, Cluster, HostLease, Leader, dead_since};
 use uuid::Uuid;
 
 use super::arg::args;
@@ -85,11 +85,11 @@ impl Store {
 
     /// Ends the other hosts that were not heard of for too long: the devices that they held have been silent from then on.
     pub async fn end_dead_hosts(&self, own_id: Uuid) -> Result<()> {
-        let before = self.clock.now() - END_AFTER;
+        let since = dead_since(self.clock.now());
         let sql = sql!("SELECT id FROM hosts WHERE ended_at IS NULL AND lease_until <= $1 AND id <> $2");
-        let rows = (&self.db).all(sql, args![before, own_id]).await?;
+        let rows = (&self.db).all(sql, args![since, own_id]).await?;
         for id in readable(&rows, "host", |row| row.id("id")) {
-            let ended = self.write(None, move |write| Box::pin(async move { write.end_dead_host(id, before).await }));
+            let ended = self.write(None, move |write| Box::pin(async move { write.end_dead_host(id).await }));
             if ended.await? {
                 tracing::warn!(%id, "a host was not heard of for too long; its devices are silent");
                 self.release_devices(id).await?;
@@ -223,10 +223,11 @@ impl Write {
     }
 
     /// Whether the host was dead, and is ended now.
-    async fn end_dead_host(&mut self, id: Uuid, before: DateTime<Utc>) -> Result<bool> {
+    async fn end_dead_host(&mut self, id: Uuid) -> Result<bool> {
+        // Under the lock of heartbeats: one that is under way must not write back what it has read.
+        let (_, _, now) = self.cluster(id).await?;
         let sql = sql!("UPDATE hosts SET ended_at = $3 WHERE id = $1 AND ended_at IS NULL AND lease_until <= $2");
-        let now = self.now;
-        Ok(self.execute(sql, args![id, before, now]).await? == 1)
+        Ok(self.execute(sql, args![id, dead_since(now), now]).await? == 1)
     }
 
     /// How many devices were released.

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_domain::error::Chain;
 use sqlx::{Error, Sqlite, SqliteConnection, SqlitePool, Transaction};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
@@ -151,7 +152,7 @@ impl Group {
     async fn finish(&mut self) -> Result<(), Error> {
         self.undo_left().await?;
         match &mut self.audit {
-            Some(audit) => append(&mut *self.tx, audit).await.map_err(|error| lost(&error.to_string())),
+            Some(audit) => append(&mut *self.tx, audit).await.map_err(|error| lost(&Chain(&error).to_string())),
             None => Ok(()),
         }
     }

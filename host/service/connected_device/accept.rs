@@ -55,7 +55,7 @@ impl Identified {
         let Self { enrolled, hello } = self;
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
-        let host_id = service.liveness.host_id();
+        let host_id = service.fleet.host_id();
         let resumes = local_runs::plan_is_known(service, scope_id).await?;
         let _turn = service.locks.scopes.lock(scope_id).await;
         let accepted = service.store.write(Some(scope_id), move |write| {

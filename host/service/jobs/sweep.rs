@@ -16,17 +16,17 @@ const AT_ONCE: usize = 8;
 ///
 /// If what is due cannot be read.
 pub async fn sweep(service: &Service) -> Result<()> {
-    let fleet = &service.fleet;
-    let held = if fleet.may_end_own() { held(service).await } else { Ok(()) };
+    let held = if service.fleet.may_end_own() { held(service).await } else { Ok(()) };
     // Together, so that a database that does not answer is waited for once.
-    let (silent, due) = tokio::join!(async { if fleet.may_end() { silent(service).await } else { Ok(()) } }, async {
-        if fleet.leads() { due(service).await } else { Ok(()) }
-    },);
+    let (silent, due) = tokio::join!(silent(service), due(service));
     [silent, due].into_iter().fold(held, first_error)
 }
 
 /// What was silent for too long, wherever it was connected.
 async fn silent(service: &Service) -> Result<()> {
+    if !service.fleet.may_end() {
+        return Ok(());
+    }
     let (store, liveness) = (&service.store, &service.liveness);
     // The devices of hosts that are ended now are silent at the next look.
     let (hosts, silent, expired, temporary) = tokio::join!(
@@ -58,6 +58,9 @@ async fn silent(service: &Service) -> Result<()> {
 
 /// What is due by its own time.
 async fn due(service: &Service) -> Result<()> {
+    if !service.fleet.leads() {
+        return Ok(());
+    }
     let store = &service.store;
     let (unfinished, untold) = tokio::join!(store.due_operations(), store.untold_devices());
     let timed_out = each(unfinished, |(operation_id, scope_id)| {

@@ -33,7 +33,7 @@ impl TestFleet {
     }
 
     /// One more host, whose clock is so many seconds ahead.
-    pub async fn add(&mut self, ahead: i64) {
+    async fn add(&mut self, ahead: i64) {
         let clock = Clock::manual_beside(start_of_time() + TimeDelta::seconds(ahead), self.database.clone());
         let first = self.hosts.first().map(|first| first.config().clone());
         let host = TestHost::with_clock(Engine::Postgres, clock, |config| {
