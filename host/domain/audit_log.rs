@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde_json::json;
 use uuid::Uuid;
 
 use super::caller::{Caller, Credential};
@@ -168,7 +167,7 @@ impl Entry {
         let Self { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, .. } = self;
         let Actor { origin, account_id, credential_id, request_id, address } = actor;
         let micros = |at: &DateTime<Utc>| at.timestamp_micros();
-        json!([
+        serde_json::to_vec(&(
             scope_id,
             number,
             micros(at),
@@ -181,9 +180,8 @@ impl Entry {
             request_id,
             address,
             previous_at.as_ref().map(micros),
-            previous
-        ])
-        .to_string()
-        .into_bytes()
+            previous,
+        ))
+        .expect("no value of an entry fails to be written")
     }
 }

@@ -12,6 +12,7 @@ use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_store::Write;
 use culvert_store::facts::CurrentInputs;
+use futures_util::future::BoxFuture;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -52,6 +53,9 @@ pub struct Admitted<D: RequestDraft> {
     pub valid: D::Valid,
     body: Body<D>,
 }
+
+/// Applies a change, and makes the response. It has no type of its own, so that the transaction is compiled once.
+type Apply = Box<dyn for<'w> FnOnce(&'w mut Write, &'w Permit) -> BoxFuture<'w, Result<StoredResponse>> + Send>;
 
 /// How one transaction ended.
 enum Attempt {
@@ -115,8 +119,8 @@ impl Service {
         let mut permit = Arc::new(permit);
         let turn = self.locks.scopes.lock(permit.caller().scope.id).await;
         for _ in 0..DECISIONS {
-            let recorded = body.recorded.clone();
-            match self.attempt(permit.clone(), recorded, change(valid), key.cloned(), render.clone()).await? {
+            let apply = apply(change(valid), body.recorded.clone(), render.clone());
+            match self.attempt(permit.clone(), key.cloned(), apply).await? {
                 Attempt::Committed(answered, nodes) => {
                     drop(turn);
                     self.nodes.wait_until_applied(nodes).await;
@@ -134,14 +138,7 @@ impl Service {
 
     /// Applies a permitted change. The response is made inside the transaction. With an idempotency key, it
     /// is also stored in that transaction.
-    async fn attempt<C: Change>(
-        &self,
-        permit: Arc<Permit>,
-        recorded: String,
-        change: C,
-        key: Option<IdempotencyKey>,
-        render: impl Fn(C::Done) -> Result<StoredResponse> + Send + Sync + 'static,
-    ) -> Result<Attempt> {
+    async fn attempt(&self, permit: Arc<Permit>, key: Option<IdempotencyKey>, apply: Apply) -> Result<Attempt> {
         let secrets = self.secrets.clone();
         let scope_id = permit.caller().scope.id;
         let transaction = self.store.write(Some(scope_id), move |write| {
@@ -157,9 +154,7 @@ impl Service {
                 if inputs != *permit.decision_inputs() {
                     return Ok(Attempt::Stale);
                 }
-                let done = change.apply(write, &permit).await?;
-                write.audit(permit.audited(&change, &done, recorded));
-                let response = render(done)?;
+                let response = apply(write, &permit).await?;
                 if let Some(key) = &key {
                     idempotency::store(write, &secrets, key, &response).await?;
                 }
@@ -168,4 +163,19 @@ impl Service {
         });
         transaction.await
     }
+}
+
+/// `recorded` is what the audit log has of the request's body.
+fn apply<C: Change>(
+    change: C,
+    recorded: String,
+    render: impl FnOnce(C::Done) -> Result<StoredResponse> + Send + 'static,
+) -> Apply {
+    Box::new(move |write, permit| {
+        Box::pin(async move {
+            let done = change.apply(write, permit).await?;
+            write.audit(permit.audited(&change, &done, recorded));
+            render(done)
+        })
+    })
 }

@@ -1,17 +1,17 @@
 //! How entries are appended to the audit log: all those that are committed together by one statement.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::{HashMap, HashSet, hash_map};
 
 use chrono::{DateTime, Utc};
 use culvert_domain::audit_log::{Actor, Entry, NewEntry};
 use culvert_domain::error::{Error, Result};
-use serde_json::{Value, json};
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::arg::args;
 use super::audit_heads::{Appender, AuditKey, ChainHead, Due};
 use super::error::DbResult;
-use super::read::Read;
+use super::read::{Execute, Read};
 use super::row::Row;
 use super::sql::sql;
 
@@ -40,8 +40,7 @@ macro_rules! insert_entries {
                      value ->> 6, unhex(value ->> 7), value ->> 8, unhex(value ->> 9), value ->> 10, value ->> 11, \
                      unhex(value ->> 12), unhex(value ->> 13) \
                  FROM jsonb_each($1) \
-                 WHERE NOT EXISTS (SELECT 1 FROM audit_log a WHERE a.scope_id = unhex(value ->> 0) AND a.number > value ->> 14) \
-                 RETURNING scope_id"
+                 WHERE NOT EXISTS (SELECT 1 FROM audit_log a WHERE a.scope_id = unhex(value ->> 0) AND a.number > value ->> 14)"
             ),
             postgres: concat!(
                 insert_entries!(columns),
@@ -51,8 +50,7 @@ macro_rules! insert_entries {
                      decode(value ->> 12, 'hex'), decode(value ->> 13, 'hex') \
                  FROM json_array_elements(CAST($1 AS JSON)) \
                  WHERE NOT EXISTS (SELECT 1 FROM audit_log a \
-                     WHERE a.scope_id = CAST(value ->> 0 AS UUID) AND a.number > CAST(value ->> 14 AS BIGINT)) \
-                 RETURNING scope_id"
+                     WHERE a.scope_id = CAST(value ->> 0 AS UUID) AND a.number > CAST(value ->> 14 AS BIGINT))"
             )
         )
     };
@@ -64,7 +62,7 @@ macro_rules! insert_entries {
 
 /// Appends entries, each to the chain of its scope: after the newest one that this process has written. Where somebody else
 /// has written since, it is read.
-pub(super) async fn append(db: &mut impl Read, audit: &mut Appender) -> Result<()> {
+pub(super) async fn append(db: &mut impl Execute, audit: &mut Appender) -> Result<()> {
     let due = std::mem::take(&mut audit.due);
     if due.is_empty() {
         return Ok(());
@@ -84,10 +82,10 @@ struct Chain {
 }
 
 /// Returns the entries that could not be appended, for what was taken for the newest entry of their chain is not.
-async fn append_known(db: &mut impl Read, audit: &mut Appender, due: Vec<Due>) -> Result<Vec<Due>> {
+async fn append_known(db: &mut impl Execute, audit: &mut Appender, due: Vec<Due>) -> Result<Vec<Due>> {
     let key = audit.key()?;
     let mut chains = HashMap::new();
-    let mut rows = Vec::new();
+    let mut entries = Vec::with_capacity(due.len());
     for due in &due {
         let scope_id = due.entry.scope_id;
         let chain = match chains.entry(scope_id) {
@@ -99,17 +97,35 @@ async fn append_known(db: &mut impl Read, audit: &mut Appender, due: Vec<Due>) -
             }
         };
         let entry = after(chain.head.take(), due, &*key);
-        rows.push(stored(&entry, chain.after));
-        chain.head = Some(ChainHead { number: entry.number, at: entry.at, digest: entry.digest });
+        chain.head = Some(ChainHead { number: entry.number, at: entry.at, digest: entry.digest.clone() });
+        entries.push((entry, chain.after));
     }
-    let appended = db.all(insert_entries!(), args![&Value::Array(rows).to_string()]).await?;
-    for row in &appended {
-        let scope_id = row.id("scope_id")?;
-        if let Some(Chain { head: Some(head), .. }) = chains.remove(&scope_id) {
+    let appended = db.execute(insert_entries!(), args![&as_json(&entries)?]).await?;
+    let overtaken = if appended == entries.len() as u64 { HashSet::new() } else { overtaken(db, &chains).await? };
+    chains.retain(|scope_id, _| !overtaken.contains(scope_id));
+    for (scope_id, chain) in chains {
+        if let Some(head) = chain.head {
             audit.put(scope_id, head);
         }
     }
-    Ok(due.into_iter().filter(|due| chains.contains_key(&due.entry.scope_id)).collect())
+    Ok(due.into_iter().filter(|due| overtaken.contains(&due.entry.scope_id)).collect())
+}
+
+/// The scopes whose chains do not end as they were to.
+async fn overtaken(db: &mut impl Execute, chains: &HashMap<Uuid, Chain>) -> Result<HashSet<Uuid>> {
+    let mut overtaken = HashSet::new();
+    for (scope_id, chain) in chains {
+        let newest = newest(db, *scope_id).await?;
+        if newest.map(|entry| entry.digest) != chain.head.as_ref().map(|head| head.digest.clone()) {
+            overtaken.insert(*scope_id);
+        }
+    }
+    Ok(overtaken)
+}
+
+async fn newest(db: &mut impl Read, scope_id: Uuid) -> Result<Option<Entry>> {
+    let sql = select_entry!("WHERE scope_id = $1 AND number > 0 ORDER BY number DESC LIMIT 1");
+    Ok(db.optional(sql, args![scope_id]).await?.as_ref().map(entry).transpose()?)
 }
 
 async fn read_head(
@@ -118,10 +134,7 @@ async fn read_head(
     scope_id: Uuid,
     now: DateTime<Utc>,
 ) -> Result<Option<ChainHead>> {
-    let sql = select_entry!("WHERE scope_id = $1 AND number > 0 ORDER BY number DESC LIMIT 1");
-    let Some(last) = db.optional(sql, args![scope_id]).await?.as_ref().map(entry).transpose()? else {
-        return Ok(None);
-    };
+    let Some(last) = newest(db, scope_id).await? else { return Ok(None) };
     // A time that somebody has put there is not authenticated along.
     let at = if key.vouches_for(&last.authenticated(), &last.digest) { last.at } else { now };
     Ok(Some(ChainHead { number: last.number, at, digest: last.digest }))
@@ -142,28 +155,32 @@ fn after(head: Option<ChainHead>, due: &Due, key: &dyn AuditKey) -> Entry {
     entry
 }
 
-/// A row as `insert_entries` takes it, which is inserted where no entry of its chain is after this number.
-fn stored(entry: &Entry, after: u64) -> Value {
+/// Rows as `insert_entries` takes them: each is inserted where no entry of its chain is after its last number.
+fn as_json(entries: &[(Entry, u64)]) -> Result<String> {
+    let rows: Vec<_> = entries.iter().map(|(entry, after)| stored(entry, *after)).collect();
+    serde_json::to_string(&rows).map_err(Error::internal)
+}
+
+fn stored(entry: &Entry, after: u64) -> impl Serialize {
     let Entry { scope_id, number, at, actor, action, subject_id, details, previous_at, previous, digest } = entry;
     let Actor { origin, account_id, credential_id, request_id, address } = actor;
-    let id_hex = |id: &Option<Uuid>| id.map(|id| id.simple().to_string());
-    json!([
-        scope_id.simple().to_string(),
+    (
+        scope_id.simple(),
         number,
         at.timestamp_micros(),
         origin,
-        id_hex(account_id),
-        id_hex(credential_id),
+        account_id.map(Uuid::simple),
+        credential_id.map(Uuid::simple),
         action,
-        id_hex(subject_id),
+        subject_id.map(Uuid::simple),
         details,
-        id_hex(request_id),
+        request_id.map(Uuid::simple),
         address,
         previous_at.map(|at| at.timestamp_micros()),
         hex::encode(previous),
         hex::encode(digest),
         after,
-    ])
+    )
 }
 
 pub(super) fn entry(row: &Row) -> DbResult<Entry> {

@@ -67,7 +67,7 @@ use std::sync::OnceLock;
 use chrono::{DateTime, Utc};
 use culvert_wire::clock::Clock;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
@@ -218,6 +218,20 @@ impl Store {
         T: Send + 'static,
         F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>> + Send + 'static,
     {
+        let (sender, mut value) = oneshot::channel();
+        let work: Work = Box::new(move |write| {
+            let work = work(write);
+            Box::pin(async move {
+                let _ = sender.send(work.await?);
+                Ok(())
+            })
+        });
+        self.run(db, scope_id, work).await?;
+        value.try_recv().map_err(Error::internal)
+    }
+
+    /// Runs a transaction in a task of its own.
+    async fn run(&self, db: Db, scope_id: Option<Uuid>, work: Work) -> Result<()> {
         let (clock, sender, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
         let process_id = self.process_id;
         let (own_certificates, audit) = (self.own_certificates.get().cloned(), self.audit_heads.appender());
@@ -239,25 +253,21 @@ impl Store {
                 locked_scope: scope_id,
                 process_id,
             };
-            match in_turn(&mut write, work).await {
-                Ok(value) => {
-                    let Write { tx, hints: due, audit, .. } = write;
-                    tx.commit(audit).await?;
-                    commits.send_modify(|commits| *commits += 1);
-                    // The receiver is gone while the host stops.
-                    for hint in due {
-                        let _ = sender.send(hint);
-                    }
-                    Ok(value)
+            if let Err(error) = in_turn(&mut write, work).await {
+                // The caller gets the error of the work; a failed rollback is only logged.
+                if let Err(error) = write.tx.rollback().await {
+                    tracing::warn!(error = %Chain(&error), "a transaction could not be rolled back; its connection is closed");
                 }
-                Err(error) => {
-                    // The caller gets the error of the work; a failed rollback is only logged.
-                    if let Err(error) = write.tx.rollback().await {
-                        tracing::warn!(error = %Chain(&error), "a transaction could not be rolled back; its connection is closed");
-                    }
-                    Err(error)
-                }
+                return Err(error);
             }
+            let Write { tx, hints: due, audit, .. } = write;
+            tx.commit(audit).await?;
+            commits.send_modify(|commits| *commits += 1);
+            // The receiver is gone while the host stops.
+            for hint in due {
+                let _ = sender.send(hint);
+            }
+            Ok(())
         };
         let transaction = statements::for_this_request(transaction);
         let done = self.tasks.spawn(transaction.in_current_span()).await;
@@ -265,12 +275,12 @@ impl Store {
     }
 }
 
+/// What a transaction does. It has no type of its own, so that all that is around it is compiled once.
+type Work = Box<dyn for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<()>> + Send>;
+
 /// Runs the work of a transaction, and what follows from what it touched.
-async fn in_turn<T, F>(write: &mut Write, work: F) -> Result<T>
-where
-    F: for<'w> FnOnce(&'w mut Write) -> BoxFuture<'w, Result<T>>,
-{
-    let value = work(write).await?;
+async fn in_turn(write: &mut Write, work: Work) -> Result<()> {
+    work(write).await?;
     write.want_certificates().await?;
     write.raise_revisions().await?;
     write.append_audit_entries().await?;
@@ -280,5 +290,5 @@ where
     if !woken.is_empty() {
         write.note_device_changes(&woken).await?;
     }
-    Ok(value)
+    Ok(())
 }

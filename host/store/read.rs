@@ -22,6 +22,20 @@ pub(crate) trait Read {
     }
 }
 
+/// A transaction that also writes.
+pub(crate) trait Execute: Read {
+    /// Executes a statement and returns the number of changed rows.
+    fn execute(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<u64>> + Send;
+}
+
+impl Execute for SqliteConnection {
+    async fn execute(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<u64> {
+        check(sql, args);
+        count(PartOf::Transaction);
+        Ok(query!(sql.sqlite, args, sqlite_ids).execute(self).await?.rows_affected())
+    }
+}
+
 impl Read for SqliteConnection {
     async fn all(&mut self, sql: Sql, args: &[Arg<'_>]) -> DbResult<Vec<Row>> {
         check(sql, args);
