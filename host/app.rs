@@ -45,8 +45,11 @@ use culvert_service::database_clock::DatabaseClock;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::mail::{self, MailWorker};
+use culvert_service::jobs::notifier::{self, Notifier};
 use culvert_service::jobs::wakeups::Wakeups;
-use culvert_service::jobs::{Jobs, Ticker, domain_checks, heartbeat, refusals as refusals_job, ticker};
+use culvert_service::jobs::{
+    Jobs, Ticker, domain_checks, heartbeat, listener as listener_job, refusals as refusals_job, ticker,
+};
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::refusals::Refusals;
@@ -183,6 +186,10 @@ impl Host {
         if app.store.is_on_a_server() && mode == Ticker::Auto {
             workers.push(tokio::spawn(heartbeat::run(app.jobs.clone())));
         }
+        if app.store.is_on_a_server() && (mode == Ticker::Auto || app.config.several_hosts) {
+            workers.push(tokio::spawn(listener_job::run(app.jobs.clone())));
+            workers.push(tokio::spawn(notifier::run(app.jobs.clone())));
+        }
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
@@ -209,11 +216,11 @@ impl Host {
         if let Err(error) = ticker::end_sessions_of_nodes(&app.jobs).await {
             tracing::warn!(error = %Chain(&error), "the host's end was not noted");
         }
+        app.jobs.tasks.close();
+        let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
         if let Err(error) = app.store.end_host(app.service.fleet().host_id()).await {
             tracing::warn!(error = %Chain(&error), "the other hosts did not hear of the host's end");
         }
-        app.jobs.tasks.close();
-        let _ = app.clock.timeout(GRACE, app.jobs.tasks.wait()).await;
         app.embedded.disconnect();
         app.policies.close();
         app.store.close().await;
@@ -257,6 +264,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
         rate_limits: api.rate_limits.clone(),
         changes: changes.clone(),
         wakeups: Wakeups::new(&clock),
+        notifier: Notifier::default(),
         database_clock: DatabaseClock::default(),
         deliveries: parts.deliveries,
         mail: parts.mail,

@@ -6,6 +6,8 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
+use super::error::{Code, Error};
+
 /// How often a host says that it is alive.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_secs(3);
 /// How often after a heartbeat that failed.
@@ -100,6 +102,12 @@ impl Cluster {
     pub fn leads(&self, host_id: Uuid, now: DateTime<Utc>) -> bool {
         self.leader.host_id == Some(host_id) && now < self.leader.until
     }
+}
+
+/// What a host answers that the others do not take for alive.
+pub fn away() -> Error {
+    let away = "This host does not reach its database right now; try again.";
+    Error::new(Code::ServiceUnavailable, away).after(HEARTBEAT_EVERY)
 }
 
 /// A host whose lease was over at this time is dead now.

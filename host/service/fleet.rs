@@ -1,7 +1,7 @@
 //! Where this host stands among the hosts on its database, by its last heartbeat.
 
-use culvert_domain::error::{Code, Error, Result};
-use culvert_domain::fleet::{Cluster, HEARTBEAT_EVERY, WINDOW};
+use culvert_domain::error::Result;
+use culvert_domain::fleet::{self, Cluster, WINDOW};
 use culvert_store::fleet::Heartbeat;
 use culvert_wire::clock::{Clock, Moment};
 use tokio::sync::watch;
@@ -18,6 +18,7 @@ pub struct Fleet {
 #[derive(Clone, Debug)]
 struct Membership {
     cluster: Cluster,
+    has_others: bool,
     /// Until then the others take this host for alive.
     window: Moment,
 }
@@ -33,7 +34,8 @@ impl Fleet {
 
     /// Notes what came of a heartbeat that was sent at this moment.
     pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
-        let membership = Membership { cluster: heartbeat.cluster.clone(), window: sent.plus(WINDOW) };
+        let Heartbeat { cluster, has_others, .. } = heartbeat.clone();
+        let membership = Membership { cluster, has_others, window: sent.plus(WINDOW) };
         self.membership.send_replace(Some(membership));
     }
 
@@ -59,8 +61,12 @@ impl Fleet {
         if self.is_alive() {
             return Ok(());
         }
-        let away = "This host does not reach its database right now; try again.";
-        Err(Error::new(Code::ServiceUnavailable, away).after(HEARTBEAT_EVERY))
+        Err(fleet::away())
+    }
+
+    /// Whether there are other hosts on the database.
+    pub fn has_others(&self) -> bool {
+        self.membership.borrow().as_ref().is_some_and(|membership| membership.has_others)
     }
 
     /// Whether it does what is done once for all hosts.

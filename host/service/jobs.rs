@@ -4,7 +4,9 @@ pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
 pub mod heartbeat;
+pub mod listener;
 pub mod mail;
+pub mod notifier;
 pub mod refusals;
 pub mod sweep;
 pub mod ticker;
@@ -26,6 +28,7 @@ use crate::scope_changes::ScopeChanges;
 use certificates::CertificateWorker;
 use deliveries::DeliveryWorker;
 use mail::MailWorker;
+use notifier::Notifier;
 use wakeups::Wakeups;
 
 /// What background jobs need of the host.
@@ -35,6 +38,7 @@ pub struct Jobs {
     pub rate_limits: Arc<RateLimits>,
     pub changes: Arc<ScopeChanges>,
     pub wakeups: Wakeups,
+    pub notifier: Notifier,
     pub database_clock: DatabaseClock,
     pub deliveries: DeliveryWorker,
     pub mail: MailWorker,

@@ -60,6 +60,13 @@ impl ScopeChanges {
         }
     }
 
+    /// Something may have changed in each scope.
+    pub fn tell_all(&self) {
+        for sender in self.watched().scopes.values() {
+            sender.send_replace(());
+        }
+    }
+
     /// The scopes that somebody watches.
     pub fn scopes(&self) -> Vec<Uuid> {
         self.watched().scopes.keys().copied().collect()

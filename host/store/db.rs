@@ -1,5 +1,6 @@
 //! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
-//! file, only `arg.rs`, `row.rs`, `sql.rs` and `assignments.rs` depend on which engine is in use.
+//! file, only `arg.rs`, `row.rs`, `sql.rs`, `assignments.rs` and `postgres_bus.rs` depend on which engine is in
+//! use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
@@ -30,7 +31,7 @@ use crate::statements::{PartOf, count};
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How long a request waits for a connection of the pool.
-const POOL_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 /// How long PostgreSQL lets a statement run (`statement_timeout`). This program itself waits one second
 /// longer ([`ANSWER_WAIT`]), for a server that does not answer at all.
 const STATEMENT_WAIT: Duration = Duration::from_secs(7);
@@ -207,7 +208,7 @@ impl PostgresTx {
 
 /// Runs a statement and fails with a timeout if there is no answer within [`ANSWER_WAIT`].
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
-async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx::Error>>) -> DbResult<T, sqlx::Error> {
+pub(crate) async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx::Error>>) -> DbResult<T, sqlx::Error> {
     let answered = tokio::time::timeout(ANSWER_WAIT, statement).await;
     answered.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
 }

@@ -13,6 +13,7 @@ use super::{Store, Write, devices, keys, tunnels, webhooks};
 use culvert_domain::caller::{Caller, Credential, ScopeKind};
 use culvert_domain::error::{Error, Result};
 use culvert_domain::facts::{DecisionInputs, DeviceInputs, Resource, ResourceFacts, TunnelRules, WantedInputs};
+use culvert_domain::fleet;
 use culvert_domain::policy_fact::{PolicyFact, PolicyFacts};
 use culvert_domain::usage::{Counters, RunningUsage, day_number, month_start};
 
@@ -50,7 +51,8 @@ impl Store {
 }
 
 /// Selects the inputs of a decision about the tunnel `$3`, or about no tunnel, if the caller's credential is valid; and the
-/// stored response of the Idempotency-Key `$5` of the credential `$4` at the time `$6`.
+/// stored response of the Idempotency-Key `$5` of the credential `$4` at the time `$6`; and whether the process `$8` is the host
+/// `$7` still.
 macro_rules! select_inputs {
     ($credential:literal) => {
         sql!(concat!(
@@ -59,7 +61,8 @@ macro_rules! select_inputs {
                  (SELECT COUNT(*) FROM webhooks WHERE scope_id = $1) AS webhook_endpoints, \
                  (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $3) AS extra_ports, \
                  t.updated_at, t.desired_device_id, r.id AS session_id, o.id AS operation_id, \
-                 i.fingerprint, i.status, i.answer \
+                 i.fingerprint, i.status, i.answer, \
+                 (SELECT COUNT(*) FROM hosts h WHERE h.id = $7 AND h.process_id = $8 AND h.ended_at IS NULL) AS alive \
              FROM scopes s ",
             $credential,
             " LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 \
@@ -81,7 +84,7 @@ pub struct CurrentInputs {
 
 impl Write {
     /// Reads the current decision inputs, and the response that is stored under an Idempotency-Key. Fails if the caller's
-    /// credential is not valid any longer.
+    /// credential is not valid any longer, or if the other hosts have taken this one for dead.
     pub async fn decision_inputs(
         &mut self,
         caller: &Caller,
@@ -109,8 +112,12 @@ impl Write {
                 select_inputs!("JOIN sign_ins k ON k.id = $4 AND k.account_id = $2 AND k.expires_at > $6")
             }
         };
-        let args = args![scope_id, caller.account_id, tunnel_id, caller.credential.id(), key, now];
+        let (host_id, process_id) = (self.host_id, self.process_id);
+        let args = args![scope_id, caller.account_id, tunnel_id, caller.credential.id(), key, now, host_id, process_id];
         let row = self.optional(sql, args).await?.ok_or_else(|| keys::not_valid(caller.credential))?;
+        if host_id.is_some() && row.number::<u64>("alive")? == 0 {
+            return Err(fleet::away());
+        }
         let running = if wanted.running_usage() { Some(running_usage(&mut **self, caller).await?) } else { None };
         let mut devices = Vec::new();
         for id in &wanted.devices {

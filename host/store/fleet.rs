@@ -51,6 +51,17 @@ pub struct Heartbeat {
     /// The database's time.
     pub now: DateTime<Utc>,
     pub cluster: Cluster,
+    /// Whether another host is there.
+    pub has_others: bool,
+}
+
+/// What all hosts share, locked.
+struct Shared {
+    cluster: Cluster,
+    /// Of the process that asks. One that is not the host any longer has none.
+    lease: HostLease,
+    has_others: bool,
+    now: DateTime<Utc>,
 }
 
 /// The state that all hosts share, the row of a process, and the time: the last placeholder's, or the database's.
@@ -58,7 +69,8 @@ macro_rules! select_cluster {
     ($now:literal, $rest:literal) => {
         concat!(
             "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
-                 h.lease_until, h.ended_at, ",
+                 h.lease_until, h.ended_at, \
+                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, ",
             $now,
             " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
             $rest
@@ -70,7 +82,14 @@ impl Store {
     /// Takes the row of a host for this process, if no other one may still have it; `alone`, only if no other host is alive.
     /// Returns the database's time, or who is in the way.
     pub async fn claim_host(&self, host: HostRegistration, alone: bool) -> Result<Claim> {
-        self.write(None, move |write| Box::pin(async move { write.claim_host(&host, alone).await })).await
+        let id = host.id;
+        let claim =
+            self.write(None, move |write| Box::pin(async move { write.claim_host(&host, alone).await })).await?;
+        if matches!(claim, Claim::Taken(_)) {
+            // A process has one place.
+            let _ = self.host_id.set(id);
+        }
+        Ok(claim)
     }
 
     /// Says that this process is alive.
@@ -93,6 +112,7 @@ impl Store {
             if ended.await? {
                 tracing::warn!(%id, "a host was not heard of for too long; its devices are silent");
                 self.release_devices(id).await?;
+                self.write(None, move |write| Box::pin(async move { write.take_hints(id).await })).await?;
             }
         }
         Ok(())
@@ -115,8 +135,8 @@ impl Store {
 }
 
 impl Write {
-    /// Locks and reads what all hosts share, with the lease of this process: one that is not the host any longer has none.
-    async fn cluster(&mut self, id: Uuid) -> Result<(Cluster, HostLease, DateTime<Utc>)> {
+    /// Locks and reads what all hosts share.
+    async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
         let sql = sql!(
             sqlite: select_cluster!("$3", ""),
             postgres: select_cluster!(
@@ -140,7 +160,7 @@ impl Write {
             Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
             None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
         };
-        Ok((cluster, lease, row.time("now")?))
+        Ok(Shared { cluster, lease, has_others: row.number::<u64>("others")? > 0, now: row.time("now")? })
     }
 
     /// None where the database is asked for its time.
@@ -163,7 +183,7 @@ impl Write {
     }
 
     async fn claim_host(&mut self, host: &HostRegistration, alone: bool) -> Result<Claim> {
-        let (mut cluster, _, now) = self.cluster(host.id).await?;
+        let Shared { mut cluster, now, .. } = self.lock_shared(host.id).await?;
         let HostRegistration { id, name, version, lock_identity } = host;
         let is_a_copy = |other: &LiveHost| other.id == *id && other.lock_identity != *lock_identity;
         let in_the_way = |other: &LiveHost| is_a_copy(other) || (alone && other.id != *id);
@@ -182,6 +202,8 @@ impl Write {
         let process_id = self.process_id;
         self.execute(sql, args![*id, process_id, name, version, &lock_identity[..], now, lease.until]).await?;
         self.save(&cluster).await?;
+        // It has no connections yet.
+        self.take_hints(*id).await?;
         Ok(Claim::Taken(now))
     }
 
@@ -195,24 +217,24 @@ impl Write {
     }
 
     async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
-        let (mut cluster, mut lease, now) = self.cluster(host_id).await?;
+        let Shared { mut cluster, mut lease, has_others, now } = self.lock_shared(host_id).await?;
         let beat = cluster.heartbeat(&mut lease, now);
         if beat == Beat::Renewed {
             self.save_host(&lease, now).await?;
             self.save(&cluster).await?;
         }
-        Ok(Heartbeat { beat, now, cluster })
+        Ok(Heartbeat { beat, now, cluster, has_others })
     }
 
     async fn end_host(&mut self, host_id: Uuid) -> Result<()> {
-        let (mut cluster, mut lease, now) = self.cluster(host_id).await?;
+        let Shared { mut cluster, mut lease, now, .. } = self.lock_shared(host_id).await?;
         cluster.stop(&mut lease, now);
         self.save_host(&lease, now).await?;
         self.save(&cluster).await
     }
 
     async fn revive_host(&mut self, id: Uuid) -> Result<bool> {
-        let (mut cluster, _, now) = self.cluster(id).await?;
+        let Shared { mut cluster, now, .. } = self.lock_shared(id).await?;
         let mut lease = HostLease { id, until: now, ended: false };
         cluster.heartbeat(&mut lease, now);
         let revived = self.save_host(&lease, now).await?;
@@ -225,7 +247,7 @@ impl Write {
     /// Whether the host was dead, and is ended now.
     async fn end_dead_host(&mut self, id: Uuid) -> Result<bool> {
         // Under the lock of heartbeats: one that is under way must not write back what it has read.
-        let (_, _, now) = self.cluster(id).await?;
+        let now = self.lock_shared(id).await?.now;
         let sql = sql!("UPDATE hosts SET ended_at = $3 WHERE id = $1 AND ended_at IS NULL AND lease_until <= $2");
         Ok(self.execute(sql, args![id, dead_since(now), now]).await? == 1)
     }

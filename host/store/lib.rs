@@ -25,6 +25,7 @@ pub mod error;
 pub mod facts;
 pub mod fleet;
 mod group_commit;
+mod hints;
 pub mod idempotency;
 pub mod identities;
 mod installation;
@@ -39,6 +40,7 @@ mod operators;
 pub mod outbox;
 pub mod passkeys;
 pub mod ports;
+pub mod postgres_bus;
 pub mod presence;
 mod profiles;
 mod prune;
@@ -90,6 +92,8 @@ pub struct Store {
     audit_heads: AuditHeads,
     /// Tells what this process has written from what others have.
     process_id: Uuid,
+    /// Set when a host has its place among the hosts. A command has none.
+    host_id: OnceLock<Uuid>,
 }
 
 /// Post-commit notification: which part of the host has new work, sent after a commit.
@@ -99,6 +103,8 @@ pub struct Store {
 pub enum Hint {
     /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
+    /// Another host: there are hints for it in the database.
+    Host(Uuid),
     /// This lease: it has ended.
     LeaseEnded(Uuid),
     /// The channel of this node: its assignments have changed.
@@ -128,6 +134,7 @@ pub struct Write {
     audit: Appender,
     locked_scope: Option<Uuid>,
     process_id: Uuid,
+    host_id: Option<Uuid>,
 }
 
 impl Write {
@@ -158,8 +165,11 @@ impl Store {
         let commits = watch::Sender::new(0);
         let (own_certificates, own_names) = (OnceLock::new(), OnceLock::new());
         let audit_heads = AuditHeads::default();
-        let process_id = clock.id();
-        (Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_heads, process_id }, woken)
+        let (process_id, host_id) = (clock.id(), OnceLock::new());
+        (
+            Self { db, clock, tasks, hints, commits, own_certificates, own_names, audit_heads, process_id, host_id },
+            woken,
+        )
     }
 
     pub fn clock(&self) -> &Clock {
@@ -233,7 +243,7 @@ impl Store {
     /// Runs a transaction in a task of its own.
     async fn run(&self, db: Db, scope_id: Option<Uuid>, work: Work) -> Result<()> {
         let (clock, sender, commits) = (self.clock.clone(), self.hints.clone(), self.commits.clone());
-        let process_id = self.process_id;
+        let (process_id, host_id) = (self.process_id, self.host_id.get().copied());
         let (own_certificates, audit) = (self.own_certificates.get().cloned(), self.audit_heads.appender());
         let transaction = async move {
             let tx = db.begin(scope_id).await?;
@@ -252,6 +262,7 @@ impl Store {
                 audit,
                 locked_scope: scope_id,
                 process_id,
+                host_id,
             };
             if let Err(error) = in_turn(&mut write, work).await {
                 // The caller gets the error of the work; a failed rollback is only logged.
@@ -288,7 +299,7 @@ async fn in_turn(write: &mut Write, work: Work) -> Result<()> {
     let woken = write.hints.iter().filter_map(|hint| if let Hint::Device(id) = hint { Some(*id) } else { None });
     let woken: Vec<Uuid> = woken.collect();
     if !woken.is_empty() {
-        write.note_device_changes(&woken).await?;
+        write.hint_other_hosts(&woken).await?;
     }
     Ok(())
 }

@@ -70,6 +70,7 @@ const FILES: &[File] = files! {
     39 "0039_proved_addresses"
     40 "0040_own_audit_entries"
     41 "0041_hosts"
+    42 "0042_hints"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -7,7 +7,7 @@ use super::arg::{StringArg, args};
 use super::error::DbResult;
 use super::read::Read;
 use super::row::{Row, readable};
-use super::sql::{by_ids, insert_ids, sql};
+use super::sql::{by_ids, sql};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
@@ -86,16 +86,6 @@ impl Store {
         Ok(recorded)
     }
 
-    /// The devices whose agents another process has something to tell since this time, and when it was written.
-    pub async fn devices_changed_since(&self, since: DateTime<Utc>) -> Result<Vec<(Uuid, DateTime<Utc>)>> {
-        // The order has SQLite take the index.
-        let sql = sql!(
-            "SELECT device_id, changed_at FROM device_changes WHERE changed_at > $1 AND changed_by <> $2 ORDER BY changed_at"
-        );
-        let rows = (&self.db).all(sql, args![since, self.process_id]).await?;
-        Ok(readable(&rows, "device", |row| Ok((row.id("device_id")?, row.time("changed_at")?))))
-    }
-
     /// The devices that are to run tunnels whose scope's suspension has ended since this time.
     pub async fn devices_of_ended_suspensions(&self, since: DateTime<Utc>) -> Result<Vec<Uuid>> {
         let sql = sql!(
@@ -136,19 +126,6 @@ impl Write {
         Ok(())
     }
 
-    /// Notes which agents are to be told something, for the other processes on this database.
-    pub(super) async fn note_device_changes(&mut self, device_ids: &[Uuid]) -> Result<()> {
-        let sql = insert_ids!(
-            "INSERT INTO device_changes (device_id, changed_at, changed_by)",
-            "$1",
-            "$2, $3",
-            "ON CONFLICT (device_id) DO UPDATE SET changed_at = excluded.changed_at, changed_by = excluded.changed_by"
-        );
-        let (now, process_id) = (self.now, self.process_id);
-        self.execute(sql, args![device_ids, now, process_id]).await?;
-        Ok(())
-    }
-
     /// Whether this is the device's newest connection and has not ended.
     pub async fn is_current(&mut self, connection: Connection) -> Result<bool> {
         let sql =
@@ -175,13 +152,16 @@ impl Write {
         let now = self.now;
         let sql = sql!(
             "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at, renews_tokens) \
-             VALUES ($1, 1, $2, $3, TRUE, $4, $5) \
-             ON CONFLICT (device_id) DO UPDATE SET epoch = device_presence.epoch + 1, host_id = excluded.host_id, \
+             VALUES ($1, $6, $2, $3, TRUE, $4, $5) \
+             ON CONFLICT (device_id) DO UPDATE SET host_id = excluded.host_id, \
+                 epoch = CASE WHEN device_presence.epoch < excluded.epoch THEN excluded.epoch \
+                              ELSE device_presence.epoch + 1 END, \
                  boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at, \
                  renews_tokens = excluded.renews_tokens \
              RETURNING epoch"
         );
-        let epoch = self.one(sql, args![device_id, host_id, boot_id, now, renews_tokens]).await?.int("epoch")?;
+        let args = args![device_id, host_id, boot_id, now, renews_tokens, now.timestamp_micros()];
+        let epoch = self.one(sql, args).await?.int("epoch")?;
         Ok(Connection { device_id, epoch })
     }
 

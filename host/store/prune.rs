@@ -73,7 +73,6 @@ impl Store {
                 now - KEEP_DELIVERIES,
             ),
             (prune!("traffic_batches", "applied_at", " <= $1"), now - KEEP_CHANGES),
-            (prune!("device_changes", "changed_at", " <= $1"), now - KEEP_CHANGES),
             (prune!("resting_subdomains", "until", " <= $1"), now),
             (prune!("resting_ports", "until", " <= $1"), now),
         ] {

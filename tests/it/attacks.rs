@@ -585,9 +585,10 @@ async fn handshake_rate_limit_allows_burst_then_one_per_second(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let (device, mut first) = host.wired(&ada, ada.account_id).await;
-    for epoch in 2..=10 {
-        first = host.connect(&device, |_| {}).await.unwrap();
-        assert_eq!(first.welcome.connection_epoch, epoch);
+    for _ in 2..=10 {
+        let next = host.connect(&device, |_| {}).await.unwrap();
+        assert!(next.welcome.connection_epoch > first.welcome.connection_epoch);
+        first = next;
     }
     let second = host.connect(&device, |_| {});
     let meanwhile = async {
@@ -598,7 +599,7 @@ async fn handshake_rate_limit_allows_burst_then_one_per_second(engine: Engine) {
         host.clock.advance(SECOND);
     };
     let (second, ()) = within(SOON, async { tokio::join!(second, meanwhile) }).await;
-    assert_eq!(second.unwrap().welcome.connection_epoch, 11);
+    assert!(second.unwrap().welcome.connection_epoch > first.welcome.connection_epoch);
 }
 
 /// An agent that does not read what it is answered is gone in ten seconds.
@@ -1687,7 +1688,7 @@ async fn reconcile_does_not_reopen_port_of_ended_lease(engine: Engine) {
     nodes.wait_until_applied([lease.node_id]).await;
     assert!(is_closed(public).await);
     let grant = start(&stage.api, stage.tunnel, &stage.device, &mut stage.wire).await;
-    assert_eq!(grant.epoch, 2);
+    assert!(grant.epoch > lease.epoch);
     // A new run is a new one.
     stage.grant = grant;
     stage.serves().await;

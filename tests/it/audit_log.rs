@@ -248,16 +248,19 @@ async fn entry_that_was_rolled_back_is_not_followed(engine: Engine) {
     let tunnel = work(&host, &ada).await;
     let before = entries(&host, ada.account_id).await.len();
     let url = host.config().database_url();
-    // What is written last in a transaction that concerns a device.
+    // What is written last in a transaction that concerns a device of another host.
+    let (sqlite, postgres) = ("x'00000000000000000000000000000001'", "'00000000-0000-0000-0000-000000000001'");
+    let elsewhere = if engine == Engine::Sqlite { sqlite } else { postgres };
+    execute_script(&url, &format!("UPDATE device_presence SET host_id = {elsewhere}")).await;
     let (refuse, allow) = match engine {
         Engine::Sqlite => (
-            "CREATE TRIGGER refused BEFORE INSERT ON device_changes BEGIN SELECT RAISE(ABORT, 'refused'); END",
+            "CREATE TRIGGER refused BEFORE INSERT ON hints BEGIN SELECT RAISE(ABORT, 'refused'); END",
             "DROP TRIGGER refused",
         ),
         Engine::Postgres => (
             "CREATE FUNCTION refuse() RETURNS TRIGGER LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
-             CREATE TRIGGER refused BEFORE INSERT ON device_changes FOR EACH ROW EXECUTE FUNCTION refuse()",
-            "DROP TRIGGER refused ON device_changes",
+             CREATE TRIGGER refused BEFORE INSERT ON hints FOR EACH ROW EXECUTE FUNCTION refuse()",
+            "DROP TRIGGER refused ON hints",
         ),
     };
     let api = host.api(&ada.key);

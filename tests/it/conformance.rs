@@ -8,7 +8,6 @@ use culvert::config::Config;
 use culvert_agent::device::DeviceKey;
 use culvert_agent::ipc::Request;
 use culvert_domain::caller::Role;
-use culvert_domain::connection::Connection;
 use culvert_http::routes::table;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::load::chain::PolicyConfig;
@@ -461,6 +460,7 @@ async fn departing_member_device_moves_to_personal_scope(engine: Engine) {
     start(&crew.host, &crew.api, tunnel, device.id).await;
     let home = crew.host.api(&crew.bob.key);
     assert_eq!(*home.get("/devices").await.data(), json!([]));
+    let former = crew.host.connection_epoch(device.id).await;
     crew.leave().await;
 
     assert_eq!(*crew.api.get("/devices").await.data(), json!([]));
@@ -483,10 +483,10 @@ async fn departing_member_device_moves_to_personal_scope(engine: Engine) {
     );
 
     // Its agent comes back by itself. The host said when; the agent's time is the host's.
-    let newer = Connection { device_id: device.id, epoch: 2 };
-    device.until(async || !device.status().await.connected || crew.host.is_current(newer).await).await;
+    let is_back = async || crew.host.has_reconnected(device.id, former).await;
+    device.until(async || !device.status().await.connected || is_back().await).await;
     crew.host.clock.advance(Duration::from_secs(10));
-    crew.host.until_connections(device.id, 2).await;
+    crew.host.until_reconnected(device.id, former).await;
     device.until_connected().await;
     assert!(!device.status().await.remote_control.enabled, "consent was given to the Team");
     let own = home.post("/tunnels", json!({"local_port": echo.port()})).await.id();

@@ -10,6 +10,7 @@ use reqwest::{Method, Response};
 use serde_json::json;
 
 use crate::support::device::Remote;
+use crate::support::fleet::TestFleet;
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::program::command_at;
 use crate::support::tab::Tab;
@@ -222,5 +223,18 @@ async fn command_is_told_of_to_operators(engine: Engine) {
     pause(&host).await;
     command_at(&host, &["account", "link", "--email", "ada@example.test"]).await;
     host.pass(Duration::from_secs(1)).await;
+    stream.tells_of_a_change().await;
+}
+
+/// A page at one host shows what another one has changed.
+#[tokio::test]
+async fn page_hears_of_a_change_by_another_host() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    // The first host hears of the second one.
+    fleet.pass(Duration::from_secs(3)).await;
+    let tab = Tab::entered(&fleet.hosts[1], ada.account_id).await;
+    let mut stream = Stream::open(&tab, MINE).await;
+    fleet.hosts[0].api(&ada.key).post("/tunnels", json!({"local_port": 80})).await.id();
     stream.tells_of_a_change().await;
 }

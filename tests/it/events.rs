@@ -681,9 +681,10 @@ async fn short_reconnect_emits_no_event(engine: Engine) {
     let tunnel = stage.tunnel_to(echo_service().await.port()).await;
     stage.start(tunnel, json!({"device_id": device.id})).await;
     stage.heard().await;
+    let former = stage.host.connection_epoch(device.id).await;
     cable.cut();
     cable.mend();
-    stage.host.until_connections(device.id, 2).await;
+    stage.host.until_reconnected(device.id, former).await;
     stage.host.until_tunnel(&stage.api, tunnel, "running").await;
     stage.host.pass(Duration::from_secs(1)).await;
     assert_eq!(kinds(&stage.heard().await), [""; 0]);

@@ -15,15 +15,15 @@ use crate::support::host::{Engine, Person, TestHost};
 use crate::support::wire::Wire;
 
 /// A device at one of the hosts, which runs a tunnel on that host's node.
-struct Runs {
-    tunnel: Uuid,
+pub(crate) struct Runs {
+    pub(crate) tunnel: Uuid,
     device: Uuid,
-    wire: Wire,
+    pub(crate) wire: Wire,
     grant: Grant,
 }
 
 impl Runs {
-    async fn at(host: &TestHost, ada: &Person) -> Self {
+    pub(crate) async fn at(host: &TestHost, ada: &Person) -> Self {
         let api = host.api(&ada.key);
         let node_id = host.app.embedded.ids().next().unwrap();
         let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();

@@ -79,17 +79,26 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     while let Some(next) = wake {
         match next {
             Hint::Device(device_id) => jobs.agents.wake(device_id),
+            Hint::Host(host_id) => jobs.notifier.hints_for(host_id),
             Hint::LeaseEnded(session_id) => jobs.service.liveness.forget_lease(session_id),
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
             Hint::Mails => jobs.mail.wake(),
-            Hint::Scope(scope_id) => jobs.changes.tell(scope_id),
-            Hint::Installation => jobs.changes.tell(INSTALLATION),
+            Hint::Scope(scope_id) => tell_pages(jobs, scope_id),
+            Hint::Installation => tell_pages(jobs, INSTALLATION),
         }
         wake = hints.try_recv().ok();
     }
     for node_id in nodes {
         jobs.service.nodes.notify(node_id).await;
+    }
+}
+
+/// Has open pages of a scope show what has changed, those at other hosts as well.
+fn tell_pages(jobs: &Jobs, scope_id: Uuid) {
+    jobs.changes.tell(scope_id);
+    if jobs.service.fleet.has_others() {
+        jobs.notifier.scope(scope_id);
     }
 }
 

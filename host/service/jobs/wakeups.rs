@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use culvert_domain::audit_log::Origin;
 use culvert_domain::error::Result;
 use culvert_domain::string_enum::StringEnum;
@@ -14,15 +14,12 @@ use uuid::Uuid;
 use super::Jobs;
 use crate::scope_changes::INSTALLATION;
 
-/// How much later than its time a change can be seen: a transaction takes its time at its beginning.
-const COMMIT_WITHIN: TimeDelta = TimeDelta::seconds(20);
-
 pub struct Wakeups(Mutex<Seen>);
 
 struct Seen {
     looked_at: DateTime<Utc>,
-    /// The changes that were seen, of the time that is looked at again.
-    changes: HashMap<Uuid, DateTime<Utc>>,
+    /// Hints were taken that nobody knows: the answer was lost.
+    lost_hints: bool,
     generation: Option<u64>,
     /// The number of the newest entry in the audit log of each scope whose pages are open.
     audited: HashMap<Uuid, u64>,
@@ -34,7 +31,7 @@ impl Wakeups {
     pub fn new(clock: &Clock) -> Self {
         Self(Mutex::new(Seen {
             looked_at: clock.now(),
-            changes: HashMap::new(),
+            lost_hints: false,
             generation: None,
             audited: HashMap::new(),
             command: None,
@@ -77,21 +74,29 @@ impl Wakeups {
     pub(super) async fn look(&self, jobs: &Jobs) -> Result<()> {
         let (store, now) = (&jobs.service.store, jobs.clock.now());
         let since = self.seen(|seen| seen.looked_at);
-        let changed = store.devices_changed_since(since - COMMIT_WITHIN).await?;
+        self.take_hints(jobs).await?;
         let resumed = store.devices_of_ended_suspensions(since).await?;
         let generation = jobs.service.policies_now().generation();
-        let (new, decides_otherwise) = self.seen(|seen| {
-            let new = changed.into_iter().filter(|(id, at)| seen.changes.insert(*id, *at) != Some(*at));
-            let new: Vec<Uuid> = new.map(|(device_id, _)| device_id).collect();
-            seen.changes.retain(|_, at| *at > now - COMMIT_WITHIN * 2);
+        let decides_otherwise = self.seen(|seen| {
             seen.looked_at = now;
-            let former = seen.generation.replace(generation);
-            (new, former.is_some_and(|former| former != generation))
+            seen.generation.replace(generation).is_some_and(|former| former != generation)
         });
         if decides_otherwise {
             jobs.agents.wake_all();
         }
-        new.into_iter().chain(resumed).for_each(|device_id| jobs.agents.wake(device_id));
+        resumed.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
+        Ok(())
+    }
+
+    /// Takes what other processes have for the agents of this host.
+    pub(super) async fn take_hints(&self, jobs: &Jobs) -> Result<()> {
+        let taken = jobs.service.store.take_hints().await;
+        let were_lost = self.seen(|seen| std::mem::replace(&mut seen.lost_hints, taken.is_err()));
+        let device_ids = taken?;
+        if were_lost {
+            jobs.agents.wake_all();
+        }
+        device_ids.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
         Ok(())
     }
 

@@ -381,12 +381,7 @@ impl Seed {
             "node_id, boot_id, number, applied_at",
             format!("{}, {}, i, {now}", node("0"), node("0")),
         );
-        insert(
-            scopes / 2,
-            "device_changes",
-            "device_id, changed_at, changed_by",
-            format!("{}, {past} - i, {}", device("i * 4"), node("0")),
-        );
+        insert(scopes / 2, "hints", "host_id, device_id", format!("{}, {}", node("i"), device("i * 4")));
         insert(
             scopes / 10,
             "scopes",

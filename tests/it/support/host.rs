@@ -29,6 +29,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::api::Api;
+use super::database::rows;
 use super::postgres::new_database;
 use super::share_artefacts;
 
@@ -272,10 +273,23 @@ impl TestHost {
         .await
     }
 
-    /// Waits until a device has connected for the nth time.
-    pub async fn until_connections(&self, device_id: Uuid, epoch: i64) {
-        let newest = Connection { device_id, epoch };
-        self.until(async || self.is_current(newest).await.then_some(())).await;
+    /// The number of a device's newest connection.
+    pub async fn connection_epoch(&self, device_id: Uuid) -> i64 {
+        let columns = ["device_id", "epoch"].map(String::from);
+        let all = rows(&self.config().database_url(), "device_presence", &columns).await;
+        let is_its = |row: &&Value| row["device_id"].as_str().unwrap().parse() == Ok(device_id);
+        all.iter().find(is_its).and_then(|row| row["epoch"].as_i64()).unwrap()
+    }
+
+    /// Whether a device has connected again after this connection, and is connected still.
+    pub async fn has_reconnected(&self, device_id: Uuid, former: i64) -> bool {
+        let epoch = self.connection_epoch(device_id).await;
+        epoch > former && self.is_current(Connection { device_id, epoch }).await
+    }
+
+    /// Waits until a device has connected again.
+    pub async fn until_reconnected(&self, device_id: Uuid, former: i64) {
+        self.until(async || self.has_reconnected(device_id, former).await.then_some(())).await;
     }
 
     /// Waits until a device is offline.

@@ -1,0 +1,49 @@
+//! The listener: hears what the other hosts on the database notify this one of. What it misses, the ticker finds within a
+//! second.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_domain::error::{Chain, Error, Result};
+use culvert_store::postgres_bus::Heard;
+use tokio::time::{sleep, timeout};
+
+use super::Jobs;
+
+/// A host hears itself every second. If it has not for so long, it hears nobody.
+const ECHO_WITHIN: Duration = Duration::from_secs(2);
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Runs until the host stops.
+pub async fn run(jobs: Arc<Jobs>) {
+    jobs.stop.run_until_cancelled(listen_always(&jobs)).await;
+}
+
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn listen_always(jobs: &Jobs) {
+    loop {
+        let Err(error) = listen(jobs).await;
+        tracing::warn!(error = %Chain(&error), "notifications of other hosts are missed; this one looks every second");
+        sleep(RETRY_AFTER).await;
+    }
+}
+
+/// Listens until nothing can be heard any longer.
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn listen(jobs: &Jobs) -> Result<Infallible> {
+    let listening = jobs.service.store.listen(jobs.service.fleet.host_id());
+    let mut listener = timeout(CONNECT_WITHIN, listening).await.map_err(Error::unavailable)??;
+    // Nobody told of what has changed before.
+    jobs.wakeups.take_hints(jobs).await?;
+    jobs.changes.tell_all();
+    loop {
+        match timeout(ECHO_WITHIN, listener.next()).await.map_err(Error::unavailable)?? {
+            Heard::Hints => jobs.wakeups.take_hints(jobs).await?,
+            Heard::Scopes(scope_ids) => scope_ids.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id)),
+            Heard::AllScopes => jobs.changes.tell_all(),
+            Heard::Echo => {}
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The notifier: tells the other hosts on the database that there is something for them. Whatever comes while a notification
+//! is under way goes with the next one.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use culvert_domain::error::{Chain, Result};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use uuid::Uuid;
+
+use super::Jobs;
+
+/// How often a host hears itself, which proves that it hears the others.
+const ECHO_EVERY: Duration = Duration::from_secs(1);
+/// Least time between two notifications of what pages show.
+const BETWEEN_SCOPES: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub struct Notifier {
+    hosts: Waiting,
+    scopes: Waiting,
+}
+
+/// What is to be told.
+#[derive(Default)]
+struct Waiting {
+    ids: Mutex<BTreeSet<Uuid>>,
+    added: Notify,
+}
+
+impl Waiting {
+    fn add(&self, id: Uuid) {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        self.added.notify_one();
+    }
+
+    async fn take(&self) -> Vec<Uuid> {
+        self.added.notified().await;
+        let ids = std::mem::take(&mut *self.ids.lock().unwrap_or_else(PoisonError::into_inner));
+        ids.into_iter().collect()
+    }
+}
+
+impl Notifier {
+    /// There are hints for a host.
+    pub(super) fn hints_for(&self, host_id: Uuid) {
+        self.hosts.add(host_id);
+    }
+
+    /// Something that pages show of a scope has changed.
+    pub(super) fn scope(&self, scope_id: Uuid) {
+        self.scopes.add(scope_id);
+    }
+}
+
+/// Runs until the host stops.
+pub async fn run(jobs: Arc<Jobs>) {
+    let both = async { tokio::join!(notify_hosts(&jobs), notify_of_scopes(&jobs)) };
+    jobs.stop.run_until_cancelled(both).await;
+}
+
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn notify_hosts(jobs: &Jobs) {
+    let (store, host_id) = (&jobs.service.store, jobs.service.fleet.host_id());
+    let mut next_echo = Instant::now();
+    loop {
+        let result = tokio::select! {
+            host_ids = jobs.notifier.hosts.take() => store.notify_hosts(&host_ids).await,
+            () = sleep_until(next_echo) => {
+                next_echo = Instant::now() + ECHO_EVERY;
+                store.notify_itself(host_id).await
+            }
+        };
+        report(result);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn notify_of_scopes(jobs: &Jobs) {
+    let (store, host_id) = (&jobs.service.store, jobs.service.fleet.host_id());
+    loop {
+        let scope_ids = jobs.notifier.scopes.take().await;
+        report(store.notify_of_scopes(host_id, &scope_ids).await);
+        sleep(BETWEEN_SCOPES).await;
+    }
+}
+
+fn report(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(error = %Chain(&error), "the other hosts could not be notified");
+    }
+}

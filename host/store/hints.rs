@@ -1,0 +1,51 @@
+//! Hints for other hosts: which of the devices that are connected to them have something to hear.
+
+use uuid::Uuid;
+
+use super::arg::args;
+use super::error::DbResult;
+use super::read::Read;
+use super::row::Row;
+use super::sql::{by_ids, sql};
+use super::{Hint, Store, Write};
+use culvert_domain::error::Result;
+
+impl Store {
+    /// Takes what other processes have for the agents of this host: their devices. If it fails, nobody knows what was taken.
+    pub async fn take_hints(&self) -> Result<Vec<Uuid>> {
+        let Some(host_id) = self.host_id.get().copied() else { return Ok(Vec::new()) };
+        let db = self.db.for_liveness();
+        let sql = sql!("SELECT 1 AS one FROM hints WHERE host_id = $1 LIMIT 1");
+        if (&db).optional(sql, args![host_id]).await?.is_none() {
+            return Ok(Vec::new());
+        }
+        self.write_liveness(move |write| Box::pin(async move { write.take_hints(host_id).await })).await
+    }
+}
+
+impl Write {
+    /// Hints to the other hosts that hold connections of these devices. A device that connects meanwhile reads everything:
+    /// its arrival locks the same scope.
+    pub(super) async fn hint_other_hosts(&mut self, device_ids: &[Uuid]) -> Result<()> {
+        let sql = by_ids!(
+            "INSERT INTO hints (host_id, device_id) SELECT host_id, device_id FROM device_presence \
+                 WHERE host_id <> $2 AND device_id",
+            "$1",
+            "RETURNING host_id"
+        );
+        let own = self.host_id.unwrap_or_default();
+        let rows = self.all(sql, args![device_ids, own]).await?;
+        for row in &rows {
+            self.notify(Hint::Host(row.id("host_id")?));
+        }
+        Ok(())
+    }
+
+    /// Takes the hints for a host, or forgets them, for it has no connections any longer.
+    pub(super) async fn take_hints(&mut self, host_id: Uuid) -> Result<Vec<Uuid>> {
+        let sql = sql!("DELETE FROM hints WHERE host_id = $1 RETURNING device_id");
+        let rows = self.all(sql, args![host_id]).await?;
+        let device_id = |row: &Row| row.id("device_id");
+        Ok(rows.iter().map(device_id).collect::<DbResult<_>>()?)
+    }
+}

@@ -1,0 +1,10 @@
+-- What a host has to tell its agents although another process has changed it: another host, or the operator's command. Rows
+-- are appended, and taken by their host.
+
+CREATE TABLE hints (
+    host_id   BLOB   NOT NULL,
+    device_id BLOB   NOT NULL
+) STRICT;
+CREATE INDEX hints_by_host ON hints (host_id);
+
+DROP TABLE device_changes;
