@@ -249,9 +249,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let Parts { store, secrets, metrics, embedded, tasks, stop, .. } = parts;
     let policies = Arc::new(parts.policies);
     let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
-    let service =
-        Service::new(store.clone(), secrets.clone(), policies.clone(), parts.guard, metrics.nodes.clone(), host_id);
-    let service = Arc::new(service);
+    let (guard, nodes) = (parts.guard, metrics.nodes.clone());
+    let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, host_id));
     let metrics = Arc::new(metrics);
     let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));
     let api = Arc::new(api(&config, &service, &metrics, &refusals));

@@ -30,6 +30,9 @@ impl Change for MoveTunnel {
             node.ok_or_else(|| Error::invalid(vec![Fault::new("node_id", "is no node; `GET /nodes` lists them")]))?;
         tunnel.check_idle()?;
         check_takes(&node, &tunnel)?;
+        if !write.has_live_host(node.id).await? {
+            return Err(Error::of(Code::NodeUnavailable));
+        }
         place(write, &tunnel, &node).await?;
         Ok(node.id)
     }

@@ -27,6 +27,14 @@ macro_rules! node_columns {
 }
 pub(super) use node_columns;
 
+/// Whether the host of a node `n` is alive, as the host `$1` sees it at the time `$2`.
+macro_rules! is_with_live_host {
+    () => {
+        "(n.host_id = $1 OR EXISTS (SELECT 1 FROM hosts h \
+              WHERE h.id = n.host_id AND h.ended_at IS NULL AND h.lease_until > $2))"
+    };
+}
+
 /// A node on which a new tunnel may be placed.
 #[derive(Clone, Debug)]
 pub struct PlacementCandidate {
@@ -105,14 +113,21 @@ impl Write {
         Ok(row.as_ref().map(node).transpose()?)
     }
 
-    /// Registers a node, or updates what its host reports about it. Values set by the operator stay.
+    /// Whether the host of a node is alive: it is this one, or its lease lasts. No other host can speak for it.
+    pub async fn has_live_host(&mut self, node_id: Uuid) -> Result<bool> {
+        let (host_id, now) = (self.host_id, self.now);
+        let sql = sql!(concat!("SELECT 1 AS one FROM nodes n WHERE n.id = $3 AND ", is_with_live_host!()));
+        Ok(self.optional(sql, args![host_id, now, node_id]).await?.is_some())
+    }
+
+    /// Registers a node of this host, or updates what the host reports about it. Values set by the operator stay.
     pub async fn register_node(&mut self, new: &NodeRegistration) -> Result<()> {
-        let now = self.now;
+        let (host_id, now) = (self.host_id, self.now);
         let sql = sql!(
             "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
-                 last_port, created_at, http_port, https_port) \
-             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8, $9) \
-             ON CONFLICT (id) DO UPDATE SET hostname = excluded.hostname, http_port = excluded.http_port, \
+                 last_port, created_at, http_port, https_port, host_id) \
+             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8, $9, $10) \
+             ON CONFLICT (id) DO UPDATE SET host_id = excluded.host_id, hostname = excluded.hostname, http_port = excluded.http_port, \
                  https_port = excluded.https_port, \
                  knows_countries = excluded.knows_countries, \
                  first_port = excluded.first_port, last_port = excluded.last_port"
@@ -128,6 +143,7 @@ impl Write {
             now,
             http_port.map(u32::from),
             https_port.map(u32::from),
+            host_id,
         ];
         self.execute(sql, args).await?;
         let sql =
@@ -191,16 +207,18 @@ impl Write {
         Ok(())
     }
 
-    /// All nodes, for the placement of a new tunnel.
+    /// The nodes whose hosts are alive, for the placement of a new tunnel.
     pub async fn placement_candidates(&mut self) -> Result<Vec<PlacementCandidate>> {
         let sql = sql!(concat!(
             "SELECT ",
             node_columns!(),
             ", d.id AS domain_id, d.domain, (SELECT CAST(COALESCE(SUM(l.tunnels), 0) AS BIGINT) FROM node_loads l \
                 WHERE l.node_id = n.id) AS tunnels FROM nodes n JOIN platform_domains d \
-                ON d.id = n.domain_id OR (n.domain_id IS NULL AND d.is_default = TRUE)"
+                ON d.id = n.domain_id OR (n.domain_id IS NULL AND d.is_default = TRUE) WHERE ",
+            is_with_live_host!()
         ));
-        let rows = self.all(sql, args![]).await?;
+        let (host_id, now) = (self.host_id, self.now);
+        let rows = self.all(sql, args![host_id, now]).await?;
         Ok(rows.iter().map(placement_candidate).collect::<DbResult<_>>()?)
     }
 }

@@ -202,8 +202,9 @@ impl Write {
         let process_id = self.process_id;
         self.execute(sql, args![*id, process_id, name, version, &lock_identity[..], now, lease.until]).await?;
         self.save(&cluster).await?;
-        // It has no connections yet.
+        // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
+        self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
         Ok(Claim::Taken(now))
     }
 

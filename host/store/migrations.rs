@@ -71,6 +71,7 @@ const FILES: &[File] = files! {
     40 "0040_own_audit_entries"
     41 "0041_hosts"
     42 "0042_hints"
+    43 "0043_node_hosts"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -1,9 +1,11 @@
 //! What a host changes for a device, or for an open page, that is at another host.
 
+use std::process::Command;
 use std::time::Duration;
 
+use culvert_domain::fleet::LEASE;
 use culvert_wire::control::Done;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::fleet::Runs;
 use crate::support::database::{run, texts_of};
@@ -13,6 +15,16 @@ use crate::support::host::within;
 /// Backends of the database that listen.
 const LISTENERS: &str =
     "SELECT pid::TEXT AS text FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+
+/// The backends that listen, once both hosts do.
+async fn both_listen(fleet: &TestFleet) -> Vec<String> {
+    let database = fleet.hosts[0].config().database_url();
+    let listen = async || {
+        let listeners = texts_of(&database, LISTENERS).await;
+        (listeners.len() == 2).then_some(listeners)
+    };
+    fleet.hosts[0].until_found(listen).await
+}
 
 /// The stop of a tunnel whose device and node are at the second host, asked for at the first. No host looks by itself here.
 async fn is_stopped_from_elsewhere(fleet: &TestFleet, key: &str, runs: &mut Runs) {
@@ -41,11 +53,7 @@ async fn lost_connection_of_a_listener_delays_a_command_and_loses_none() {
     let ada = fleet.hosts[0].person("ada").await;
     let mut runs = Runs::at(&fleet.hosts[1], &ada).await;
     let database = fleet.hosts[0].config().database_url();
-    let first = fleet.hosts[0].until_found(async || {
-        let listeners = texts_of(&database, LISTENERS).await;
-        (listeners.len() == 2).then_some(listeners)
-    });
-    let first = first.await;
+    let first = both_listen(&fleet).await;
     for listener in &first {
         run(&database, &format!("SELECT pg_terminate_backend({listener})")).await;
     }
@@ -69,4 +77,65 @@ async fn host_that_was_ended_writes_nothing_before_it_has_heard_of_it() {
     assert_eq!(refused.headers["retry-after"], "3");
     assert_eq!(*second.get("/tunnels").await.data(), json!([]));
     second.post("/tunnels", json!({"local_port": 80})).await.id();
+}
+
+/// A tunnel there could not start.
+#[tokio::test]
+async fn no_tunnel_is_placed_on_a_node_whose_host_is_not_heard_of() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let api = fleet.hosts[0].api(&ada.key);
+    let nodes = [0, 1].map(|number: usize| json!(fleet.hosts[number].app.embedded.ids().next().unwrap()));
+    let create = async || {
+        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.data().clone();
+        (tunnel["id"].as_str().unwrap().to_owned(), tunnel["node"]["id"].clone())
+    };
+    let (first, second) = (create().await, create().await);
+    assert_ne!(first.1, second.1, "the one with fewer tunnels takes the next one");
+    let move_to = async |node_id: &Value| {
+        let here = if first.1 == *node_id { &second } else { &first };
+        api.post(&format!("/tunnels/{}/move", here.0), json!({"node_id": node_id})).await.outcome()
+    };
+    fleet.pass_without(LEASE.to_std().unwrap(), &[1]).await;
+    for _ in 0..3 {
+        assert_eq!(create().await.1, nodes[0]);
+    }
+    assert_eq!(move_to(&nodes[1]).await, "409 node_unavailable");
+    // It is back.
+    fleet.pass(Duration::from_secs(3)).await;
+    assert_eq!(create().await.1, nodes[1]);
+    assert_eq!(move_to(&nodes[1]).await, "202");
+}
+
+/// A backend of the database that stands: its connection is open, and nothing comes.
+struct Standing<'a>(&'a str);
+
+impl<'a> Standing<'a> {
+    fn new(process_id: &'a str) -> Self {
+        signal("-STOP", process_id);
+        Self(process_id)
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        signal("-CONT", self.0);
+    }
+}
+
+fn signal(signal: &str, process_id: &str) {
+    let sent = Command::new("kill").args([signal, process_id]).status();
+    assert!(sent.is_ok_and(|status| status.success()), "kill {signal} {process_id}");
+}
+
+/// The host does not hear itself any longer, and listens on another connection.
+#[tokio::test]
+async fn listener_that_hears_nothing_is_replaced() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let mut runs = Runs::at(&fleet.hosts[1], &ada).await;
+    let listeners = both_listen(&fleet).await;
+    let _standing: Vec<_> = listeners.iter().map(|process_id| Standing::new(process_id)).collect();
+    is_stopped_from_elsewhere(&fleet, &ada.key, &mut runs).await;
 }
