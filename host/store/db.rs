@@ -47,7 +47,7 @@ const JOURNAL_BYTES: &str = "67108864";
 const CHECKPOINT_PAGES: &str = "8192";
 const READERS: u32 = 4;
 const CONNECTIONS: u32 = 16;
-const LIVENESS_CONNECTIONS: u32 = 2;
+const LIVENESS_CONNECTIONS: u32 = 4;
 
 #[derive(Clone)]
 pub enum Db {
