@@ -186,7 +186,11 @@ struct Ready(Arc<Admin>);
 #[async_trait]
 impl Handler for Ready {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        match self.0.service.listed_nodes().await {
+        let ready = async {
+            self.0.service.fleet().check()?;
+            self.0.service.listed_nodes().await
+        };
+        match ready.await {
             Ok(_) => res.render(Text::Plain("ready\n")),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "not ready: the database does not answer");

@@ -52,6 +52,12 @@ impl Runs {
     }
 }
 
+/// What a load balancer is answered.
+async fn readiness(host: &TestHost) -> u16 {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    client.get(format!("http://{}/readyz", host.admin_address)).send().await.unwrap().status().as_u16()
+}
+
 fn running() -> (String, bool) {
     ("running".into(), true)
 }
@@ -152,6 +158,8 @@ async fn host_that_was_taken_for_dead_answers_nothing_before_it_has_started_anew
     let refused = api.get("/tunnels").await;
     assert_eq!(refused.outcome(), "503 service_unavailable");
     assert_eq!(refused.headers["retry-after"], "3");
+    assert_eq!(readiness(&fleet.hosts[0]).await, 503);
+    assert_eq!(readiness(&fleet.hosts[1]).await, 200);
     // Nor has an agent a welcome.
     let upgrade = api.request(Method::GET, "").build().unwrap().url().join(CONNECT_PATH).unwrap();
     assert_eq!(reqwest::Client::builder().no_proxy().build().unwrap().get(upgrade).send().await.unwrap().status(), 503);
