@@ -11,9 +11,8 @@ use super::{Hint, Store, Write};
 use culvert_domain::error::Result;
 
 impl Store {
-    /// Takes what other processes have for the agents of this host: their devices. If it fails, nobody knows what was taken.
-    pub async fn take_hints(&self) -> Result<Vec<Uuid>> {
-        let Some(host_id) = self.host_id.get().copied() else { return Ok(Vec::new()) };
+    /// Takes what other processes have for the agents of a host: their devices. If it fails, nobody knows what was taken.
+    pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<Uuid>> {
         let db = self.db.for_liveness();
         let sql = sql!("SELECT 1 AS one FROM hints WHERE host_id = $1 LIMIT 1");
         if (&db).optional(sql, args![host_id]).await?.is_none() {

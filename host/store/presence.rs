@@ -7,7 +7,7 @@ use super::arg::{StringArg, args};
 use super::error::DbResult;
 use super::read::Read;
 use super::row::{Row, readable};
-use super::sql::{by_ids, sql};
+use super::sql::{by_ids, next_epoch, sql};
 use super::{Store, Write};
 use culvert_domain::connection::{Connection, NewConnection};
 use culvert_domain::device::OFFLINE_AFTER;
@@ -150,16 +150,16 @@ impl Write {
     pub async fn insert_connection(&mut self, device_id: Uuid, new: NewConnection) -> Result<Connection> {
         let NewConnection { host_id, boot_id, renews_tokens } = new;
         let now = self.now;
-        let sql = sql!(
+        let sql = sql!(concat!(
             "INSERT INTO device_presence (device_id, epoch, host_id, boot_id, online, last_seen_at, renews_tokens) \
              VALUES ($1, $6, $2, $3, TRUE, $4, $5) \
-             ON CONFLICT (device_id) DO UPDATE SET host_id = excluded.host_id, \
-                 epoch = CASE WHEN device_presence.epoch < excluded.epoch THEN excluded.epoch \
-                              ELSE device_presence.epoch + 1 END, \
+             ON CONFLICT (device_id) DO UPDATE SET epoch = ",
+            next_epoch!("device_presence.epoch", "$6"),
+            ", host_id = excluded.host_id, \
                  boot_id = excluded.boot_id, online = TRUE, last_seen_at = excluded.last_seen_at, \
                  renews_tokens = excluded.renews_tokens \
              RETURNING epoch"
-        );
+        ));
         let args = args![device_id, host_id, boot_id, now, renews_tokens, now.timestamp_micros()];
         let epoch = self.one(sql, args).await?.int("epoch")?;
         Ok(Connection { device_id, epoch })

@@ -10,7 +10,7 @@ use super::error::{DbResult, StoreError};
 use super::presence::HELD_FOR;
 use super::read::Read;
 use super::row::{Row, readable, row};
-use super::sql::{by_ids, sql};
+use super::sql::{by_ids, next_epoch, sql};
 use super::tunnels::local_service;
 use super::{Hint, Store, Write};
 use culvert_domain::error::Result;
@@ -263,15 +263,16 @@ impl Write {
     }
 
     /// Raises the epoch of a tunnel, which the device is to run from now on. A temporary one is started by its command
-    /// alone. An epoch is the time, or more where that would not raise it: nodes accept it also after an older state of the
-    /// database was restored.
+    /// alone.
     pub async fn next_epoch(&mut self, tunnel_id: Uuid, device_id: Uuid) -> Result<i64> {
-        let sql = sql!(
-            "UPDATE tunnels SET epoch = CASE WHEN epoch < $3 THEN $3 ELSE epoch + 1 END, start_error = NULL, desired_device_id = \
+        let sql = sql!(concat!(
+            "UPDATE tunnels SET epoch = ",
+            next_epoch!("epoch", "$3"),
+            ", start_error = NULL, desired_device_id = \
                  (SELECT d.id FROM devices d WHERE d.id = $2 \
                   AND NOT EXISTS (SELECT 1 FROM temporary_tunnels y WHERE y.tunnel_id = $1)) \
              WHERE id = $1 RETURNING epoch"
-        );
+        ));
         let now = self.now.timestamp_micros();
         Ok(self.one(sql, args![tunnel_id, device_id, now]).await?.int("epoch")?)
     }

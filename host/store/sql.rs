@@ -47,6 +47,15 @@ macro_rules! by_ids {
 }
 pub(crate) use by_ids;
 
+/// The epoch that follows the one in a column: the time of a placeholder, in microseconds, or more where that would not raise
+/// it. After an older state of the database was restored, it is still higher than what nodes and agents have seen.
+macro_rules! next_epoch {
+    ($column:literal, $now:literal) => {
+        concat!("CASE WHEN ", $column, " < ", $now, " THEN ", $now, " ELSE ", $column, " + 1 END")
+    };
+}
+pub(crate) use next_epoch;
+
 /// Makes a statement that inserts a row for each id of a list, from the beginning with the columns, of which the id's is the
 /// first, the list's placeholder, the values of the other columns and the rest.
 macro_rules! insert_ids {

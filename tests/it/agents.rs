@@ -155,7 +155,8 @@ async fn newer_device_connection_closes_older_connection(engine: Engine) {
     let ada = host.person("ada").await;
     let (device, mut older) = host.wired(&ada, ada.account_id).await;
     let mut newer = host.connect(&device, |_| {}).await.unwrap();
-    assert!(newer.welcome.connection_epoch > older.welcome.connection_epoch);
+    let now = host.clock.now().timestamp_micros();
+    assert_eq!((older.welcome.connection_epoch, newer.welcome.connection_epoch), (now, now + 1));
     let reason = older
         .until(|frame| match frame {
             ToAgent::Goodbye { reason, .. } => Some(reason),
@@ -390,6 +391,7 @@ async fn handoff_never_serves_from_two_devices_at_once(engine: Engine) {
     wire.command().await;
     assert_eq!(held.echo(b"not yet").await.unwrap(), b"not yet", "until then nothing has changed");
     let grant = wire.begin(asked).await.unwrap();
+    assert_eq!(grant.epoch, host.clock.now().timestamp_micros() + 1);
     assert!(held.was_reset().await, "cut off with the new lease");
     // Its host is out of reach, but the node has told it.
     former.until(async || former.tunnels().await.is_empty()).await;
@@ -425,7 +427,8 @@ async fn attach_with_stale_lease_epoch_is_refused(engine: Engine) {
     assert!(wire.attach(&old).await.is_some());
     api.post(&format!("/tunnels/{tunnel}/actions/restart"), json!({})).await.id();
     let new = wire.obey(Done::Restart).await.unwrap();
-    assert!(new.epoch > old.epoch);
+    let now = host.clock.now().timestamp_micros();
+    assert_eq!((old.epoch, new.epoch), (now, now + 1));
     assert!(wire.attach(&old).await.is_none());
     let mut forged = old;
     forged.epoch = new.epoch;

@@ -585,10 +585,10 @@ async fn handshake_rate_limit_allows_burst_then_one_per_second(engine: Engine) {
     let host = TestHost::start(engine).await;
     let ada = host.person("ada").await;
     let (device, mut first) = host.wired(&ada, ada.account_id).await;
-    for _ in 2..=10 {
-        let next = host.connect(&device, |_| {}).await.unwrap();
-        assert!(next.welcome.connection_epoch > first.welcome.connection_epoch);
-        first = next;
+    let first_epoch = first.welcome.connection_epoch;
+    for later in 1..10 {
+        first = host.connect(&device, |_| {}).await.unwrap();
+        assert_eq!(first.welcome.connection_epoch, first_epoch + later);
     }
     let second = host.connect(&device, |_| {});
     let meanwhile = async {
@@ -599,7 +599,7 @@ async fn handshake_rate_limit_allows_burst_then_one_per_second(engine: Engine) {
         host.clock.advance(SECOND);
     };
     let (second, ()) = within(SOON, async { tokio::join!(second, meanwhile) }).await;
-    assert!(second.unwrap().welcome.connection_epoch > first.welcome.connection_epoch);
+    assert_eq!(second.unwrap().welcome.connection_epoch, host.clock.now().timestamp_micros());
 }
 
 /// An agent that does not read what it is answered is gone in ten seconds.
@@ -1688,7 +1688,7 @@ async fn reconcile_does_not_reopen_port_of_ended_lease(engine: Engine) {
     nodes.wait_until_applied([lease.node_id]).await;
     assert!(is_closed(public).await);
     let grant = start(&stage.api, stage.tunnel, &stage.device, &mut stage.wire).await;
-    assert!(grant.epoch > lease.epoch);
+    assert_eq!(grant.epoch, lease.epoch + 1);
     // A new run is a new one.
     stage.grant = grant;
     stage.serves().await;

@@ -26,8 +26,8 @@ async fn both_listen(fleet: &TestFleet) -> Vec<String> {
     fleet.hosts[0].until_found(listen).await
 }
 
-/// The stop of a tunnel whose device and node are at the second host, asked for at the first. No host looks by itself here.
-async fn is_stopped_from_elsewhere(fleet: &TestFleet, key: &str, runs: &mut Runs) {
+/// Stops a tunnel, whose device and node are at the second host, by a request to the first. No host looks by itself here.
+async fn stop_from_elsewhere(fleet: &TestFleet, key: &str, runs: &mut Runs) {
     let api = fleet.hosts[0].api(key);
     let asked = api.post(&format!("/tunnels/{}/actions/stop", runs.tunnel), json!({})).await.id();
     within(20, runs.wire.obey(Done::Stop)).await;
@@ -43,7 +43,7 @@ async fn command_reaches_a_device_at_another_host_by_a_notification() {
     let fleet = TestFleet::start(2).await;
     let ada = fleet.hosts[0].person("ada").await;
     let mut runs = Runs::at(&fleet.hosts[1], &ada).await;
-    is_stopped_from_elsewhere(&fleet, &ada.key, &mut runs).await;
+    stop_from_elsewhere(&fleet, &ada.key, &mut runs).await;
 }
 
 /// Whoever listens again looks for what it has missed.
@@ -57,7 +57,7 @@ async fn lost_connection_of_a_listener_delays_a_command_and_loses_none() {
     for listener in &first {
         run(&database, &format!("SELECT pg_terminate_backend({listener})")).await;
     }
-    is_stopped_from_elsewhere(&fleet, &ada.key, &mut runs).await;
+    stop_from_elsewhere(&fleet, &ada.key, &mut runs).await;
     let now = texts_of(&database, LISTENERS).await;
     assert!(first.iter().all(|listener| !now.contains(listener)), "{first:?} {now:?}");
 }
@@ -137,5 +137,5 @@ async fn listener_that_hears_nothing_is_replaced() {
     let mut runs = Runs::at(&fleet.hosts[1], &ada).await;
     let listeners = both_listen(&fleet).await;
     let _standing: Vec<_> = listeners.iter().map(|process_id| Standing::new(process_id)).collect();
-    is_stopped_from_elsewhere(&fleet, &ada.key, &mut runs).await;
+    stop_from_elsewhere(&fleet, &ada.key, &mut runs).await;
 }

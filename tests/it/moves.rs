@@ -284,8 +284,7 @@ async fn moved_tunnel_status_stays_moving_until_agent_serves(engine: Engine) {
             _ => None,
         })
         .await;
-    assert_eq!((new.tunnel_id, &new.target), (tunnel, &old.target));
-    assert!(new.epoch > old.epoch);
+    assert_eq!((new.tunnel_id, new.epoch, &new.target), (tunnel, old.epoch + 1, &old.target));
     assert_ne!((&new.node, &new.public_address), (&old.node, &old.public_address));
     assert!(wire.attach(&old).await.is_none(), "the old node takes it no longer");
     assert!(wire.attach(&new).await.is_some());

@@ -140,7 +140,8 @@ async fn start_operation_advances_from_queued_to_succeeded(engine: Engine) {
             _ => None,
         })
         .await;
-    assert_eq!((grant.tunnel_id, grant.target.port), (stage.tunnel, 80));
+    let now = stage.host.clock.now().timestamp_micros();
+    assert_eq!((grant.tunnel_id, grant.epoch, grant.target.port), (stage.tunnel, now, 80));
     assert_eq!(stage.tunnel().await["status"], "starting");
 
     stage.host.clock.advance(second);

@@ -35,7 +35,7 @@ async fn listen_always(jobs: &Jobs) {
 async fn listen(jobs: &Jobs) -> Result<Infallible> {
     let listening = jobs.service.store.listen(jobs.service.fleet.host_id());
     let mut listener = timeout(CONNECT_WITHIN, listening).await.map_err(Error::unavailable)??;
-    // Nobody told of what has changed before.
+    // What has changed before it listened was not heard.
     jobs.wakeups.take_hints(jobs).await?;
     jobs.changes.tell_all();
     loop {

@@ -50,7 +50,7 @@ impl Notifier {
     }
 
     /// Something that pages show of a scope has changed.
-    pub(super) fn scope(&self, scope_id: Uuid) {
+    pub(super) fn scope_changed(&self, scope_id: Uuid) {
         self.scopes.add(scope_id);
     }
 }

@@ -98,7 +98,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
 fn tell_pages(jobs: &Jobs, scope_id: Uuid) {
     jobs.changes.tell(scope_id);
     if jobs.service.fleet.has_others() {
-        jobs.notifier.scope(scope_id);
+        jobs.notifier.scope_changed(scope_id);
     }
 }
 

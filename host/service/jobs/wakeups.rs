@@ -90,7 +90,7 @@ impl Wakeups {
 
     /// Takes what other processes have for the agents of this host.
     pub(super) async fn take_hints(&self, jobs: &Jobs) -> Result<()> {
-        let taken = jobs.service.store.take_hints().await;
+        let taken = jobs.service.store.take_hints(jobs.service.fleet.host_id()).await;
         let were_lost = self.seen(|seen| std::mem::replace(&mut seen.lost_hints, taken.is_err()));
         let device_ids = taken?;
         if were_lost {
