@@ -130,6 +130,11 @@ impl Clock {
         }
     }
 
+    /// The moment at which the clock shows a time; now, if it has.
+    pub fn moment_of(&self, time: DateTime<Utc>) -> Moment {
+        self.moment().plus((time - self.now()).to_std().unwrap_or_default())
+    }
+
     /// As [`Clock::moment`], for libraries that take the standard library's type.
     pub fn instant(&self) -> Instant {
         self.0.base + self.moment().0

@@ -57,7 +57,7 @@ pub(super) fn postgres_ids(ids: &[Uuid]) -> Vec<Uuid> {
 /// SQLite silently reads a missing value as NULL.
 pub(super) fn check(sql: Sql, args: &[Arg<'_>]) {
     if cfg!(debug_assertions) {
-        for text in [sql.sqlite, sql.postgres] {
+        for text in [sql.sqlite, sql.postgres].into_iter().filter(|text| !text.is_empty()) {
             assert_eq!(placeholders(text), args.len(), "values of: {text}");
         }
     }

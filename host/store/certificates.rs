@@ -131,6 +131,12 @@ impl Store {
         Ok(rows.iter().map(certificate).collect::<DbResult<_>>()?)
     }
 
+    /// When the next certificate is due.
+    pub async fn next_certificate(&self) -> Result<Option<DateTime<Utc>>> {
+        let sql = sql!("SELECT MIN(due_at) AS due_at FROM certificates");
+        Ok((&self.db).one(sql, args![]).await?.optional_time("due_at")?)
+    }
+
     /// The chain that is served for a certificate.
     pub async fn served_chain(&self, id: Uuid) -> Result<Option<String>> {
         let row = (&self.db).optional(sql!("SELECT chain FROM certificates WHERE id = $1"), args![id]).await?;
@@ -238,6 +244,7 @@ impl Write {
                      order_url = NULL, new_key = NULL WHERE id = $1"
             );
             self.execute(sql, args![known, &name, issuer, challenge.map(StringEnum::as_str), now]).await?;
+            self.notify(Hint::Certificates);
         }
         Ok(())
     }
@@ -275,6 +282,7 @@ impl Write {
         );
         self.execute(sql, args![id, domain_id, tunnel_id, name, issuer, challenge.map(StringEnum::as_str), now])
             .await?;
+        self.notify(Hint::Certificates);
         Ok(())
     }
 
@@ -327,6 +335,7 @@ impl Write {
         );
         let now = self.now;
         self.execute(sql, args![id, now]).await?;
+        self.notify(Hint::Certificates);
         Ok(())
     }
 

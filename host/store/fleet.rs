@@ -6,7 +6,7 @@ use culvert_domain::fleet::{Beat, Cluster, HostLease, Leader, dead_since};
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Tx;
+use super::db::{Db, Tx};
 use super::error::DbResult;
 use super::read::Read;
 use super::row::{Row, readable};
@@ -64,9 +64,29 @@ struct Shared {
     now: DateTime<Utc>,
 }
 
+impl Shared {
+    fn of(row: &Row, id: Uuid) -> DbResult<Self> {
+        let cluster = Cluster {
+            leader: Leader {
+                host_id: row.optional_id("leader_id")?,
+                term: row.number("leader_term")?,
+                until: row.time("leader_until")?,
+                ends_from: row.time("leader_ends_from")?,
+            },
+            alive_at: row.optional_time("alive_at")?,
+            grace_until: row.time("grace_until")?,
+        };
+        let lease = match row.optional_time("lease_until")? {
+            Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
+            None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
+        };
+        Ok(Self { cluster, lease, has_others: row.number::<u64>("others")? > 0, now: row.time("now")? })
+    }
+}
+
 /// The state that all hosts share, the row of a process, and the time: the last placeholder's, or the database's.
 macro_rules! select_cluster {
-    ($now:literal, $rest:literal) => {
+    ($now:expr, $rest:literal) => {
         concat!(
             "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
                  h.lease_until, h.ended_at, \
@@ -77,6 +97,28 @@ macro_rules! select_cluster {
         )
     };
 }
+
+/// PostgreSQL's time, where the last placeholder has none.
+macro_rules! database_time {
+    () => {
+        "COALESCE(CAST($3 AS BIGINT), CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT))"
+    };
+}
+
+macro_rules! save_cluster {
+    () => {
+        "UPDATE cluster SET leader_id = $1, leader_term = $2, leader_until = $3, leader_ends_from = $4, alive_at = $5, \
+             grace_until = $6 WHERE id = 1"
+    };
+}
+
+/// The other hosts that were not heard of for too long.
+macro_rules! dead_hosts {
+    ($since:literal, $own:literal) => {
+        concat!("FROM hosts WHERE ended_at IS NULL AND lease_until <= ", $since, " AND id <> ", $own)
+    };
+}
+pub(crate) use dead_hosts;
 
 impl Store {
     /// Takes the row of a host for this process, if no other one may still have it; `alone`, only if no other host is alive.
@@ -94,7 +136,49 @@ impl Store {
 
     /// Says that this process is alive.
     pub async fn heartbeat(&self, host_id: Uuid) -> Result<Heartbeat> {
+        if let Some(heartbeat) = self.heartbeat_without_lock(host_id).await? {
+            return Ok(heartbeat);
+        }
         self.write_liveness(move |write| Box::pin(async move { write.heartbeat(host_id).await })).await
+    }
+
+    /// A heartbeat in two statements in place of a transaction. None where another host came in between, where it would not be
+    /// renewed, or on SQLite.
+    async fn heartbeat_without_lock(&self, host_id: Uuid) -> Result<Option<Heartbeat>> {
+        let (db, process_id) = (self.db.for_liveness(), self.process_id);
+        let Db::Postgres { .. } = db else { return Ok(None) };
+        let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!(), ""));
+        let row = (&db).one(sql, args![host_id, process_id, self.clock.database_time()]).await?;
+        let Shared { mut cluster, mut lease, has_others, now } = Shared::of(&row, host_id)?;
+        let read = cluster.clone();
+        if cluster.heartbeat(&mut lease, now) != Beat::Renewed {
+            return Ok(None);
+        }
+        // The cluster's row is locked first, as by everybody.
+        let sql = sql!(postgres: concat!(
+            "WITH saved AS (",
+            save_cluster!(),
+            " AND alive_at = $7 AND leader_until = $8 AND grace_until = $9 RETURNING id) \
+             UPDATE hosts SET lease_until = $10 WHERE id = $11 AND process_id = $12 AND ended_at IS NULL \
+                 AND EXISTS (SELECT 1 FROM saved) RETURNING id"
+        ));
+        let Cluster { leader, alive_at, grace_until } = &cluster;
+        let args = args![
+            leader.host_id,
+            leader.term,
+            leader.until,
+            leader.ends_from,
+            *alive_at,
+            *grace_until,
+            read.alive_at,
+            read.leader.until,
+            read.grace_until,
+            lease.until,
+            host_id,
+            process_id
+        ];
+        let saved = (&db).optional(sql, args).await?;
+        Ok(saved.map(|_| Heartbeat { beat: Beat::Renewed, now, cluster, has_others }))
     }
 
     /// Has this process be the host again that was ended. False where another process is it.
@@ -105,7 +189,7 @@ impl Store {
     /// Ends the other hosts that were not heard of for too long: the devices that they held have been silent from then on.
     pub async fn end_dead_hosts(&self, own_id: Uuid) -> Result<()> {
         let since = dead_since(self.clock.now());
-        let sql = sql!("SELECT id FROM hosts WHERE ended_at IS NULL AND lease_until <= $1 AND id <> $2");
+        let sql = sql!(concat!("SELECT id ", dead_hosts!("$1", "$2")));
         let rows = (&self.db).all(sql, args![since, own_id]).await?;
         for id in readable(&rows, "host", |row| row.id("id")) {
             let ended = self.write(None, move |write| Box::pin(async move { write.end_dead_host(id).await }));
@@ -139,28 +223,11 @@ impl Write {
     async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
         let sql = sql!(
             sqlite: select_cluster!("$3", ""),
-            postgres: select_cluster!(
-                "COALESCE(CAST($3 AS BIGINT), CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT))",
-                " FOR UPDATE OF c"
-            )
+            postgres: select_cluster!(database_time!(), " FOR UPDATE OF c")
         );
         let (process_id, now) = (self.process_id, self.time_of_database());
         let row = self.one(sql, args![id, process_id, now]).await?;
-        let cluster = Cluster {
-            leader: Leader {
-                host_id: row.optional_id("leader_id")?,
-                term: row.number("leader_term")?,
-                until: row.time("leader_until")?,
-                ends_from: row.time("leader_ends_from")?,
-            },
-            alive_at: row.optional_time("alive_at")?,
-            grace_until: row.time("grace_until")?,
-        };
-        let lease = match row.optional_time("lease_until")? {
-            Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
-            None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
-        };
-        Ok(Shared { cluster, lease, has_others: row.number::<u64>("others")? > 0, now: row.time("now")? })
+        Ok(Shared::of(&row, id)?)
     }
 
     /// None where the database is asked for its time.
@@ -172,10 +239,7 @@ impl Write {
     }
 
     async fn save(&mut self, cluster: &Cluster) -> Result<()> {
-        let sql = sql!(
-            "UPDATE cluster SET leader_id = $1, leader_term = $2, leader_until = $3, leader_ends_from = $4, alive_at = $5, \
-                 grace_until = $6 WHERE id = 1"
-        );
+        let sql = sql!(save_cluster!());
         let Cluster { leader, alive_at, grace_until } = cluster;
         let args = args![leader.host_id, leader.term, leader.until, leader.ends_from, *alive_at, *grace_until];
         self.execute(sql, args).await?;

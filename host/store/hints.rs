@@ -10,11 +10,19 @@ use super::sql::{by_ids, sql};
 use super::{Hint, Store, Write};
 use culvert_domain::error::Result;
 
+/// What a host has not heard yet.
+macro_rules! hints_of_host {
+    ($host:literal) => {
+        concat!("FROM hints WHERE host_id = ", $host)
+    };
+}
+pub(crate) use hints_of_host;
+
 impl Store {
     /// Takes what other processes have for the agents of a host: their devices. If it fails, nobody knows what was taken.
     pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<Uuid>> {
         let db = self.db.for_liveness();
-        let sql = sql!("SELECT 1 AS one FROM hints WHERE host_id = $1 LIMIT 1");
+        let sql = sql!(concat!("SELECT 1 AS one ", hints_of_host!("$1"), " LIMIT 1"));
         if (&db).optional(sql, args![host_id]).await?.is_none() {
             return Ok(Vec::new());
         }
@@ -42,7 +50,7 @@ impl Write {
 
     /// Takes the hints for a host, or forgets them, for it has no connections any longer.
     pub(super) async fn take_hints(&mut self, host_id: Uuid) -> Result<Vec<Uuid>> {
-        let sql = sql!("DELETE FROM hints WHERE host_id = $1 RETURNING device_id");
+        let sql = sql!(concat!("DELETE ", hints_of_host!("$1"), " RETURNING device_id"));
         let rows = self.all(sql, args![host_id]).await?;
         let device_id = |row: &Row| row.id("device_id");
         Ok(rows.iter().map(device_id).collect::<DbResult<_>>()?)

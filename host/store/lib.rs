@@ -21,6 +21,7 @@ pub mod certificates;
 pub mod db;
 mod devices;
 pub mod domains;
+pub mod due;
 pub mod error;
 pub mod facts;
 pub mod fleet;
@@ -113,6 +114,8 @@ pub enum Hint {
     Deliveries,
     /// The worker that sends mail.
     Mails,
+    /// The worker that issues certificates.
+    Certificates,
     /// Open pages that show this scope: something of it has changed.
     Scope(Uuid),
     /// Open pages of operators: an account, a Team, a node, a certificate or the policies have changed.

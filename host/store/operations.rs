@@ -69,6 +69,14 @@ pub struct NewOperation {
     pub handoff_from_device_id: Option<Uuid>,
 }
 
+/// Operations whose time is over.
+macro_rules! due_operations {
+    ($now:literal) => {
+        concat!("FROM operations WHERE due_at <= ", $now)
+    };
+}
+pub(crate) use due_operations;
+
 impl Store {
     pub async fn operation(&self, scope_id: Uuid, id: Uuid) -> Result<Option<Operation>> {
         let row =
@@ -97,7 +105,7 @@ impl Store {
 
     /// The operations whose time is over, with the ids of their scopes.
     pub async fn due_operations(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!("SELECT id, scope_id FROM operations WHERE due_at <= $1");
+        let sql = sql!(concat!("SELECT id, scope_id ", due_operations!("$1")));
         let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
         Ok(readable(&rows, "operation", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }

@@ -220,6 +220,14 @@ impl Write {
     }
 }
 
+/// Endpoints that have a delivery to be sent.
+macro_rules! due_webhooks {
+    ($now:literal) => {
+        concat!("FROM webhooks WHERE due_at IS NOT NULL AND due_at <= ", $now)
+    };
+}
+pub(crate) use due_webhooks;
+
 impl Store {
     /// When the next delivery is due, except for scopes that have reached their limit of concurrent attempts.
     pub async fn next_delivery(&self, under_way: &UnderWay) -> Result<Option<DateTime<Utc>>> {

@@ -17,7 +17,7 @@ use culvert_domain::event::OfflineReason;
 /// Maximum number of presence events of a device within [`TOLD_WITHIN`]. It limits the events of a device
 /// that goes online and offline all the time.
 const TOLD_TIMES: u32 = 10;
-const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
+pub(super) const TOLD_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
 /// Most devices or sessions that are recorded in one transaction.
 const BATCH: usize = 500;
@@ -40,17 +40,51 @@ pub struct Alive {
     pub session_ids: Vec<Uuid>,
 }
 
+/// Devices that were to be back by now, after their connection had ended.
+macro_rules! silent_devices {
+    ($since:literal) => {
+        concat!("FROM device_presence p WHERE p.online = TRUE AND p.host_id IS NULL AND p.last_seen_at <= ", $since)
+    };
+}
+pub(crate) use silent_devices;
+
+/// Devices of which the host that holds them should have told by now.
+macro_rules! silent_held_devices {
+    ($since:literal) => {
+        concat!("FROM device_presence p WHERE p.online = TRUE AND p.host_id IS NOT NULL AND p.last_seen_at <= ", $since)
+    };
+}
+pub(crate) use silent_held_devices;
+
+/// Devices whose presence has to be told of.
+macro_rules! untold_devices {
+    ($since:literal) => {
+        concat!("FROM device_presence p WHERE p.told <> p.online AND p.told_since <= ", $since)
+    };
+}
+pub(crate) use untold_devices;
+
+/// Scopes whose suspension has ended.
+macro_rules! ended_suspensions {
+    ($after:literal, $until:literal) => {
+        concat!("FROM scopes c WHERE c.suspended_until > ", $after, " AND c.suspended_until <= ", $until)
+    };
+}
+pub(crate) use ended_suspensions;
+
+/// The columns of a device that is due. Its scope is read for each: for a join, PostgreSQL would read all devices, for it
+/// cannot know that few are due.
+macro_rules! select_due {
+    ($devices:expr) => {
+        concat!("SELECT p.device_id, (SELECT scope_id FROM devices WHERE id = p.device_id) AS scope_id ", $devices)
+    };
+}
+
 impl Store {
     /// Devices that are recorded as online but were not seen for too long, with the ids of their scopes.
     pub async fn silent_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        // The scope is read for each device that is due: for a join, PostgreSQL would read all devices, for it cannot know
-        // that few are.
-        let sql = sql!(
-            "SELECT p.device_id, (SELECT scope_id FROM devices WHERE id = p.device_id) AS scope_id FROM device_presence p \
-                 WHERE p.online = TRUE AND p.host_id IS NULL AND p.last_seen_at <= $1 \
-             UNION ALL SELECT p.device_id, (SELECT scope_id FROM devices WHERE id = p.device_id) FROM device_presence p \
-                 WHERE p.online = TRUE AND p.host_id IS NOT NULL AND p.last_seen_at <= $2"
-        );
+        let sql =
+            sql!(concat!(select_due!(silent_devices!("$1")), " UNION ALL ", select_due!(silent_held_devices!("$2"))));
         let now = self.clock.now();
         let rows = (&self.db).all(sql, args![now - OFFLINE_AFTER, now - HELD_FOR]).await?;
         Ok(readable(&rows, "device", ids))
@@ -59,10 +93,7 @@ impl Store {
     /// Devices whose last presence event differs from their current presence because the event limit was
     /// reached, and whose limit has ended; with the ids of their scopes.
     pub async fn untold_devices(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!(
-            "SELECT p.device_id, (SELECT scope_id FROM devices WHERE id = p.device_id) AS scope_id FROM device_presence p \
-             WHERE p.told <> p.online AND p.told_since <= $1"
-        );
+        let sql = sql!(select_due!(untold_devices!("$1")));
         let rows = (&self.db).all(sql, args![self.clock.now() - TOLD_WITHIN]).await?;
         Ok(readable(&rows, "device", ids))
     }
@@ -88,10 +119,12 @@ impl Store {
 
     /// The devices that are to run tunnels whose scope's suspension has ended since this time.
     pub async fn devices_of_ended_suspensions(&self, since: DateTime<Utc>) -> Result<Vec<Uuid>> {
-        let sql = sql!(
-            "SELECT DISTINCT t.desired_device_id AS id FROM scopes c JOIN tunnels t ON t.scope_id = c.id \
-             WHERE c.suspended_until > $1 AND c.suspended_until <= $2 AND t.desired_device_id IS NOT NULL"
-        );
+        let sql = sql!(concat!(
+            "SELECT DISTINCT desired_device_id AS id FROM tunnels WHERE desired_device_id IS NOT NULL \
+                 AND scope_id IN (SELECT c.id ",
+            ended_suspensions!("$1", "$2"),
+            ")"
+        ));
         let rows = (&self.db).all(sql, args![since, self.clock.now()]).await?;
         Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }

@@ -84,6 +84,14 @@ macro_rules! leases {
     }};
 }
 
+/// Sessions whose lease is over.
+macro_rules! expired_leases {
+    ($now:literal) => {
+        concat!("FROM sessions WHERE ended_at IS NULL AND lease_until <= ", $now)
+    };
+}
+pub(crate) use expired_leases;
+
 impl Store {
     /// A page of a tunnel's sessions, newest first.
     pub async fn sessions(&self, scope_id: Uuid, tunnel_id: Uuid, page: Page) -> Result<PageRows<Session>> {
@@ -133,7 +141,7 @@ impl Store {
 
     /// The session and scope ids of leases that were not renewed in time.
     pub async fn expired_leases(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!("SELECT id, scope_id FROM sessions WHERE ended_at IS NULL AND lease_until <= $1");
+        let sql = sql!(concat!("SELECT id, scope_id ", expired_leases!("$1")));
         let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
         Ok(readable(&rows, "session", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }

@@ -2,7 +2,7 @@
 //! every one on both engines. linkme collects them when the program is linked; inventory was weighed, which runs
 //! code before `main`.
 
-/// A statement, in the SQL of each engine. Its placeholders are `$1`, `$2`, …
+/// A statement, in the SQL of each engine; empty for an engine on which it is not sent. Its placeholders are `$1`, `$2`, …
 #[derive(Clone, Copy, Debug)]
 pub struct Sql {
     pub sqlite: &'static str,
@@ -23,6 +23,9 @@ macro_rules! sql {
         static COLLECTED: $crate::sql::Sql = STATEMENT;
         STATEMENT
     }};
+    (postgres: $postgres:expr) => {
+        $crate::sql::sql!(sqlite: "", postgres: $postgres)
+    };
     ($text:literal, locked: $clause:literal) => {
         $crate::sql::sql!(sqlite: $text, postgres: concat!($text, $clause))
     };

@@ -13,6 +13,14 @@ use culvert_domain::error::Result;
 /// Tunnels that are looked at in one sweep, at most.
 const MOST_DUE: u32 = 100;
 
+/// Temporary tunnels that have to be looked at.
+macro_rules! due_temporary_tunnels {
+    ($now:literal) => {
+        concat!("FROM temporary_tunnels y JOIN tunnels t ON t.id = y.tunnel_id WHERE y.check_at <= ", $now)
+    };
+}
+pub(crate) use due_temporary_tunnels;
+
 impl Store {
     /// Whether a command at this device has made the tunnel, as a temporary one.
     pub async fn is_temporary_tunnel(&self, tunnel_id: Uuid, device_id: Uuid) -> Result<bool> {
@@ -22,10 +30,8 @@ impl Store {
 
     /// The temporary tunnels that are to be looked at now, with the ids of their scopes.
     pub async fn due_temporary_tunnels(&self) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!(
-            "SELECT t.id, t.scope_id FROM temporary_tunnels y JOIN tunnels t ON t.id = y.tunnel_id \
-             WHERE y.check_at <= $1 ORDER BY y.check_at LIMIT $2"
-        );
+        let sql =
+            sql!(concat!("SELECT t.id, t.scope_id ", due_temporary_tunnels!("$1"), " ORDER BY y.check_at LIMIT $2"));
         let rows = (&self.db).all(sql, args![self.clock.now(), MOST_DUE]).await?;
         Ok(readable(&rows, "temporary tunnel", |row| Ok((row.id("id")?, row.id("scope_id")?))))
     }

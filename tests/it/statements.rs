@@ -1,11 +1,15 @@
 //! How many statements each route sends to the database: a change of these numbers is seen in the review.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use culvert_service::jobs::{heartbeat, ticker};
+use culvert_store::statements::counted;
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 
+use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost};
 
 /// The statements that a route has sent so far: outside of transactions, and in them.
@@ -103,4 +107,42 @@ async fn each_route_sends_as_many_statements_as_the_table_says(engine: Engine) {
     GET /webhooks                                               1 0
     DELETE /tunnels/{tunnel_id}                                 3 13
     "); }
+}
+
+/// What a host sends that has nothing to do: with each tick, with those that compare, and with each heartbeat. With the echo of
+/// its notifications that makes less than three statements a second.
+#[both_engines]
+async fn idle_host_sends_few_statements(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let ada = host.person("ada").await;
+    let api = host.api(&ada.key);
+    let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+    let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
+    host.run_tunnel(&api, &device, tunnel).await;
+    let jobs = &host.app.jobs;
+    // What the start has left is done.
+    for ticks in [1, 30] {
+        host.pass(Duration::from_secs(1)).await;
+        ticker::tick(jobs, ticks).await;
+    }
+    let mut table = String::from("\n");
+    for (what, ticks) in [("tick", 1), ("tick that compares", 30)] {
+        let ((), counts) = counted(ticker::tick(jobs, ticks)).await;
+        writeln!(table, "{what}: {:?}", counts.totals()).unwrap();
+    }
+    let (sent, counts) = counted(heartbeat::beat(jobs)).await;
+    sent.unwrap();
+    writeln!(table, "heartbeat: {:?}", counts.totals()).unwrap();
+    match engine {
+        Engine::Sqlite => assert_snapshot!(table, @r"
+        tick: (1, 0)
+        tick that compares: (8, 0)
+        heartbeat: (0, 3)
+        "),
+        Engine::Postgres => assert_snapshot!(table, @r"
+        tick: (1, 0)
+        tick that compares: (8, 0)
+        heartbeat: (2, 0)
+        "),
+    }
 }

@@ -16,16 +16,17 @@ use culvert_domain::certificate::{Certificate, ChallengeKind};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_store::certificates::NewCertificate;
 use culvert_store::error::first_error;
+use culvert_wire::clock::Moment;
 use futures_util::{StreamExt, stream};
-use tokio::sync::OnceCell;
+use tokio::sync::{Notify, OnceCell};
 
 use super::Jobs;
 use crate::certificates::{LOCAL, seal_key};
 pub use dns_proof::DnsProof;
 pub use start::start;
 
-/// How often the job looks for due certificates.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Least time between two looks at what is due by then, and the wait after an error of the database.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Certificates that are worked on at the same time, at most.
 const AT_ONCE: usize = 8;
 /// How long nobody else works on a certificate that was taken.
@@ -47,12 +48,25 @@ pub struct CertificateWorker {
     dns: Option<DnsProof>,
     account: OnceCell<AcmeAccount>,
     orders_per_hour: u32,
+    woken: Notify,
 }
 
 impl CertificateWorker {
     pub fn new(local_ca: LocalCa, authority: Option<(Authority, Option<DnsProof>)>, orders_per_hour: u32) -> Self {
         let (authority, dns) = authority.unzip();
-        Self { local_ca, authority, dns: dns.flatten(), account: OnceCell::new(), orders_per_hour }
+        Self {
+            local_ca,
+            authority,
+            dns: dns.flatten(),
+            account: OnceCell::new(),
+            orders_per_hour,
+            woken: Notify::new(),
+        }
+    }
+
+    /// Has the worker look for due certificates.
+    pub fn wake(&self) {
+        self.woken.notify_one();
     }
 }
 
@@ -61,10 +75,10 @@ pub async fn run(jobs: Arc<Jobs>) {
     let work = async {
         let (mut check, mut count) = (jobs.clock.moment(), jobs.clock.moment());
         loop {
-            let next = jobs.clock.moment().plus(LOOK_EVERY);
-            if let Err(error) = advance_due(&jobs).await {
+            let next = advance_until(&jobs).await.unwrap_or_else(|error| {
                 tracing::warn!(error = %Chain(&error), "certificates could not be looked for");
-            }
+                Some(jobs.clock.moment().plus(LOOK_AGAIN))
+            });
             if jobs.clock.moment() >= check {
                 check = jobs.clock.moment().plus(CHECK_EVERY);
                 check_ends(&jobs).await;
@@ -73,7 +87,12 @@ pub async fn run(jobs: Arc<Jobs>) {
                 count = jobs.clock.moment().plus(COUNT_EVERY);
                 count_by_status(&jobs).await;
             }
-            jobs.clock.until(next).await;
+            let next = next.into_iter().fold(check.min(count), Moment::min);
+            tokio::select! {
+                biased;
+                () = jobs.certificates.woken.notified() => {}
+                () = jobs.clock.until(next) => {}
+            }
         }
     };
     jobs.stop.run_until_cancelled(work).await;
@@ -98,6 +117,14 @@ async fn check_ends(jobs: &Jobs) {
     if left < WARN_BEFORE {
         tracing::warn!(%end, "a certificate ends soon and could not be renewed; `/v2/tunnels/…/domain` says why");
     }
+}
+
+/// Advances what is due. Returns when the next certificate is.
+async fn advance_until(jobs: &Jobs) -> Result<Option<Moment>> {
+    let soonest = jobs.clock.moment().plus(LOOK_AGAIN);
+    advance_due(jobs).await?;
+    let next = jobs.service.store.next_certificate().await?;
+    Ok(next.map(|next| jobs.clock.moment_of(next).max(soonest)))
 }
 
 async fn advance_due(jobs: &Jobs) -> Result<()> {

@@ -6,7 +6,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use culvert_wire::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
@@ -77,7 +76,7 @@ async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
     let under_way = jobs.deliveries.under_way().clone();
     match jobs.service.store.next_delivery(&under_way).await? {
         None => return Ok(None),
-        Some(next) if next > jobs.clock.now() => return Ok(Some(moment(jobs, next))),
+        Some(next) if next > jobs.clock.now() => return Ok(Some(jobs.clock.moment_of(next))),
         Some(_) => {}
     }
     let secrets = jobs.service.secrets.clone();
@@ -106,11 +105,7 @@ async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
     let under_way = jobs.deliveries.under_way().clone();
     let next =
         jobs.service.store.next_delivery(&under_way).await?.filter(|_| jobs.deliveries.slots.available_permits() > 0);
-    Ok(next.map(|next| moment(jobs, next).max(soonest)))
-}
-
-fn moment(jobs: &Jobs, at: DateTime<Utc>) -> Moment {
-    jobs.clock.moment().plus((at - jobs.clock.now()).to_std().unwrap_or_default())
+    Ok(next.map(|next| jobs.clock.moment_of(next).max(soonest)))
 }
 
 async fn deliver(jobs: &Jobs, delivery: Delivery) {

@@ -118,9 +118,8 @@ async fn send_due(jobs: &Jobs, server: &Server) -> Result<Moment> {
             }
         }
     }
-    let now = jobs.clock.moment();
-    let next = store.next_mail().await?.map(|due| (due - jobs.clock.now()).to_std().unwrap_or_default());
-    Ok(now.plus(next.map_or(LOOK_EVERY, |wait| wait.min(LOOK_EVERY))))
+    let latest = jobs.clock.moment().plus(LOOK_EVERY);
+    Ok(store.next_mail().await?.map_or(latest, |next| jobs.clock.moment_of(next).min(latest)))
 }
 
 async fn send(jobs: &Jobs, server: &Server, claimed: &ClaimedMail) -> Outcome {

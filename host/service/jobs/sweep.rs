@@ -3,8 +3,9 @@
 use culvert_domain::error::{Chain, Result};
 use futures_util::{StreamExt, stream};
 
-use crate::liveness::{Due, Silent};
+use crate::liveness::{Due as Held, Silent};
 use crate::{Service, operations, presence, sessions, temporary_tunnels};
+use culvert_store::due::Due;
 use culvert_store::error::first_error;
 
 /// Maximum number of due items that are processed concurrently. If one waits for a lock, the others go on.
@@ -15,25 +16,25 @@ const AT_ONCE: usize = 8;
 /// # Errors
 ///
 /// If what is due cannot be read.
-pub async fn sweep(service: &Service) -> Result<()> {
+pub async fn sweep(service: &Service, due: Due) -> Result<()> {
     let held = if service.fleet.may_end_own() { held(service).await } else { Ok(()) };
     // Together, so that a database that does not answer is waited for once.
-    let (silent, due) = tokio::join!(silent(service), due(service));
-    [silent, due].into_iter().fold(held, first_error)
+    let (silent, timed) = tokio::join!(silent(service, due), timed(service, due));
+    [silent, timed].into_iter().fold(held, first_error)
 }
 
 /// What was silent for too long, wherever it was connected.
-async fn silent(service: &Service) -> Result<()> {
+async fn silent(service: &Service, due: Due) -> Result<()> {
     if !service.fleet.may_end() {
         return Ok(());
     }
     let (store, liveness) = (&service.store, &service.liveness);
     // The devices of hosts that are ended now are silent at the next look.
     let (hosts, silent, expired, temporary) = tokio::join!(
-        store.end_dead_hosts(service.fleet.host_id()),
-        store.silent_devices(),
-        store.expired_leases(),
-        store.due_temporary_tunnels(),
+        read_if(due.dead_hosts, store.end_dead_hosts(service.fleet.host_id())),
+        read_if(due.silent_devices, store.silent_devices()),
+        read_if(due.expired_leases, store.expired_leases()),
+        read_if(due.temporary_tunnels, store.due_temporary_tunnels()),
     );
     // What this host holds is due by what it knows itself.
     let silent = silent.map(|mut all| {
@@ -57,12 +58,15 @@ async fn silent(service: &Service) -> Result<()> {
 }
 
 /// What is due by its own time.
-async fn due(service: &Service) -> Result<()> {
+async fn timed(service: &Service, due: Due) -> Result<()> {
     if !service.fleet.leads() {
         return Ok(());
     }
     let store = &service.store;
-    let (unfinished, untold) = tokio::join!(store.due_operations(), store.untold_devices());
+    let (unfinished, untold) = tokio::join!(
+        read_if(due.operations, store.due_operations()),
+        read_if(due.untold_devices, store.untold_devices()),
+    );
     let timed_out = each(unfinished, |(operation_id, scope_id)| {
         store.write(Some(scope_id), move |write| Box::pin(operations::expire(write, operation_id)))
     })
@@ -74,10 +78,15 @@ async fn due(service: &Service) -> Result<()> {
     first_error(timed_out, published)
 }
 
+/// Reads what is due, if something is.
+async fn read_if<T: Default>(is_due: bool, read: impl Future<Output = Result<T>>) -> Result<T> {
+    if is_due { read.await } else { Ok(T::default()) }
+}
+
 /// Devices and leases that this host has held. They stay due until the store knows.
 async fn held(service: &Service) -> Result<()> {
     let (store, liveness) = (&service.store, &service.liveness);
-    let Due { silent, expired } = liveness.due();
+    let Held { silent, expired } = liveness.due();
     let lost = each(Ok(silent), async |Silent { connection, scope_id, seen_at }| {
         store.write(Some(scope_id), move |write| Box::pin(presence::lose_held(write, connection, seen_at))).await?;
         liveness.release(connection);

@@ -12,10 +12,11 @@ use uuid::Uuid;
 
 use super::{Jobs, Ticker, sweep};
 use crate::scope_changes::INSTALLATION;
-use crate::{gate, locked_accounts, sessions};
+use crate::{Service, gate, locked_accounts, sessions};
 use culvert_domain::error::{Chain, Result};
 use culvert_domain::session::EndReason;
 use culvert_store::Hint;
+use culvert_store::due::{Due, Look};
 
 const TICK: Duration = Duration::from_secs(1);
 /// Ticks between two comparisons of what nodes were sent with what the database has.
@@ -84,6 +85,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
             Hint::Mails => jobs.mail.wake(),
+            Hint::Certificates => jobs.certificates.wake(),
             Hint::Scope(scope_id) => tell_pages(jobs, scope_id),
             Hint::Installation => tell_pages(jobs, INSTALLATION),
         }
@@ -108,15 +110,24 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if !jobs.service.fleet.is_alive() {
         return;
     }
-    // Another host may have written deliveries that are due now.
-    jobs.deliveries.wake();
+    let due = match look(jobs).await {
+        Ok(due) => due,
+        Err(error) => return report("what is due could not be looked for", Err(error)),
+    };
+    // Other processes may have written what is due now.
+    if due.deliveries {
+        jobs.deliveries.wake();
+    }
+    if due.certificates {
+        jobs.certificates.wake();
+    }
     let steps: [(&str, BoxFuture<'_, Result<()>>); 7] = [
         ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
         ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
-        ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service))),
-        ("what other processes have changed could not be read", Box::pin(jobs.wakeups.look(jobs))),
+        ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service, due))),
+        ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),
         ("what commands have changed could not be read", Box::pin(jobs.wakeups.look_for_commands(jobs))),
-        ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick())),
+        ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick(due.revisions))),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];
     for (what, step) in steps {
@@ -128,6 +139,13 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
         }
     }
     end_unknown_plans(jobs).await;
+}
+
+/// Looks at what is due.
+async fn look(jobs: &Jobs) -> Result<Due> {
+    let Service { fleet, nodes, store, .. } = &*jobs.service;
+    let look = Look { host_id: fleet.host_id(), node_ids: nodes.ids(), since: jobs.wakeups.looked_at() };
+    store.due(&look).await
 }
 
 fn report(what: &str, result: Result<()>) {

@@ -8,6 +8,7 @@ use chrono::{DateTime, Utc};
 use culvert_domain::audit_log::Origin;
 use culvert_domain::error::Result;
 use culvert_domain::string_enum::StringEnum;
+use culvert_store::due::Due;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
@@ -70,15 +71,24 @@ impl Wakeups {
         Ok(())
     }
 
+    /// When it was looked at what is due before.
+    pub(super) fn looked_at(&self) -> DateTime<Utc> {
+        self.seen(|seen| seen.looked_at)
+    }
+
     /// Wakes the connections of the devices that are concerned.
-    pub(super) async fn look(&self, jobs: &Jobs) -> Result<()> {
-        let (store, now) = (&jobs.service.store, jobs.clock.now());
-        let since = self.seen(|seen| seen.looked_at);
-        self.take_hints(jobs).await?;
-        let resumed = store.devices_of_ended_suspensions(since).await?;
+    pub(super) async fn wake(&self, jobs: &Jobs, due: Due) -> Result<()> {
+        if due.hints || self.seen(|seen| seen.lost_hints) {
+            self.take_hints(jobs).await?;
+        }
+        let resumed = if due.ended_suspensions {
+            jobs.service.store.devices_of_ended_suspensions(self.looked_at()).await?
+        } else {
+            Vec::new()
+        };
         let generation = jobs.service.policies_now().generation();
         let decides_otherwise = self.seen(|seen| {
-            seen.looked_at = now;
+            seen.looked_at = due.at;
             seen.generation.replace(generation).is_some_and(|former| former != generation)
         });
         if decides_otherwise {
