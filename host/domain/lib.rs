@@ -22,6 +22,7 @@ pub mod lease;
 pub mod local_service;
 pub mod mail;
 pub mod node;
+pub mod node_request;
 pub mod operation;
 pub mod page;
 pub mod permission;

@@ -13,7 +13,7 @@ use culvert_domain::error::{Chain, Code, Error};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::session::SESSION_LEASE;
 use culvert_service::connected_agents::ConnectionHandle;
-use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, WantedTunnel, identify};
+use culvert_service::connected_device::{Begin, ConnectedDevice, DeviceError, Resumed, WantedTunnel, identify};
 use culvert_service::metrics::counted;
 use culvert_service::temporary_tunnels::Keep;
 use culvert_wire::base64_bytes::Base64Bytes;
@@ -40,6 +40,8 @@ const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect that made room for another handshake.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
 /// When agents should reconnect after this host has said goodbye.
+/// How long a tunnel waits that could not be resumed, for the host of its node is away.
+const RESUME_AGAIN_AFTER: Duration = Duration::from_mins(1);
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How many frames are still read after a connection has failed, and for how long.
 const LAST_FRAMES: usize = 128;
@@ -155,8 +157,8 @@ struct AgentConnection {
     sent: SentState,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
-    /// Whether there may be tunnels to resume.
-    may_resume: bool,
+    /// From when on there may be tunnels to resume.
+    resume_from: Option<Moment>,
 }
 
 impl AgentConnection {
@@ -172,7 +174,7 @@ impl AgentConnection {
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
         let sent = SentState::of(consent);
-        Self { control, link, handle, device, requests, sent, tokens_since, may_resume: false }
+        Self { control, link, handle, device, requests, sent, tokens_since, resume_from: None }
     }
 
     /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
@@ -332,15 +334,16 @@ impl AgentConnection {
         let device_tokens = self.due_tokens().await?;
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens }).await?;
         // Nothing is given to an agent that may be gone, so tunnels are resumed with a heartbeat.
-        if std::mem::take(&mut self.may_resume) {
-            self.device.resume().await?;
+        let now = self.control.clock.moment();
+        if self.resume_from.take_if(|from| *from <= now).is_some() && self.device.resume().await? == Resumed::Waits {
+            self.resume_from = Some(now.plus(RESUME_AGAIN_AFTER));
         }
         Ok(())
     }
 
     /// Something may have changed.
     async fn on_woken(&mut self) -> Result<(), End> {
-        self.may_resume = true;
+        self.resume_from = Some(self.control.clock.moment());
         self.sync_agent().await
     }
 

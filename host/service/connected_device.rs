@@ -2,6 +2,7 @@
 
 mod accept;
 mod commands;
+mod stops;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,21 +12,21 @@ use culvert_domain::device::Device;
 use culvert_domain::error::{Error, Result};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::lease::Lease;
-use culvert_domain::operation::{Operation, RemoteAction};
+use culvert_domain::operation::Operation;
 use culvert_domain::session::EndReason;
 use culvert_domain::text;
 use culvert_store::Write;
-use culvert_wire::control::{ConsentState, Done, Failure, Grant, RevokeReason, SignedConsent};
+use culvert_wire::control::{ConsentState, Failure, Grant, RevokeReason, SignedConsent};
 use culvert_wire::device_token::DeviceToken;
 use culvert_wire::failure_code::FailureCode;
 use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
 
 use crate::liveness::LastState;
-use crate::nodes::EndedSessions;
 use crate::operations::reports::{self, BeginDecision};
 use crate::{Service, consent, local_runs, operations, presence, resumption, sessions, temporary_tunnels};
 
+pub use crate::resumption::Resumed;
 pub use accept::{Identified, identify};
 pub use commands::WantedTunnel;
 
@@ -201,11 +202,11 @@ impl ConnectedDevice {
     /// # Errors
     ///
     /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if a policy or the database fails.
-    pub async fn resume(&self) -> Result<(), DeviceError> {
+    pub async fn resume(&self) -> Result<Resumed, DeviceError> {
         if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await?
             || !local_runs::plan_is_known(&self.service, self.scope_id).await?
         {
-            return Ok(());
+            return Ok(Resumed::All);
         }
         let boot_id = self.boot_id;
         self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id))).await
@@ -259,37 +260,6 @@ impl ConnectedDevice {
         }
     }
 
-    /// The agent reports the outcome of an operation.
-    ///
-    /// # Errors
-    ///
-    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
-    pub async fn finish(&self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), DeviceError> {
-        let stopped = if outcome.is_ok() { self.leases_to_stop(operation_id).await? } else { Vec::new() };
-        // Ports are closed before the stop is recorded as succeeded, so that nobody reads of a stop while a port
-        // is still open.
-        let (ended, outcome) = match self.service.nodes.end(&stopped).await {
-            Ok(ended) => (Some(ended), outcome),
-            Err(failure) => (None, Err(failure)),
-        };
-        self.write_ends(ended, move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome)))
-            .await
-    }
-
-    /// The leases that the success of a stop ends.
-    async fn leases_to_stop(&self, operation_id: Uuid) -> Result<Vec<Lease>> {
-        let operations = self.active_operations().await?;
-        let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
-            return Ok(Vec::new());
-        };
-        let stopped = |lease: &Lease| match operation.action {
-            RemoteAction::Stop => Some(lease.tunnel_id) == operation.tunnel_id,
-            RemoteAction::StopAll => true,
-            _ => false,
-        };
-        Ok(self.service.store.leases_of_device(self.id()).await?.into_iter().filter(stopped).collect())
-    }
-
     /// Somebody at the device has started a tunnel, by id or name. Returns its grant, if it has not ended meanwhile.
     ///
     /// # Errors
@@ -327,22 +297,6 @@ impl ConnectedDevice {
             .await?;
         }
         Ok(granted.map(Some))
-    }
-
-    /// Somebody at the device has stopped a tunnel.
-    ///
-    /// # Errors
-    ///
-    /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
-    pub async fn stop(&self, lease_id: Uuid) -> Result<(), DeviceError> {
-        let lease = self.service.store.lease(lease_id).await?;
-        let own: Vec<Lease> = lease.into_iter().filter(|lease| lease.device_id == self.id()).collect();
-        // A node that does not answer hears of the end by the next change.
-        let ended = self.service.nodes.end(&own).await.ok();
-        self.write_ends(ended, move |write, device| {
-            Box::pin(async move { local_runs::stop(write, device, &[lease_id]).await })
-        })
-        .await
     }
 
     /// The agent serves a lease.
@@ -436,33 +390,6 @@ impl ConnectedDevice {
         written.await?;
         // Where the store does not hear of it, the host goes on to watch the time.
         self.service.liveness.release(connection);
-        Ok(())
-    }
-
-    /// Writes the ends of sessions that nodes have ended, together with their last traffic.
-    async fn write_ends<F>(&self, ended: Option<EndedSessions>, work: F) -> Result<(), DeviceError>
-    where
-        F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<()>> + Send + 'static,
-    {
-        let nodes = self.service.nodes.clone();
-        let traffic = ended.as_ref().map(|ended| ended.traffic.clone()).unwrap_or_default();
-        let written = self.write(move |write, device| {
-            Box::pin(async move {
-                let mut new = Vec::new();
-                for (node_id, batch) in traffic {
-                    if write.apply_traffic(node_id, &batch).await? {
-                        new.push(batch);
-                    }
-                }
-                work(write, device).await?;
-                Ok(new)
-            })
-        });
-        let written = written.await;
-        if let Some(ended) = ended {
-            nodes.release(ended).await;
-        }
-        written?.iter().for_each(|batch| nodes.count(batch));
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 
 pub mod channel;
 mod counts;
+mod elsewhere;
 mod link;
 mod plans;
 
@@ -33,6 +34,7 @@ use culvert_domain::lease::Lease;
 use culvert_store::Store;
 use culvert_store::assignments::Assigned;
 use culvert_store::error::first_error;
+use elsewhere::Elsewhere;
 pub use link::Link;
 use link::Sent;
 
@@ -54,6 +56,7 @@ pub struct Nodes {
     counts: ReportedCounts,
     recent: RecentTraffic,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
+    elsewhere: Elsewhere,
     /// How many nodes have applied their first assignments.
     ready: watch::Sender<usize>,
 }
@@ -65,6 +68,8 @@ pub struct EndedSessions {
     sessions: Vec<(Arc<Link>, Uuid, Uuid)>,
     /// The last traffic of the sessions.
     pub traffic: Vec<(Uuid, TrafficBatch)>,
+    /// By which other hosts were asked to end some; each has to be taken up.
+    pub requests: Vec<Uuid>,
 }
 
 fn report(what: &str, result: Result<()>) {
@@ -84,6 +89,7 @@ impl Nodes {
             counts: ReportedCounts::default(),
             recent: RecentTraffic::default(),
             links: Mutex::default(),
+            elsewhere: Elsewhere::default(),
             ready: watch::Sender::new(0),
         }
     }
@@ -165,28 +171,37 @@ impl Nodes {
     ///
     /// Why the tunnel cannot be served, for the client who asked for it.
     pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
-        let failed = |detail: &str| Failure::new(FailureCode::TunnelStartFailed, detail);
-        let link = self.link(lease.node_id).ok_or_else(|| failed("The tunnel's node is not there."))?;
-        let address = link.address();
-        let outcome = match link.outcome(lease.tunnel_id, lease.session_id) {
+        let link = self.link(lease.node_id);
+        let served = match &link {
+            Some(link) => self.serve_here(link, lease.tunnel_id, lease.session_id).await,
+            None => self.serve_elsewhere(lease).await,
+        };
+        if served.is_ok() {
+            self.metrics.granted(link.is_some());
+        }
+        served
+    }
+
+    async fn serve_here(&self, link: &Link, tunnel_id: Uuid, session_id: Uuid) -> Result<NodeAddress, Failure> {
+        let outcome = match link.outcome(tunnel_id, session_id) {
             Ok(known) => known,
             Err(answer) => {
                 let deadline = self.clock.moment().plus(ANSWER_WITHIN);
-                let synced = self.sync(&link).await;
-                let is_sent = link.sent.lock().await.has_session(lease.tunnel_id, lease.session_id);
+                let synced = self.sync(link).await;
+                let is_sent = link.sent.lock().await.has_session(tunnel_id, session_id);
                 if let Err(error) = &synced {
-                    tracing::warn!(error = %Chain(error), tunnel = lease.name, "a node could not be told of a tunnel");
+                    tracing::warn!(error = %Chain(error), %tunnel_id, "a node could not be told of a tunnel");
                 } else if !is_sent {
                     drop(answer);
-                    link.forget_waiting(lease.session_id);
-                    return Err(failed("The tunnel's lease ended before the start was done."));
+                    link.forget_waiting(session_id);
+                    return Err(not_started("The tunnel's lease ended before the start was done."));
                 }
                 let answer = self.clock.timeout_at(deadline, answer).await;
-                link.forget_waiting(lease.session_id);
+                link.forget_waiting(session_id);
                 answer.ok().and_then(Result::ok).ok_or_else(unavailable)?
             }
         };
-        outcome.map(|()| address).map_err(|detail| failed(&detail))
+        outcome.map(|()| link.address()).map_err(|detail| not_started(&detail))
     }
 
     /// Ends leases on their nodes. When this returns, their ports are closed and their visitors are cut off.
@@ -196,11 +211,23 @@ impl Nodes {
     ///
     /// If a node does not answer. All of the leases are then served as the store has them.
     pub async fn end(&self, leases: &[Lease]) -> Result<EndedSessions, Failure> {
-        let mut ended = EndedSessions { sessions: Vec::new(), traffic: Vec::new() };
+        let (here, elsewhere): (Vec<_>, Vec<_>) = leases.iter().partition(|lease| self.link(lease.node_id).is_some());
+        let (ended, requests) = tokio::join!(self.end_here(here), self.end_elsewhere(&elsewhere));
+        match (ended, requests) {
+            (Ok(ended), Ok(requests)) => Ok(EndedSessions { requests, ..ended }),
+            (ended, requests) => {
+                let (sessions, traffic) = ended.map(|ended| (ended.sessions, ended.traffic)).unwrap_or_default();
+                self.release(EndedSessions { sessions, traffic, requests: requests.unwrap_or_default() }).await;
+                Err(unavailable())
+            }
+        }
+    }
+
+    async fn end_here(&self, leases: Vec<&Lease>) -> Result<EndedSessions, Failure> {
+        let mut ended = EndedSessions { sessions: Vec::new(), traffic: Vec::new(), requests: Vec::new() };
         let mut answers = Vec::new();
         let deadline = self.clock.moment().plus(ANSWER_WITHIN);
         for lease in leases {
-            // A node that is not connected serves nobody that this host could tell to stop.
             let Some(link) = self.link(lease.node_id) else { continue };
             let Lease { tunnel_id, session_id, epoch, .. } = *lease;
             answers.push(link.end(tunnel_id, session_id, epoch).await);
@@ -219,6 +246,7 @@ impl Nodes {
 
     /// Allows ended sessions to be served again, if the store still has them open.
     pub async fn release(&self, ended: EndedSessions) {
+        self.forget(ended.requests).await;
         let mut links = BTreeMap::new();
         for (link, tunnel_id, session_id) in ended.sessions {
             let mut sent = link.sent.lock().await;
@@ -251,29 +279,35 @@ impl Nodes {
         if open.is_empty() { Ok(()) } else { self.store.resend_assignments(node_id, open).await }
     }
 
-    /// Sends a node what has changed. Errors are only logged: the next look is at most a second away.
-    pub async fn notify(&self, node_id: Uuid) {
-        if let Some(link) = self.link(node_id) {
-            report("a node could not be told of a change", self.sync(&link).await.map(drop));
-        }
+    /// Sends a node what has changed. Errors are only logged: the next look is at most a second away. False if it is not
+    /// connected to this host.
+    pub async fn notify(&self, node_id: Uuid) -> bool {
+        let Some(link) = self.link(node_id) else { return false };
+        report("a node could not be told of a change", self.sync(&link).await.map(drop));
+        true
     }
 
     /// Sends nodes what has changed, and waits a short time until it is in force and the traffic of what has ended is
     /// stored. A caller who waits for it before answering a client can promise that the change is in effect.
     pub async fn wait_until_applied(&self, node_ids: impl IntoIterator<Item = Uuid>) {
-        let links: Vec<_> = node_ids.into_iter().filter_map(|node_id| self.link(node_id)).collect();
-        let apply = links.iter().map(async |link| {
-            let revision = self.sync(link).await?;
-            let applied = async {
-                link.wait_until_applied(revision).await;
-                link.wait_until_stored().await;
-            };
-            let applied = self.clock.timeout(APPLY_WITHIN, applied).await;
-            applied.map_err(|_| Error::internal("the node has not applied a change within 2 seconds"))
-        });
-        for result in join_all(apply).await {
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            node_ids.into_iter().partition(|node_id| self.link(*node_id).is_some());
+        let links: Vec<_> = here.into_iter().filter_map(|node_id| self.link(node_id)).collect();
+        let here = join_all(links.iter().map(|link| self.apply_here(link)));
+        let (here, elsewhere) = tokio::join!(here, self.apply_elsewhere(elsewhere));
+        for result in here.into_iter().chain([elsewhere]) {
             report("a node could not be told of a change", result);
         }
+    }
+
+    async fn apply_here(&self, link: &Link) -> Result<()> {
+        let revision = self.sync(link).await?;
+        let applied = async {
+            link.wait_until_applied(revision).await;
+            link.wait_until_stored().await;
+        };
+        let applied = self.clock.timeout(APPLY_WITHIN, applied).await;
+        applied.map_err(|_| Error::internal("the node has not applied a change within 2 seconds"))
     }
 
     /// Does what is due every second: sends what no hint has told of. `revisions` are those of all nodes in the database,
@@ -290,9 +324,16 @@ impl Nodes {
             let revision = link.sent.lock().await.revision;
             sent = sent.zip(revision).map(|(sent, revision)| sent + revision);
         }
-        if sent == Some(revisions) {
-            return result;
-        }
+        if sent == Some(revisions) { result } else { first_error(result, self.sync_all().await) }
+    }
+
+    /// Sends the nodes what has changed.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn sync_all(&self) -> Result<()> {
+        let mut result = Ok(());
         for link in self.links() {
             result = first_error(result, self.sync(&link).await.map(drop));
         }
@@ -409,7 +450,11 @@ fn others(item_ids: &[Uuid], these: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
     item_ids.iter().filter(|item_id| !these.contains(item_id)).copied().collect()
 }
 
-fn unavailable() -> Failure {
+fn not_started(detail: &str) -> Failure {
+    Failure::new(FailureCode::TunnelStartFailed, detail)
+}
+
+pub(crate) fn unavailable() -> Failure {
     Failure::new(FailureCode::NodeUnavailable, "The tunnel's node did not answer in time.")
 }
 

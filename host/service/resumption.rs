@@ -28,21 +28,35 @@ pub(crate) async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &
     Ok(())
 }
 
+/// What has become of the tunnels that a device should run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// None waits for anything that nobody would tell of.
+    All,
+    /// One waits for the host of its node.
+    Waits,
+}
+
 /// Opens sessions for the tunnels that the device should run and that nobody runs: after a restart, after a
 /// long absence, or at the end of a suspension.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<()> {
+pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<Resumed> {
+    let mut resumed = Resumed::All;
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
         if check_startable(&tunnel, device, Bandwidth::Left).is_err() {
+            continue;
+        }
+        if !write.has_live_host(tunnel.node.id).await? {
+            resumed = Resumed::Waits;
             continue;
         }
         let target = target(write, device, &tunnel).await?;
         sessions::open(write, &tunnel, device.id, boot_id, &target).await?;
     }
-    Ok(())
+    Ok(resumed)
 }
 
 /// The target of a resumed tunnel. Without remote control, it is the one that somebody at the device last

@@ -90,6 +90,12 @@ impl From<i64> for Arg<'_> {
     }
 }
 
+impl From<Option<i64>> for Arg<'_> {
+    fn from(number: Option<i64>) -> Self {
+        Arg::Int(number)
+    }
+}
+
 impl From<u32> for Arg<'_> {
     fn from(number: u32) -> Self {
         Arg::Int(Some(number.into()))

@@ -11,6 +11,7 @@ use super::Store;
 use super::arg::args;
 use super::fleet::dead_hosts;
 use super::hints::hints_of_host;
+use super::node_requests::waiting_requests;
 use super::operations::due_operations;
 use super::outbox::due_webhooks;
 use super::presence::{HELD_FOR, TOLD_WITHIN, ended_suspensions, silent_devices, silent_held_devices, untold_devices};
@@ -36,6 +37,7 @@ pub struct Due {
     /// When it was looked.
     pub at: DateTime<Utc>,
     pub hints: bool,
+    pub requests: bool,
     pub dead_hosts: bool,
     pub silent_devices: bool,
     pub expired_leases: bool,
@@ -55,6 +57,9 @@ macro_rules! look {
             "SELECT EXISTS (SELECT 1 ",
             hints_of_host!("$2"),
             ") AS hints, \
+                 EXISTS (SELECT 1 ",
+            waiting_requests!("$2"),
+            ") AS requests, \
                  EXISTS (SELECT 1 ",
             dead_hosts!("$4", "$2"),
             ") AS dead_hosts, \
@@ -110,7 +115,7 @@ impl Store {
         ];
         let row = (&self.db).one(sql, args).await?;
         Ok(row!(row => Due {
-            hints: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
+            hints: flag, requests: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
             operations: flag, untold_devices: flag, ended_suspensions: flag, deliveries: flag, certificates: flag,
             revisions: number;
             at: now,

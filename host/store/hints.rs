@@ -7,7 +7,7 @@ use super::error::DbResult;
 use super::read::Read;
 use super::row::Row;
 use super::sql::{by_ids, sql};
-use super::{Hint, Store, Write};
+use super::{ForHost, Hint, Store, Write};
 use culvert_domain::error::Result;
 
 /// What a host has not heard yet.
@@ -43,7 +43,7 @@ impl Write {
         let own = self.host_id.unwrap_or_default();
         let rows = self.all(sql, args![device_ids, own]).await?;
         for row in &rows {
-            self.notify(Hint::Host(row.id("host_id")?));
+            self.notify(Hint::Host(row.id("host_id")?, ForHost::Agents));
         }
         Ok(())
     }

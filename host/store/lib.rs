@@ -36,6 +36,7 @@ pub mod keys;
 pub mod mails;
 pub mod migrations;
 pub mod names;
+pub mod node_requests;
 pub mod operations;
 mod operators;
 pub mod outbox;
@@ -104,8 +105,8 @@ pub struct Store {
 pub enum Hint {
     /// The connection of this device: an operation, a lease or its consent has changed.
     Device(Uuid),
-    /// Another host: there are hints for it in the database.
-    Host(Uuid),
+    /// Another host: there is something for it in the database.
+    Host(Uuid, ForHost),
     /// This lease: it has ended.
     LeaseEnded(Uuid),
     /// The channel of this node: its assignments have changed.
@@ -120,6 +121,19 @@ pub enum Hint {
     Scope(Uuid),
     /// Open pages of operators: an account, a Team, a node, a certificate or the policies have changed.
     Installation,
+}
+
+/// What there is for a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ForHost {
+    /// Hints for the agents that are connected to it.
+    Agents,
+    /// Requests to its nodes.
+    Requests,
+    /// Answers to what it has asked.
+    Answers,
+    /// Changes of what its nodes are to serve.
+    Nodes,
 }
 
 /// An open transaction that writes.

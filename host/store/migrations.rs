@@ -72,6 +72,7 @@ const FILES: &[File] = files! {
     41 "0041_hosts"
     42 "0042_hints"
     43 "0043_node_hosts"
+    44 "0044_node_requests"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -5,10 +5,14 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use uuid::Uuid;
 
-use super::Store;
+use super::arg::args;
 use super::db::{Db, POOL_WAIT, bounded};
 use super::error::{DbResult, StoreError};
+use super::read::Read;
+use super::row::Row;
+use super::sql::by_ids;
 use super::statements::{PartOf, count};
+use super::{ForHost, Store};
 use culvert_domain::error::{Error, Result};
 
 /// What all hosts listen to. Each listens to a channel of its own as well.
@@ -17,7 +21,12 @@ const FLEET: &str = "culvert_fleet";
 const MOST_SCOPES: usize = 100;
 /// In place of more scopes.
 const ALL: &str = "all";
+/// What one host is told.
 const ECHO: &str = "echo";
+const AGENTS: &str = "agents";
+const REQUESTS: &str = "requests";
+const ANSWERS: &str = "answers";
+const NODES: &str = "nodes";
 
 /// The connection on which a host listens.
 pub struct Listener {
@@ -28,8 +37,8 @@ pub struct Listener {
 /// What a host hears.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// There are hints to take.
-    Hints,
+    /// There is something for this host.
+    Something(ForHost),
     /// Another host has changed something of these scopes.
     Scopes(Vec<Uuid>),
     /// Of more than it names.
@@ -50,14 +59,24 @@ impl Store {
         Ok(Listener { listener, host_id })
     }
 
-    /// Tells hosts that there are hints for them.
-    pub async fn notify_hosts(&self, host_ids: &[Uuid]) -> Result<()> {
-        self.notify(host_ids.iter().copied().map(channel).collect(), String::new()).await
+    /// Tells hosts that there is something for them.
+    pub async fn notify_hosts(&self, hosts: &[(Uuid, ForHost)]) -> Result<()> {
+        let message = |(host_id, what): &(Uuid, ForHost)| (channel(*host_id), word(*what).to_owned());
+        self.notify(hosts.iter().map(message).collect()).await
     }
 
     /// Has this host hear itself.
     pub async fn notify_itself(&self, host_id: Uuid) -> Result<()> {
-        self.notify(vec![channel(host_id)], ECHO.into()).await
+        self.notify(vec![(channel(host_id), ECHO.into())]).await
+    }
+
+    /// Tells the hosts of nodes, if they are others, that there is something for their nodes.
+    pub async fn notify_of_nodes(&self, own_id: Uuid, node_ids: &[Uuid]) -> Result<()> {
+        let sql = by_ids!("SELECT DISTINCT host_id FROM nodes WHERE host_id <> $2 AND id", "$1", "");
+        let rows = (&self.db.for_liveness()).all(sql, args![node_ids, own_id]).await?;
+        let host = |row: &Row| Ok::<_, StoreError>((row.id("host_id")?, ForHost::Nodes));
+        let hosts = rows.iter().map(host).collect::<DbResult<Vec<_>>>()?;
+        if hosts.is_empty() { Ok(()) } else { self.notify_hosts(&hosts).await }
     }
 
     /// Tells the other hosts that something of these scopes has changed.
@@ -67,19 +86,20 @@ impl Store {
         } else {
             [host_id].iter().chain(scope_ids).map(|id| id.simple().to_string()).collect()
         };
-        self.notify(vec![FLEET.into()], words.join(" ")).await
+        self.notify(vec![(FLEET.into(), words.join(" "))]).await
     }
 
-    async fn notify(&self, channels: Vec<String>, payload: String) -> Result<()> {
+    async fn notify(&self, messages: Vec<(String, String)>) -> Result<()> {
         let Db::Postgres { liveness, .. } = &self.db else { return Err(no_server()) };
-        Ok(notify(liveness, channels, payload).await?)
+        Ok(notify(liveness, messages).await?)
     }
 }
 
-async fn notify(pool: &PgPool, channels: Vec<String>, payload: String) -> DbResult<()> {
+async fn notify(pool: &PgPool, messages: Vec<(String, String)>) -> DbResult<()> {
     count(PartOf::Nothing);
-    let notify = sqlx::query("SELECT pg_notify(channel, $2) FROM unnest($1) AS channel");
-    bounded(notify.bind(channels).bind(payload).execute(pool)).await?;
+    let (channels, words): (Vec<String>, Vec<String>) = messages.into_iter().unzip();
+    let notify = sqlx::query("SELECT pg_notify(channel, word) FROM unnest($1, $2) AS message (channel, word)");
+    bounded(notify.bind(channels).bind(words).execute(pool)).await?;
     Ok(())
 }
 
@@ -99,7 +119,15 @@ impl Listener {
     fn heard(&self, notification: &PgNotification) -> Option<Heard> {
         let payload = notification.payload();
         if notification.channel() != FLEET {
-            return Some(if payload == ECHO { Heard::Echo } else { Heard::Hints });
+            return match payload {
+                ECHO => Some(Heard::Echo),
+                AGENTS => Some(Heard::Something(ForHost::Agents)),
+                REQUESTS => Some(Heard::Something(ForHost::Requests)),
+                ANSWERS => Some(Heard::Something(ForHost::Answers)),
+                NODES => Some(Heard::Something(ForHost::Nodes)),
+                // Of a later version; it is found within a second.
+                _ => None,
+            };
         }
         let (sender, scopes) = payload.split_once(' ')?;
         if sender.parse() == Ok(self.host_id) {
@@ -109,6 +137,15 @@ impl Listener {
             return Some(Heard::AllScopes);
         }
         scopes.split(' ').map(|id| id.parse().ok()).collect::<Option<Vec<Uuid>>>().map(Heard::Scopes)
+    }
+}
+
+fn word(what: ForHost) -> &'static str {
+    match what {
+        ForHost::Agents => AGENTS,
+        ForHost::Requests => REQUESTS,
+        ForHost::Answers => ANSWERS,
+        ForHost::Nodes => NODES,
     }
 }
 

@@ -52,6 +52,7 @@ impl Store {
             (prune!("invitations", "expires_at", " <= $1"), now),
             (prune!("used_challenges", "expires_at", " <= $1"), now),
             (prune!("mails", "expires_at", " <= $1"), now),
+            (prune!("node_requests", "expires_at", " <= $1"), now),
             (prune!("email_changes", "expires_at", " <= $1"), now),
             (prune!("sign_ups", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),

@@ -290,6 +290,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_mail_attempts counter
     # TYPE culvert_tunnel_bytes counter
     # TYPE culvert_node_corrections counter
+    # TYPE culvert_grants counter
     # TYPE culvert_edge_requests counter
     # TYPE culvert_edge_handshakes counter
     # TYPE culvert_edge_basic_auth counter

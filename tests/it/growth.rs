@@ -49,6 +49,7 @@ const GROWING: &[&str] = &[
     "links",
     "mails",
     "node_ports",
+    "node_requests",
     "operations",
     "passkeys",
     "passwords",

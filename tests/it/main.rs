@@ -51,6 +51,7 @@ mod failures;
 mod fleet;
 mod fleet_hints;
 mod fleet_model;
+mod fleet_nodes;
 mod foreground;
 mod generated;
 mod group_commit;

@@ -89,6 +89,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0033-mail-previews-and-documentation.md"
     "docs/develop/decisions/0034-other-providers.md"
     "docs/develop/decisions/0035-hosts-on-one-database.md"
+    "docs/develop/decisions/0036-nodes-of-other-hosts.md"
 };
 
 /// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.

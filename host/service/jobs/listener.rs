@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Error, Result};
+use culvert_store::ForHost;
 use culvert_store::postgres_bus::Heard;
 use tokio::time::{sleep, timeout};
 
@@ -40,10 +41,21 @@ async fn listen(jobs: &Jobs) -> Result<Infallible> {
     jobs.changes.tell_all();
     loop {
         match timeout(ECHO_WITHIN, listener.next()).await.map_err(Error::unavailable)?? {
-            Heard::Hints => jobs.wakeups.take_hints(jobs).await?,
+            Heard::Something(what) => look(jobs, what).await?,
             Heard::Scopes(scope_ids) => scope_ids.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id)),
             Heard::AllScopes => jobs.changes.tell_all(),
             Heard::Echo => {}
         }
+    }
+}
+
+/// Looks at what there is for this host.
+async fn look(jobs: &Jobs, what: ForHost) -> Result<()> {
+    let nodes = &jobs.service.nodes;
+    match what {
+        ForHost::Agents => jobs.wakeups.take_hints(jobs).await,
+        ForHost::Requests => nodes.take_requests().await,
+        ForHost::Answers => nodes.take_answers().await,
+        ForHost::Nodes => nodes.sync_all().await,
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Result};
+use culvert_store::ForHost;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
@@ -19,34 +20,45 @@ const BETWEEN_SCOPES: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub struct Notifier {
-    hosts: Waiting,
-    scopes: Waiting,
+    hosts: Waiting<(Uuid, ForHost)>,
+    nodes: Waiting<Uuid>,
+    scopes: Waiting<Uuid>,
 }
 
 /// What is to be told.
-#[derive(Default)]
-struct Waiting {
-    ids: Mutex<BTreeSet<Uuid>>,
+struct Waiting<T> {
+    all: Mutex<BTreeSet<T>>,
     added: Notify,
 }
 
-impl Waiting {
-    fn add(&self, id: Uuid) {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Self { all: Mutex::default(), added: Notify::new() }
+    }
+}
+
+impl<T: Ord> Waiting<T> {
+    fn add(&self, one: T) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).insert(one);
         self.added.notify_one();
     }
 
-    async fn take(&self) -> Vec<Uuid> {
+    async fn take(&self) -> Vec<T> {
         self.added.notified().await;
-        let ids = std::mem::take(&mut *self.ids.lock().unwrap_or_else(PoisonError::into_inner));
-        ids.into_iter().collect()
+        let all = std::mem::take(&mut *self.all.lock().unwrap_or_else(PoisonError::into_inner));
+        all.into_iter().collect()
     }
 }
 
 impl Notifier {
-    /// There are hints for a host.
-    pub(super) fn hints_for(&self, host_id: Uuid) {
-        self.hosts.add(host_id);
+    /// There is something for a host.
+    pub(super) fn host(&self, host_id: Uuid, what: ForHost) {
+        self.hosts.add((host_id, what));
+    }
+
+    /// There is something for a node of another host.
+    pub(super) fn node(&self, node_id: Uuid) {
+        self.nodes.add(node_id);
     }
 
     /// Something that pages show of a scope has changed.
@@ -67,7 +79,8 @@ async fn notify_hosts(jobs: &Jobs) {
     let mut next_echo = Instant::now();
     loop {
         let result = tokio::select! {
-            host_ids = jobs.notifier.hosts.take() => store.notify_hosts(&host_ids).await,
+            hosts = jobs.notifier.hosts.take() => store.notify_hosts(&hosts).await,
+            node_ids = jobs.notifier.nodes.take() => store.notify_of_nodes(host_id, &node_ids).await,
             () = sleep_until(next_echo) => {
                 next_echo = Instant::now() + ECHO_EVERY;
                 store.notify_itself(host_id).await

@@ -80,7 +80,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     while let Some(next) = wake {
         match next {
             Hint::Device(device_id) => jobs.agents.wake(device_id),
-            Hint::Host(host_id) => jobs.notifier.hints_for(host_id),
+            Hint::Host(host_id, what) => jobs.notifier.host(host_id, what),
             Hint::LeaseEnded(session_id) => jobs.service.liveness.forget_lease(session_id),
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
@@ -92,7 +92,9 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
         wake = hints.try_recv().ok();
     }
     for node_id in nodes {
-        jobs.service.nodes.notify(node_id).await;
+        if !jobs.service.nodes.notify(node_id).await && jobs.service.fleet.has_others() {
+            jobs.notifier.node(node_id);
+        }
     }
 }
 
@@ -121,12 +123,13 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if due.certificates {
         jobs.certificates.wake();
     }
-    let steps: [(&str, BoxFuture<'_, Result<()>>); 7] = [
+    let steps: [(&str, BoxFuture<'_, Result<()>>); 8] = [
         ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
         ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
         ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service, due))),
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),
         ("what commands have changed could not be read", Box::pin(jobs.wakeups.look_for_commands(jobs))),
+        ("what other hosts ask of nodes could not be read", Box::pin(take_requests(jobs, due))),
         ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick(due.revisions))),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];
@@ -159,6 +162,10 @@ async fn record_alive(jobs: &Jobs) -> Result<()> {
     let replaced = service.liveness.record(&service.store).await?;
     replaced.into_iter().for_each(|device_id| jobs.agents.replace(device_id));
     Ok(())
+}
+
+async fn take_requests(jobs: &Jobs, due: Due) -> Result<()> {
+    if due.requests { jobs.service.nodes.take_requests().await } else { Ok(()) }
 }
 
 async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {

@@ -12,6 +12,10 @@ use prometheus_client::registry::{Registry, Unit};
 
 use culvert_wire::node::{Counted, Level, Measured, TIME_BOUNDS, Timed, Times, TrafficBatch};
 
+/// A node of this host, or of another one.
+const HERE: &str = "here";
+const ELSEWHERE: &str = "elsewhere";
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Direction {
     direction: &'static str,
@@ -23,6 +27,7 @@ pub struct NodeMetrics {
     /// Payload bytes of tunnels.
     bytes: Family<Direction, Counter>,
     corrections: Counter,
+    grants: Family<NodePlace, Counter>,
     answers: Family<StatusClass, Counter>,
     pages: Family<PageCode, Counter>,
     handshakes: Family<NodeOutcome, Counter>,
@@ -36,6 +41,12 @@ pub struct NodeMetrics {
     unproven: Gauge,
     visit_waits: ReportedTimes,
     exchanges: ReportedTimes,
+}
+
+/// Whether a node belongs to this host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodePlace {
+    node: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -153,6 +164,9 @@ impl NodeMetrics {
     /// Sets counters to zero at the start.
     pub(super) fn begin(&self) {
         self.add(0, 0);
+        for node in [HERE, ELSEWHERE] {
+            self.grants.get_or_create(&NodePlace { node }).inc_by(0);
+        }
         for (what, labels) in [
             (Counted::Answers, ["2xx", "3xx", "4xx", "5xx"].as_slice()),
             (Counted::Handshakes, &["succeeded", "failed"]),
@@ -170,6 +184,7 @@ impl NodeMetrics {
         registry.register("tunnel_bytes", "Payload, as it was noted", self.bytes.clone());
         let corrections = self.corrections.clone();
         registry.register("node_corrections", "Tunnels whose newest state a node was not sent", corrections);
+        registry.register("grants", "Leases given to agents, by where the node is", self.grants.clone());
         registry.register("edge_requests", "Answers to visitors of http tunnels", self.answers.clone());
         registry.register("edge_pages", "The nodes' own answers to them", self.pages.clone());
         registry.register("edge_handshakes", "TLS handshakes of visitors", self.handshakes.clone());
@@ -198,6 +213,11 @@ impl NodeMetrics {
     /// Counts a tunnel whose newest state a node was not sent.
     pub fn corrected(&self) {
         self.corrections.inc();
+    }
+
+    /// Counts a lease that an agent is given.
+    pub fn granted(&self, is_here: bool) {
+        self.grants.get_or_create(&NodePlace { node: if is_here { HERE } else { ELSEWHERE } }).inc();
     }
 
     fn add(&self, bytes_in: u64, bytes_out: u64) {

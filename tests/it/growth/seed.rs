@@ -383,6 +383,18 @@ impl Seed {
         );
         insert(scopes / 2, "hints", "host_id, device_id", format!("{}, {}", node("i"), device("i * 4")));
         insert(
+            scopes,
+            "node_requests",
+            "id, host_id, asked_by, node_id, kind, revision, state, expires_at",
+            format!(
+                "{}, {}, {}, {}, 'apply', 1, 'withdrawn', {later}",
+                self.id(20, "i"),
+                node("i"),
+                node("i"),
+                node("i")
+            ),
+        );
+        insert(
             scopes / 10,
             "scopes",
             "id, kind, name, plan, created_at",

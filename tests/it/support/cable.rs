@@ -1,6 +1,8 @@
 //! The network between an agent and its host, or a host and its database, which a test can cut and
 //! mend.
 
+use std::net::SocketAddr;
+
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
@@ -20,17 +22,19 @@ struct State {
     intact: bool,
     /// How often it was cut.
     cuts: u32,
+    /// The host at the other end.
+    host: Option<SocketAddr>,
 }
 
 impl TestHost {
     pub async fn cable(&self) -> Cable {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let (host, sender) = (self.address, watch::Sender::new(State { intact: true, cuts: 0 }));
+        let sender = watch::Sender::new(State { intact: true, cuts: 0, host: Some(self.address) });
         let state = sender.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let state = state.clone();
+                let (state, host) = (state.clone(), state.borrow().host.unwrap());
                 tokio::spawn(async move { carry(stream, TcpStream::connect(host).await.unwrap(), state).await });
             }
         });
@@ -54,7 +58,7 @@ impl Cable {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = listener.local_addr().unwrap();
         let url = format!("postgres://{user}@{near}/{database}?sslmode=disable");
-        let sender = watch::Sender::new(State { intact: true, cuts: 0 });
+        let sender = watch::Sender::new(State { intact: true, cuts: 0, host: None });
         let state = sender.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -72,7 +76,13 @@ impl Cable {
     }
 
     pub fn cut(&self) {
-        self.state.send_modify(|state| *state = State { intact: false, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| *state = State { intact: false, cuts: state.cuts + 1, ..*state });
+    }
+
+    /// Its connections are lost, and new ones go to another host.
+    pub fn lead_to(&self, host: &TestHost) {
+        self.cut();
+        self.state.send_modify(|state| *state = State { intact: true, host: Some(host.address), ..*state });
     }
 
     /// From here on new connections pass. Those that were cut are lost.
@@ -82,7 +92,7 @@ impl Cable {
 }
 
 async fn carry(mut near: TcpStream, mut far: impl AsyncRead + AsyncWrite + Unpin, mut state: watch::Receiver<State>) {
-    let State { intact, cuts } = *state.borrow_and_update();
+    let State { intact, cuts, .. } = *state.borrow_and_update();
     if intact {
         tokio::select! {
             biased;

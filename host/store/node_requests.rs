@@ -1,0 +1,192 @@
+//! What one host asks the host of a node, and the answers: rows that each of the two changes only as long as the other has not.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use culvert_domain::error::Result;
+use culvert_domain::node_request::RequestKind;
+use uuid::Uuid;
+
+use super::arg::{StringArg, args};
+use super::error::DbResult;
+use super::read::Read;
+use super::row::{Row, readable, row};
+use super::sql::{by_ids, sql};
+use super::{ForHost, Hint, Store, Write};
+
+/// How long a request stands. An end that was answered is taken up by then, or withdrawn.
+const STANDS: TimeDelta = TimeDelta::seconds(10);
+/// Requests that are read at once.
+const BATCH: u32 = 500;
+
+/// Of whom something is asked, and what.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRequest {
+    pub id: Uuid,
+    pub node_id: Uuid,
+    pub kind: RequestKind,
+    /// The tunnel, its session and the session's epoch.
+    pub session: Option<(Uuid, Uuid, i64)>,
+}
+
+/// What became of a new request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The node's host will read it.
+    Asked,
+    /// The node's host is not heard of.
+    HostAway,
+    /// The node has no other host, or one that has stopped and ended everything.
+    NoHost,
+}
+
+/// What another host asks.
+#[derive(Clone, Debug)]
+pub struct NodeRequest {
+    pub id: Uuid,
+    pub node_id: Uuid,
+    pub kind: RequestKind,
+    pub tunnel_id: Option<Uuid>,
+    pub session_id: Option<Uuid>,
+    pub epoch: Option<i64>,
+    /// The node's revision when it was asked.
+    pub revision: u64,
+    pub expires_at: DateTime<Utc>,
+}
+
+/// What a host has not answered yet.
+macro_rules! waiting_requests {
+    ($host:literal) => {
+        concat!("FROM node_requests WHERE state = 'waiting' AND host_id = ", $host)
+    };
+}
+pub(crate) use waiting_requests;
+
+impl Store {
+    /// Asks the hosts of nodes.
+    pub async fn ask_nodes(&self, requests: Vec<NewRequest>) -> Result<Vec<Sent>> {
+        let ask = self.write_liveness(move |write| {
+            Box::pin(async move {
+                let mut sent = Vec::new();
+                for request in &requests {
+                    sent.push(write.ask_node(request).await?);
+                }
+                Ok(sent)
+            })
+        });
+        ask.await
+    }
+
+    /// What other hosts ask of the nodes of this one.
+    pub async fn waiting_requests(&self) -> Result<Vec<NodeRequest>> {
+        let sql = sql!(concat!(
+            "SELECT id, node_id, kind, tunnel_id, session_id, epoch, revision, expires_at ",
+            waiting_requests!("$1"),
+            " AND expires_at > $2 LIMIT $3"
+        ));
+        let db = self.db.for_liveness();
+        let rows = (&db).all(sql, args![self.own_id(), self.clock.now(), BATCH]).await?;
+        Ok(readable(&rows, "request", request))
+    }
+
+    /// Answers a request. False if nobody waits for it any longer.
+    pub async fn answer_request(&self, id: Uuid, answer: String) -> Result<bool> {
+        self.write_liveness(move |write| Box::pin(async move { write.answer_request(id, &answer).await })).await
+    }
+
+    /// The answers to what this host has asked.
+    pub async fn node_answers(&self) -> Result<Vec<(Uuid, String)>> {
+        let sql = sql!("SELECT id, answer FROM node_requests WHERE asked_by = $1 AND state = 'answered'");
+        let db = self.db.for_liveness();
+        let rows = (&db).all(sql, args![self.own_id()]).await?;
+        Ok(readable(&rows, "answer", |row| Ok((row.id("id")?, row.text("answer")?))))
+    }
+
+    fn own_id(&self) -> Uuid {
+        self.host_id.get().copied().unwrap_or_default()
+    }
+
+    /// Takes back that a session has ended, where the host that has asked for it has not taken it up.
+    pub async fn withdraw_request(&self, id: Uuid) -> Result<()> {
+        let sql = sql!("UPDATE node_requests SET state = 'withdrawn' WHERE id = $1");
+        let withdraw = self.write_liveness(move |write| {
+            Box::pin(async move {
+                write.execute(sql, args![id]).await?;
+                Ok(())
+            })
+        });
+        withdraw.await
+    }
+
+    /// Forgets requests that nobody waits for any longer.
+    pub async fn forget_requests(&self, ids: Vec<Uuid>) -> Result<()> {
+        let forget = self.write_liveness(move |write| {
+            Box::pin(async move {
+                write.execute(by_ids!("DELETE FROM node_requests WHERE id", "$1", ""), args![&ids[..]]).await?;
+                Ok(())
+            })
+        });
+        forget.await
+    }
+}
+
+impl Write {
+    async fn ask_node(&mut self, new: &NewRequest) -> Result<Sent> {
+        let (own_id, expires_at) = (self.host_id.unwrap_or_default(), self.now + STANDS);
+        let sql = sql!(
+            "INSERT INTO node_requests \
+                 (id, host_id, asked_by, node_id, kind, tunnel_id, session_id, epoch, revision, state, expires_at) \
+             SELECT $1, h.id, $2, n.id, $4, $5, $6, $7, r.revision, 'waiting', $8 FROM nodes n \
+             JOIN node_revisions r ON r.node_id = n.id JOIN hosts h ON h.id = n.host_id \
+             WHERE n.id = $3 AND h.id <> $2 AND h.ended_at IS NULL AND h.lease_until > $9 RETURNING host_id"
+        );
+        let (tunnel_id, session_id, epoch) =
+            new.session.map_or((None, None, None), |(tunnel_id, session_id, epoch)| {
+                (Some(tunnel_id), Some(session_id), Some(epoch))
+            });
+        let (kind, now) = (StringArg(new.kind), self.now);
+        let args = args![new.id, own_id, new.node_id, kind, tunnel_id, session_id, epoch, expires_at, now];
+        if let Some(row) = self.optional(sql, args).await? {
+            self.notify(Hint::Host(row.id("host_id")?, ForHost::Requests));
+            return Ok(Sent::Asked);
+        }
+        // A host that has stopped has ended its lease with itself.
+        let sql = sql!(
+            "SELECT n.id FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id = $1 AND h.id <> $2 \
+                 AND (h.ended_at IS NULL OR h.ended_at > h.lease_until)"
+        );
+        let is_away = self.optional(sql, args![new.node_id, own_id]).await?.is_some();
+        Ok(if is_away { Sent::HostAway } else { Sent::NoHost })
+    }
+
+    async fn answer_request(&mut self, id: Uuid, answer: &str) -> Result<bool> {
+        let sql = sql!(
+            "UPDATE node_requests SET state = 'answered', answer = $2 \
+             WHERE id = $1 AND state = 'waiting' AND expires_at > $3 RETURNING asked_by"
+        );
+        let now = self.now;
+        let Some(row) = self.optional(sql, args![id, answer, now]).await? else { return Ok(false) };
+        self.notify(Hint::Host(row.id("asked_by")?, ForHost::Answers));
+        Ok(true)
+    }
+
+    /// Takes up that nodes of other hosts have ended sessions: from here on they do not serve them again. False if one of
+    /// them may have been withdrawn.
+    pub async fn take_up_ends(&mut self, request_ids: &[Uuid]) -> Result<bool> {
+        if request_ids.is_empty() {
+            return Ok(true);
+        }
+        let sql = by_ids!(
+            "DELETE FROM node_requests WHERE state = 'answered' AND expires_at > $2 AND id",
+            "$1",
+            "RETURNING id"
+        );
+        let now = self.now;
+        Ok(self.all(sql, args![request_ids, now]).await?.len() == request_ids.len())
+    }
+}
+
+fn request(row: &Row) -> DbResult<NodeRequest> {
+    Ok(row!(row => NodeRequest {
+        id: id, node_id: id, kind: string_enum, tunnel_id: optional_id, session_id: optional_id, epoch: optional_number,
+        revision: number, expires_at: time,
+    }))
+}

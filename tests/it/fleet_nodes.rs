@@ -1,0 +1,225 @@
+//! Tunnels on the node of one host, for an agent at another, asked for at a third.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use culvert_domain::session::{EndReason, SESSION_LEASE};
+use culvert_service::sessions;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::api::Api;
+use crate::support::cable::Cable;
+use crate::support::database::run;
+use crate::support::device::{Remote, TestDevice};
+use crate::support::fleet::TestFleet;
+use crate::support::host::{Person, TestHost};
+use crate::support::visitor::{Visitor, echo_service, is_closed};
+
+/// Three hosts: the node, the agent and the client are each at another one.
+struct Stage {
+    fleet: TestFleet,
+    ada: Person,
+    cable: Cable,
+    device: TestDevice,
+}
+
+impl Stage {
+    async fn set() -> Self {
+        let fleet = TestFleet::start(3).await;
+        fleet.pass(Duration::from_secs(3)).await;
+        let ada = fleet.hosts[0].person("ada").await;
+        let cable = fleet.hosts[1].cable().await;
+        let device = fleet.hosts[1].device_over(&cable, &ada, Remote::Enabled).await;
+        Self { fleet, ada, cable, device }
+    }
+
+    fn node(&self) -> &TestHost {
+        &self.fleet.hosts[0]
+    }
+
+    fn agent(&self) -> &TestHost {
+        &self.fleet.hosts[1]
+    }
+
+    /// The client's host.
+    fn api(&self) -> Api {
+        self.fleet.hosts[2].api(&self.ada.key)
+    }
+
+    /// A tunnel on the node of a host, to an echo service.
+    async fn tunnel_on(&self, number: usize) -> Uuid {
+        let port = echo_service().await.port();
+        let tunnel = self.api().post("/tunnels", json!({"local_port": port})).await.data().clone();
+        let node = json!(self.fleet.hosts[number].app.embedded.ids().next().unwrap());
+        let id = tunnel["id"].as_str().unwrap().parse().unwrap();
+        if tunnel["node"]["id"] != node {
+            self.api().post(&format!("/tunnels/{id}/move"), json!({"node_id": node})).await.data();
+        }
+        id
+    }
+
+    /// Lets time pass, in which these hosts do nothing, and the agent renews its leases.
+    async fn pass_without(&self, seconds: u64, still: &[usize]) {
+        for _ in 0..seconds / 10 {
+            self.fleet.pass_without(Duration::from_secs(10), still).await;
+            self.device.clock.advance(Duration::from_secs(10));
+            let whole = Some(SESSION_LEASE.as_secs());
+            let renewed = async || (self.device.status().await.lease_seconds == whole).then_some(());
+            self.agent().until_found(renewed).await;
+        }
+    }
+
+    /// Asks for something, and waits for how it ends.
+    async fn outcome(&self, tunnel: Uuid, action: &str) -> Value {
+        let body = if action == "start" { json!({"device_id": self.device.id}) } else { json!({}) };
+        let operation = self.api().post(&format!("/tunnels/{tunnel}/actions/{action}"), body).await.id();
+        self.agent()
+            .until_seen(async || {
+                let operation = self.api().get(&format!("/operations/{operation}")).await.data().clone();
+                let has_ended = ["succeeded", "failed"].iter().any(|status| operation["status"] == *status);
+                if has_ended { Ok(operation) } else { Err(operation) }
+            })
+            .await
+    }
+
+    /// A tunnel that runs on the first host's node.
+    async fn running(&self) -> Uuid {
+        self.running_on(0).await
+    }
+
+    async fn running_on(&self, number: usize) -> Uuid {
+        let tunnel = self.tunnel_on(number).await;
+        let started = self.outcome(tunnel, "start").await;
+        assert_eq!(started["status"], "succeeded", "{started}");
+        tunnel
+    }
+}
+
+/// What is answered holds: a start serves, a rule turns visitors away, and the port of what was stopped is closed.
+#[tokio::test]
+async fn start_rule_and_stop_hold_when_they_are_answered() {
+    let stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let public = stage.node().public(&stage.api(), tunnel).await;
+    for _ in 0..10 {
+        let rules = json!({"rules": [{"rule_type": "blacklist", "ip_address": "127.0.1.1"}]});
+        let firewall = format!("/tunnels/{tunnel}/firewall");
+        assert!(Visitor::from("127.0.1.1", public).await.is_some());
+        assert_eq!(stage.api().put(&firewall, rules).await.status, 200);
+        assert!(Visitor::from("127.0.1.1", public).await.is_none());
+        assert!(Visitor::from("127.0.1.2", public).await.is_some());
+        assert_eq!(stage.api().put(&firewall, json!({"rules": []})).await.status, 200);
+    }
+    for _ in 0..3 {
+        assert_eq!(stage.outcome(tunnel, "stop").await["status"], "succeeded");
+        assert!(is_closed(public).await);
+        assert_eq!(stage.outcome(tunnel, "start").await["status"], "succeeded");
+        assert!(Visitor::from("127.0.1.1", public).await.is_some());
+    }
+    let granted = stage.agent().metric("culvert_grants_total{node=\"elsewhere\"}").await;
+    assert_eq!(granted, Some(4.0), "one for each start");
+}
+
+/// The last bytes of a visit are counted, although the node's host stores them and the agent's host ends the session.
+#[tokio::test]
+async fn traffic_of_a_stopped_tunnel_is_counted() {
+    let stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let mut visitor = stage.node().visitor(&stage.api(), tunnel).await;
+    assert_eq!(visitor.echo(&[7; 1000]).await.unwrap(), [7; 1000]);
+    assert_eq!(stage.outcome(tunnel, "stop").await["status"], "succeeded");
+    let used = stage.api().get("/account/usage").await.data().clone();
+    let month = &used["bandwidth"]["month"];
+    assert_eq!([&month["bytes_in"], &month["bytes_out"]], [&json!(1005), &json!(1005)], "{used}");
+}
+
+/// What was not heard of is found by the look of the next second.
+#[tokio::test]
+async fn request_that_no_notification_tells_of_is_found_by_the_next_look() {
+    let stage = Stage::set().await;
+    let url = stage.node().config().database_url();
+    let asking = stage.agent().app.service.fleet().host_id();
+    let ask = "INSERT INTO node_requests (id, host_id, asked_by, node_id, kind, revision, state, expires_at) \
+               SELECT gen_random_uuid(), host_id, '{asking}', id, 'apply', 1, 'waiting', 9000000000000000 FROM nodes";
+    run(&url, &ask.replace("{asking}", &asking.to_string())).await;
+    for (number, host) in stage.fleet.hosts.iter().enumerate() {
+        host.pass(Duration::ZERO).await;
+        host.until_found(async || (host.app.store.waiting_requests().await.unwrap().is_empty()).then_some(())).await;
+        let answers = host.app.store.node_answers().await.unwrap();
+        assert_eq!(answers.len(), if number == 1 { 2 } else { 0 }, "host {number}");
+    }
+}
+
+/// A tunnel waits for its node's host, and no session is opened and ended meanwhile.
+#[tokio::test]
+async fn tunnel_is_resumed_when_the_host_of_its_node_is_back() {
+    let stage = Stage::set().await;
+    let (tunnel, other) = (stage.running_on(0).await, stage.running_on(1).await);
+    let url = stage.node().config().database_url();
+    let node = stage.node().app.service.fleet().host_id();
+    run(&url, &format!("UPDATE hosts SET lease_until = 1 WHERE id = '{node}'")).await;
+    let store = &stage.agent().app.store;
+    let open = async || {
+        let leases = store.leases_of_device(stage.device.id).await.unwrap();
+        leases.into_iter().map(|lease| (lease.tunnel_id, lease.session_id)).collect::<HashMap<_, _>>()
+    };
+    let session = open().await[&tunnel];
+    sessions::end_all(store, stage.ada.account_id, vec![session], EndReason::NodeShutdown).await.unwrap();
+    stage.pass_without(30, &[0]).await;
+    assert_eq!(open().await.into_keys().collect::<Vec<_>>(), [other]);
+    stage.pass_without(70, &[]).await;
+    stage.agent().until_tunnel(&stage.api(), tunnel, "running").await;
+    assert!(Visitor::from("127.0.1.1", stage.node().public(&stage.api(), tunnel).await).await.is_some());
+}
+
+/// An agent that connects to another host goes on with its leases: nobody who is connected notices.
+#[tokio::test]
+async fn agent_that_goes_to_another_host_keeps_its_visitors() {
+    let stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let mut visitor = stage.node().visitor(&stage.api(), tunnel).await;
+    for turn in 0..9 {
+        let host = &stage.fleet.hosts[(turn + 2) % 3];
+        stage.cable.lead_to(host);
+        stage.device.until_disconnected().await;
+        stage.device.clock.advance(Duration::from_secs(1));
+        stage.device.until_connected().await;
+        assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
+        assert!(Visitor::from("127.0.1.1", stage.node().public(&stage.api(), tunnel).await).await.is_some());
+    }
+    assert_eq!(stage.api().get(&format!("/tunnels/{tunnel}")).await.data()["status"], "running");
+}
+
+/// A port that nobody can be told to close is not said to be closed.
+#[tokio::test]
+async fn stop_fails_while_the_host_of_the_node_is_not_heard_of() {
+    let stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let public = stage.node().public(&stage.api(), tunnel).await;
+    let node = stage.node().app.service.fleet().host_id();
+    let url = stage.node().config().database_url();
+    run(&url, &format!("UPDATE hosts SET lease_until = 1 WHERE id = '{node}'")).await;
+    let stopped = stage.outcome(tunnel, "stop").await;
+    assert_eq!((&stopped["status"], &stopped["error"]["code"]), (&json!("failed"), &json!("node_unavailable")));
+    assert!(!is_closed(public).await);
+}
+
+/// Either a stop is recorded or the service goes on: an end that the asking host does not take up in time is withdrawn.
+#[tokio::test]
+async fn end_that_is_not_taken_up_is_withdrawn() {
+    let stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let public = stage.node().public(&stage.api(), tunnel).await;
+    let store = &stage.agent().app.store;
+    let leases = store.leases_of_device(stage.device.id).await.unwrap();
+    let ended = stage.agent().app.service.nodes().end(&leases).await.unwrap();
+    assert!(is_closed(public).await);
+    // The host that has asked stands.
+    stage.fleet.pass_without(Duration::from_secs(12), &[1]).await;
+    stage.node().until_found(async || (!is_closed(public).await).then_some(())).await;
+    let requests = ended.requests.clone();
+    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
+    assert!(!taken_up.await.unwrap());
+    stage.agent().app.service.nodes().release(ended).await;
+}
