@@ -17,10 +17,9 @@ const AT_ONCE: usize = 8;
 ///
 /// If what is due cannot be read.
 pub async fn sweep(service: &Service, due: Due) -> Result<()> {
-    let held = if service.fleet.may_end_own() { held(service).await } else { Ok(()) };
     // Together, so that a database that does not answer is waited for once.
     let (silent, timed) = tokio::join!(silent(service, due), timed(service, due));
-    [silent, timed].into_iter().fold(held, first_error)
+    first_error(silent, timed)
 }
 
 /// What was silent for too long, wherever it was connected.
@@ -83,8 +82,15 @@ async fn read_if<T: Default>(is_due: bool, read: impl Future<Output = Result<T>>
     if is_due { read.await } else { Ok(T::default()) }
 }
 
-/// Devices and leases that this host has held. They stay due until the store knows.
-async fn held(service: &Service) -> Result<()> {
+/// Ends the devices and leases that this host has held, and that were silent for too long. They stay due until the store knows.
+///
+/// # Errors
+///
+/// Does not fail as a whole: a failure with one of them is logged.
+pub async fn held(service: &Service) -> Result<()> {
+    if !service.fleet.may_end_own() {
+        return Ok(());
+    }
     let (store, liveness) = (&service.store, &service.liveness);
     let Held { silent, expired } = liveness.due();
     let lost = each(Ok(silent), async |Silent { connection, scope_id, seen_at }| {

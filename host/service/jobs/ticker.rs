@@ -112,6 +112,15 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if !jobs.service.fleet.is_alive() {
         return;
     }
+    // What this host holds comes first: what its memory has let go of meanwhile, the database has, and the look finds it.
+    let held: Vec<Step<'_>> = vec![
+        ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
+        ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
+        ("what this host holds could not be ended", Box::pin(sweep::held(&jobs.service))),
+    ];
+    if !run_steps(jobs, held).await {
+        return;
+    }
     let due = match look(jobs).await {
         Ok(due) => due,
         Err(error) => return report("what is due could not be looked for", Err(error)),
@@ -123,9 +132,7 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if due.certificates {
         jobs.certificates.wake();
     }
-    let steps: [(&str, BoxFuture<'_, Result<()>>); 8] = [
-        ("what is alive could not be recorded", Box::pin(record_alive(jobs))),
-        ("request counts could not be kept", Box::pin(jobs.rate_limits.save(&jobs.service))),
+    let steps: Vec<Step<'_>> = vec![
         ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service, due))),
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),
         ("what commands have changed could not be read", Box::pin(jobs.wakeups.look_for_commands(jobs))),
@@ -133,15 +140,25 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
         ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick(due.revisions))),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];
+    if run_steps(jobs, steps).await {
+        end_unknown_plans(jobs).await;
+    }
+}
+
+/// A part of a tick, and what is said where it fails.
+type Step<'a> = (&'static str, BoxFuture<'a, Result<()>>);
+
+/// One after another. False where the database does not answer: the rest waits for the next tick.
+async fn run_steps(jobs: &Jobs, steps: Vec<Step<'_>>) -> bool {
     for (what, step) in steps {
         let result = step.await;
         let failed = result.is_err();
         report(what, result);
         if failed && !jobs.service.store.answers().await {
-            return;
+            return false;
         }
     }
-    end_unknown_plans(jobs).await;
+    true
 }
 
 /// Looks at what is due.
