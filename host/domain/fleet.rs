@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::error::{Code, Error};
+use super::string_enum::string_enum;
 
 /// How often a host says that it is alive.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_secs(3);
@@ -28,6 +29,20 @@ pub const GRACE: TimeDelta = TimeDelta::seconds(75);
 pub const END_AFTER: TimeDelta = TimeDelta::seconds(33);
 /// How long a leader that took over from one that was lost ends nothing.
 pub const TAKEOVER: TimeDelta = TimeDelta::seconds(30);
+
+string_enum! {
+    /// What there is for a host.
+    ForHost {
+        /// Hints for the agents that are connected to it.
+        Agents "agents",
+        /// Changes of what its nodes are to serve.
+        Nodes "nodes",
+        /// Requests to its nodes.
+        Requests "requests",
+        /// Answers to what it has asked.
+        Answers "answers",
+    }
+}
 
 /// What all hosts on a database share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

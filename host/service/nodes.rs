@@ -64,6 +64,7 @@ pub struct Nodes {
 /// Sessions that a node has ended and that the store still shows as open. Until [`Nodes::release`] they are not
 /// served again.
 #[must_use]
+#[derive(Default)]
 pub struct EndedSessions {
     sessions: Vec<(Arc<Link>, Uuid, Uuid)>,
     /// The last traffic of the sessions.
@@ -213,18 +214,17 @@ impl Nodes {
     pub async fn end(&self, leases: &[Lease]) -> Result<EndedSessions, Failure> {
         let (here, elsewhere): (Vec<_>, Vec<_>) = leases.iter().partition(|lease| self.link(lease.node_id).is_some());
         let (ended, requests) = tokio::join!(self.end_here(here), self.end_elsewhere(&elsewhere));
-        match (ended, requests) {
-            (Ok(ended), Ok(requests)) => Ok(EndedSessions { requests, ..ended }),
-            (ended, requests) => {
-                let (sessions, traffic) = ended.map(|ended| (ended.sessions, ended.traffic)).unwrap_or_default();
-                self.release(EndedSessions { sessions, traffic, requests: requests.unwrap_or_default() }).await;
-                Err(unavailable())
-            }
+        let have_ended = ended.is_ok() && requests.is_ok();
+        let ended = EndedSessions { requests: requests.unwrap_or_default(), ..ended.unwrap_or_default() };
+        if have_ended {
+            return Ok(ended);
         }
+        self.release(ended).await;
+        Err(unavailable())
     }
 
     async fn end_here(&self, leases: Vec<&Lease>) -> Result<EndedSessions, Failure> {
-        let mut ended = EndedSessions { sessions: Vec::new(), traffic: Vec::new(), requests: Vec::new() };
+        let mut ended = EndedSessions::default();
         let mut answers = Vec::new();
         let deadline = self.clock.moment().plus(ANSWER_WITHIN);
         for lease in leases {

@@ -58,7 +58,7 @@ macro_rules! look {
             hints_of_host!("$2"),
             ") AS hints, \
                  EXISTS (SELECT 1 ",
-            waiting_requests!("$2"),
+            waiting_requests!("$2", "$1"),
             ") AS requests, \
                  EXISTS (SELECT 1 ",
             dead_hosts!("$4", "$2"),

@@ -7,8 +7,9 @@ use super::error::DbResult;
 use super::read::Read;
 use super::row::Row;
 use super::sql::{by_ids, sql};
-use super::{ForHost, Hint, Store, Write};
+use super::{Hint, Store, Write};
 use culvert_domain::error::Result;
+use culvert_domain::fleet::ForHost;
 
 /// What a host has not heard yet.
 macro_rules! hints_of_host {
@@ -21,11 +22,6 @@ pub(crate) use hints_of_host;
 impl Store {
     /// Takes what other processes have for the agents of a host: their devices. If it fails, nobody knows what was taken.
     pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<Uuid>> {
-        let db = self.db.for_liveness();
-        let sql = sql!(concat!("SELECT 1 AS one ", hints_of_host!("$1"), " LIMIT 1"));
-        if (&db).optional(sql, args![host_id]).await?.is_none() {
-            return Ok(Vec::new());
-        }
         self.write_liveness(move |write| Box::pin(async move { write.take_hints(host_id).await })).await
     }
 }

@@ -79,6 +79,7 @@ use uuid::Uuid;
 use audit_heads::{Appender, AuditHeads};
 use certificates::OwnCertificates;
 use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::fleet::ForHost;
 use db::{Db, Tx};
 
 pub struct Store {
@@ -121,19 +122,6 @@ pub enum Hint {
     Scope(Uuid),
     /// Open pages of operators: an account, a Team, a node, a certificate or the policies have changed.
     Installation,
-}
-
-/// What there is for a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ForHost {
-    /// Hints for the agents that are connected to it.
-    Agents,
-    /// Requests to its nodes.
-    Requests,
-    /// Answers to what it has asked.
-    Answers,
-    /// Changes of what its nodes are to serve.
-    Nodes,
 }
 
 /// An open transaction that writes.

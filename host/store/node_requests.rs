@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use culvert_domain::error::Result;
+use culvert_domain::fleet::ForHost;
 use culvert_domain::node_request::RequestKind;
 use uuid::Uuid;
 
@@ -10,7 +11,7 @@ use super::error::DbResult;
 use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
-use super::{ForHost, Hint, Store, Write};
+use super::{Hint, Store, Write};
 
 /// How long a request stands. An end that was answered is taken up by then, or withdrawn.
 const STANDS: TimeDelta = TimeDelta::seconds(10);
@@ -47,15 +48,13 @@ pub struct NodeRequest {
     pub tunnel_id: Option<Uuid>,
     pub session_id: Option<Uuid>,
     pub epoch: Option<i64>,
-    /// The node's revision when it was asked.
-    pub revision: u64,
     pub expires_at: DateTime<Utc>,
 }
 
-/// What a host has not answered yet.
+/// What a host has not answered yet, and somebody waits for.
 macro_rules! waiting_requests {
-    ($host:literal) => {
-        concat!("FROM node_requests WHERE state = 'waiting' AND host_id = ", $host)
+    ($host:literal, $now:literal) => {
+        concat!("FROM node_requests WHERE state = 'waiting' AND host_id = ", $host, " AND expires_at > ", $now)
     };
 }
 pub(crate) use waiting_requests;
@@ -78,9 +77,9 @@ impl Store {
     /// What other hosts ask of the nodes of this one.
     pub async fn waiting_requests(&self) -> Result<Vec<NodeRequest>> {
         let sql = sql!(concat!(
-            "SELECT id, node_id, kind, tunnel_id, session_id, epoch, revision, expires_at ",
-            waiting_requests!("$1"),
-            " AND expires_at > $2 LIMIT $3"
+            "SELECT id, node_id, kind, tunnel_id, session_id, epoch, expires_at ",
+            waiting_requests!("$1", "$2"),
+            " LIMIT $3"
         ));
         let db = self.db.for_liveness();
         let rows = (&db).all(sql, args![self.own_id(), self.clock.now(), BATCH]).await?;
@@ -133,9 +132,8 @@ impl Write {
         let (own_id, expires_at) = (self.host_id.unwrap_or_default(), self.now + STANDS);
         let sql = sql!(
             "INSERT INTO node_requests \
-                 (id, host_id, asked_by, node_id, kind, tunnel_id, session_id, epoch, revision, state, expires_at) \
-             SELECT $1, h.id, $2, n.id, $4, $5, $6, $7, r.revision, 'waiting', $8 FROM nodes n \
-             JOIN node_revisions r ON r.node_id = n.id JOIN hosts h ON h.id = n.host_id \
+                 (id, host_id, asked_by, node_id, kind, tunnel_id, session_id, epoch, state, expires_at) \
+             SELECT $1, h.id, $2, n.id, $4, $5, $6, $7, 'waiting', $8 FROM nodes n JOIN hosts h ON h.id = n.host_id \
              WHERE n.id = $3 AND h.id <> $2 AND h.ended_at IS NULL AND h.lease_until > $9 RETURNING host_id"
         );
         let (tunnel_id, session_id, epoch) =
@@ -187,6 +185,6 @@ impl Write {
 fn request(row: &Row) -> DbResult<NodeRequest> {
     Ok(row!(row => NodeRequest {
         id: id, node_id: id, kind: string_enum, tunnel_id: optional_id, session_id: optional_id, epoch: optional_number,
-        revision: number, expires_at: time,
+        expires_at: time,
     }))
 }

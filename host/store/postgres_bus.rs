@@ -5,6 +5,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use uuid::Uuid;
 
+use super::Store;
 use super::arg::args;
 use super::db::{Db, POOL_WAIT, bounded};
 use super::error::{DbResult, StoreError};
@@ -12,8 +13,9 @@ use super::read::Read;
 use super::row::Row;
 use super::sql::by_ids;
 use super::statements::{PartOf, count};
-use super::{ForHost, Store};
 use culvert_domain::error::{Error, Result};
+use culvert_domain::fleet::ForHost;
+use culvert_domain::string_enum::StringEnum;
 
 /// What all hosts listen to. Each listens to a channel of its own as well.
 const FLEET: &str = "culvert_fleet";
@@ -21,12 +23,7 @@ const FLEET: &str = "culvert_fleet";
 const MOST_SCOPES: usize = 100;
 /// In place of more scopes.
 const ALL: &str = "all";
-/// What one host is told.
 const ECHO: &str = "echo";
-const AGENTS: &str = "agents";
-const REQUESTS: &str = "requests";
-const ANSWERS: &str = "answers";
-const NODES: &str = "nodes";
 
 /// The connection on which a host listens.
 pub struct Listener {
@@ -61,7 +58,7 @@ impl Store {
 
     /// Tells hosts that there is something for them.
     pub async fn notify_hosts(&self, hosts: &[(Uuid, ForHost)]) -> Result<()> {
-        let message = |(host_id, what): &(Uuid, ForHost)| (channel(*host_id), word(*what).to_owned());
+        let message = |(host_id, what): &(Uuid, ForHost)| (channel(*host_id), what.to_string());
         self.notify(hosts.iter().map(message).collect()).await
     }
 
@@ -119,15 +116,11 @@ impl Listener {
     fn heard(&self, notification: &PgNotification) -> Option<Heard> {
         let payload = notification.payload();
         if notification.channel() != FLEET {
-            return match payload {
-                ECHO => Some(Heard::Echo),
-                AGENTS => Some(Heard::Something(ForHost::Agents)),
-                REQUESTS => Some(Heard::Something(ForHost::Requests)),
-                ANSWERS => Some(Heard::Something(ForHost::Answers)),
-                NODES => Some(Heard::Something(ForHost::Nodes)),
-                // Of a later version; it is found within a second.
-                _ => None,
-            };
+            if payload == ECHO {
+                return Some(Heard::Echo);
+            }
+            // What a later version tells of is found within a second.
+            return ForHost::parse(payload).map(Heard::Something);
         }
         let (sender, scopes) = payload.split_once(' ')?;
         if sender.parse() == Ok(self.host_id) {
@@ -137,15 +130,6 @@ impl Listener {
             return Some(Heard::AllScopes);
         }
         scopes.split(' ').map(|id| id.parse().ok()).collect::<Option<Vec<Uuid>>>().map(Heard::Scopes)
-    }
-}
-
-fn word(what: ForHost) -> &'static str {
-    match what {
-        ForHost::Agents => AGENTS,
-        ForHost::Requests => REQUESTS,
-        ForHost::Answers => ANSWERS,
-        ForHost::Nodes => NODES,
     }
 }
 

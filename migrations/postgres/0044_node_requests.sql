@@ -10,7 +10,6 @@ CREATE TABLE node_requests (
     tunnel_id  UUID,
     session_id UUID,
     epoch      BIGINT,
-    revision   BIGINT NOT NULL,
     state      TEXT NOT NULL CHECK (state IN ('waiting', 'answered', 'withdrawn')),
     answer     TEXT,
     expires_at BIGINT NOT NULL

@@ -10,7 +10,6 @@ CREATE TABLE node_requests (
     tunnel_id  BLOB,
     session_id BLOB,
     epoch      INTEGER,
-    revision   INTEGER NOT NULL,
     state      TEXT NOT NULL CHECK (state IN ('waiting', 'answered', 'withdrawn')),
     answer     TEXT,
     expires_at INTEGER NOT NULL

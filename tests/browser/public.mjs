@@ -7,6 +7,7 @@ import { execFile, spawn } from "node:child_process";
 import { readFile } from "node:fs/promises";
 import { createServer, request } from "node:http";
 import { createServer as createTlsServer } from "node:https";
+import { createInterface } from "node:readline";
 import { promisify } from "node:util";
 import { attack } from "./attack.mjs";
 import { PASSWORD, World } from "./world.mjs";
@@ -41,10 +42,13 @@ async function serveHostilePage() {
   const agent = (...words) => ["--state-dir", state, ...words];
   await run(`${programs}/culvert-agent`, agent("enroll", "--server", `http://127.0.0.1:${listen}`, "--code", code));
   const device = spawn(`${programs}/culvert-agent`, agent("http", String(service.address().port), "--subdomain", "hello", "--json"));
-  device.stdout.setEncoding("utf8");
-  // Before, it has an address, and the node says that it is not there yet.
-  for await (const chunk of device.stdout) if (chunk.includes('"state":"running"')) break;
-  device.stdout.resume?.();
+  // Before, it has an address, and the node says that it is not there yet. What it says later is read as well: a
+  // program whose output nobody reads any more ends.
+  await new Promise((running, failed) => {
+    const lines = createInterface(device.stdout);
+    lines.on("line", (line) => JSON.parse(line).state === "running" && running());
+    lines.on("close", () => failed(new Error("the agent ended before its tunnel ran")));
+  });
   return () => {
     device.kill("SIGINT");
     service.close();

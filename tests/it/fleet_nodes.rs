@@ -140,8 +140,8 @@ async fn request_that_no_notification_tells_of_is_found_by_the_next_look() {
     let stage = Stage::set().await;
     let url = stage.node().config().database_url();
     let asking = stage.agent().app.service.fleet().host_id();
-    let ask = "INSERT INTO node_requests (id, host_id, asked_by, node_id, kind, revision, state, expires_at) \
-               SELECT gen_random_uuid(), host_id, '{asking}', id, 'apply', 1, 'waiting', 9000000000000000 FROM nodes";
+    let ask = "INSERT INTO node_requests (id, host_id, asked_by, node_id, kind, state, expires_at) \
+               SELECT gen_random_uuid(), host_id, '{asking}', id, 'apply', 'waiting', 9000000000000000 FROM nodes";
     run(&url, &ask.replace("{asking}", &asking.to_string())).await;
     for (number, host) in stage.fleet.hosts.iter().enumerate() {
         host.pass(Duration::ZERO).await;

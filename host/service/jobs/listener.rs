@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_store::ForHost;
+use culvert_domain::fleet::ForHost;
 use culvert_store::postgres_bus::Heard;
 use tokio::time::{sleep, timeout};
 

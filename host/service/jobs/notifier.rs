@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Result};
-use culvert_store::ForHost;
+use culvert_domain::fleet::ForHost;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
@@ -52,12 +52,12 @@ impl<T: Ord> Waiting<T> {
 
 impl Notifier {
     /// There is something for a host.
-    pub(super) fn host(&self, host_id: Uuid, what: ForHost) {
+    pub(super) fn tell_host(&self, host_id: Uuid, what: ForHost) {
         self.hosts.add((host_id, what));
     }
 
     /// There is something for a node of another host.
-    pub(super) fn node(&self, node_id: Uuid) {
+    pub(super) fn tell_node(&self, node_id: Uuid) {
         self.nodes.add(node_id);
     }
 

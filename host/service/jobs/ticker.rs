@@ -80,7 +80,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     while let Some(next) = wake {
         match next {
             Hint::Device(device_id) => jobs.agents.wake(device_id),
-            Hint::Host(host_id, what) => jobs.notifier.host(host_id, what),
+            Hint::Host(host_id, what) => jobs.notifier.tell_host(host_id, what),
             Hint::LeaseEnded(session_id) => jobs.service.liveness.forget_lease(session_id),
             Hint::Node(node_id) => drop(nodes.insert(node_id)),
             Hint::Deliveries => jobs.deliveries.wake(),
@@ -93,7 +93,7 @@ async fn dispatch(jobs: &Jobs, first: Hint, hints: &mut mpsc::UnboundedReceiver<
     }
     for node_id in nodes {
         if !jobs.service.nodes.notify(node_id).await && jobs.service.fleet.has_others() {
-            jobs.notifier.node(node_id);
+            jobs.notifier.tell_node(node_id);
         }
     }
 }

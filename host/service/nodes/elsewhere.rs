@@ -33,7 +33,10 @@ pub(super) struct Elsewhere {
 impl Elsewhere {
     fn wait_for(&self, request_id: Uuid) -> oneshot::Receiver<Answer> {
         let (sender, receiver) = oneshot::channel();
-        lock(&self.waiting).insert(request_id, sender);
+        let mut waiting = lock(&self.waiting);
+        // A client that has gone does not wait any longer.
+        waiting.retain(|_, sender| !sender.is_closed());
+        waiting.insert(request_id, sender);
         receiver
     }
 }
@@ -51,7 +54,7 @@ struct Asked {
 impl Nodes {
     pub(super) async fn serve_elsewhere(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
         let asked = self.ask([self.about(lease, RequestKind::Serve)].into(), ANSWER_WITHIN).await;
-        self.forget_later(asked.request_ids.clone());
+        tokio::spawn(self.forget(asked.request_ids.clone()));
         if asked.request_ids.is_empty() {
             return Err(not_started("The tunnel's node is not there."));
         }
@@ -75,7 +78,7 @@ impl Nodes {
         let request = |node_id| NewRequest { id: self.clock.id(), node_id, kind: RequestKind::Apply, session: None };
         let Asked { request_ids, answers, .. } =
             self.ask(node_ids.into_iter().map(request).collect(), APPLY_WITHIN).await;
-        self.forget_later(request_ids);
+        tokio::spawn(self.forget(request_ids));
         if answers.is_some_and(|answers| answers.iter().all(Result::is_ok)) {
             return Ok(());
         }
@@ -156,24 +159,15 @@ impl Nodes {
     }
 
     /// Forgets requests to other hosts. Those that stand are forgotten with old rows.
-    pub(super) async fn forget(&self, request_ids: Vec<Uuid>) {
-        if request_ids.is_empty() {
-            return;
-        }
-        if let Err(error) = self.store.forget_requests(request_ids).await {
-            tracing::warn!(error = %Chain(&error), "requests to other hosts could not be forgotten");
-        }
-    }
-
-    fn forget_later(&self, request_ids: Vec<Uuid>) {
+    pub(super) fn forget(&self, request_ids: Vec<Uuid>) -> impl Future<Output = ()> + use<> {
         let store = self.store.clone();
-        tokio::spawn(async move {
+        async move {
             if !request_ids.is_empty()
                 && let Err(error) = store.forget_requests(request_ids).await
             {
                 tracing::warn!(error = %Chain(&error), "requests to other hosts could not be forgotten");
             }
-        });
+        }
     }
 
     /// Answers what other hosts ask of the nodes here, each in a task of its own.
@@ -237,7 +231,7 @@ impl Nodes {
             }
         }
         let sessions = vec![(link, tunnel_id, session_id)];
-        self.release(EndedSessions { sessions, traffic: Vec::new(), requests: Vec::new() }).await;
+        self.release(EndedSessions { sessions, ..EndedSessions::default() }).await;
     }
 
     /// Returns whether somebody waited for it.

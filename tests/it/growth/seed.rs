@@ -385,14 +385,8 @@ impl Seed {
         insert(
             scopes,
             "node_requests",
-            "id, host_id, asked_by, node_id, kind, revision, state, expires_at",
-            format!(
-                "{}, {}, {}, {}, 'apply', 1, 'withdrawn', {later}",
-                self.id(20, "i"),
-                node("i"),
-                node("i"),
-                node("i")
-            ),
+            "id, host_id, asked_by, node_id, kind, state, expires_at",
+            format!("{}, {}, {}, {}, 'apply', 'withdrawn', {later}", self.id(20, "i"), node("i"), node("i"), node("i")),
         );
         insert(
             scopes / 10,
