@@ -42,6 +42,7 @@ use culvert_http::{self as http, Api};
 use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
 use culvert_service::database_clock::DatabaseClock;
+use culvert_service::fleet::Fleet;
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::mail::{self, MailWorker};
@@ -250,7 +251,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let policies = Arc::new(parts.policies);
     let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
     let (guard, nodes) = (parts.guard, metrics.nodes.clone());
-    let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, host_id));
+    let fleet = Fleet::new(host_id, config.agent_url(), clock.clone());
+    let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, fleet));
     let metrics = Arc::new(metrics);
     let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));
     let api = Arc::new(api(&config, &service, &metrics, &refusals));

@@ -29,7 +29,7 @@ pub(crate) fn lock_data_dir(config: &Config) -> Result<File, ConfigError> {
     }
 }
 
-fn registration(host_id: Uuid, lock: &File) -> std::io::Result<HostRegistration> {
+fn registration(config: &Config, host_id: Uuid, lock: &File) -> std::io::Result<HostRegistration> {
     let held = lock.metadata()?;
     // The boot id is another one whenever the machine is started.
     let identity = Sha256::digest(format!("{} {} {}", kernel("random/boot_id"), held.dev(), held.ino()));
@@ -38,6 +38,7 @@ fn registration(host_id: Uuid, lock: &File) -> std::io::Result<HostRegistration>
         name: kernel("hostname"),
         version: env!("CARGO_PKG_VERSION").into(),
         lock_identity: identity.to_vec(),
+        agent_url: config.agent_url(),
     })
 }
 
@@ -54,7 +55,7 @@ fn kernel(name: &str) -> String {
 pub(crate) async fn claim(config: &Config, store: &Store, nodes: &[Identity], lock: &File) -> Result<(), ConfigError> {
     // The host has the id of its first node.
     let Some(id) = nodes.first().map(|node| node.id) else { return Ok(()) };
-    let host = registration(id, lock).map_err(|e| ConfigError::new("data_dir", e))?;
+    let host = registration(config, id, lock).map_err(|e| ConfigError::new("data_dir", e))?;
     let claimed = store.claim_host(host, !config.several_hosts).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
         Claim::Taken(now) => {

@@ -6,9 +6,10 @@ mod dashboard;
 mod mail;
 mod node;
 mod oidc;
+mod urls;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
@@ -41,6 +42,9 @@ pub struct Config {
     /// URL under which clients and agents reach `listen` (default: `http://localhost:<port>`, or `http://<listen>` where
     /// `localhost` does not lead there).
     pub public_url: Option<String>,
+    /// URL under which agents reach this host, where several share a database and `public_url` (default: `public_url`).
+    /// Agents are told the URLs of all hosts, and connect to whichever answers.
+    pub agent_url: Option<String>,
     /// URL that problem records point to (default: `<public_url>/docs`).
     pub docs_url: Option<String>,
     /// Folder for everything that the host keeps on disk. It is readable by the host's user alone (0700).
@@ -168,6 +172,7 @@ impl Default for Config {
             listen: loopback(8080),
             admin_listen: loopback(9180),
             public_url: None,
+            agent_url: None,
             docs_url: None,
             data_dir: "culvert-data".into(),
             database_url: None,
@@ -246,13 +251,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        for (setting, url) in [("public_url", &self.public_url), ("docs_url", &self.docs_url)] {
-            let fits =
-                |url: &String| reqwest::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
-            if url.as_ref().is_some_and(|url| !fits(url)) {
-                return Err(ConfigError::new(setting, "must be an http:// or https:// URL"));
-            }
-        }
+        self.check_urls()?;
         if let Some(url) = &self.database_url
             && !["sqlite:", "postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme))
         {
@@ -401,40 +400,6 @@ impl Config {
         std::iter::once(("node".to_owned(), &self.node)).chain(extra).collect()
     }
 
-    /// Without a slash at its end.
-    pub fn public_url(&self) -> String {
-        let url = self.public_url.clone().unwrap_or_else(|| format!("http://{}", self.local_name()));
-        url.trim_end_matches('/').into()
-    }
-
-    /// `listen`, with the name `localhost` where that leads there. Cookies know no ports, so the API has another name than
-    /// the node.
-    fn local_name(&self) -> String {
-        let ip = self.listen.ip();
-        let is_local = ip.is_unspecified() || ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST;
-        if is_local { format!("localhost:{}", self.listen.port()) } else { self.listen.to_string() }
-    }
-
-    /// The host name of `public_url`.
-    pub fn public_host(&self) -> String {
-        host_of(&self.public_url())
-    }
-
-    pub fn dashboard_url(&self) -> String {
-        self.dashboard.url.clone().unwrap_or_else(|| format!("{}{}", self.public_url(), dashboard::PATH))
-    }
-
-    /// The host name of the dashboard.
-    pub fn dashboard_host(&self) -> String {
-        host_of(&self.dashboard_url())
-    }
-
-    /// Without a slash at its end.
-    pub fn docs_url(&self) -> String {
-        let url = self.docs_url.clone().unwrap_or_else(|| format!("{}/docs", self.public_url()));
-        url.trim_end_matches('/').into()
-    }
-
     pub fn database_url(&self) -> String {
         let file = || format!("sqlite:{}", self.data_dir.join("culvert.db").display());
         self.database_url.clone().unwrap_or_else(file)
@@ -447,11 +412,6 @@ impl Config {
     pub fn secret_key_file(&self) -> PathBuf {
         self.secret_key_file.clone().unwrap_or_else(|| self.data_dir.join("secret.key"))
     }
-}
-
-fn host_of(url: &str) -> String {
-    let url = reqwest::Url::parse(url).ok();
-    url.and_then(|url| url.host_str().map(String::from)).unwrap_or_default()
 }
 
 /// Whether listeners at these addresses take the same connections.

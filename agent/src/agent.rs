@@ -26,6 +26,7 @@ use crate::ipc::{self, IpcRequest};
 use crate::journal::{Journal, Stage};
 use crate::pending_stops::PendingStops;
 use crate::report::Report;
+use crate::servers::Servers;
 use crate::state_dir::StateDir;
 use crate::target::LinkLocal;
 use crate::targets::Targets;
@@ -66,6 +67,7 @@ pub enum Exit {
 
 pub struct Agent {
     device: Device,
+    servers: Servers,
     clock: Clock,
     boot_id: Uuid,
     program: PathBuf,
@@ -92,6 +94,7 @@ pub struct Agent {
 
 /// The host, while it is connected.
 struct Host {
+    server: String,
     outbox: mpsc::Sender<ToHost>,
     heartbeat: Duration,
     next_beat: Moment,
@@ -114,7 +117,8 @@ impl Agent {
         let (requests, mut requested) = mpsc::channel(16);
         let (events, mut happened) = mpsc::channel(256);
         ipc::listen(&state, clock.clone(), requests)?;
-        tokio::spawn(host_connection::run(device.server.clone(), clock.clone(), events));
+        let servers = Servers::load(&state, &device.server)?;
+        tokio::spawn(host_connection::run(servers.clone(), clock.clone(), events));
         let mut consent = Consent::load(&state)?;
         let targets = targets_of(&state, &mut consent, &device, &clock)?;
         let mut agent = Self {
@@ -141,6 +145,7 @@ impl Agent {
             replaceable,
             replace: false,
             device,
+            servers,
             clock,
         };
         agent.conclude_what_a_former_process_began()?;
@@ -179,11 +184,11 @@ impl Agent {
     async fn on_link(&mut self, event: HostEvent) -> io::Result<()> {
         match event {
             HostEvent::Challenged { nonce, hello } => self.introduce(&nonce, hello),
-            HostEvent::Up(outbox) => self.waiting.outbox = Some(outbox),
+            HostEvent::Up { server, outbox } => self.waiting.host = Some((server, outbox)),
             HostEvent::Frame(frame) => return self.on_frame(*frame).await,
             HostEvent::Down => {
                 self.host = None;
-                self.waiting.outbox = None;
+                self.waiting.host = None;
                 self.waiting.fail_all("The connection to the host was lost.");
                 self.foreground.disconnected();
             }
@@ -249,6 +254,7 @@ impl Agent {
                 self.waiting.consent_confirmed(state);
                 Ok(())
             }
+            ToAgent::Hosts { hosts } => self.servers.keep(&hosts),
             ToAgent::Created { request_id, outcome } => self.on_created(request_id, outcome).await,
             ToAgent::Answer { request_id, outcome } => self.on_answer(request_id, outcome).await,
             // `host_connection` handles the handshake and the goodbye.
@@ -257,12 +263,13 @@ impl Agent {
     }
 
     async fn on_welcome(&mut self, welcome: Welcome) -> io::Result<()> {
-        let Some(outbox) = self.waiting.outbox.take() else { return Ok(()) };
+        let Some((server, outbox)) = self.waiting.host.take() else { return Ok(()) };
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         let next_beat = self.clock.moment().plus(heartbeat);
         let Welcome { confirms_running, creates_tunnels, .. } = welcome;
-        self.host = Some(Host { outbox, heartbeat, next_beat, confirms_running, creates_tunnels });
-        tracing::info!(server = %self.device.server, device_id = %self.device.id, "connected");
+        tracing::info!(%server, device_id = %self.device.id, "connected");
+        self.host = Some(Host { server, outbox, heartbeat, next_beat, confirms_running, creates_tunnels });
+        self.servers.keep(&welcome.hosts)?;
         match self.consent.pending() {
             // The decision was made after the hello, so the host does not have it yet.
             Some(pending) if self.told.as_ref() != Some(&pending) => self.say(ToHost::Consent(pending)).await,

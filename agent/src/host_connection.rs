@@ -1,24 +1,27 @@
-//! The control channel to the host. It is dialled again whenever it is lost, for as long as the agent runs.
+//! The control channel to a host. A host is dialled again whenever it is lost, for as long as the agent runs.
+
+mod dial;
 
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::http::HeaderValue;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
+use crate::servers::Servers;
 use culvert_wire::clock::Clock;
-use culvert_wire::control::{CONNECT_PATH, FRAME_LIMIT, Hello, PROTOCOL, ToAgent, ToHost};
+use culvert_wire::control::{Hello, ToAgent, ToHost};
+use dial::{Challenged, Dial};
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_mins(1);
 /// The most that is added at random to the time that the host asked for: it spreads the returns of many agents itself.
 const JITTER_MOST: Duration = Duration::from_secs(3);
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
+/// How long a host may take to welcome the device, before another one is asked.
+const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// How long the host may be silent. It answers every renewal, so the connection is dead after this time.
 const SILENCE: Duration = Duration::from_secs(25);
 /// Frames that may wait to be sent: more than the agent sends before it notices a dead connection.
@@ -32,8 +35,11 @@ pub(crate) enum HostEvent {
         nonce: Vec<u8>,
         hello: oneshot::Sender<Hello>,
     },
-    /// The host has accepted the device. From now on, frames for the host go to this sender.
-    Up(mpsc::Sender<ToHost>),
+    /// The host has accepted the device. From now on, frames for it go to the sender.
+    Up {
+        server: String,
+        outbox: mpsc::Sender<ToHost>,
+    },
     Frame(Box<ToAgent>),
     Down,
 }
@@ -43,6 +49,8 @@ pub(crate) enum HostEvent {
 enum Ended {
     #[error("{0}")]
     Socket(#[from] tungstenite::Error),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
     #[error("the server's address is no URL: {0}")]
     Address(String),
     #[error("the host answered nothing for {} seconds", SILENCE.as_secs())]
@@ -60,26 +68,18 @@ enum Ended {
 }
 
 /// Connects, and reconnects after a loss, until the receiver of the events is dropped.
-pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostEvent>) {
+pub(crate) async fn run(servers: Servers, clock: Clock, events: mpsc::Sender<HostEvent>) {
     let mut retry = RETRY_FIRST;
     loop {
         let mut welcomed = false;
-        let ended = connection(&server, &clock, &events, &mut welcomed).await;
+        let ended = connection(&servers, &clock, &events, &mut welcomed).await;
         if welcomed {
             retry = RETRY_FIRST;
         }
         if matches!(ended, Ended::Stopped) {
             return;
         }
-        // Random wait (full jitter), so that not all agents reconnect to a restarted host at once.
-        let wait = match ended {
-            Ended::Goodbye { reconnect_after, .. } => {
-                reconnect_after + clock.jitter(reconnect_after.clamp(RETRY_FIRST, JITTER_MOST))
-            }
-            // The host accepts the device only after somebody has changed something, so retry rarely.
-            Ended::Refused(_) => RETRY_MOST / 2 + clock.jitter(RETRY_MOST / 2),
-            _ => clock.jitter(retry),
-        };
+        let wait = wait_after(&ended, retry, |most| clock.jitter(most));
         tracing::warn!(reason = %ended, again_in_ms = wait.as_millis() as u64, "not connected to the host");
         retry = (retry * 2).min(RETRY_MOST);
         // Counted from the end of the connection, however late somebody hears of it.
@@ -94,11 +94,24 @@ pub(crate) async fn run(server: String, clock: Clock, events: mpsc::Sender<HostE
     }
 }
 
-async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<HostEvent>, welcomed: &mut bool) -> Ended {
-    match clock.timeout(CONNECT_WITHIN, shake_hands(server, events)).await {
-        Ok(Ok((socket, welcome))) => {
+/// How long the agent waits before it connects again. Random times (full jitter) keep agents from coming all at once.
+fn wait_after(ended: &Ended, retry: Duration, jitter: impl Fn(Duration) -> Duration) -> Duration {
+    match ended {
+        Ended::Goodbye { reconnect_after, .. } => {
+            let spread = jitter((*reconnect_after).clamp(RETRY_FIRST, JITTER_MOST));
+            (*reconnect_after).max(jitter(retry)) + spread
+        }
+        // The host accepts the device only after somebody has changed something, so retry rarely.
+        Ended::Refused(_) => RETRY_MOST / 2 + jitter(RETRY_MOST / 2),
+        _ => jitter(retry),
+    }
+}
+
+async fn connection(servers: &Servers, clock: &Clock, events: &mpsc::Sender<HostEvent>, welcomed: &mut bool) -> Ended {
+    match clock.timeout(CONNECT_WITHIN, find_host(servers, clock, events)).await {
+        Ok(Ok(connected)) => {
             *welcomed = true;
-            serve_connection(socket, welcome, clock, events).await
+            serve_connection(connected, clock, events).await
         }
         Ok(Err(ended)) => ended,
         Err(_) => Ended::Silent,
@@ -107,16 +120,41 @@ async fn connection(server: &str, clock: &Clock, events: &mpsc::Sender<HostEvent
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-async fn shake_hands(server: &str, events: &mpsc::Sender<HostEvent>) -> Result<(Socket, ToAgent), Ended> {
-    let mut socket = dial(server).await?;
-    let ToAgent::Challenge { nonce } = receive(&mut socket).await? else { return Err(Ended::Protocol) };
+/// A host that has accepted the device.
+struct Connected {
+    server: String,
+    socket: Socket,
+    welcome: ToAgent,
+}
+
+/// The first host that welcomes the device. One that has no time for it, or fails, is passed over.
+async fn find_host(servers: &Servers, clock: &Clock, events: &mpsc::Sender<HostEvent>) -> Result<Connected, Ended> {
+    let mut dial = Dial::new(servers.all(), clock);
+    let mut goodbye = None;
+    let mut last = Ended::Closed;
+    while let Some(answer) = dial.next().await {
+        let outcome = match answer {
+            Ok(host) => clock.timeout(WELCOME_WITHIN, shake_hands(host, events)).await.unwrap_or(Err(Ended::Silent)),
+            Err(ended) => Err(ended),
+        };
+        match outcome {
+            // All hosts refuse a device that one refuses.
+            Ok(_) | Err(Ended::Stopped | Ended::Refused(_)) => return outcome,
+            Err(ended @ Ended::Goodbye { .. }) => goodbye = goodbye.or(Some(ended)),
+            Err(ended) => last = ended,
+        }
+    }
+    Err(goodbye.unwrap_or(last))
+}
+
+async fn shake_hands(host: Challenged, events: &mpsc::Sender<HostEvent>) -> Result<Connected, Ended> {
+    let Challenged { server, mut socket, nonce } = host;
     let (hello, answer) = oneshot::channel();
-    let challenged = HostEvent::Challenged { nonce: nonce.0, hello };
-    events.send(challenged).await.map_err(|_| Ended::Stopped)?;
+    events.send(HostEvent::Challenged { nonce, hello }).await.map_err(|_| Ended::Stopped)?;
     let hello = answer.await.map_err(|_| Ended::Stopped)?;
     send(&mut socket, &ToHost::Hello(Box::new(hello))).await?;
     match receive(&mut socket).await? {
-        welcome @ ToAgent::Welcome(_) => Ok((socket, welcome)),
+        welcome @ ToAgent::Welcome(_) => Ok(Connected { server, socket, welcome }),
         ToAgent::Refused { code, detail } => Err(Ended::Refused(format!("{code}: {detail}"))),
         // The host is busy, and says when to reconnect.
         ToAgent::Goodbye { reason, reconnect_after_ms } => {
@@ -126,27 +164,10 @@ async fn shake_hands(server: &str, events: &mpsc::Sender<HostEvent>) -> Result<(
     }
 }
 
-async fn dial(server: &str) -> Result<Socket, Ended> {
-    let address = match server.split_once("://") {
-        Some(("https", rest)) => format!("wss://{rest}{CONNECT_PATH}"),
-        Some(("http", rest)) => format!("ws://{rest}{CONNECT_PATH}"),
-        _ => return Err(Ended::Address(server.into())),
-    };
-    let mut request = address.into_client_request()?;
-    request.headers_mut().insert("sec-websocket-protocol", HeaderValue::from_static(PROTOCOL));
-    let limits = WebSocketConfig::default().max_message_size(Some(FRAME_LIMIT)).max_frame_size(Some(FRAME_LIMIT));
-    let (socket, _) = connect_async_with_config(request, Some(limits), true).await?;
-    Ok(socket)
-}
-
-async fn serve_connection(
-    mut socket: Socket,
-    welcome: ToAgent,
-    clock: &Clock,
-    events: &mpsc::Sender<HostEvent>,
-) -> Ended {
+async fn serve_connection(connected: Connected, clock: &Clock, events: &mpsc::Sender<HostEvent>) -> Ended {
+    let Connected { server, mut socket, welcome } = connected;
     let (outbox, mut outgoing) = mpsc::channel(OUTBOX);
-    for event in [HostEvent::Up(outbox), HostEvent::Frame(Box::new(welcome))] {
+    for event in [HostEvent::Up { server, outbox }, HostEvent::Frame(Box::new(welcome))] {
         if events.send(event).await.is_err() {
             return Ended::Stopped;
         }
@@ -193,5 +214,21 @@ async fn receive(socket: &mut Socket) -> Result<ToAgent, Ended> {
             Message::Close(_) => return Err(Ended::Closed),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_that_sends_an_agent_away_again_and_again_is_asked_less_and_less() {
+        let second = Duration::from_secs(1);
+        let goodbye = Ended::Goodbye { reason: "the host is busy".into(), reconnect_after: second };
+        let longest = |retry| wait_after(&goodbye, retry, |most| most);
+        assert_eq!(longest(RETRY_FIRST), 2 * second);
+        assert_eq!(longest(RETRY_MOST), RETRY_MOST + second);
+        let shortest = wait_after(&goodbye, RETRY_MOST, |_| Duration::ZERO);
+        assert_eq!(shortest, second, "never before the host wants it");
     }
 }

@@ -22,6 +22,7 @@ pub mod output;
 mod pending_stops;
 mod proxy_header;
 mod report;
+mod servers;
 mod service_stream;
 mod service_tls;
 pub mod state_dir;

@@ -19,6 +19,9 @@ use crate::target::Target;
 /// The WebSocket subprotocol (RFC 6455, section 1.9), with its version.
 pub const PROTOCOL: &str = "culvert.agent.v1";
 
+/// Most hosts that an agent is told.
+pub const MOST_HOSTS: usize = 16;
+
 /// Most bytes of one frame.
 pub const FRAME_LIMIT: usize = 256 * 1024;
 
@@ -131,6 +134,10 @@ pub enum ToAgent {
     Answer {
         request_id: Uuid,
         outcome: Result<Option<Grant>, Failure>,
+    },
+    /// [`Welcome::hosts`] have changed.
+    Hosts {
+        hosts: Vec<String>,
     },
     Goodbye {
         reason: String,
@@ -252,6 +259,9 @@ pub struct Welcome {
     /// Whether the host answers [`ToHost::Create`] and [`ToHost::Delete`].
     #[serde(default)]
     pub creates_tunnels: bool,
+    /// The base URLs of the hosts that the agent may connect to, as [`server_url`](crate::server_url) has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
 }
 
 /// Address of the node for the agent's data connections, and the certificate that the node must

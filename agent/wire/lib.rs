@@ -27,6 +27,7 @@ pub mod per_second;
 pub mod pipe;
 pub mod private_dir;
 pub mod quic;
+pub mod server_url;
 pub mod signature;
 pub mod socket;
 pub mod tally;

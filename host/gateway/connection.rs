@@ -22,7 +22,7 @@ use culvert_wire::control::{ConsentState, Failure, Hello, RevokeReason, ToAgent,
 use culvert_wire::device_token::DeviceToken;
 use culvert_wire::failure_code::FailureCode;
 use salvo::websocket::WebSocket;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -39,9 +39,9 @@ const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect that made room for another handshake.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
-/// When agents should reconnect after this host has said goodbye.
-/// How long a tunnel waits that could not be resumed, for the host of its node is away.
+/// How long a tunnel waits that could not be resumed because the host of its node is away.
 const RESUME_AGAIN_AFTER: Duration = Duration::from_mins(1);
+/// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How many frames are still read after a connection has failed, and for how long.
 const LAST_FRAMES: usize = 128;
@@ -155,6 +155,8 @@ struct AgentConnection {
     device: Arc<ConnectedDevice>,
     requests: DeviceRequests,
     sent: SentState,
+    /// Where the agent finds hosts.
+    hosts: watch::Receiver<Arc<[String]>>,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
     /// From when on there may be tunnels to resume.
@@ -173,8 +175,8 @@ impl AgentConnection {
         let tokens_since = control.clock.moment();
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
-        let sent = SentState::of(consent);
-        Self { control, link, handle, device, requests, sent, tokens_since, resume_from: None }
+        let (sent, hosts) = (SentState::of(consent), control.service.fleet().agent_urls());
+        Self { control, link, handle, device, requests, sent, hosts, tokens_since, resume_from: None }
     }
 
     /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
@@ -237,6 +239,7 @@ impl AgentConnection {
             grants,
             confirms_running: true,
             creates_tunnels: true,
+            hosts: self.hosts.borrow_and_update().to_vec(),
         };
         self.link.send(&ToAgent::Welcome(welcome)).await?;
         self.sync_agent().await
@@ -265,6 +268,10 @@ impl AgentConnection {
                     Err(error) => Err(error.into()),
                 },
                 () = woken.notified() => Box::pin(self.on_woken()).await,
+                Ok(()) = self.hosts.changed() => {
+                    let hosts = self.hosts.borrow_and_update().to_vec();
+                    self.link.send(&ToAgent::Hosts { hosts }).await
+                }
                 () = clock.until(heard.plus(OFFLINE_AFTER)) => Err(End::Silent),
             };
             if let Err(end) = step {

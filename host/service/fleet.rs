@@ -1,5 +1,7 @@
 //! Where this host stands among the hosts on its database, by its last heartbeat.
 
+use std::sync::Arc;
+
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{self, Cluster, WINDOW};
 use culvert_store::fleet::Heartbeat;
@@ -11,6 +13,8 @@ pub struct Fleet {
     /// The same after every start.
     host_id: Uuid,
     clock: Clock,
+    /// Where agents find this host and the others.
+    agent_urls: watch::Sender<Arc<[String]>>,
     /// None before the first heartbeat, and on a database that is one host's alone: it may do everything.
     membership: watch::Sender<Option<Membership>>,
 }
@@ -24,17 +28,31 @@ struct Membership {
 }
 
 impl Fleet {
-    pub fn new(host_id: Uuid, clock: Clock) -> Self {
-        Self { host_id, clock, membership: watch::Sender::new(None) }
+    /// `agent_url` is where agents find this host.
+    pub fn new(host_id: Uuid, agent_url: Option<String>, clock: Clock) -> Self {
+        let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
+        Self { host_id, clock, agent_urls, membership: watch::Sender::new(None) }
     }
 
     pub fn host_id(&self) -> Uuid {
         self.host_id
     }
 
+    /// Where agents find hosts, and when that changes.
+    pub fn agent_urls(&self) -> watch::Receiver<Arc<[String]>> {
+        self.agent_urls.subscribe()
+    }
+
     /// Notes what came of a heartbeat that was sent at this moment.
     pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
-        let Heartbeat { cluster, has_others, .. } = heartbeat.clone();
+        let Heartbeat { cluster, has_others, agent_urls, .. } = heartbeat.clone();
+        self.agent_urls.send_if_modified(|known| {
+            let changed = **known != *agent_urls;
+            if changed {
+                *known = agent_urls.into();
+            }
+            changed
+        });
         let membership = Membership { cluster, has_others, window: sent.plus(WINDOW) };
         self.membership.send_replace(Some(membership));
     }

@@ -117,15 +117,15 @@ impl Service {
         policies: Arc<Generations>,
         guard: Arc<Guard>,
         metrics: NodeMetrics,
-        host_id: Uuid,
+        fleet: Fleet,
     ) -> Self {
         Self {
             gate: Gate::new(store.clone(), guard),
             nodes: Arc::new(Nodes::new(store.clone(), secrets.clone(), metrics)),
             passwords: Passwords::new(store.clock().clone()),
             locks: Locks { scopes: KeyedMutex::new(), idempotency: KeyedMutex::new() },
-            liveness: Liveness::new(store.clock().clone(), host_id),
-            fleet: Fleet::new(host_id, store.clock().clone()),
+            liveness: Liveness::new(store.clock().clone(), fleet.host_id()),
+            fleet,
             store,
             secrets,
             policies,

@@ -24,6 +24,8 @@ pub struct HostRegistration {
     pub version: String,
     /// Of the lock on its data folder, which it holds.
     pub lock_identity: Vec<u8>,
+    /// The URL under which agents reach it.
+    pub agent_url: Option<String>,
 }
 
 /// A host that uses the database.
@@ -53,6 +55,8 @@ pub struct Heartbeat {
     pub cluster: Cluster,
     /// Whether another host is there.
     pub has_others: bool,
+    /// Where agents find hosts.
+    pub agent_urls: Vec<String>,
 }
 
 /// What all hosts share, locked.
@@ -61,6 +65,7 @@ struct Shared {
     /// Of the process that asks. One that is not the host any longer has none.
     lease: HostLease,
     has_others: bool,
+    agent_urls: Vec<String>,
     now: DateTime<Utc>,
 }
 
@@ -80,17 +85,29 @@ impl Shared {
             Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
             None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
         };
-        Ok(Self { cluster, lease, has_others: row.number::<u64>("others")? > 0, now: row.time("now")? })
+        let agent_urls = row.optional_text("agent_urls")?.unwrap_or_default();
+        Ok(Self {
+            cluster,
+            lease,
+            has_others: row.number::<u64>("others")? > 0,
+            agent_urls: agent_urls.split_whitespace().map(Into::into).collect(),
+            now: row.time("now")?,
+        })
     }
 }
 
-/// The state that all hosts share, the row of a process, and the time: the last placeholder's, or the database's.
+/// The state that all hosts share, the row of a process, where agents find hosts, and the time: the last placeholder's, or
+/// the database's. A host that ended less than a day ago may be back when an agent looks for one.
 macro_rules! select_cluster {
     ($now:expr, $rest:literal) => {
         concat!(
             "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
                  h.lease_until, h.ended_at, \
-                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, ",
+                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
+                 (SELECT STRING_AGG(agent_url, ' ' ORDER BY id) FROM (SELECT id, agent_url FROM hosts \
+                  WHERE agent_url IS NOT NULL AND (ended_at IS NULL OR ended_at > ",
+            $now,
+            " - 86400000000) ORDER BY ended_at IS NOT NULL, id LIMIT 16) named) AS agent_urls, ",
             $now,
             " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
             $rest
@@ -149,7 +166,7 @@ impl Store {
         let Db::Postgres { .. } = db else { return Ok(None) };
         let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!(), ""));
         let row = (&db).one(sql, args![host_id, process_id, self.clock.database_time()]).await?;
-        let Shared { mut cluster, mut lease, has_others, now } = Shared::of(&row, host_id)?;
+        let Shared { mut cluster, mut lease, has_others, agent_urls, now } = Shared::of(&row, host_id)?;
         let read = cluster.clone();
         if cluster.heartbeat(&mut lease, now) != Beat::Renewed {
             return Ok(None);
@@ -178,7 +195,7 @@ impl Store {
             process_id
         ];
         let saved = (&db).optional(sql, args).await?;
-        Ok(saved.map(|_| Heartbeat { beat: Beat::Renewed, now, cluster, has_others }))
+        Ok(saved.map(|_| Heartbeat { beat: Beat::Renewed, now, cluster, has_others, agent_urls }))
     }
 
     /// Has this process be the host again that was ended. False where another process is it.
@@ -248,7 +265,7 @@ impl Write {
 
     async fn claim_host(&mut self, host: &HostRegistration, alone: bool) -> Result<Claim> {
         let Shared { mut cluster, now, .. } = self.lock_shared(host.id).await?;
-        let HostRegistration { id, name, version, lock_identity } = host;
+        let HostRegistration { id, name, version, lock_identity, agent_url } = host;
         let is_a_copy = |other: &LiveHost| other.id == *id && other.lock_identity != *lock_identity;
         let in_the_way = |other: &LiveHost| is_a_copy(other) || (alone && other.id != *id);
         if let Some(other) = self.live_hosts(now).await?.into_iter().find(in_the_way) {
@@ -257,14 +274,16 @@ impl Write {
         let mut lease = HostLease { id: *id, until: now, ended: false };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
-            "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, ended_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, NULL) \
+            "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL) \
              ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
                  version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
-                 lease_until = excluded.lease_until, ended_at = NULL"
+                 lease_until = excluded.lease_until, \
+                 agent_url = excluded.agent_url, ended_at = NULL"
         );
         let process_id = self.process_id;
-        self.execute(sql, args![*id, process_id, name, version, &lock_identity[..], now, lease.until]).await?;
+        let args = args![*id, process_id, name, version, &lock_identity[..], now, lease.until, agent_url.as_deref()];
+        self.execute(sql, args).await?;
         self.save(&cluster).await?;
         // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
@@ -282,13 +301,13 @@ impl Write {
     }
 
     async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
-        let Shared { mut cluster, mut lease, has_others, now } = self.lock_shared(host_id).await?;
+        let Shared { mut cluster, mut lease, has_others, agent_urls, now } = self.lock_shared(host_id).await?;
         let beat = cluster.heartbeat(&mut lease, now);
         if beat == Beat::Renewed {
             self.save_host(&lease, now).await?;
             self.save(&cluster).await?;
         }
-        Ok(Heartbeat { beat, now, cluster, has_others })
+        Ok(Heartbeat { beat, now, cluster, has_others, agent_urls })
     }
 
     async fn end_host(&mut self, host_id: Uuid) -> Result<()> {

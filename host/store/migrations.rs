@@ -73,6 +73,7 @@ const FILES: &[File] = files! {
     42 "0042_hints"
     43 "0043_node_hosts"
     44 "0044_node_requests"
+    45 "0045_host_agent_urls"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -49,6 +49,7 @@ mod examples;
 mod facts;
 mod failures;
 mod fleet;
+mod fleet_agents;
 mod fleet_hints;
 mod fleet_model;
 mod fleet_nodes;

@@ -20,8 +20,8 @@ use culvert_wire::failure_code::FailureCode;
 /// What is waiting for an answer or an event.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// The sender for a new connection, until the host's welcome arrives.
-    pub outbox: Option<mpsc::Sender<ToHost>>,
+    /// The URL of a host and the sender for a new connection to it, until its welcome arrives.
+    pub host: Option<(String, mpsc::Sender<ToHost>)>,
     /// Operations whose tunnel is starting, by lease.
     pub operations: HashMap<Uuid, Uuid>,
     /// When the agent reported to the host that it is ready to begin an operation.
@@ -100,13 +100,18 @@ async fn take_once(agent: &mut Agent, request: Request, reply: oneshot::Sender<R
 }
 
 impl Agent {
+    /// The host that the agent is connected to, or else the one that the device enrolled with.
+    fn server(&self) -> &str {
+        self.host.as_ref().map_or(&self.device.server, |host| &host.server)
+    }
+
     fn status(&self) -> Status {
         let mut tunnels: Vec<_> = self.leases.ids().into_iter().filter_map(|id| self.leases.status(id)).collect();
         tunnels.sort_by(|a, b| a.name.cmp(&b.name));
         Status {
             device_id: self.device.id,
             name: self.device.name.clone(),
-            server: self.device.server.clone(),
+            server: self.server().into(),
             version: VERSION.into(),
             connected: self.host.is_some(),
             lease_seconds: self.leases.next_expiry().map(|at| at.since(self.clock.moment()).as_secs()),
@@ -119,7 +124,7 @@ impl Agent {
 
     /// Tries the ways to the nodes, beside everything else.
     fn examine(&self, reply: oneshot::Sender<Reply>) {
-        let (server, connected, clock) = (self.device.server.clone(), self.host.is_some(), self.clock.clone());
+        let (server, connected, clock) = (self.server().to_owned(), self.host.is_some(), self.clock.clone());
         let nodes = self.leases.node_addresses();
         tokio::spawn(async move {
             let mut nodes = join_all(nodes.iter().map(|node| doctor::examine(node, &clock))).await;

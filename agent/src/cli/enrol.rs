@@ -4,6 +4,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{Capability, Failure};
 use culvert_wire::enrolment::{ENROL_PATH, Enrol, Enrolled};
 use culvert_wire::failure_code::FailureCode;
+use culvert_wire::server_url::{is_local, server_url};
 
 use super::remote_control::decide_at_rest;
 use super::{CliError, Output, print, read_line};
@@ -31,7 +32,7 @@ pub(super) async fn enrol(
     if let Some(device) = Device::load(state)? {
         return Err(CliError::AlreadyEnrolled(device.id));
     }
-    let (server, client) = (server_url(server)?, client(server)?);
+    let (server, client) = (server_url(server).map_err(CliError::Server)?, client(server)?);
     let code = read_code(code)?;
     let key = DeviceKey::generate(&Clock::system());
     let enrol = Enrol {
@@ -76,26 +77,9 @@ fn unreachable(error: reqwest::Error) -> CliError {
 /// no proxy sees it on its way to this machine itself.
 fn client(server: &str) -> Result<reqwest::Client, CliError> {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
-    let local = reqwest::Url::parse(server).is_ok_and(|url| is_loopback(&url));
+    let local = reqwest::Url::parse(server).is_ok_and(|url| is_local(&url));
     let builder = if local { builder.no_proxy() } else { builder };
     builder.build().map_err(unreachable)
-}
-
-fn is_loopback(url: &reqwest::Url) -> bool {
-    url.host_str().is_some_and(culvert_wire::loopback::is_loopback)
-}
-
-/// The server's base URL. Over plain HTTP the code would be there to be read on the way, so that is
-/// for this machine alone.
-fn server_url(server: &str) -> Result<String, CliError> {
-    let url = reqwest::Url::parse(server).map_err(|error| CliError::Server(error.to_string()))?;
-    match url.scheme() {
-        "https" => {}
-        "http" if is_loopback(&url) => {}
-        "http" => return Err(CliError::Server("http:// is for loopback only; use https://".into())),
-        other => return Err(CliError::Server(format!("{other}:// is no https:// URL"))),
-    }
-    Ok(url.as_str().trim_end_matches('/').into())
 }
 
 fn host_name() -> Option<String> {

@@ -41,6 +41,7 @@ impl HostEnd {
             grants: Vec::new(),
             confirms_running: true,
             creates_tunnels: true,
+            hosts: Vec::new(),
         };
         agent.send(ToAgent::Welcome(welcome)).await;
         agent

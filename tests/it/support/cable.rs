@@ -22,23 +22,17 @@ struct State {
     intact: bool,
     /// How often it was cut.
     cuts: u32,
+    /// How many connections were made to it.
+    dials: u32,
     /// The host at the other end.
     host: Option<SocketAddr>,
 }
 
 impl TestHost {
     pub async fn cable(&self) -> Cable {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let sender = watch::Sender::new(State { intact: true, cuts: 0, host: Some(self.address) });
-        let state = sender.subscribe();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (state, host) = (state.clone(), state.borrow().host.unwrap());
-                tokio::spawn(async move { carry(stream, TcpStream::connect(host).await.unwrap(), state).await });
-            }
-        });
-        Cable { url, state: sender }
+        let cable = Cable::to_nowhere().await;
+        cable.lead_to(self);
+        cable
     }
 }
 
@@ -46,6 +40,23 @@ impl TestHost {
 const POSTGRES_PORT: &str = "5432";
 
 impl Cable {
+    /// A way that leads to no host yet.
+    pub async fn to_nowhere() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let sender = watch::Sender::new(State { intact: false, cuts: 0, dials: 0, host: None });
+        let dialled = sender.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                dialled.send_modify(|state| state.dials += 1);
+                let state = dialled.subscribe();
+                let host = state.borrow().host.unwrap();
+                tokio::spawn(async move { carry(stream, TcpStream::connect(host).await.unwrap(), state).await });
+            }
+        });
+        Self { url, state: sender }
+    }
+
     /// A way to a database of PostgreSQL; its URL leads there.
     pub async fn of_database(url: &str) -> Self {
         let (user, rest) = url.strip_prefix("postgres://").unwrap().split_once('@').unwrap();
@@ -58,7 +69,7 @@ impl Cable {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = listener.local_addr().unwrap();
         let url = format!("postgres://{user}@{near}/{database}?sslmode=disable");
-        let sender = watch::Sender::new(State { intact: true, cuts: 0, host: None });
+        let sender = watch::Sender::new(State { intact: true, cuts: 0, dials: 0, host: None });
         let state = sender.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -73,6 +84,11 @@ impl Cable {
             }
         });
         Self { url, state: sender }
+    }
+
+    /// How many connections were made to it.
+    pub fn dials(&self) -> u32 {
+        self.state.borrow().dials
     }
 
     pub fn cut(&self) {

@@ -7,6 +7,7 @@ use chrono::TimeDelta;
 use culvert_service::jobs::heartbeat;
 use culvert_wire::clock::Clock;
 
+use super::cable::Cable;
 use super::host::{Engine, TestHost, start_of_time};
 
 /// How far time passes at once.
@@ -22,22 +23,41 @@ impl TestFleet {
         Self::with_clocks(&vec![0; count]).await
     }
 
+    /// Hosts that agents are told of, and the way to each of them.
+    pub async fn reachable(count: usize) -> (Self, Vec<Cable>) {
+        let mut fleet = Self::start(0).await;
+        let mut cables = Vec::new();
+        for _ in 0..count {
+            cables.push(fleet.add_reachable().await);
+        }
+        (fleet, cables)
+    }
+
+    /// One more host that agents are told of.
+    pub async fn add_reachable(&mut self) -> Cable {
+        let cable = Cable::to_nowhere().await;
+        self.add(0, Some(cable.url.clone())).await;
+        cable.lead_to(self.hosts.last().unwrap());
+        cable
+    }
+
     /// Hosts whose clocks are so many seconds ahead of the database's.
     pub async fn with_clocks(ahead: &[i64]) -> Self {
         let database = Clock::manual(start_of_time());
         let mut fleet = Self { hosts: Vec::new(), database };
         for seconds in ahead {
-            fleet.add(*seconds).await;
+            fleet.add(*seconds, None).await;
         }
         fleet
     }
 
     /// One more host, whose clock is so many seconds ahead.
-    async fn add(&mut self, ahead: i64) {
+    async fn add(&mut self, ahead: i64, agent_url: Option<String>) {
         let clock = Clock::manual_beside(start_of_time() + TimeDelta::seconds(ahead), self.database.clone());
         let first = self.hosts.first().map(|first| first.config().clone());
         let host = TestHost::with_clock(Engine::Postgres, clock, |config| {
             config.several_hosts = true;
+            config.agent_url = agent_url;
             if let Some(first) = first {
                 config.database_url.clone_from(&first.database_url);
                 let own = config.data_dir.join("secret.key");
@@ -59,13 +79,22 @@ impl TestFleet {
         while !left.is_zero() {
             let step = left.min(STEP);
             left -= step;
-            self.database.advance(step);
-            for (number, host) in self.hosts.iter().enumerate() {
-                host.clock.advance(step);
-                if !still.contains(&number) {
-                    heartbeat::beat(&host.app.jobs).await.unwrap();
-                    host.pass(Duration::ZERO).await;
-                }
+            self.step(step, still).await;
+        }
+    }
+
+    /// As [`TestFleet::pass`], in one step: hosts and agents are silent all the time.
+    pub async fn leap(&self, time: Duration) {
+        self.step(time, &[]).await;
+    }
+
+    async fn step(&self, time: Duration, still: &[usize]) {
+        self.database.advance(time);
+        for (number, host) in self.hosts.iter().enumerate() {
+            host.clock.advance(time);
+            if !still.contains(&number) {
+                heartbeat::beat(&host.app.jobs).await.unwrap();
+                host.pass(Duration::ZERO).await;
             }
         }
     }

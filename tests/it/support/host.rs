@@ -123,6 +123,11 @@ impl TestHost {
         })
     }
 
+    /// Ends the host, as an operator does.
+    pub async fn stop(self) {
+        self.host.stop().await;
+    }
+
     /// The same data, time and address, another process's worth of memory.
     pub async fn restart(self) -> Self {
         self.restart_with(|_| {}).await
