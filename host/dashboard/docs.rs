@@ -9,7 +9,7 @@ mod rendered;
 mod schema;
 mod search;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use culvert_domain::error::Code;
 use culvert_service::Service;
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::assets;
 use rendered::Rendered;
-use search::{Index, Search};
+use search::{Index, MakeIndex, Search};
 
 /// What the documentation is made of.
 pub struct Docs {
@@ -43,26 +43,30 @@ const GUIDE: &str = include_str!("../../policies/README.md");
 /// The routes of the documentation, and of the files that its pages need.
 pub fn routers(docs: &Arc<Docs>) -> Vec<Router> {
     let is_https = docs.is_https;
-    let fixed = |path: &str, rendered: Rendered| at(path, Fixed { rendered: Arc::new(rendered), is_https });
     let guide = || frame::page("Policies", PreEscaped(book::render("policies/README.md", GUIDE)), "/docs/policies");
-    let document = serde_json::to_vec(&docs.openapi).unwrap_or_default();
     let start = StartPage(docs.start_page);
+    let (described, reference, searched) = (docs.clone(), docs.clone(), docs.clone());
+    let index: MakeIndex = Box::new(move || Index::of(&searched.openapi));
     let mut routers = vec![
         Router::new().get(start).head(start),
-        fixed("docs", Rendered::page(&reference::page(&docs.openapi))),
+        fixed("docs", is_https, move || Rendered::page(&reference::page(&reference.openapi))),
         at("docs/errors", Errors { docs: docs.clone(), rendered: Arc::default() }),
-        fixed("docs/policies", Rendered::page(&guide())),
-        at("docs/search", Search { index: Arc::new(Index::of(&docs.openapi)), is_https }),
-        fixed(docs.openapi_path.trim_start_matches('/'), Rendered::new("application/json", document)),
+        fixed("docs/policies", is_https, move || Rendered::page(&guide())),
+        at("docs/search", Search { index: Arc::new(LazyLock::new(index)), is_https }),
+        fixed(docs.openapi_path.trim_start_matches('/'), is_https, move || {
+            Rendered::new("application/json", serde_json::to_vec(&described.openapi).unwrap_or_default())
+        }),
         assets::router(),
     ];
-    routers
-        .extend(book::PAGES.iter().map(|page| at(&page.path(), BookPage { page, rendered: Arc::default(), is_https })));
-    routers.extend(
-        book::PICTURES.iter().map(|(name, picture)| {
-            fixed(&format!("docs/pictures/{name}"), Rendered::new("image/webp", picture.to_vec()))
-        }),
-    );
+    routers.extend(book::PAGES.iter().map(|page| {
+        let render = || PreEscaped(page.render());
+        fixed(&page.path(), is_https, move || {
+            Rendered::page(&frame::page(page.title(), render(), &format!("/{}", page.path())))
+        })
+    }));
+    routers.extend(book::PICTURES.iter().map(|(name, picture)| {
+        fixed(&format!("docs/pictures/{name}"), is_https, || Rendered::new("image/webp", picture.to_vec()))
+    }));
     routers
 }
 
@@ -70,9 +74,18 @@ fn at(path: &str, handler: impl Handler + Clone) -> Router {
     Router::with_path(path).get(handler.clone()).head(handler)
 }
 
+/// A page that is the same as long as the host runs.
+fn fixed(path: &str, is_https: bool, render: impl FnOnce() -> Rendered + Send + 'static) -> Router {
+    let render: Render = Box::new(render);
+    at(path, Fixed { rendered: Arc::new(LazyLock::new(render)), is_https })
+}
+
+type Render = Box<dyn FnOnce() -> Rendered + Send>;
+
 #[derive(Clone)]
 struct Fixed {
-    rendered: Arc<Rendered>,
+    /// Rendered when it is first asked for.
+    rendered: Arc<LazyLock<Rendered, Render>>,
     is_https: bool,
 }
 
@@ -80,24 +93,6 @@ struct Fixed {
 impl Handler for Fixed {
     async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         self.rendered.answer(req, res, self.is_https);
-    }
-}
-
-/// A page of the book, rendered when it is first asked for.
-#[derive(Clone)]
-struct BookPage {
-    page: &'static book::Page,
-    rendered: Arc<OnceLock<Rendered>>,
-    is_https: bool,
-}
-
-#[async_trait]
-impl Handler for BookPage {
-    async fn handle(&self, req: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        let page = self.page;
-        let content = || PreEscaped(page.render());
-        let render = || Rendered::page(&frame::page(page.title(), content(), &format!("/{}", page.path())));
-        self.rendered.get_or_init(render).answer(req, res, self.is_https);
     }
 }
 

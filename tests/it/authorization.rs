@@ -20,6 +20,7 @@ use uuid::Uuid;
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost};
+use crate::support::names::Names;
 use crate::support::visitor::{named_service, visit};
 
 /// Somebody in a scope, with a device on which one of their tunnels runs.
@@ -162,7 +163,9 @@ pub async fn ask(api: &Api, row: &Row, (path, body): (String, Value)) -> String 
 /// covers: feature_not_available
 #[both_engines]
 async fn every_route_enforces_role_and_ownership(engine: Engine) {
+    let names = Names::open().await;
     let host = TestHost::with(engine, |config| {
+        config.dns.resolver = Some(names.address);
         config.rate_limit.per_minute = 10_000;
         config.rate_limit.failed_auth_per_minute = 100_000;
     })

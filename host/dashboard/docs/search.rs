@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use culvert_domain::error::Code;
 use maud::{Markup, html};
@@ -132,10 +132,13 @@ fn words_of(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
+pub(crate) type MakeIndex = Box<dyn FnOnce() -> Index + Send>;
+
 /// The page that shows what was found.
 #[derive(Clone)]
 pub(crate) struct Search {
-    pub index: Arc<Index>,
+    /// Made for the first question.
+    pub index: Arc<LazyLock<Index, MakeIndex>>,
     pub is_https: bool,
 }
 
