@@ -3,7 +3,7 @@
 import { readFile } from "node:fs/promises";
 import { get } from "node:http";
 import { attack } from "./attack.mjs";
-import { workByKeyboard } from "./keyboard.mjs";
+import { press, reach, type, workByKeyboard } from "./keyboard.mjs";
 import { KINDS, PASSWORD, World } from "./world.mjs";
 
 const printed = await readFile(process.argv[2], "utf8");
@@ -248,16 +248,16 @@ async function inviteColleague(window) {
   return [team, why];
 }
 
-// Policies are reloaded and rolled back.
+// Policies are reloaded and rolled back, by the keyboard alone.
 async function rollBack(window) {
   const { page } = window;
   await page.goto(`${origin}/dashboard/operator/policies`);
-  await click(page, "Show what a reload would change");
+  await press(page, "Show what a reload would change");
   await page.getByText("They are the ones that are in use").waitFor();
   await world.look(window, "operator-policies-plan");
   await page.goto(`${origin}/dashboard/operator/policies`);
-  await click(page, "Reload");
-  await page.getByRole("button", { name: /^Roll back to generation/ }).click();
+  await press(page, "Reload");
+  await press(page, await page.getByRole("button", { name: /^Roll back to generation/ }).innerText());
   await page.getByText("There are no earlier policies").waitFor();
 }
 
@@ -293,7 +293,7 @@ async function signInByKeyboard() {
   await window.context.close();
 }
 
-// A passkey is made on the account's page, and signs in without a password.
+// A passkey is made on the account's page, and signs in without a password, by the keyboard alone.
 async function signInByPasskey(storageState) {
   const window = await world.window("desktop", origin, { storageState });
   const { page } = window;
@@ -302,24 +302,24 @@ async function signInByPasskey(storageState) {
   const options = { protocol: "ctap2", transport: "internal", hasResidentKey: true, hasUserVerification: true, isUserVerified: true };
   const { authenticatorId } = await devtools.send("WebAuthn.addVirtualAuthenticator", { options });
   await page.goto(`${origin}/dashboard/account`);
-  const password = page.getByLabel("Password", { exact: true });
-  if ((await password.count()) > 0) {
-    await password.fill(PASSWORD);
-    await page.getByRole("button", { name: "Confirm" }).click();
+  if ((await page.getByLabel("Password", { exact: true }).count()) > 0) {
+    await type(page, "Password", PASSWORD);
+    await page.keyboard.press("Enter");
     await page.waitForURL("**/dashboard/account");
   }
-  const form = page.locator("#new-passkey");
-  await form.getByLabel("Name", { exact: true }).fill("this machine");
-  await form.getByRole("button", { name: "Add a passkey" }).click();
+  do await reach(page, "Name");
+  while (!(await page.evaluate(() => document.activeElement.closest("#new-passkey") !== null)));
+  await page.keyboard.type("this machine");
+  await press(page, "Add a passkey");
   await page.getByRole("cell", { name: "this machine" }).waitFor();
   await world.look(window, "passkeys");
   // The field for the e-mail address offers it at once, where the browser can.
   await devtools.send("WebAuthn.setAutomaticPresenceSimulation", { authenticatorId, enabled: false });
-  await page.getByRole("button", { name: "Sign out" }).click();
+  await press(page, "Sign out");
   await page.waitForURL("**/dashboard/sign-in");
   await world.look(window, "sign-in-with-passkey");
   await devtools.send("WebAuthn.setAutomaticPresenceSimulation", { authenticatorId, enabled: true });
-  await page.getByRole("button", { name: "Sign in with a passkey" }).click();
+  await press(page, "Sign in with a passkey");
   await page.waitForURL("**/dashboard/me");
   const state = await window.context.storageState();
   await window.context.close();

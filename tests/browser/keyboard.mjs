@@ -10,7 +10,7 @@ const focused = () => {
 };
 
 // Tabs on until something with this name has the focus.
-async function reach(page, name) {
+export async function reach(page, name) {
   const passed = [];
   for (let steps = 0; steps < 150; steps += 1) {
     await page.keyboard.press("Tab");
@@ -21,12 +21,12 @@ async function reach(page, name) {
   throw new Error(`Tab does not reach "${name}" on ${page.url()}: ${passed.join(" | ")}`);
 }
 
-async function press(page, name) {
+export async function press(page, name) {
   await reach(page, name);
   await page.keyboard.press("Enter");
 }
 
-async function type(page, name, text) {
+export async function type(page, name, text) {
   await reach(page, name);
   await page.keyboard.press("Control+A");
   await page.keyboard.type(text);
