@@ -114,7 +114,7 @@ impl Visit {
         posted: &Posted,
         action: Action,
         subject: Resource,
-        change: impl Fn(()) -> C,
+        change: impl Fn(()) -> C + Send + Sync,
     ) -> Result<()> {
         self.change_with(posted, action, subject, read::<NoBody>(None), change).await
     }
@@ -126,7 +126,7 @@ impl Visit {
         action: Action,
         subject: Resource,
         body: Body<D>,
-        change: impl Fn(D::Valid) -> C,
+        change: impl Fn(D::Valid) -> C + Send + Sync,
     ) -> Result<()> {
         self.make(posted, action, subject, body, change, |_| Value::Null).await.map(drop)
     }
@@ -139,7 +139,7 @@ impl Visit {
         action: Action,
         subject: Resource,
         body: Body<D>,
-        change: impl Fn(D::Valid) -> C,
+        change: impl Fn(D::Valid) -> C + Send + Sync,
         answer: impl Fn(C::Done) -> Value + Clone + Send + Sync + 'static,
     ) -> Result<Value> {
         let run = async {
@@ -169,7 +169,7 @@ impl Visit {
         &self,
         posted: &Posted,
         admitted: Admitted<D>,
-        change: impl Fn(D::Valid) -> C,
+        change: impl Fn(D::Valid) -> C + Send + Sync,
         answer: impl Fn(C::Done) -> Value + Clone + Send + Sync + 'static,
     ) -> Result<Answered> {
         let render = move |done| {

@@ -82,7 +82,7 @@ impl Call {
     pub async fn commit<D, C, S>(
         self,
         admitted: Admitted<D>,
-        change: impl Fn(D::Valid) -> C,
+        change: impl Fn(D::Valid) -> C + Send + Sync,
         answer: impl Fn(C::Done) -> S + Clone + Send + Sync + 'static,
     ) -> HandlerResult<S>
     where

@@ -45,6 +45,7 @@ use enrolment::Enrolment;
 use middleware::auth::Auth;
 use middleware::drain::DrainRequestBody;
 use middleware::headers::Headers;
+use middleware::health::Health;
 use middleware::rate_limit::RateLimit;
 use middleware::trace::{RequestId, Trace, note_refusal};
 use middleware::window::Window;
@@ -63,11 +64,12 @@ pub struct Api {
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// Everything that is served on `listen`: the API, enrolment, and what else `more` routes to.
+/// Everything that is served on `listen`: the API, enrolment, health checks, and what else `more` routes to.
 pub fn service(api: &Arc<Api>, more: Vec<Router>) -> salvo::Service {
     let enrol = Router::with_path(ENROL_PATH.trim_start_matches('/')).post(Enrolment(api.clone()));
     let router = Router::new().push(routes::router(api)).push(enrol).append(&mut { more });
     salvo::Service::new(router)
+        .hoop(Health(api.clone()))
         .hoop(Trace(api.clone()))
         .hoop(Headers(api.clone()))
         .hoop(DrainRequestBody(api.clone()))

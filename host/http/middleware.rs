@@ -3,6 +3,7 @@
 pub(crate) mod auth;
 pub(crate) mod drain;
 pub(crate) mod headers;
+pub(crate) mod health;
 pub(crate) mod rate_limit;
 pub(crate) mod trace;
 pub(crate) mod window;

@@ -12,8 +12,10 @@ use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_store::Write;
 use culvert_store::facts::CurrentInputs;
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
 use serde_json::Value;
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::Service;
@@ -21,8 +23,10 @@ use crate::call::Answered;
 use crate::gate::{Permit, PinnedPolicies, RequestDraft};
 use crate::idempotency::{self, IdempotencyKey, StoredResponse};
 
-/// How often a decision is made anew because its inputs have changed.
+/// How often a decision is made because its inputs have changed.
 const DECISIONS: usize = 3;
+/// How long a decision may take for which others wait that change the scope.
+const DECIDES_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a permitted request changes in the store.
 pub trait Change: Send + Sync + 'static {
@@ -57,11 +61,19 @@ pub struct Admitted<D: RequestDraft> {
 /// Applies a change, and makes the response. It has no type of its own, so that the transaction is compiled once.
 type Apply = Box<dyn for<'w> FnOnce(&'w mut Write, &'w Permit) -> BoxFuture<'w, Result<StoredResponse>> + Send>;
 
-/// How one transaction ended.
-enum Attempt {
-    Committed(Answered, BTreeSet<Uuid>),
-    /// The decision inputs of the permit have changed. Nothing was written.
-    Stale,
+/// What is written, and why it may be.
+struct Decided {
+    permit: Arc<Permit>,
+    apply: Apply,
+}
+
+/// What is written, once the scope's row is locked.
+type Decision = BoxFuture<'static, Option<Decided>>;
+
+/// What a transaction has written.
+struct Committed {
+    answered: Answered,
+    nodes: BTreeSet<Uuid>,
 }
 
 impl Permit {
@@ -108,7 +120,7 @@ impl Service {
         policies: &PinnedPolicies,
         admitted: Admitted<D>,
         key: Option<&IdempotencyKey>,
-        change: impl Fn(D::Valid) -> C,
+        change: impl Fn(D::Valid) -> C + Send + Sync,
         render: impl Fn(C::Done) -> Result<StoredResponse> + Clone + Send + Sync + 'static,
     ) -> Result<Answered>
     where
@@ -117,48 +129,95 @@ impl Service {
     {
         let Admitted { permit, mut valid, body } = admitted;
         let mut permit = Arc::new(permit);
-        let turn = self.locks.scopes.lock(permit.caller().scope.id).await;
-        for _ in 0..DECISIONS {
-            let apply = apply(change(valid), body.recorded.clone(), render.clone());
-            match self.attempt(permit.clone(), key.cloned(), apply).await? {
-                Attempt::Committed(answered, nodes) => {
-                    drop(turn);
-                    self.nodes.wait_until_applied(nodes).await;
-                    return Ok(answered);
-                }
-                Attempt::Stale => {
-                    let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
-                    (permit, valid) = (Arc::new(anew), still_valid);
-                }
+        let scope_id = permit.caller().scope.id;
+        let decided =
+            |permit, valid| Decided { permit, apply: apply(change(valid), body.recorded.clone(), render.clone()) };
+        let turn = self.locks.scopes.lock(scope_id).await;
+        // Other hosts do not take turns with this one.
+        let overtaken = if self.store.is_on_a_server() { DECISIONS - 1 } else { DECISIONS };
+        for _ in 0..overtaken {
+            let decision = ready(Some(decided(permit.clone(), valid))).boxed();
+            if let Some(committed) = self.attempt(scope_id, key.cloned(), decision).await? {
+                drop(turn);
+                return Ok(self.applied(committed).await);
             }
+            let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
+            (permit, valid) = (Arc::new(anew), still_valid);
         }
-        let busy = Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.");
-        Err(busy.after(Duration::from_secs(1)))
+        let decide = async {
+            let (anew, valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
+            Ok(decided(Arc::new(anew), valid))
+        };
+        let committed = self.attempt_locked(scope_id, key.cloned(), Box::pin(decide)).await?;
+        drop(turn);
+        Ok(self.applied(committed).await)
+    }
+
+    /// Waits until the nodes do what was written.
+    async fn applied(&self, committed: Committed) -> Answered {
+        self.nodes.wait_until_applied(committed.nodes).await;
+        committed.answered
+    }
+
+    /// Decides while the scope's row is locked, so that no host can overtake it: the one case in which policies are asked
+    /// while a transaction is open.
+    async fn attempt_locked(
+        &self,
+        scope_id: Uuid,
+        key: Option<IdempotencyKey>,
+        decide: BoxFuture<'_, Result<Decided>>,
+    ) -> Result<Committed> {
+        let busy = || {
+            let busy = Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.");
+            busy.after(Duration::from_secs(1))
+        };
+        // Each has a connection to the database, and takes another one to decide.
+        let _place = self.locks.deciding.acquire().await.map_err(Error::internal)?;
+        let ((lock, locked), (tell, told)) = (oneshot::channel(), oneshot::channel());
+        let decision = async move {
+            let _ = lock.send(());
+            told.await.ok()
+        };
+        let deciding = async {
+            if locked.await.is_ok() {
+                let decided = self.clock().timeout(DECIDES_WITHIN, decide).await.map_err(|_| busy())?;
+                let _ = tell.send(decided?);
+            }
+            Ok::<_, Error>(())
+        };
+        let (attempt, deciding) = tokio::join!(self.attempt(scope_id, key, decision.boxed()), deciding);
+        deciding?;
+        attempt?.ok_or_else(busy)
     }
 
     /// Applies a permitted change. The response is made inside the transaction. With an idempotency key, it
-    /// is also stored in that transaction.
-    async fn attempt(&self, permit: Arc<Permit>, key: Option<IdempotencyKey>, apply: Apply) -> Result<Attempt> {
+    /// is also stored in that transaction. `None` if the decision inputs have changed: then nothing was written.
+    async fn attempt(
+        &self,
+        scope_id: Uuid,
+        key: Option<IdempotencyKey>,
+        decision: Decision,
+    ) -> Result<Option<Committed>> {
         let secrets = self.secrets.clone();
-        let scope_id = permit.caller().scope.id;
         let transaction = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
+                let Some(Decided { permit, apply }) = decision.await else { return Ok(None) };
                 let name = key.as_ref().map(|key| key.key.as_str());
                 let (caller, subject, wanted) = (permit.caller(), permit.subject(), permit.wanted());
                 let CurrentInputs { inputs, answered } = write.decision_inputs(caller, subject, wanted, name).await?;
                 // A key belongs to one scope, whose row is locked: another request with it has ended, or comes later.
                 if let (Some(key), Some(stored)) = (&key, answered) {
-                    let stored = key.open(&stored, &secrets)?;
-                    return Ok(Attempt::Committed(Answered::Replayed(stored), BTreeSet::new()));
+                    let answered = Answered::Replayed(key.open(&stored, &secrets)?);
+                    return Ok(Some(Committed { answered, nodes: BTreeSet::new() }));
                 }
                 if inputs != *permit.decision_inputs() {
-                    return Ok(Attempt::Stale);
+                    return Ok(None);
                 }
                 let response = apply(write, &permit).await?;
                 if let Some(key) = &key {
                     idempotency::store(write, &secrets, key, &response).await?;
                 }
-                Ok(Attempt::Committed(Answered::Fresh(response), write.touched_nodes()))
+                Ok(Some(Committed { answered: Answered::Fresh(response), nodes: write.touched_nodes() }))
             })
         });
         transaction.await

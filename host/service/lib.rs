@@ -78,6 +78,7 @@ use culvert_policy::serve::generations::Generations;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 use culvert_wire::clock::Clock;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use fleet::Fleet;
@@ -102,12 +103,17 @@ pub struct Service {
     fleet: Fleet,
 }
 
+/// Decisions that are made at once while their scopes are locked: a quarter of the connections to the database.
+const DECIDING: usize = 4;
+
 /// What takes turns.
 struct Locks {
     /// Changes of the same scope, by requests and by agents.
     scopes: KeyedMutex<Uuid>,
     /// Requests with the same credential and idempotency key.
     idempotency: KeyedMutex<(Uuid, String)>,
+    /// Decisions that are made while a scope is locked.
+    deciding: Semaphore,
 }
 
 impl Service {
@@ -123,7 +129,11 @@ impl Service {
             gate: Gate::new(store.clone(), guard),
             nodes: Arc::new(Nodes::new(store.clone(), secrets.clone(), metrics)),
             passwords: Passwords::new(store.clock().clone()),
-            locks: Locks { scopes: KeyedMutex::new(), idempotency: KeyedMutex::new() },
+            locks: Locks {
+                scopes: KeyedMutex::new(),
+                idempotency: KeyedMutex::new(),
+                deciding: Semaphore::new(DECIDING),
+            },
             liveness: Liveness::new(store.clock().clone(), fleet.host_id()),
             fleet,
             store,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use culvert_domain::fleet::{END_AFTER, LEASE};
 use culvert_service::jobs::heartbeat;
+use culvert_test_macros::both_engines;
 use culvert_wire::control::{CONNECT_PATH, Done, Grant};
 use reqwest::Method;
 use serde_json::json;
@@ -52,10 +53,28 @@ impl Runs {
     }
 }
 
-/// What a load balancer is answered.
+/// What a load balancer is answered, and the operator.
 async fn readiness(host: &TestHost) -> u16 {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    client.get(format!("http://{}/readyz", host.admin_address)).send().await.unwrap().status().as_u16()
+    let ask = async |address| client.get(format!("http://{address}/readyz")).send().await.unwrap().status().as_u16();
+    let (balancer, operator) = (ask(host.address).await, ask(host.admin_address).await);
+    assert_eq!(balancer, operator);
+    balancer
+}
+
+#[both_engines]
+async fn health_checks_need_no_key(engine: Engine) {
+    let host = TestHost::start(engine).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async |method: Method, path: &str| {
+        let answer = client.request(method, format!("{}{path}", host.url())).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!(ask(Method::GET, "/healthz").await, (200, "ok\n".into()));
+    assert_eq!(ask(Method::GET, "/readyz").await, (200, "ready\n".into()));
+    assert_eq!(ask(Method::HEAD, "/readyz").await, (200, String::new()));
+    assert_eq!(ask(Method::POST, "/readyz").await.0, 401);
+    assert_eq!(ask(Method::GET, "/readyz/").await.0, 401);
 }
 
 fn running() -> (String, bool) {

@@ -53,6 +53,7 @@ mod fleet_agents;
 mod fleet_hints;
 mod fleet_model;
 mod fleet_nodes;
+mod fleet_requests;
 mod foreground;
 mod generated;
 mod group_commit;
