@@ -249,9 +249,8 @@ struct Parts {
 fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let Parts { store, secrets, metrics, embedded, tasks, stop, .. } = parts;
     let policies = Arc::new(parts.policies);
-    let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
     let (guard, nodes) = (parts.guard, metrics.nodes.clone());
-    let fleet = Fleet::new(host_id, config.agent_url(), clock.clone());
+    let fleet = Fleet::new(embedded.ids().next().unwrap_or_else(|| clock.id()), config.agent_url(), clock.clone());
     let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, fleet));
     let metrics = Arc::new(metrics);
     let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));

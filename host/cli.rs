@@ -5,6 +5,7 @@ mod audit;
 mod ca;
 mod dev;
 mod device;
+mod host;
 mod key;
 mod node;
 mod operator;
@@ -67,6 +68,9 @@ enum Command {
     /// Devices
     #[command(subcommand)]
     Device(device::Device),
+    /// The hosts that share a database
+    #[command(subcommand)]
+    Host(host::Host),
     /// Nodes
     #[command(subcommand)]
     Node(node::Node),
@@ -175,6 +179,7 @@ fn execute(config: Config, output: Output, command: Command) -> Result<(), CliEr
             Command::Team(command) => command.run(&config, output).await,
             Command::Key(command) => command.run(&config, output).await,
             Command::Device(command) => command.run(&config, output).await,
+            Command::Host(command) => command.run(&config, output).await,
             Command::Node(command) => command.run(&config, output).await,
             Command::Plan(command) => command.run(&config, output).await,
             Command::Policy(command) => command.run(&config, output).await,

@@ -44,6 +44,16 @@ string_enum! {
     }
 }
 
+string_enum! {
+    /// Whether a host runs, as its database knows it.
+    HostState {
+        Alive "alive",
+        /// It was not heard of for the length of its lease.
+        Silent "silent",
+        Ended "ended",
+    }
+}
+
 /// What all hosts on a database share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cluster {

@@ -115,12 +115,17 @@ macro_rules! select_cluster {
     };
 }
 
-/// PostgreSQL's time, where the last placeholder has none.
+/// PostgreSQL's time, where the placeholder has none.
 macro_rules! database_time {
-    () => {
-        "COALESCE(CAST($3 AS BIGINT), CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT))"
+    ($time:literal) => {
+        concat!(
+            "COALESCE(CAST(",
+            $time,
+            " AS BIGINT), CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT))"
+        )
     };
 }
+pub(crate) use database_time;
 
 macro_rules! save_cluster {
     () => {
@@ -164,7 +169,7 @@ impl Store {
     async fn heartbeat_without_lock(&self, host_id: Uuid) -> Result<Option<Heartbeat>> {
         let (db, process_id) = (self.db.for_liveness(), self.process_id);
         let Db::Postgres { .. } = db else { return Ok(None) };
-        let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!(), ""));
+        let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!("$3"), ""));
         let row = (&db).one(sql, args![host_id, process_id, self.clock.database_time()]).await?;
         let Shared { mut cluster, mut lease, has_others, agent_urls, now } = Shared::of(&row, host_id)?;
         let read = cluster.clone();
@@ -240,7 +245,7 @@ impl Write {
     async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
         let sql = sql!(
             sqlite: select_cluster!("$3", ""),
-            postgres: select_cluster!(database_time!(), " FOR UPDATE OF c")
+            postgres: select_cluster!(database_time!("$3"), " FOR UPDATE OF c")
         );
         let (process_id, now) = (self.process_id, self.time_of_database());
         let row = self.one(sql, args![id, process_id, now]).await?;

@@ -27,6 +27,7 @@ pub mod facts;
 pub mod fleet;
 mod group_commit;
 mod hints;
+pub mod hosts;
 pub mod idempotency;
 pub mod identities;
 mod installation;

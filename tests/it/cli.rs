@@ -42,6 +42,7 @@ async fn every_command_with_json_prints_one_object(engine: Engine) {
         "culvert key list",
         "culvert device code --account bob@example.com --team Engines",
         "culvert device list",
+        "culvert host list",
         "culvert node list",
         "culvert plan set --team Engines team",
         "culvert plan set --account bob@example.com free",
@@ -74,6 +75,7 @@ async fn every_command_with_json_prints_one_object(engine: Engine) {
     culvert key list: data[account created_at expires_at id last_used_at name prefix revoked_at scopes team]
     culvert device code --account bob@example.com --team Engines: code expires_at
     culvert device list: data
+    culvert host list: data[agent_url devices ended_at id leads lease_until name nodes started_at state version]
     culvert node list: data[country hostname id name pro_only region region_flag status]
     culvert plan set --team Engines team: id plan_name
     culvert plan set --account bob@example.com free: id plan_name
@@ -150,6 +152,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     for (name, value) in [
         ("CULVERT_LISTEN", "nowhere"),
         ("CULVERT_PUBLIC_URL", "ftp://example.com"),
+        ("CULVERT_AGENT_URL", "http://192.0.2.1"),
         ("CULVERT_DATABASE_URL", "mysql://localhost/culvert"),
         ("CULVERT_DATABASE_URL", "postgres://postgres@127.0.0.1:1/culvert"),
         ("CULVERT_SECRET_KEY_FILE", "/dev/null"),
@@ -171,6 +174,8 @@ async fn invalid_setting_is_named_in_startup_error() {
       2: culvert: listen: invalid socket address syntax (in `CULVERT_` environment variable(s))
     CULVERT_PUBLIC_URL=ftp://example.com
       2: culvert: public_url: must be an http:// or https:// URL
+    CULVERT_AGENT_URL=http://192.0.2.1
+      2: culvert: agent_url: http:// is for loopback only; use https://
     CULVERT_DATABASE_URL=mysql://localhost/culvert
       2: culvert: database_url: must be sqlite:<path> or postgres://<user>@<host>/<database>
     CULVERT_DATABASE_URL=postgres://postgres@127.0.0.1:1/culvert
@@ -192,7 +197,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
     let mut said = String::new();
     for settings in [

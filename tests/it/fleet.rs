@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use culvert_domain::fleet::{END_AFTER, LEASE};
+use culvert_domain::fleet::{END_AFTER, HostState, LEASE};
 use culvert_service::jobs::heartbeat;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{CONNECT_PATH, Done, Grant};
@@ -247,4 +247,22 @@ async fn copy_of_a_data_folder_is_refused_while_its_host_is_alive() {
     }
     heartbeat::beat(&second.app.jobs).await.unwrap();
     assert_eq!(second.api(&ada.key).get("/tunnels").await.status, 200);
+}
+
+#[tokio::test]
+async fn hosts_are_listed_with_what_the_database_knows_of_them() {
+    let mut fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let ids: Vec<_> = fleet.hosts.iter().map(|host| host.app.service.fleet().host_id()).collect();
+    fleet.hosts.pop().unwrap().stop().await;
+    fleet.pass_without(LEASE.to_std().unwrap(), &[1]).await;
+    let listed = fleet.hosts[0].app.store.hosts().await.unwrap();
+    let of = |id| listed.iter().find(|host| host.id == id).map(|host| (host.state, host.leads, host.nodes));
+    let known: Vec<_> = ids.into_iter().map(of).collect();
+    assert_eq!(
+        known,
+        [Some((HostState::Alive, true, 1)), Some((HostState::Silent, false, 1)), Some((HostState::Ended, false, 1))]
+    );
+    fleet.leap(Duration::from_hours(24)).await;
+    assert_eq!(fleet.hosts[0].app.store.hosts().await.unwrap().len(), 2, "one that ended is shown for a day");
 }
