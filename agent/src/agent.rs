@@ -117,7 +117,7 @@ impl Agent {
         let (requests, mut requested) = mpsc::channel(16);
         let (events, mut happened) = mpsc::channel(256);
         ipc::listen(&state, clock.clone(), requests)?;
-        let servers = Servers::load(&state, &device.server)?;
+        let servers = Servers::load(&state, &device.server);
         tokio::spawn(host_connection::run(servers.clone(), clock.clone(), events));
         let mut consent = Consent::load(&state)?;
         let targets = targets_of(&state, &mut consent, &device, &clock)?;
@@ -254,7 +254,10 @@ impl Agent {
                 self.waiting.consent_confirmed(state);
                 Ok(())
             }
-            ToAgent::Hosts { hosts } => self.servers.keep(&hosts),
+            ToAgent::Hosts { hosts } => {
+                self.servers.keep(&hosts);
+                Ok(())
+            }
             ToAgent::Created { request_id, outcome } => self.on_created(request_id, outcome).await,
             ToAgent::Answer { request_id, outcome } => self.on_answer(request_id, outcome).await,
             // `host_connection` handles the handshake and the goodbye.
@@ -269,7 +272,7 @@ impl Agent {
         let Welcome { confirms_running, creates_tunnels, .. } = welcome;
         tracing::info!(%server, device_id = %self.device.id, "connected");
         self.host = Some(Host { server, outbox, heartbeat, next_beat, confirms_running, creates_tunnels });
-        self.servers.keep(&welcome.hosts)?;
+        self.servers.keep(&welcome.hosts);
         match self.consent.pending() {
             // The decision was made after the hello, so the host does not have it yet.
             Some(pending) if self.told.as_ref() != Some(&pending) => self.say(ToHost::Consent(pending)).await,

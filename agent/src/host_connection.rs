@@ -13,15 +13,17 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 use crate::servers::Servers;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Hello, ToAgent, ToHost};
-use dial::{Challenged, Dial};
+use dial::{Answer, Challenged, Dial};
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_mins(1);
 /// The most that is added at random to the time that the host asked for: it spreads the returns of many agents itself.
 const JITTER_MOST: Duration = Duration::from_secs(3);
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// How long a host may take to welcome the device, before another one is asked.
+/// How long a host may take to welcome the device; half of it while there are others to ask.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
+/// How long others are tried after a host has said when to come back.
+const OTHERS_WITHIN: Duration = Duration::from_secs(2);
 /// How long the host may be silent. It answers every renewal, so the connection is dead after this time.
 const SILENCE: Duration = Duration::from_secs(25);
 /// Frames that may wait to be sent: more than the agent sends before it notices a dead connection.
@@ -53,8 +55,8 @@ enum Ended {
     Io(#[from] std::io::Error),
     #[error("the server's address is no URL: {0}")]
     Address(String),
-    #[error("the host answered nothing for {} seconds", SILENCE.as_secs())]
-    Silent,
+    #[error("the host answered nothing for {} seconds", .0.as_secs())]
+    Silent(Duration),
     #[error("the host closed the connection")]
     Closed,
     #[error("the host refuses this device: {0}")]
@@ -108,13 +110,12 @@ fn wait_after(ended: &Ended, retry: Duration, jitter: impl Fn(Duration) -> Durat
 }
 
 async fn connection(servers: &Servers, clock: &Clock, events: &mpsc::Sender<HostEvent>, welcomed: &mut bool) -> Ended {
-    match clock.timeout(CONNECT_WITHIN, find_host(servers, clock, events)).await {
-        Ok(Ok(connected)) => {
+    match find_host(servers, clock, events).await {
+        Ok(connected) => {
             *welcomed = true;
             serve_connection(connected, clock, events).await
         }
-        Ok(Err(ended)) => ended,
-        Err(_) => Ended::Silent,
+        Err(ended) => ended,
     }
 }
 
@@ -130,31 +131,62 @@ struct Connected {
 /// The first host that welcomes the device. One that has no time for it, or fails, is passed over.
 async fn find_host(servers: &Servers, clock: &Clock, events: &mpsc::Sender<HostEvent>) -> Result<Connected, Ended> {
     let mut dial = Dial::new(servers.all(), clock);
-    let mut goodbye = None;
-    let mut last = Ended::Closed;
-    while let Some(answer) = dial.next().await {
-        let outcome = match answer {
-            Ok(host) => clock.timeout(WELCOME_WITHIN, shake_hands(host, events)).await.unwrap_or(Err(Ended::Silent)),
+    let mut end = clock.moment().plus(CONNECT_WITHIN);
+    let mut last = Ended::Silent(CONNECT_WITHIN);
+    loop {
+        let answer = tokio::select! {
+            answer = dial.next() => answer,
+            () = clock.until(end) => None,
+        };
+        let Some(Answer { server, outcome }) = answer else { return Err(last) };
+        let within = if dial.is_over() { WELCOME_WITHIN } else { WELCOME_WITHIN / 2 };
+        let outcome = match outcome {
+            Ok(host) => clock.timeout(within, shake_hands(host, events)).await.unwrap_or(Err(Ended::Silent(within))),
             Err(ended) => Err(ended),
         };
         match outcome {
-            // All hosts refuse a device that one refuses.
-            Ok(_) | Err(Ended::Stopped | Ended::Refused(_)) => return outcome,
-            Err(ended @ Ended::Goodbye { .. }) => goodbye = goodbye.or(Some(ended)),
-            Err(ended) => last = ended,
+            Ok((socket, welcome)) => return Ok(Connected { server, socket, welcome }),
+            Err(Ended::Stopped) => return Err(Ended::Stopped),
+            Err(ended) => {
+                if matches!(ended, Ended::Refused(_)) && servers.is_enrolled(&server) {
+                    return Err(ended);
+                }
+                if !dial.is_over() {
+                    tracing::info!(%server, reason = %ended, "passed over");
+                }
+                if matches!(ended, Ended::Refused(_) | Ended::Goodbye { .. }) {
+                    dial.pass_over(&server);
+                    end = end.min(clock.moment().plus(OTHERS_WITHIN));
+                }
+                last = last.or(ended);
+            }
         }
     }
-    Err(goodbye.unwrap_or(last))
 }
 
-async fn shake_hands(host: Challenged, events: &mpsc::Sender<HostEvent>) -> Result<Connected, Ended> {
-    let Challenged { server, mut socket, nonce } = host;
+impl Ended {
+    /// Of two attempts, the end that says how long to wait.
+    fn or(self, other: Self) -> Self {
+        match (&self, &other) {
+            (Self::Goodbye { reconnect_after: one, .. }, Self::Goodbye { reconnect_after: another, .. })
+                if another > one =>
+            {
+                other
+            }
+            (Self::Refused(_) | Self::Goodbye { .. }, _) => self,
+            _ => other,
+        }
+    }
+}
+
+async fn shake_hands(host: Challenged, events: &mpsc::Sender<HostEvent>) -> Result<(Socket, ToAgent), Ended> {
+    let Challenged { mut socket, nonce } = host;
     let (hello, answer) = oneshot::channel();
     events.send(HostEvent::Challenged { nonce, hello }).await.map_err(|_| Ended::Stopped)?;
     let hello = answer.await.map_err(|_| Ended::Stopped)?;
     send(&mut socket, &ToHost::Hello(Box::new(hello))).await?;
     match receive(&mut socket).await? {
-        welcome @ ToAgent::Welcome(_) => Ok(Connected { server, socket, welcome }),
+        welcome @ ToAgent::Welcome(_) => Ok((socket, welcome)),
         ToAgent::Refused { code, detail } => Err(Ended::Refused(format!("{code}: {detail}"))),
         // The host is busy, and says when to reconnect.
         ToAgent::Goodbye { reason, reconnect_after_ms } => {
@@ -197,7 +229,7 @@ async fn serve_connection(connected: Connected, clock: &Clock, events: &mpsc::Se
                     return ended;
                 }
             }
-            () = clock.until(heard.plus(SILENCE)) => return Ended::Silent,
+            () = clock.until(heard.plus(SILENCE)) => return Ended::Silent(SILENCE),
         }
     }
 }

@@ -24,7 +24,7 @@ pub fn server_url(text: &str) -> Result<String, String> {
         "http" => return Err("http:// is for loopback only; use https://".into()),
         other => return Err(format!("{other}:// is no https:// URL")),
     }
-    if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
+    if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
         return Err("it has a user, a query or a fragment".into());
     }
     Ok(url.as_str().trim_end_matches('/').into())
@@ -50,7 +50,16 @@ mod tests {
             assert_eq!(server_url(text).as_deref(), Ok(url));
         }
         let long = format!("https://{}.example.com", "a".repeat(2048));
-        for text in ["", "culvert.example.com", "http://192.0.2.1", "ftp://a", "https://a/?b", "https://a@b", &long] {
+        for text in [
+            "",
+            "culvert.example.com",
+            "http://192.0.2.1",
+            "ftp://a",
+            "https://a/?b",
+            "https://a@b",
+            "https://:a@b",
+            &long,
+        ] {
             assert!(server_url(text).is_err(), "{text}");
         }
     }

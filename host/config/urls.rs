@@ -30,7 +30,7 @@ impl Config {
     /// Where agents look for this host: `public_url`, unless it has a URL of its own; none where the operator has named
     /// neither.
     pub fn agent_url(&self) -> Option<String> {
-        // Agents do not take a `public_url` in the clear, which nobody can have enrolled with.
+        // A `public_url` in the clear, but on this machine, is none that anybody can have enrolled with.
         self.agent_url.as_ref().or(self.public_url.as_ref()).and_then(|url| server_url(url).ok())
     }
 

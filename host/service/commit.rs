@@ -28,6 +28,13 @@ const DECISIONS: usize = 3;
 /// How long a decision may take for which others wait that change the scope.
 const DECIDES_WITHIN: Duration = Duration::from_millis(250);
 
+/// How long a request waits until it may decide so.
+const PLACE_WITHIN: Duration = Duration::from_secs(1);
+
+fn busy() -> Error {
+    Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.").after(Duration::from_secs(1))
+}
+
 /// What a permitted request changes in the store.
 pub trait Change: Send + Sync + 'static {
     /// The result, from which the response is made.
@@ -133,13 +140,18 @@ impl Service {
         let decided =
             |permit, valid| Decided { permit, apply: apply(change(valid), body.recorded.clone(), render.clone()) };
         let turn = self.locks.scopes.lock(scope_id).await;
-        // Other hosts do not take turns with this one.
-        let overtaken = if self.store.is_on_a_server() { DECISIONS - 1 } else { DECISIONS };
-        for _ in 0..overtaken {
+        for left in (0..DECISIONS).rev() {
             let decision = ready(Some(decided(permit.clone(), valid))).boxed();
             if let Some(committed) = self.attempt(scope_id, key.cloned(), decision).await? {
                 drop(turn);
                 return Ok(self.applied(committed).await);
+            }
+            // Other hosts do not take turns with this one.
+            if left == 1 && self.store.is_on_a_server() {
+                break;
+            }
+            if left == 0 {
+                return Err(busy());
             }
             let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             (permit, valid) = (Arc::new(anew), still_valid);
@@ -167,12 +179,9 @@ impl Service {
         key: Option<IdempotencyKey>,
         decide: BoxFuture<'_, Result<Decided>>,
     ) -> Result<Committed> {
-        let busy = || {
-            let busy = Error::new(Code::ServiceUnavailable, "Too much changed at once; try again.");
-            busy.after(Duration::from_secs(1))
-        };
         // Each has a connection to the database, and takes another one to decide.
-        let _place = self.locks.deciding.acquire().await.map_err(Error::internal)?;
+        let place = self.clock().timeout(PLACE_WITHIN, self.locks.deciding.acquire()).await;
+        let _place = place.map_err(|_| busy())?.map_err(Error::internal)?;
         let ((lock, locked), (tell, told)) = (oneshot::channel(), oneshot::channel());
         let decision = async move {
             let _ = lock.send(());

@@ -278,6 +278,19 @@ impl Gate {
         subject: Resource,
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
+        self.decide(policies, caller, action, subject, body, Some(&self.guard)).await
+    }
+
+    /// `outside` looks up what the request names outside of this host, if that was not done for a decision before.
+    async fn decide<D: RequestDraft>(
+        &self,
+        policies: &PinnedPolicies,
+        caller: &Caller,
+        action: Action,
+        subject: Resource,
+        body: Body<D>,
+        outside: Option<&Guard>,
+    ) -> Result<(Permit, D::Valid)> {
         let wanted = policies.pinned.wanted();
         let facts = self.store.facts(caller, subject, wanted).await?;
         let entitlement = known_entitlement(policies, &caller.scope.plan)
@@ -312,7 +325,9 @@ impl Gate {
             merge(&mut faults, violations.collect());
         }
         merge(&mut faults, unresolved);
-        merge(&mut faults, draft.check_external(&self.guard).await);
+        if let Some(guard) = outside {
+            merge(&mut faults, draft.check_external(guard).await);
+        }
         let wanted = WantedInputs::new(wanted, devices.iter().map(|(device, _)| device.id));
         let involved = devices.iter().map(|(device, _)| device);
         let decision_inputs = DecisionInputs::of(caller, &facts, &wanted, involved);
@@ -351,7 +366,8 @@ impl Gate {
         body: Body<D>,
     ) -> Result<(Permit, D::Valid)> {
         let caller = self.store.caller_of(permit.caller.credential, permit.caller.scope.id).await?;
-        self.admit(policies, &caller, permit.action, permit.subject, body).await
+        // Nothing was wrong outside, or there were no permit.
+        self.decide(policies, &caller, permit.action, permit.subject, body, None).await
     }
 
     /// The devices that an action concerns. A device that the scope does not have is left out: resolving the

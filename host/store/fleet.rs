@@ -104,10 +104,10 @@ macro_rules! select_cluster {
             "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
                  h.lease_until, h.ended_at, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
-                 (SELECT STRING_AGG(agent_url, ' ' ORDER BY id) FROM (SELECT id, agent_url FROM hosts \
+                 (SELECT STRING_AGG(agent_url, ' ' ORDER BY agent_url) FROM (SELECT agent_url FROM hosts \
                   WHERE agent_url IS NOT NULL AND (ended_at IS NULL OR ended_at > ",
             $now,
-            " - 86400000000) ORDER BY ended_at IS NOT NULL, id LIMIT 16) named) AS agent_urls, ",
+            " - 86400000000) GROUP BY agent_url ORDER BY COUNT(ended_at) = COUNT(*), agent_url LIMIT 16) named) AS agent_urls, ",
             $now,
             " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
             $rest
