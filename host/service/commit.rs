@@ -140,21 +140,23 @@ impl Service {
         let decided =
             |permit, valid| Decided { permit, apply: apply(change(valid), body.recorded.clone(), render.clone()) };
         let turn = self.locks.scopes.lock(scope_id).await;
-        for left in (0..DECISIONS).rev() {
+        // Other hosts do not take turns with this one.
+        let is_shared = self.store.is_on_a_server();
+        let unlocked = DECISIONS - usize::from(is_shared);
+        for made in 1.. {
             let decision = ready(Some(decided(permit.clone(), valid))).boxed();
             if let Some(committed) = self.attempt(scope_id, key.cloned(), decision).await? {
                 drop(turn);
                 return Ok(self.applied(committed).await);
             }
-            // Other hosts do not take turns with this one.
-            if left == 1 && self.store.is_on_a_server() {
+            if made == unlocked {
                 break;
-            }
-            if left == 0 {
-                return Err(busy());
             }
             let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             (permit, valid) = (Arc::new(anew), still_valid);
+        }
+        if !is_shared {
+            return Err(busy());
         }
         let decide = async {
             let (anew, valid) = self.gate.readmit(policies, &permit, body.clone()).await?;

@@ -96,25 +96,6 @@ impl Shared {
     }
 }
 
-/// The state that all hosts share, the row of a process, where agents find hosts, and the time: the last placeholder's, or
-/// the database's. A host that ended less than a day ago may be back when an agent looks for one.
-macro_rules! select_cluster {
-    ($now:expr, $rest:literal) => {
-        concat!(
-            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
-                 h.lease_until, h.ended_at, \
-                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
-                 (SELECT STRING_AGG(agent_url, ' ' ORDER BY agent_url) FROM (SELECT agent_url FROM hosts \
-                  WHERE agent_url IS NOT NULL AND (ended_at IS NULL OR ended_at > ",
-            $now,
-            " - 86400000000) GROUP BY agent_url ORDER BY COUNT(ended_at) = COUNT(*), agent_url LIMIT 16) named) AS agent_urls, ",
-            $now,
-            " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
-            $rest
-        )
-    };
-}
-
 /// PostgreSQL's time, where the placeholder has none.
 macro_rules! database_time {
     ($time:literal) => {
@@ -126,6 +107,33 @@ macro_rules! database_time {
     };
 }
 pub(crate) use database_time;
+
+/// Hosts that run, or ended less than a day ago.
+macro_rules! of_the_last_day {
+    ($now:expr) => {
+        concat!("(ended_at IS NULL OR ended_at > ", $now, " - 86400000000)")
+    };
+}
+pub(crate) use of_the_last_day;
+
+/// The state that all hosts share, the row of a process, where agents find hosts, and the time: the last placeholder's, or
+/// the database's. A host that ended less than a day ago may be back when an agent looks for one.
+macro_rules! select_cluster {
+    ($now:expr, $rest:literal) => {
+        concat!(
+            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
+                 h.lease_until, h.ended_at, \
+                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
+                 (SELECT STRING_AGG(agent_url, ' ' ORDER BY agent_url) FROM (SELECT agent_url FROM hosts \
+                  WHERE agent_url IS NOT NULL AND ",
+            of_the_last_day!($now),
+            " GROUP BY agent_url ORDER BY COUNT(ended_at) = COUNT(*), agent_url LIMIT 16) named) AS agent_urls, ",
+            $now,
+            " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
+            $rest
+        )
+    };
+}
 
 macro_rules! save_cluster {
     () => {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::Store;
 use super::arg::args;
 use super::error::DbResult;
-use super::fleet::database_time;
+use super::fleet::{database_time, of_the_last_day};
 use super::read::Read;
 use super::row::{Row, readable};
 use super::sql::sql;
@@ -38,9 +38,9 @@ macro_rules! select_hosts {
             " AS now, c.leader_id, c.leader_until, \
                  (SELECT COUNT(*) FROM nodes n WHERE n.host_id = h.id) AS nodes, \
                  (SELECT COUNT(*) FROM device_presence p WHERE p.host_id = h.id) AS devices \
-             FROM hosts h CROSS JOIN cluster c WHERE h.ended_at IS NULL OR h.ended_at > ",
-            $now,
-            " - 86400000000 ORDER BY h.ended_at IS NOT NULL, h.name, h.id LIMIT 1000"
+             FROM hosts h CROSS JOIN cluster c WHERE ",
+            of_the_last_day!($now),
+            " ORDER BY h.ended_at IS NOT NULL, h.name, h.id LIMIT 1000"
         )
     };
 }
@@ -49,10 +49,10 @@ impl Store {
     /// The hosts that run, and those that ended less than a day ago.
     pub async fn hosts(&self) -> Result<Vec<HostRecord>> {
         let sql = sql!(sqlite: select_hosts!("$1"), postgres: select_hosts!(database_time!("$1")));
-        let now = if self.is_on_a_server() { self.clock.database_time() } else { Some(self.clock.now()) };
-        let rows = (&self.db).all(sql, args![now]).await?;
         // On SQLite a host has no lease to renew: nobody else can take its place.
         let renews = self.is_on_a_server();
+        let now = if renews { self.clock.database_time() } else { Some(self.clock.now()) };
+        let rows = (&self.db).all(sql, args![now]).await?;
         Ok(readable(&rows, "host", |row| record(row, renews)))
     }
 }
