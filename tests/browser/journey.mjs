@@ -307,8 +307,7 @@ async function signInByPasskey(storageState) {
     await page.keyboard.press("Enter");
     await page.waitForURL("**/dashboard/account");
   }
-  do await reach(page, "Name");
-  while (!(await page.evaluate(() => document.activeElement.closest("#new-passkey") !== null)));
+  await reach(page, "Name", "#new-passkey");
   await page.keyboard.type("this machine");
   await press(page, "Add a passkey");
   await page.getByRole("cell", { name: "this machine" }).waitFor();

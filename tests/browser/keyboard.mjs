@@ -2,20 +2,20 @@
 
 import { PASSWORD } from "./world.mjs";
 
-// What has the focus: its element, and what a screen reader calls it.
-const focused = () => {
+// What has the focus: its element, what a screen reader calls it, and whether it is in the part that is asked for.
+const focused = (part) => {
   const { activeElement } = document;
   const label = activeElement.getAttribute("aria-label") ?? activeElement.labels?.[0]?.textContent ?? activeElement.textContent;
-  return { tag: activeElement.tagName, name: label.trim() };
+  return { tag: activeElement.tagName, name: label.trim(), inside: activeElement.closest(part) !== null };
 };
 
-// Tabs on until something with this name has the focus.
-export async function reach(page, name) {
+// Tabs on until something with this name has the focus, in this part of the page.
+export async function reach(page, name, part = "body") {
   const passed = [];
   for (let steps = 0; steps < 150; steps += 1) {
     await page.keyboard.press("Tab");
-    const at = await page.evaluate(focused);
-    if (at.tag !== "BODY" && at.name === name) return;
+    const at = await page.evaluate(focused, part);
+    if (at.tag !== "BODY" && at.name === name && at.inside) return;
     passed.push(at.name.slice(0, 30));
   }
   throw new Error(`Tab does not reach "${name}" on ${page.url()}: ${passed.join(" | ")}`);
@@ -36,7 +36,7 @@ export async function workByKeyboard(world, { origin, service }) {
   const window = await world.window("desktop", origin);
   const { page } = window;
   // While a page is replaced in place, the focus stays in it.
-  const keepsFocus = async (what) => world.check((await page.evaluate(focused)).tag !== "BODY", `${what}, the focus is lost`);
+  const keepsFocus = async (what) => world.check((await page.evaluate(focused, "body")).tag !== "BODY", `${what}, the focus is lost`);
 
   await page.goto(`${origin}/dashboard/sign-in`);
   await type(page, "E-mail", "dev@culvert.test");
