@@ -11,13 +11,13 @@ use culvert_certificates::dns_command::DnsCommand;
 use culvert_certificates::local_ca::LocalCa;
 use culvert_certificates::zone::Zone;
 use culvert_domain::error::{Chain, Error, Result};
-use culvert_node::bounds::{Bound, Limits};
+use culvert_node::NodeContext;
+use culvert_node::bounds::Bound;
 use culvert_node::countries::Countries;
-use culvert_node::{Identity, Node, NodeContext, OpenError, PublicPorts, WebListen};
 use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
-use culvert_wire::clock::Clock;
+use culvert_wire::clock::{Clock, Moment};
 use salvo::conn::TcpListener;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
@@ -26,11 +26,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 use crate::admin::{self, Admin};
 use crate::claim;
-use crate::config::{AcmeDns, Config, ConfigError, Listen, NodeConfig};
+use crate::config::{AcmeDns, Config, ConfigError};
 use crate::embedded::{self, Embedded};
 use crate::policies;
 use crate::site;
@@ -56,10 +55,9 @@ use culvert_service::rate_limits::RateLimits;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::secrets::Secrets;
-use culvert_service::{Service, audit_log, catalog, keys, sessions};
-use culvert_store::catalog::NodeRegistration;
+use culvert_service::{Service, audit_log, keys, sessions};
 use culvert_store::db::Db;
-use culvert_store::{Hint, Store};
+use culvert_store::{Hint, Store, rate};
 
 /// How long requests and agents have to end when the host stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -134,8 +132,10 @@ impl Host {
         };
         let identities = embedded::identities(&config.data_dir, config.nodes().len(), &clock);
         let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
-        claim::claim(&config, &store, &identities, &lock).await?;
-        let embedded = Arc::new(open_nodes(&config, identities, &store, cx).await?);
+        // Only a host that shares its database is to be heard of.
+        let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
+        let claimed = claim::claim(&config, &store, &identities, &lock).await?.filter(|_| is_heard_of);
+        let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {
             site::check_dashboard(&config, &store).await?;
         }
@@ -149,6 +149,7 @@ impl Host {
             certificates,
             metrics,
             embedded,
+            claimed,
             admin_token,
             tasks,
             stop,
@@ -240,6 +241,8 @@ struct Parts {
     certificates: CertificateWorker,
     metrics: Metrics,
     embedded: Arc<Embedded>,
+    /// When the process has taken its place among the hosts on its database.
+    claimed: Option<Moment>,
     admin_token: String,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -250,7 +253,7 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let Parts { store, secrets, metrics, embedded, tasks, stop, .. } = parts;
     let policies = Arc::new(parts.policies);
     let (guard, nodes) = (parts.guard, metrics.nodes.clone());
-    let fleet = Fleet::new(embedded.ids().next().unwrap_or_else(|| clock.id()), config.agent_url(), clock.clone());
+    let fleet = fleet(&config, &embedded, clock.clone(), parts.claimed);
     let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, fleet));
     let metrics = Arc::new(metrics);
     let (refusals, changes) = (Arc::new(Refusals::default()), Arc::new(ScopeChanges::default()));
@@ -309,6 +312,12 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     }
 }
 
+/// The host has the id of its first node.
+fn fleet(config: &Config, embedded: &Embedded, clock: Clock, claimed: Option<Moment>) -> Fleet {
+    let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
+    Fleet::new(host_id, config.agent_url(), config.node_authority(), clock, claimed)
+}
+
 async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> {
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
@@ -351,69 +360,12 @@ async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Resul
     Ok(CertificateWorker::new(local_ca, Some((authority, dns)), acme.orders_per_hour))
 }
 
-/// Opens the nodes of this process, and registers them in the store.
-async fn open_nodes(
-    config: &Config,
-    identities: Vec<Identity>,
-    store: &Arc<Store>,
-    cx: NodeContext,
-) -> std::result::Result<Embedded, ConfigError> {
-    let countries = cx.countries.clone();
-    let mut nodes = Vec::new();
-    for (identity, (setting, config)) in identities.into_iter().zip(config.nodes()) {
-        let id = identity.id;
-        let node = Node::open(identity, &settings(config), cx.clone()).await;
-        let node = node.map_err(|e| match e {
-            OpenError::Agents(e) => ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)),
-            OpenError::Udp(address, e) => ConfigError::new(&format!("{setting}.udp_listen"), format!("{address}: {e}")),
-            OpenError::Web { scheme, address, error } => {
-                ConfigError::new(&format!("{setting}.{}_listen", scheme.as_str()), format!("{address}: {error}"))
-            }
-        })?;
-        let registration = registration(config, id, countries.are_known(), node.public_ports());
-        let registered = catalog::register_node(store, registration).await;
-        registered.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
-        nodes.push(node);
-    }
-    Ok(Embedded::new(nodes, countries))
-}
-
-fn settings(config: &NodeConfig) -> culvert_node::Settings {
-    culvert_node::Settings {
-        hostname: config.hostname.clone(),
-        listen: config.listen,
-        udp: config.udp_address(),
-        bind: config.bind,
-        http: web_listen(config.http_listen, config.http_port),
-        https: web_listen(config.https_listen, config.https_port),
-        web: config.http.limits(),
-        trusted_proxies: config.trusted_proxies.clone(),
-        limits: Limits {
-            visitors: config.visitors,
-            visitors_per_tunnel: config.visitors_per_tunnel,
-            visitors_per_address: config.visitors_per_address,
-            flows: config.flows,
-            flows_per_tunnel: config.flows_per_tunnel,
-            flows_per_address: config.flows_per_address,
-            new_flows_per_second: config.new_flows_per_second,
-            buffer_mib: config.buffer_mib,
-            descriptor_reserve: config.descriptor_reserve,
-            unproven: config.unproven,
-            unproven_per_address: config.unproven_per_address,
-        },
-    }
-}
-
-fn web_listen(listen: Listen, public_port: Option<u16>) -> Option<WebListen> {
-    listen.address().map(|address| WebListen { address, public_port })
-}
-
 fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>, refusals: &Arc<Refusals>) -> Api {
     let limits = &config.rate_limit;
     Api {
         service: service.clone(),
         authentication: Authentication::new(service.clock().clone(), limits.failed_auth_per_minute),
-        rate_limits: Arc::new(RateLimits::new(limits.per_minute, limits.per_day)),
+        rate_limits: Arc::new(RateLimits::new(rate::Limits { per_minute: limits.per_minute, per_day: limits.per_day })),
         metrics: metrics.clone(),
         refusals: refusals.clone(),
         clock: service.clock().clone(),
@@ -467,19 +419,6 @@ async fn end_unprovable_sessions(app: &App) -> Result<()> {
         tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");
     }
     Ok(())
-}
-
-fn registration(config: &NodeConfig, id: Uuid, knows_countries: bool, ports: PublicPorts) -> NodeRegistration {
-    NodeRegistration {
-        id,
-        name: format!("node-{}", &id.simple().to_string()[24..]),
-        hostname: config.hostname.clone(),
-        ports: config.ports,
-        knows_countries,
-        domain: config.domain.clone(),
-        http_port: ports.http,
-        https_port: ports.https,
-    }
 }
 
 async fn serve(

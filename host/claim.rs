@@ -2,11 +2,13 @@
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use culvert_domain::error::Chain;
 use culvert_node::Identity;
 use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
+use culvert_wire::clock::Moment;
 use culvert_wire::private_dir;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -29,16 +31,25 @@ pub(crate) fn lock_data_dir(config: &Config) -> Result<File, ConfigError> {
     }
 }
 
-fn registration(config: &Config, host_id: Uuid, lock: &File) -> std::io::Result<HostRegistration> {
+/// Of the machine, if it has one (machine-id(5)). It stays when the machine is started again.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+fn registration(config: &Config, host_id: Uuid, store: &Store, lock: &File) -> std::io::Result<HostRegistration> {
     let held = lock.metadata()?;
-    // The boot id is another one whenever the machine is started.
-    let identity = Sha256::digest(format!("{} {} {}", kernel("random/boot_id"), held.dev(), held.ino()));
+    let identity = |of: &[String]| Sha256::digest(of.join(" ")).to_vec();
+    let (device, file) = (held.dev().to_string(), held.ino().to_string());
+    let machine = std::fs::read_to_string(MACHINE_ID).unwrap_or_default();
     Ok(HostRegistration {
         id: host_id,
         name: kernel("hostname"),
         version: env!("CARGO_PKG_VERSION").into(),
-        lock_identity: identity.to_vec(),
+        // The boot id is another one whenever the machine is started.
+        lock_identity: identity(&[kernel("random/boot_id"), device, file.clone()]),
+        // The numbers of disks may be others then.
+        machine_identity: Some(machine.trim()).filter(|id| !id.is_empty()).map(|id| identity(&[id.into(), file])),
         agent_url: config.agent_url(),
+        // On SQLite no other host can take the tunnels of its nodes.
+        authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
     })
 }
 
@@ -47,36 +58,38 @@ fn kernel(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().into()
 }
 
-/// Takes the place, if no other host is in the way.
+/// Takes the place, if no other host is in the way. Returns when it has asked for it, since the machine was started.
 ///
 /// # Errors
 ///
 /// One line that says who is.
-pub(crate) async fn claim(config: &Config, store: &Store, nodes: &[Identity], lock: &File) -> Result<(), ConfigError> {
+pub(crate) async fn claim(
+    config: &Config,
+    store: &Store,
+    nodes: &[Identity],
+    lock: &File,
+) -> Result<Option<Moment>, ConfigError> {
     // The host has the id of its first node.
-    let Some(id) = nodes.first().map(|node| node.id) else { return Ok(()) };
-    let host = registration(config, id, lock).map_err(|e| ConfigError::new("data_dir", e))?;
-    let claimed = store.claim_host(host, !config.several_hosts).await;
+    let Some(id) = nodes.first().map(|node| node.id) else { return Ok(None) };
+    let since_boot = store.clock().since_boot();
+    let host = registration(config, id, store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
+    let claimed = store.claim_host(host).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
         Claim::Taken(now) => {
             if store.is_on_a_server() {
                 store.clock().follow(now, store.clock().moment());
             }
-            Ok(())
+            Ok(Some(since_boot))
         }
-        Claim::Refused(other) => Err(in_the_way(id, &other)),
+        Claim::Refused(other) => Err(in_the_way(&other)),
     }
 }
 
-fn in_the_way(id: Uuid, other: &LiveHost) -> ConfigError {
-    let LiveHost { name, lease_until, .. } = other;
-    let until = lease_until.format("%H:%M:%S");
-    if other.id == id {
-        let used = "data_dir: the host of this folder, or of one that it was copied from, was alive just now on";
-        return ConfigError::whole(format!(
-            "{used} {name}; use another folder, or where it is gone, try again after {until} UTC"
-        ));
-    }
-    let used = "database_url: another host uses this database, on";
-    ConfigError::whole(format!("{used} {name}; stop it, or where it is gone, try again after {until} UTC"))
+fn in_the_way(other: &LiveHost) -> ConfigError {
+    let LiveHost { name, until } = other;
+    let until = until.format("%H:%M:%S");
+    let used = "data_dir: the host of this folder, or of one that it was copied from, was alive just now on";
+    ConfigError::whole(format!(
+        "{used} {name}; use another folder, or where it is gone, try again after {until} UTC, or see `culvert node abandon`"
+    ))
 }

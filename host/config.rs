@@ -11,6 +11,7 @@ mod urls;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use certificates::{AcmeConfig, AcmeDns, CertificatesConfig};
 use culvert_domain::field_path;
+use culvert_domain::fleet::AUTHORITY;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
 pub use dashboard::DashboardConfig;
@@ -67,6 +69,9 @@ pub struct Config {
     /// Networks whose `X-Forwarded-For` header is believed.
     pub trusted_proxies: Vec<IpNet>,
     pub node: NodeConfig,
+    /// Seconds for which the nodes of a host that does not reach its PostgreSQL database go on, 60 to 3600. Their tunnels can
+    /// be moved after that. The same on all hosts.
+    pub node_authority_seconds: u64,
     /// `[[extra_node]]` entries with the fields of `node`: more nodes in the same process, on addresses or
     /// ports of their own.
     pub extra_node: Vec<NodeConfig>,
@@ -87,7 +92,7 @@ pub struct Config {
     /// Not for operators: `dev` sets it.
     #[serde(skip)]
     pub trust: Trust,
-    /// Not for operators yet: whether other hosts may use the same PostgreSQL database.
+    /// Not for operators: whether a host whose ticker a test calls is one of several.
     #[serde(skip)]
     pub several_hosts: bool,
 }
@@ -185,6 +190,7 @@ impl Default for Config {
             metrics_open: false,
             trusted_proxies: Vec::new(),
             node: NodeConfig::default(),
+            node_authority_seconds: AUTHORITY.as_secs(),
             extra_node: Vec::new(),
             geoip: GeoipConfig { database: None },
             dns: DnsConfig { resolver: None },
@@ -282,6 +288,9 @@ impl Config {
             if limit == 0 {
                 return Err(ConfigError::new(setting, "must be at least 1"));
             }
+        }
+        if !(60..=3600).contains(&self.node_authority_seconds) {
+            return Err(ConfigError::new("node_authority_seconds", "must be between 60 and 3600"));
         }
         let api = &self.api;
         for (setting, bound) in [
@@ -398,6 +407,10 @@ impl Config {
     pub fn nodes(&self) -> Vec<(String, &NodeConfig)> {
         let extra = self.extra_node.iter().enumerate().map(|(index, node)| (format!("extra_node.{index}"), node));
         std::iter::once(("node".to_owned(), &self.node)).chain(extra).collect()
+    }
+
+    pub fn node_authority(&self) -> Duration {
+        Duration::from_secs(self.node_authority_seconds)
     }
 
     pub fn database_url(&self) -> String {

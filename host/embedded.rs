@@ -4,17 +4,23 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use culvert_domain::error::Chain;
+use culvert_node::bounds::Limits;
 use culvert_node::countries::Countries;
-use culvert_node::{Identity, IdentityError, Node};
+use culvert_node::{Identity, IdentityError, Node, NodeContext, OpenError, WebListen};
 use culvert_wire::clock::Clock;
 use culvert_wire::node::in_process;
 use futures_util::future::join_all;
+use serde_json::json;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use culvert_service::Service;
+use crate::config::{Config, ConfigError, Listen, NodeConfig};
 use culvert_service::jobs::Ticker;
 use culvert_service::nodes::channel::serve_node;
+use culvert_service::{Service, catalog};
+use culvert_store::Store;
+use culvert_store::catalog::NodeRegistration;
 
 pub struct Embedded {
     nodes: Vec<Arc<Node>>,
@@ -75,7 +81,11 @@ impl Embedded {
 
     /// Does what is due every second, with a manual ticker.
     pub async fn tick(&self) {
-        join_all(self.nodes.iter().map(|node| node.tick(1))).await;
+        join_all(self.nodes.iter().map(async |node| {
+            node.end_without_authority().await;
+            node.tick(1).await;
+        }))
+        .await;
     }
 
     /// Waits until the host has stored all traffic that was reported.
@@ -107,5 +117,79 @@ impl Embedded {
     /// Closes the channels to the host.
     pub fn disconnect(&self) {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(|channel| channel.abort());
+    }
+}
+
+/// Opens the nodes of this process, and registers them in the store.
+pub(crate) async fn open(
+    config: &Config,
+    identities: Vec<Identity>,
+    store: &Arc<Store>,
+    cx: NodeContext,
+) -> Result<Embedded, ConfigError> {
+    let countries = cx.countries.clone();
+    let mut nodes = Vec::new();
+    for (identity, (setting, config)) in identities.into_iter().zip(config.nodes()) {
+        let node = Node::open(identity, &settings(config), cx.clone()).await;
+        let node = node.map_err(|e| match e {
+            OpenError::Agents(e) => ConfigError::new(&format!("{setting}.listen"), format!("{}: {e}", config.listen)),
+            OpenError::Udp(address, e) => ConfigError::new(&format!("{setting}.udp_listen"), format!("{address}: {e}")),
+            OpenError::Web { scheme, address, error } => {
+                ConfigError::new(&format!("{setting}.{}_listen", scheme.as_str()), format!("{address}: {error}"))
+            }
+        })?;
+        let registration = registration(config, &node, countries.are_known());
+        let registered = catalog::register_node(store, registration).await;
+        if let Some(other_id) = registered.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
+            let problem = format!("must not be that of node {other_id} of another host: each name leads to one node");
+            return Err(ConfigError::new(&format!("{setting}.domain"), problem));
+        }
+        nodes.push(node);
+    }
+    Ok(Embedded::new(nodes, countries))
+}
+
+fn settings(config: &NodeConfig) -> culvert_node::Settings {
+    culvert_node::Settings {
+        hostname: config.hostname.clone(),
+        listen: config.listen,
+        udp: config.udp_address(),
+        bind: config.bind,
+        http: web_listen(config.http_listen, config.http_port),
+        https: web_listen(config.https_listen, config.https_port),
+        web: config.http.limits(),
+        trusted_proxies: config.trusted_proxies.clone(),
+        limits: Limits {
+            visitors: config.visitors,
+            visitors_per_tunnel: config.visitors_per_tunnel,
+            visitors_per_address: config.visitors_per_address,
+            flows: config.flows,
+            flows_per_tunnel: config.flows_per_tunnel,
+            flows_per_address: config.flows_per_address,
+            new_flows_per_second: config.new_flows_per_second,
+            buffer_mib: config.buffer_mib,
+            descriptor_reserve: config.descriptor_reserve,
+            unproven: config.unproven,
+            unproven_per_address: config.unproven_per_address,
+        },
+    }
+}
+
+fn web_listen(listen: Listen, public_port: Option<u16>) -> Option<WebListen> {
+    listen.address().map(|address| WebListen { address, public_port })
+}
+
+fn registration(config: &NodeConfig, node: &Node, knows_countries: bool) -> NodeRegistration {
+    let (id, ports) = (node.id(), node.public_ports());
+    NodeRegistration {
+        id,
+        name: format!("node-{}", &id.simple().to_string()[24..]),
+        hostname: config.hostname.clone(),
+        ports: config.ports,
+        knows_countries,
+        domain: config.domain.clone(),
+        http_port: ports.http,
+        https_port: ports.https,
+        agent_address: json!(node.address()).to_string(),
     }
 }

@@ -233,7 +233,7 @@ impl Agent {
             ToAgent::Settled { operation_id } => self.settle(operation_id),
             // This grant answers no frame of the agent, so its term counts from now.
             ToAgent::Resume { grant } => self.resume(grant, self.clock.moment()).await,
-            ToAgent::Renewed { sequence, lease_ids, device_tokens } => {
+            ToAgent::Renewed { sequence, lease_ids, device_tokens, .. } => {
                 self.leases.renewed(sequence, &lease_ids);
                 self.foreground.renewed(self.clock.now());
                 self.leases.renew_tokens(device_tokens);

@@ -1,6 +1,7 @@
 //! The control channel to a host. A host is dialled again whenever it is lost, for as long as the agent runs.
 
 mod dial;
+mod search;
 
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::servers::Servers;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::{Hello, ToAgent, ToHost};
 use dial::{Answer, Challenged, Dial};
+use search::Search;
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_mins(1);
@@ -73,11 +75,13 @@ enum Ended {
 pub(crate) async fn run(servers: Servers, clock: Clock, events: mpsc::Sender<HostEvent>) {
     let mut retry = RETRY_FIRST;
     loop {
-        let mut welcomed = false;
-        let ended = connection(&servers, &clock, &events, &mut welcomed).await;
-        if welcomed {
-            retry = RETRY_FIRST;
-        }
+        let ended = match find_host(&servers, &clock, &events).await {
+            Ok(connected) => {
+                retry = RETRY_FIRST;
+                serve_connections(connected, &servers, &clock, &events).await
+            }
+            Err(ended) => ended,
+        };
         if matches!(ended, Ended::Stopped) {
             return;
         }
@@ -109,13 +113,22 @@ fn wait_after(ended: &Ended, retry: Duration, jitter: impl Fn(Duration) -> Durat
     }
 }
 
-async fn connection(servers: &Servers, clock: &Clock, events: &mpsc::Sender<HostEvent>, welcomed: &mut bool) -> Ended {
-    match find_host(servers, clock, events).await {
-        Ok(connected) => {
-            *welcomed = true;
-            serve_connection(connected, clock, events).await
+/// Serves the connection to a host, and where that host has lost its database, the one to another host that takes its place.
+async fn serve_connections(
+    mut connected: Connected,
+    servers: &Servers,
+    clock: &Clock,
+    events: &mpsc::Sender<HostEvent>,
+) -> Ended {
+    loop {
+        match serve_connection(connected, servers, clock, events).await {
+            Ok(another) => connected = another,
+            Err(ended) => return ended,
         }
-        Err(ended) => ended,
+        tracing::info!(server = connected.server, "this host takes the place of one that does not reach its database");
+        if events.send(HostEvent::Down).await.is_err() {
+            return Ended::Stopped;
+        }
     }
 }
 
@@ -196,40 +209,45 @@ async fn shake_hands(host: Challenged, events: &mpsc::Sender<HostEvent>) -> Resu
     }
 }
 
-async fn serve_connection(connected: Connected, clock: &Clock, events: &mpsc::Sender<HostEvent>) -> Ended {
+/// Returns another host that has welcomed the device meanwhile.
+async fn serve_connection(
+    connected: Connected,
+    servers: &Servers,
+    clock: &Clock,
+    events: &mpsc::Sender<HostEvent>,
+) -> Result<Connected, Ended> {
     let Connected { server, mut socket, welcome } = connected;
     let (outbox, mut outgoing) = mpsc::channel(OUTBOX);
+    let mut search = Search::new(servers.clone(), clock.clone(), events.clone());
     for event in [HostEvent::Up { server, outbox }, HostEvent::Frame(Box::new(welcome))] {
-        if events.send(event).await.is_err() {
-            return Ended::Stopped;
-        }
+        events.send(event).await.map_err(|_| Ended::Stopped)?;
     }
     let mut heard = clock.moment();
     loop {
         tokio::select! {
             frame = receive(&mut socket) => {
                 heard = clock.moment();
-                match frame {
-                    Ok(ToAgent::Goodbye { reason, reconnect_after_ms }) => {
-                        return Ended::Goodbye { reason, reconnect_after: Duration::from_millis(reconnect_after_ms) };
+                match frame? {
+                    ToAgent::Goodbye { reason, reconnect_after_ms } => {
+                        let reconnect_after = Duration::from_millis(reconnect_after_ms);
+                        return Err(Ended::Goodbye { reason, reconnect_after });
                     }
-                    Ok(frame) => if events.send(HostEvent::Frame(Box::new(frame))).await.is_err() {
-                        return Ended::Stopped;
-                    },
-                    Err(ended) => return ended,
+                    frame => {
+                        search.heard(&frame);
+                        events.send(HostEvent::Frame(Box::new(frame))).await.map_err(|_| Ended::Stopped)?;
+                    }
                 }
             }
+            another = search.found() => return Ok(another),
             frame = outgoing.recv() => {
                 // The agent drops its sender when it is done with this connection.
                 let Some(frame) = frame else {
                     let _ = socket.close(None).await;
-                    return if events.is_closed() { Ended::Stopped } else { Ended::Closed };
+                    return Err(if events.is_closed() { Ended::Stopped } else { Ended::Closed });
                 };
-                if let Err(ended) = send(&mut socket, &frame).await {
-                    return ended;
-                }
+                send(&mut socket, &frame).await?;
             }
-            () = clock.until(heard.plus(SILENCE)) => return Ended::Silent(SILENCE),
+            () = clock.until(heard.plus(SILENCE)) => return Err(Ended::Silent(SILENCE)),
         }
     }
 }

@@ -54,6 +54,14 @@ impl Moment {
         Self(self.0 + duration)
     }
 
+    pub fn as_millis(self) -> u64 {
+        self.0.as_millis() as u64
+    }
+
+    pub fn from_millis(millis: u64) -> Self {
+        Self(Duration::from_millis(millis))
+    }
+
     /// The time since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
@@ -127,6 +135,19 @@ impl Clock {
         match &self.0.source {
             Source::System => Moment(self.0.base.elapsed()),
             Source::Manual { elapsed, .. } => Moment(*elapsed.borrow()),
+        }
+    }
+
+    /// As [`Clock::moment`], on a scale that goes on while the machine is suspended (`CLOCK_BOOTTIME`), where the system has
+    /// one. What others measure by clocks of their own ends by this one. Nothing can wait for it.
+    pub fn since_boot(&self) -> Moment {
+        match &self.0.source {
+            #[cfg(target_os = "linux")]
+            Source::System => {
+                let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+                Moment(now.try_into().unwrap_or_default())
+            }
+            _ => self.moment(),
         }
     }
 

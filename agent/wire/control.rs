@@ -107,6 +107,9 @@ pub enum ToAgent {
         /// New device tokens, when half of the life of those before is over.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         device_tokens: Vec<DeviceToken>,
+        /// The host does not reach its database. It goes on with what it knows; another host may know more.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        grace: bool,
     },
     /// The lease has ended.
     Revoke {

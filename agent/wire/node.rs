@@ -203,6 +203,13 @@ pub enum ToNode {
         put_identities: Vec<TlsIdentity>,
         drop_identities: Vec<Uuid>,
     },
+    /// Until when the node may serve, unless it hears this again: its host has reached the database. A node that has never heard
+    /// it serves as long as its process runs. When the time is over, it ends everything, and takes assignments only after it
+    /// has heard this again, and asked for all of them ([`ToHost::Resync`]).
+    Authority {
+        /// In milliseconds of [`Clock::since_boot`](crate::clock::Clock::since_boot), which host and node share.
+        until_ms: u64,
+    },
     /// Ends a session now. The node answers with [`ToHost::Ended`].
     End { tunnel_id: Uuid, session_id: Uuid, epoch: i64 },
     /// These batches of traffic are stored. The node forgets them.

@@ -33,7 +33,7 @@ string_enum! {
 
 impl ServiceStatus {
     fn of(nodes: &[Node]) -> Self {
-        let any = |status| nodes.iter().any(|node| node.status == status);
+        let any = |status| nodes.iter().any(|node| node.shown_status() == status);
         match (any(NodeStatus::Online), any(NodeStatus::Maintenance)) {
             (true, _) => Self::Available,
             (false, true) => Self::Maintenance,

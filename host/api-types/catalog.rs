@@ -20,7 +20,7 @@ pub struct NodeResponse {
     /// ISO 3166-1 alpha-2.
     country: String,
     region_flag: Option<String>,
-    /// Only an `online` node takes new tunnels.
+    /// Only an `online` node takes new tunnels. `degraded` and `offline` as well where the node's host is not heard of.
     status: NodeStatus,
     /// Whether it takes tunnels of the premium network only.
     pro_only: bool,
@@ -28,7 +28,8 @@ pub struct NodeResponse {
 
 impl From<Node> for NodeResponse {
     fn from(node: Node) -> Self {
-        let Node { id, name, region, country, region_flag, status, pro_only, .. } = node;
+        let status = node.shown_status();
+        let Node { id, name, region, country, region_flag, pro_only, .. } = node;
         Self { id, name, region, country, region_flag, status, pro_only }
     }
 }

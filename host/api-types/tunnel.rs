@@ -130,7 +130,8 @@ impl From<Tunnel> for TunnelResponse {
         let device_id = tunnel.running_on();
         let LocalService { host_header, scheme, tls_verify, proxy_protocol, tls_passthrough } =
             tunnel.spec.service.clone();
-        let Node { id, name, region, country, region_flag, status: node_status, .. } = tunnel.node.clone();
+        let node_status = tunnel.node.shown_status();
+        let Node { id, name, region, country, region_flag, .. } = tunnel.node.clone();
         Self {
             public_address: tunnel.public_address().into(),
             id: tunnel.id,

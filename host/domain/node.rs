@@ -5,6 +5,7 @@ use uuid::Uuid;
 use super::port::PortRange;
 use super::string_enum::string_enum;
 
+// From the best to the worst.
 string_enum! {
     /// Only an `online` node takes new tunnels.
     NodeStatus {
@@ -26,7 +27,10 @@ pub struct Node {
     /// ISO 3166-1 alpha-2.
     pub country: String,
     pub region_flag: Option<String>,
+    /// As the operator has set it.
     pub status: NodeStatus,
+    /// `degraded` while its host is not heard of and it may serve still, `offline` afterwards.
+    pub reach: NodeStatus,
     pub pro_only: bool,
     /// Whether it knows which country a visitor comes from.
     pub knows_countries: bool,
@@ -41,6 +45,11 @@ pub struct Node {
 }
 
 impl Node {
+    /// The worse of what the operator says and of what its host says.
+    pub fn shown_status(&self) -> NodeStatus {
+        self.status.max(self.reach)
+    }
+
     /// The public port of all http tunnels on this node.
     pub fn web_port(&self, https: bool) -> u16 {
         if https { self.https_port.unwrap_or(443) } else { self.http_port.unwrap_or(80) }
@@ -75,8 +84,9 @@ pub struct Preference {
 /// The node for a new tunnel: region and country are preferences, `pro_only` and reaching http tunnels are conditions.
 /// Among equals, the one with the fewest tunnels.
 pub fn place<'a>(nodes: impl IntoIterator<Item = (&'a Node, u64)>, wanted: &Preference) -> Option<&'a Node> {
-    let eligible =
-        nodes.into_iter().filter(|(node, _)| node.status == NodeStatus::Online && (!node.pro_only || wanted.premium));
+    let eligible = nodes
+        .into_iter()
+        .filter(|(node, _)| node.shown_status() == NodeStatus::Online && (!node.pro_only || wanted.premium));
     let eligible = eligible.filter(|(node, _)| wanted.https.is_none_or(|https| node.takes_http(https)));
     let fit = |node: &Node| {
         let region = wanted.region.as_ref().is_some_and(|region| *region == node.region);
@@ -102,6 +112,7 @@ pub(crate) mod tests {
             country: country.into(),
             region_flag: None,
             status: NodeStatus::Online,
+            reach: NodeStatus::Online,
             pro_only: false,
             knows_countries: false,
             ports: PortRange { first: 20_000, last: 20_009 },

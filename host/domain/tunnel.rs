@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::error::{Code, Error, Result};
 use super::local_service::{LocalScheme, LocalService, ProxyProtocol};
-use super::node::Node;
+use super::node::{Node, NodeStatus};
 use super::operation::{OperationStatus, RemoteAction};
 use super::port::{ExtraPort, extra_subdomain};
 use super::protocol::{Protocol, Transport};
@@ -90,12 +90,22 @@ pub struct Tunnel {
     pub suspended: bool,
     /// On its way to another node.
     pub moving: bool,
+    /// The node that it was moved from, until that one serves it no longer.
+    pub moving_from: Option<FormerNode>,
     /// The name of its owner's own that is assigned to it.
     pub custom_domain: Option<String>,
     pub run: Option<Run>,
     pub operation: Option<ActiveOperation>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
+}
+
+/// A node that a tunnel was moved from, and that may serve it still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormerNode {
+    pub node_id: Uuid,
+    /// The device that it may serve it for.
+    pub device_id: Uuid,
 }
 
 /// The open session of a tunnel.
@@ -143,6 +153,18 @@ impl Tunnel {
         Err(Error::new(Code::OperationInProgress, detail))
     }
 
+    /// Whether another node or another device may get it: the node that it was moved from may serve it still.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OperationInProgress`]
+    pub fn check_settled(&self) -> Result<()> {
+        if self.moving_from.is_none() {
+            return Ok(());
+        }
+        Err(Error::new(Code::OperationInProgress, "The node that the tunnel was moved from may serve it still."))
+    }
+
     pub fn status(&self) -> TunnelStatus {
         let action = self.operation.as_ref().map(|operation| operation.action);
         match &self.run {
@@ -151,6 +173,7 @@ impl Tunnel {
             Some(run) if !run.ready && self.moving => TunnelStatus::Moving,
             Some(run) if !run.ready => TunnelStatus::Starting,
             Some(run) if !run.agent_connected || run.target_error.is_some() => TunnelStatus::Degraded,
+            Some(_) if self.node.reach != NodeStatus::Online => TunnelStatus::Degraded,
             Some(_) => TunnelStatus::Running,
             None if matches!(action, Some(RemoteAction::Start | RemoteAction::Restart)) => TunnelStatus::Starting,
             None if self.start_error.is_some() => TunnelStatus::Error,
@@ -290,6 +313,7 @@ mod tests {
             start_error: None,
             suspended: false,
             moving: false,
+            moving_from: None,
             custom_domain: None,
             run: None,
             operation: None,

@@ -68,6 +68,8 @@ enum End {
     Busy,
     #[error("the host is stopping")]
     Stopping,
+    #[error("the host does not reach its database")]
+    Away,
     #[error("the agent does not speak this host's language: {0}")]
     Protocol(String),
     #[error(transparent)]
@@ -331,6 +333,16 @@ impl AgentConnection {
     /// A heartbeat: notes that the device is alive, and renews its leases. One that changes nothing costs no statement.
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
         self.device.heard()?;
+        if !self.control.service.fleet().is_alive() {
+            if self.control.service.fleet().has_lost_its_nodes() {
+                return Err(End::Away);
+            }
+            // The database is away, for this host at least. Another one may reach it, and its node knows which lease counts.
+            let lease_ids: Vec<Uuid> = lease_ids.into_iter().filter(|id| self.sent.leases.contains_key(id)).collect();
+            self.device.renew_from_memory(&lease_ids);
+            let renewed = ToAgent::Renewed { sequence, lease_ids, device_tokens: Vec::new(), grace: true };
+            return self.link.send(&renewed).await;
+        }
         let renewed = self.device.renew(lease_ids.clone()).await?;
         let held = |id: &Uuid| self.sent.leases.contains_key(id) || self.device.held(*id);
         let over: Vec<Uuid> = lease_ids.into_iter().filter(|id| !renewed.contains(id) && held(id)).collect();
@@ -339,7 +351,7 @@ impl AgentConnection {
             self.link.send(&ToAgent::Revoke { lease_id, reason: RevokeReason::LeaseExpired }).await?;
         }
         let device_tokens = self.due_tokens().await?;
-        self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens }).await?;
+        self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens, grace: false }).await?;
         // Nothing is given to an agent that may be gone, so tunnels are resumed with a heartbeat.
         let now = self.control.clock.moment();
         if self.resume_from.take_if(|from| *from <= now).is_some() && self.device.resume().await? == Resumed::Waits {

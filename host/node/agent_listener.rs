@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_wire::data::{self, ATTACHED, FENCED, read_frame};
+use culvert_wire::data::{self, ATTACHED, FENCED, UNKNOWN_KEY, read_frame};
 use culvert_wire::data2::attach::{Attached, DenialCode, Denied, LaneKind};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
@@ -152,7 +152,9 @@ pub(super) async fn deny(mut connection: Carrier, code: DenialCode) -> io::Resul
 async fn attach_to_lease(shared: &Shared, mut connection: LeaseStream) -> io::Result<()> {
     let attach: data::Attach = read_frame(&mut connection).await?;
     let run = lock(&shared.tunnels).get(&attach.tunnel_id).map(super::Tunnel::run);
-    let answer = run.as_ref().map_or(FENCED, |run| run.admit(&attach, shared));
+    // Who is told of an unknown key tries again.
+    let unknown = if shared.carriers.is_lapsed() { UNKNOWN_KEY } else { FENCED };
+    let answer = run.as_ref().map_or(unknown, |run| run.admit(&attach, shared));
     connection.write_all(&[answer]).await?;
     connection.flush().await?;
     match run.filter(|_| answer == ATTACHED) {

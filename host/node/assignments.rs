@@ -39,6 +39,14 @@ impl Assignments {
         self.revision
     }
 
+    /// Waits for a whole state, as at the beginning. Returns whether it had one.
+    pub(crate) fn forget_all(&mut self) -> bool {
+        let had_state = !self.is_reconnected || self.revision > 0;
+        let Self { is_closed, countries, .. } = *self;
+        *self = Self { is_closed, countries, is_reconnected: true, ..Self::default() };
+        had_state
+    }
+
     /// Whether visitors were evaluated by an older generation of the country database.
     pub(crate) fn evaluated(&mut self, generation: u64) -> bool {
         std::mem::replace(&mut self.countries, generation) != generation
@@ -94,7 +102,7 @@ impl Node {
     ) {
         let mut state = self.assignments.lock().await;
         // A repeated frame may be older than what is in force.
-        if revision < state.revision && !state.is_reconnected {
+        if self.authority.is_over() || (revision < state.revision && !state.is_reconnected) {
             return;
         }
         state.is_reconnected = false;
@@ -110,6 +118,7 @@ impl Node {
             self.put(&mut state, assignment).await;
         }
         state.revision = revision;
+        self.authority.set_lapsed(false);
         self.send(ToHost::Applied { revision }).await;
         self.start_accepting();
     }
@@ -123,7 +132,7 @@ impl Node {
         web: WebChange,
     ) {
         let mut state = self.assignments.lock().await;
-        if revision <= state.revision {
+        if self.authority.is_over() || revision <= state.revision {
             return;
         }
         if from > state.revision || state.is_reconnected && state.revision == 0 {
@@ -162,6 +171,11 @@ impl Node {
     pub async fn close(&self) {
         let mut state = self.assignments.lock().await;
         state.is_closed = true;
+        self.end_all().await;
+    }
+
+    /// Ends all tunnels. The caller has locked the state.
+    pub(super) async fn end_all(&self) {
         let all = lock(&self.shared.tunnels).keys().copied().collect();
         self.end_tunnels(all).await;
     }

@@ -12,6 +12,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::data2::attach::DenialCode;
 use culvert_wire::device_token::AgentProcess;
 
+use super::authority::Authority;
 use super::counts::Counts;
 use super::lock;
 pub(crate) use flows::FlowEnd;
@@ -20,6 +21,7 @@ pub(crate) use pool::{Carrier, Job, NextCarrier, Pool};
 pub(crate) struct Carriers<J> {
     counts: Arc<Counts>,
     clock: Clock,
+    authority: Arc<Authority>,
     processes: Mutex<HashMap<AgentProcess, Process<J>>>,
 }
 
@@ -30,8 +32,8 @@ struct Process<J> {
 }
 
 impl<J: Job> Carriers<J> {
-    pub(crate) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { counts, clock, processes: Mutex::default() })
+    pub(crate) fn new(counts: Arc<Counts>, clock: Clock, authority: Arc<Authority>) -> Arc<Self> {
+        Arc::new(Self { counts, clock, authority, processes: Mutex::default() })
     }
 
     /// The pool of a process, for one more session of it.
@@ -57,9 +59,16 @@ impl<J: Job> Carriers<J> {
     ///
     /// # Errors
     ///
-    /// If the node serves no session of the process.
+    /// If the node serves no session of the process, or does not know.
     pub(crate) fn find(&self, process: AgentProcess) -> Result<Arc<Pool<J>>, DenialCode> {
-        lock(&self.processes).get(&process).map(|entry| entry.pool.clone()).ok_or(DenialCode::Fenced)
+        let pool = lock(&self.processes).get(&process).map(|entry| entry.pool.clone());
+        let is_unknown = || if self.is_lapsed() { DenialCode::Later } else { DenialCode::Fenced };
+        pool.ok_or_else(is_unknown)
+    }
+
+    /// Whether the node does not know what it serves.
+    pub(crate) fn is_lapsed(&self) -> bool {
+        self.authority.is_lapsed()
     }
 
     /// A session has ended. With the last one, the pool closes its warm connections, and the agent learns by its next

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use culvert_wire::clock::Moment;
 use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch, TunnelVisitors};
 use uuid::Uuid;
 
@@ -40,6 +41,17 @@ impl Node {
 
     /// Does what is due every second, until the node's process stops.
     pub async fn keep_time(&self) {
+        // Whatever else takes time, the end of the authority is kept.
+        tokio::join!(self.keep_authority(), self.keep_ticking());
+    }
+
+    async fn keep_authority(&self) {
+        while self.shared.stop.run_until_cancelled(self.shared.clock.sleep(TICK)).await.is_some() {
+            self.end_without_authority().await;
+        }
+    }
+
+    async fn keep_ticking(&self) {
         let mut next = self.shared.clock.moment().plus(TICK);
         for ticks in 1.. {
             if self.shared.stop.run_until_cancelled(self.shared.clock.until(next)).await.is_none() {
@@ -79,6 +91,7 @@ impl Node {
                 let web = WebChange { put_routes, drop_routes, put_identities, drop_identities };
                 self.apply_change(from, revision, put, drop, web).await;
             }
+            ToNode::Authority { until_ms } => self.extend_authority(Moment::from_millis(until_ms)).await,
             ToNode::End { tunnel_id, session_id, epoch } => self.end(tunnel_id, session_id, epoch).await,
             ToNode::TrafficApplied { boot_id, numbers } => lock(&self.journal).acknowledge(boot_id, &numbers),
         }

@@ -10,6 +10,7 @@ mod addresses;
 mod admission;
 mod agent_listener;
 mod assignments;
+mod authority;
 pub mod bounds;
 mod carriers;
 mod channel;
@@ -49,6 +50,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use assignments::Assignments;
+use authority::Authority;
 use bounds::{Bound, Bounds, Limits};
 use carriers::Carriers;
 use countries::Countries;
@@ -127,6 +129,7 @@ pub struct Node {
     /// The channel to the host, while there is one.
     host: Mutex<Option<mpsc::Sender<ToHost>>>,
     front: Arc<Front>,
+    authority: Arc<Authority>,
     /// One change at a time.
     assignments: tokio::sync::Mutex<Assignments>,
     journal: Mutex<Journal>,
@@ -198,7 +201,8 @@ impl Node {
         let (endpoint, server) = identity.quic(settings.limits.unproven).map_err(io::Error::other)?;
         let quic = udp.map(|(socket, _)| (socket, endpoint, server));
         let counts = Arc::<Counts>::default();
-        let carriers = Carriers::new(counts.clone(), clock.clone());
+        let authority = Arc::new(Authority::new(clock.clone()));
+        let carriers = Carriers::new(counts.clone(), clock.clone(), authority.clone());
         let shared = Arc::new(Shared {
             node_id: id,
             bind: settings.bind,
@@ -233,6 +237,7 @@ impl Node {
             boot_id,
             address,
             front,
+            authority,
             shared,
             listeners: Mutex::new(Some(Listeners { agents: listener, tls, quic, web })),
             host: Mutex::default(),
@@ -244,6 +249,11 @@ impl Node {
 
     pub fn id(&self) -> Uuid {
         self.id
+    }
+
+    /// Where agents reach it.
+    pub fn address(&self) -> &NodeAddress {
+        &self.address
     }
 
     /// The ports at which visitors of http tunnels come.

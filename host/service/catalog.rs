@@ -5,6 +5,7 @@ use culvert_domain::node::{Node, PlatformDomain};
 use culvert_domain::preset::Preset;
 use culvert_store::Store;
 use culvert_store::catalog::NodeRegistration;
+use uuid::Uuid;
 
 use crate::Service;
 
@@ -37,15 +38,21 @@ impl Service {
     }
 }
 
-/// Registers a node and its domain, and extends its leases, so that agents have time to reconnect.
+/// Registers a node and its domain, and extends its leases, so that agents have time to reconnect. Nothing is changed where a
+/// node of another host has the domain, whose id is returned.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<()> {
+pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<Option<Uuid>> {
     store
         .write(None, move |write| {
             Box::pin(async move {
+                if let Some(domain) = &node.domain
+                    && let Some(other_id) = write.node_with_domain(domain).await?
+                {
+                    return Ok(Some(other_id));
+                }
                 let former = write.node(node.id).await?.filter(|known| known.domain_id.is_none());
                 write.register_node(&node).await?;
                 if node.domain.is_none() {
@@ -56,7 +63,8 @@ pub async fn register_node(store: &Store, node: NodeRegistration) -> Result<()> 
                 write.set_node_domain(node.id, former.as_deref(), node.domain.as_deref()).await?;
                 // The host has the id of its first node.
                 write.resume_host(node.id).await?;
-                write.extend_leases(node.id).await
+                write.extend_leases(node.id).await?;
+                Ok(None)
             })
         })
         .await

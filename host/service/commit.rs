@@ -81,6 +81,8 @@ type Decision = BoxFuture<'static, Option<Decided>>;
 struct Committed {
     answered: Answered,
     nodes: BTreeSet<Uuid>,
+    /// Nodes that have to confirm that they serve something no longer.
+    former_nodes: BTreeSet<Uuid>,
 }
 
 impl Permit {
@@ -170,6 +172,7 @@ impl Service {
     /// Waits until the nodes do what was written.
     async fn applied(&self, committed: Committed) -> Answered {
         self.nodes.wait_until_applied(committed.nodes).await;
+        self.nodes.confirm_moves_from(committed.former_nodes).await;
         committed.answered
     }
 
@@ -219,7 +222,8 @@ impl Service {
                 // A key belongs to one scope, whose row is locked: another request with it has ended, or comes later.
                 if let (Some(key), Some(stored)) = (&key, answered) {
                     let answered = Answered::Replayed(key.open(&stored, &secrets)?);
-                    return Ok(Some(Committed { answered, nodes: BTreeSet::new() }));
+                    let (nodes, former_nodes) = Default::default();
+                    return Ok(Some(Committed { answered, nodes, former_nodes }));
                 }
                 if inputs != *permit.decision_inputs() {
                     return Ok(None);
@@ -228,7 +232,8 @@ impl Service {
                 if let Some(key) = &key {
                     idempotency::store(write, &secrets, key, &response).await?;
                 }
-                Ok(Some(Committed { answered: Answered::Fresh(response), nodes: write.touched_nodes() }))
+                let (nodes, former_nodes) = (write.touched_nodes(), write.former_nodes());
+                Ok(Some(Committed { answered: Answered::Fresh(response), nodes, former_nodes }))
             })
         });
         transaction.await

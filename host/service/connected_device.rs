@@ -142,8 +142,11 @@ impl ConnectedDevice {
 
     /// The grants of those leases that their nodes serve.
     pub async fn grants(&self, leases: impl IntoIterator<Item = &Lease>) -> Vec<Grant> {
-        let granted = join_all(leases.into_iter().map(|lease| self.service.serve_and_grant(lease))).await;
-        granted.into_iter().flatten().collect()
+        let grant = async |lease: &Lease| {
+            let is_held = self.held(lease.session_id);
+            if is_held { self.service.grant_again(lease).await } else { self.service.serve_and_grant(lease).await }
+        };
+        join_all(leases.into_iter().map(grant)).await.into_iter().flatten().collect()
     }
 
     /// Why a session has ended, as the agent is told.
@@ -170,6 +173,12 @@ impl ConnectedDevice {
         let mut renewed = self.service.liveness.renew(self.connection, held);
         renewed.extend(more);
         Ok(renewed)
+    }
+
+    /// Renews leases while the store is away: those that this connection has renewed before.
+    pub fn renew_from_memory(&self, lease_ids: &[Uuid]) {
+        let (held, _) = self.service.liveness.held_leases(self.connection, lease_ids.to_vec());
+        self.service.liveness.renew(self.connection, held);
     }
 
     async fn renew_in_store(&self, lease_ids: Vec<Uuid>, count: usize) -> Result<Vec<Uuid>, DeviceError> {

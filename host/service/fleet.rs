@@ -1,6 +1,7 @@
 //! Where this host stands among the hosts on its database, by its last heartbeat.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{self, Cluster, WINDOW};
@@ -13,6 +14,8 @@ pub struct Fleet {
     /// The same after every start.
     host_id: Uuid,
     clock: Clock,
+    /// How long nodes serve after a heartbeat.
+    authority: Duration,
     /// Where agents find this host and the others.
     agent_urls: watch::Sender<Arc<[String]>>,
     /// None before the first heartbeat, and on a database that is one host's alone: it may do everything.
@@ -23,15 +26,26 @@ pub struct Fleet {
 struct Membership {
     cluster: Cluster,
     has_others: bool,
-    /// Until then the others take this host for alive.
-    window: Moment,
+    /// When its heartbeat was sent, by a clock that the sleep of the machine does not stop.
+    sent: Moment,
+    /// How long from then on the others take this host for alive.
+    window: Duration,
 }
 
 impl Fleet {
-    /// `agent_url` is where agents find this host.
-    pub fn new(host_id: Uuid, agent_url: Option<String>, clock: Clock) -> Self {
+    /// `agent_url` is where agents find this host; `authority` is how long its nodes serve after a heartbeat. Where the process
+    /// has taken its place among other hosts, at this moment since the machine was started, it needs heartbeats from then on.
+    pub fn new(
+        host_id: Uuid,
+        agent_url: Option<String>,
+        authority: Duration,
+        clock: Clock,
+        claimed: Option<Moment>,
+    ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
-        Self { host_id, clock, agent_urls, membership: watch::Sender::new(None) }
+        let membership =
+            claimed.map(|sent| Membership { cluster: Cluster::default(), has_others: false, sent, window: WINDOW });
+        Self { host_id, clock, authority, agent_urls, membership: watch::Sender::new(membership) }
     }
 
     pub fn host_id(&self) -> Uuid {
@@ -43,7 +57,7 @@ impl Fleet {
         self.agent_urls.subscribe()
     }
 
-    /// Notes what came of a heartbeat that was sent at this moment.
+    /// Notes what came of a heartbeat that was sent at this moment since the machine was started.
     pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
         let Heartbeat { cluster, has_others, agent_urls, .. } = heartbeat.clone();
         self.agent_urls.send_if_modified(|known| {
@@ -53,23 +67,33 @@ impl Fleet {
             }
             changed
         });
-        let membership = Membership { cluster, has_others, window: sent.plus(WINDOW) };
+        let membership = Membership { cluster, has_others, sent, window: WINDOW };
         self.membership.send_replace(Some(membership));
     }
 
     /// The others have taken this host for dead: it may do nothing until it has started anew.
     pub(crate) fn ended(&self) {
-        let now = self.clock.moment();
         self.membership.send_modify(|membership| {
             if let Some(membership) = membership {
-                membership.window = now;
+                membership.window = Duration::ZERO;
             }
         });
     }
 
+    /// Until when the nodes of this host may serve, since the machine was started; None without a limit.
+    pub(crate) fn node_authority(&self) -> Option<Moment> {
+        Some(self.membership.borrow().as_ref()?.sent.plus(self.authority))
+    }
+
+    /// Whether the nodes of this host may not serve any longer.
+    pub fn has_lost_its_nodes(&self) -> bool {
+        self.node_authority().is_some_and(|until| until <= self.clock.since_boot())
+    }
+
     /// Whether the others take this host for alive. Outside of that time it grants and decides nothing.
     pub fn is_alive(&self) -> bool {
-        self.membership.borrow().as_ref().is_none_or(|membership| self.clock.moment() < membership.window)
+        let now = self.clock.since_boot();
+        self.membership.borrow().as_ref().is_none_or(|membership| now < membership.sent.plus(membership.window))
     }
 
     /// # Errors

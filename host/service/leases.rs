@@ -1,14 +1,21 @@
 //! Grants of leases: what an agent needs to serve one.
 
+use std::time::Duration;
+
 use culvert_domain::lease::{Lease, LeasePort};
 use culvert_domain::local_service;
 use culvert_domain::protocol::{Protocol, Transport};
 use culvert_domain::tunnel::DEFAULT_IDLE_TIMEOUT;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{Failure, Grant, NodeAddress};
+use culvert_wire::failure_code::FailureCode;
 use culvert_wire::target::{DEFAULT_FLOW_IDLE_TIMEOUT, ExtraTarget, ProxyProtocol, Target};
 
 use crate::Service;
+use crate::nodes::ANSWER_WITHIN;
+
+/// How long an agent that connects waits for the host of a node that serves it already.
+const HELD_WITHIN: Duration = Duration::from_secs(2);
 
 /// The local target of a lease's tunnel.
 pub fn target(lease: &Lease) -> Target {
@@ -49,8 +56,25 @@ impl Service {
     ///
     /// Why the node does not serve it.
     pub(crate) async fn serve_and_grant(&self, lease: &Lease) -> Result<Grant, Failure> {
-        let node = self.nodes.serve(lease).await?;
+        let node = self.nodes.serve(lease, ANSWER_WITHIN).await?;
         Ok(self.grant(lease, node))
+    }
+
+    /// As [`Service::serve_and_grant`], for a lease that the agent holds: a node whose host does not answer serves it still.
+    ///
+    /// # Errors
+    ///
+    /// Why the node does not serve it.
+    pub(crate) async fn grant_again(&self, lease: &Lease) -> Result<Grant, Failure> {
+        let failure = match self.nodes.serve(lease, HELD_WITHIN).await {
+            Ok(node) => return Ok(self.grant(lease, node)),
+            Err(failure) => failure,
+        };
+        let address = match failure.code {
+            FailureCode::NodeUnavailable => self.nodes.serving_address(lease).await,
+            _ => None,
+        };
+        address.map(|node| self.grant(lease, node)).ok_or(failure)
     }
 
     fn grant(&self, lease: &Lease, node: NodeAddress) -> Grant {

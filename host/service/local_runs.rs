@@ -96,7 +96,10 @@ async fn open(
     if let Err(refusal) = check_startable(tunnel, device, bandwidth) {
         return match refusal {
             StartRefusal::AgentTooOld => refuse(FailureCode::UnsupportedAction, refusal.detail()),
-            StartRefusal::NodeWithoutHttp => refuse(FailureCode::NodeUnavailable, refusal.detail()),
+            StartRefusal::NodeWithoutHttp | StartRefusal::NodeAway => {
+                refuse(FailureCode::NodeUnavailable, refusal.detail())
+            }
+            StartRefusal::MovedFromServingNode => refuse(FailureCode::OperationInProgress, refusal.detail()),
             StartRefusal::BandwidthUsedUp => refuse(FailureCode::TunnelSuspended, refusal.detail()),
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => {
                 refuse(FailureCode::DeviceNotAllowed, "This device is not allowed for the tunnel.".into())

@@ -29,6 +29,7 @@ impl Change for MoveTunnel {
         let node =
             node.ok_or_else(|| Error::invalid(vec![Fault::new("node_id", "is no node; `GET /nodes` lists them")]))?;
         tunnel.check_idle()?;
+        tunnel.check_settled()?;
         check_takes(&node, &tunnel)?;
         if !write.has_live_host(node.id).await? {
             return Err(Error::of(Code::NodeUnavailable));
@@ -48,7 +49,7 @@ pub fn check_takes(node: &Node, tunnel: &Tunnel) -> Result<()> {
         return Err(Error::of(Code::AlreadyOnNode));
     }
     let carries = tunnel.spec.protocol != Protocol::Http || node.takes_http(tunnel.spec.needs_https());
-    if node.status != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
+    if node.shown_status() != NodeStatus::Online || (node.pro_only && !tunnel.spec.pro_network) || !carries {
         return Err(Error::of(Code::NodeUnavailable));
     }
     Ok(())
@@ -60,11 +61,14 @@ async fn place(write: &mut Write, tunnel: &Tunnel, node: &Node) -> Result<()> {
         Some(run) => write.lease(run.session_id).await?,
         None => None,
     };
-    if let Some(lease) = &holder {
-        sessions::end(write, lease.session_id, EndReason::TunnelMoved).await?;
+    // A run of another device than the one that the node has served, and may serve still, has to be started again.
+    let served = write.last_served(tunnel).await?;
+    let holder = holder.filter(|lease| served.is_none_or(|device_id| device_id == lease.device_id));
+    if let Some(run) = &tunnel.run {
+        sessions::end(write, run.session_id, EndReason::TunnelMoved).await?;
     }
     let after = if holder.is_some() { AfterMove::Resumed } else { AfterMove::Stopped };
-    write.place_tunnel(tunnel, node, after).await?;
+    write.place_tunnel(tunnel, node, after, served).await?;
     let Some(lease) = holder else { return Ok(()) };
     let moved = write.tunnel(tunnel.scope_id, tunnel.id).await?.ok_or_else(Error::not_found)?;
     let target =

@@ -3,6 +3,7 @@
 //! A node gets everything that it is to serve when it connects, and after that what changed
 //! (`store::assignments`). A change is looked for after each hint, before each wait for a node, and once a second.
 
+mod authority;
 pub mod channel;
 mod counts;
 mod elsewhere;
@@ -39,7 +40,7 @@ pub use link::Link;
 use link::Sent;
 
 /// How long a node may take to serve a tunnel, or to end a session.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How long an answer to a client waits until nodes have applied its change.
 const APPLY_WITHIN: Duration = Duration::from_secs(2);
 
@@ -166,16 +167,17 @@ impl Nodes {
         lock(&self.links).get(&node_id).cloned()
     }
 
-    /// Has the lease's node serve it, and returns the address for the agent's data connections.
+    /// Has the lease's node serve it, and returns the address for the agent's data connections. The host of another node has to
+    /// answer `within` this time.
     ///
     /// # Errors
     ///
     /// Why the tunnel cannot be served, for the client who asked for it.
-    pub async fn serve(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
+    pub async fn serve(&self, lease: &Lease, within: Duration) -> Result<NodeAddress, Failure> {
         let link = self.link(lease.node_id);
         let served = match &link {
             Some(link) => self.serve_here(link, lease.tunnel_id, lease.session_id).await,
-            None => self.serve_elsewhere(lease).await,
+            None => self.serve_elsewhere(lease, within).await,
         };
         if served.is_ok() {
             self.metrics.granted(link.is_some());

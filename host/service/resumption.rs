@@ -8,7 +8,7 @@ use culvert_wire::control::Hello;
 use uuid::Uuid;
 
 use super::sessions;
-use super::startable::{Bandwidth, check_startable};
+use super::startable::{Bandwidth, StartRefusal, check_startable};
 use culvert_store::Write;
 
 /// Ends the leases that nobody holds any longer: those of a former agent process, and those that this process
@@ -46,12 +46,13 @@ pub enum Resumed {
 pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<Resumed> {
     let mut resumed = Resumed::All;
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
-        if check_startable(&tunnel, device, Bandwidth::Left).is_err() {
-            continue;
-        }
-        if !write.has_live_host(tunnel.node.id).await? {
-            resumed = Resumed::Waits;
-            continue;
+        match check_startable(&tunnel, device, Bandwidth::Left) {
+            Ok(()) => {}
+            Err(StartRefusal::NodeAway) => {
+                resumed = Resumed::Waits;
+                continue;
+            }
+            Err(_) => continue,
         }
         let target = target(write, device, &tunnel).await?;
         sessions::open(write, &tunnel, device.id, boot_id, &target).await?;

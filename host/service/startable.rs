@@ -2,6 +2,7 @@
 
 use culvert_domain::device::Device;
 use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::node::NodeStatus;
 use culvert_domain::protocol::Protocol;
 use culvert_domain::tunnel::Tunnel;
 use culvert_store::Write;
@@ -26,6 +27,10 @@ pub(crate) enum StartRefusal {
     NodeWithoutHttp,
     /// The device's agent is older than what the tunnel needs.
     AgentTooOld,
+    /// The host of the tunnel's node is not heard of.
+    NodeAway,
+    /// The node that the tunnel was moved from may serve it for another device.
+    MovedFromServingNode,
 }
 
 impl StartRefusal {
@@ -34,6 +39,8 @@ impl StartRefusal {
         match self {
             Self::NodeWithoutHttp => "The tunnel's node does not serve http tunnels of this kind: it has no domain, or not the listener for it.".into(),
             Self::AgentTooOld => "The device's agent is too old for this tunnel; upgrade it.".into(),
+            Self::NodeAway => "The host of the tunnel's node is not heard of; the tunnel can be moved to another node.".into(),
+            Self::MovedFromServingNode => "The node that the tunnel was moved from may serve it still, on another device.".into(),
             Self::BandwidthUsedUp => "The month's bandwidth is used up.".into(),
             Self::OwnerInactive => "The device's owner is no longer a member of its Team.".into(),
             Self::DeviceNotAllowed => "The device is no longer allowed for this tunnel.".into(),
@@ -63,6 +70,12 @@ pub(crate) fn check_startable(
     }
     if !tunnel.allows(device.id) {
         return Err(StartRefusal::DeviceNotAllowed);
+    }
+    if tunnel.node.reach != NodeStatus::Online {
+        return Err(StartRefusal::NodeAway);
+    }
+    if tunnel.moving_from.is_some_and(|former| former.device_id != device.id) {
+        return Err(StartRefusal::MovedFromServingNode);
     }
     Ok(())
 }

@@ -4,9 +4,10 @@ use uuid::Uuid;
 
 use super::arg::{StringArg, args};
 use super::error::DbResult;
+use super::fleet::has_authority;
 use super::read::Read;
 use super::row::{Row, row};
-use super::sql::sql;
+use super::sql::{by_ids, sql};
 use super::{Store, Write};
 use culvert_domain::error::Result;
 use culvert_domain::node::{Node, PlatformDomain};
@@ -15,14 +16,21 @@ use culvert_domain::preset::{Preset, PresetPort};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
 
-/// The columns of a node `n`, under names that are unique among all tables.
+/// The columns of a node `n`, under names that are unique among all tables. Whether its host is heard of is told by when any
+/// host was heard of last.
 macro_rules! node_columns {
     () => {
+        concat!(
         "n.id AS node_id, n.name AS node_name, n.hostname AS node_hostname, n.region AS node_region, \
          n.country AS node_country, n.region_flag AS node_flag, n.status AS node_status, \
          n.pro_only AS node_pro_only, n.knows_countries AS node_knows_countries, n.first_port AS node_first_port, n.last_port AS node_last_port, \
          n.domain_id AS node_domain_id, n.http_port AS node_http_port, \
-         n.https_port AS node_https_port"
+         n.https_port AS node_https_port, \
+         COALESCE((SELECT CASE WHEN h.lease_until > k.alive_at THEN 'online' WHEN ",
+            $crate::fleet::has_authority!("k.alive_at"),
+            " THEN 'degraded' ELSE 'offline' END FROM hosts h JOIN cluster k ON k.id = 1 WHERE h.id = n.host_id), 'offline') \
+             AS node_reach"
+        )
     };
 }
 pub(super) use node_columns;
@@ -59,6 +67,8 @@ pub struct NodeRegistration {
     /// The ports that visitors of http tunnels see.
     pub http_port: Option<u16>,
     pub https_port: Option<u16>,
+    /// Where agents reach it, as a grant says it.
+    pub agent_address: String,
 }
 
 impl Store {
@@ -86,6 +96,23 @@ impl Store {
             return Ok(true);
         }
         Ok(self.nodes().await?.iter().any(|node| node.hostname.eq_ignore_ascii_case(name)))
+    }
+
+    /// Where agents reach a node, as long as it may serve.
+    pub async fn serving_address(&self, node_id: Uuid) -> Result<Option<String>> {
+        let sql = sql!(concat!(
+            "SELECT n.agent_address FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id = $1 AND ",
+            has_authority!("$2")
+        ));
+        let row = (&self.db).optional(sql, args![node_id, self.clock.now()]).await?;
+        Ok(row.map(|row| row.optional_text("agent_address")).transpose()?.flatten())
+    }
+
+    /// Those of these nodes that belong to another host now, or to none.
+    pub async fn lost_nodes(&self, host_id: Uuid, node_ids: &[Uuid]) -> Result<Vec<Uuid>> {
+        let sql = by_ids!("SELECT id FROM nodes WHERE COALESCE(host_id <> $2, TRUE) AND id", "$1", "");
+        let rows = (&self.db).all(sql, args![node_ids, host_id]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
     pub async fn presets(&self) -> Result<Vec<Preset>> {
@@ -125,14 +152,25 @@ impl Write {
         let (host_id, now) = (self.host_id, self.now);
         let sql = sql!(
             "INSERT INTO nodes (id, name, hostname, region, country, status, pro_only, knows_countries, first_port, \
-                 last_port, created_at, http_port, https_port, host_id) \
-             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8, $9, $10) \
-             ON CONFLICT (id) DO UPDATE SET host_id = excluded.host_id, hostname = excluded.hostname, http_port = excluded.http_port, \
+                 last_port, created_at, http_port, https_port, host_id, agent_address) \
+             VALUES ($1, $2, $3, 'local', 'ZZ', 'online', FALSE, $4, $5, $6, $7, $8, $9, $10, $11) \
+             ON CONFLICT (id) DO UPDATE SET host_id = excluded.host_id, agent_address = excluded.agent_address, \
+                 hostname = excluded.hostname, http_port = excluded.http_port, \
                  https_port = excluded.https_port, \
                  knows_countries = excluded.knows_countries, \
                  first_port = excluded.first_port, last_port = excluded.last_port"
         );
-        let NodeRegistration { id, name, hostname, ports, knows_countries, http_port, https_port, domain: _ } = new;
+        let NodeRegistration {
+            id,
+            name,
+            hostname,
+            ports,
+            knows_countries,
+            http_port,
+            https_port,
+            agent_address,
+            domain: _,
+        } = new;
         let args = args![
             *id,
             name,
@@ -144,12 +182,26 @@ impl Write {
             http_port.map(u32::from),
             https_port.map(u32::from),
             host_id,
+            agent_address,
         ];
         self.execute(sql, args).await?;
         let sql =
             sql!("INSERT INTO node_revisions (node_id, revision, pruned) VALUES ($1, 1, 0) ON CONFLICT DO NOTHING");
         self.execute(sql, args![*id]).await?;
         Ok(())
+    }
+
+    /// The node of another host that has a domain, as long as it may serve.
+    pub async fn node_with_domain(&mut self, domain: &str) -> Result<Option<Uuid>> {
+        let (host_id, now) = (self.host_id, self.now);
+        let sql = sql!(concat!(
+            "SELECT n.id FROM nodes n JOIN platform_domains d ON d.id = n.domain_id JOIN hosts h ON h.id = n.host_id \
+             WHERE d.domain = $1 AND h.id <> $2 AND ",
+            has_authority!("$3"),
+            " LIMIT 1"
+        ));
+        let row = self.optional(sql, args![domain, host_id, now]).await?;
+        Ok(row.map(|row| row.id("id")).transpose()?)
     }
 
     /// Sets the domain of a node's tunnels. A domain that stood for an earlier version's node, named like its host, gets
@@ -181,6 +233,8 @@ impl Write {
     /// Registers a platform domain. The first one becomes the default.
     pub async fn register_domain(&mut self, domain: &str) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
+        // Of two hosts that start at once, one has the first domain.
+        self.lock(sql!("SELECT id FROM cluster WHERE id = 1 FOR UPDATE"), args![]).await?;
         let sql = sql!(
             "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
              VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING"
@@ -237,6 +291,7 @@ pub(super) fn node(row: &Row) -> DbResult<Node> {
         country: row.text("node_country")?,
         region_flag: row.optional_text("node_flag")?,
         status: row.string_enum("node_status")?,
+        reach: row.string_enum("node_reach")?,
         pro_only: row.flag("node_pro_only")?,
         knows_countries: row.flag("node_knows_countries")?,
         ports: PortRange { first: row.number("node_first_port")?, last: row.number("node_last_port")? },

@@ -57,6 +57,8 @@ pub enum Db {
         pool: PgPool,
         /// What is alive is recorded by connections that nothing else uses.
         liveness: PgPool,
+        /// Counts requests, without waiting for the disk: after a crash of the server, a second of counts may be missing.
+        counting: PgPool,
         /// Options without the statement timeouts: migrations may take longer.
         unbounded: Box<PgConnectOptions>,
     },
@@ -119,12 +121,20 @@ impl Db {
 
     /// The same database by connections that nothing else uses.
     pub(crate) fn for_liveness(&self) -> Self {
-        match self {
-            Self::Sqlite { .. } => self.clone(),
-            Self::Postgres { liveness, unbounded, .. } => {
-                Self::Postgres { pool: liveness.clone(), liveness: liveness.clone(), unbounded: unbounded.clone() }
-            }
+        let mut other = self.clone();
+        if let Self::Postgres { pool, liveness, .. } = &mut other {
+            *pool = liveness.clone();
         }
+        other
+    }
+
+    /// The same database by the connection that counts requests.
+    pub(crate) fn for_counting(&self) -> Self {
+        let mut other = self.clone();
+        if let Self::Postgres { pool, counting, .. } = &mut other {
+            *pool = counting.clone();
+        }
+        other
     }
 
     /// Whether the database answers a query within one second.
@@ -141,9 +151,10 @@ impl Db {
                 read.close().await;
                 write.pool().close().await;
             }
-            Self::Postgres { pool, liveness, .. } => {
+            Self::Postgres { pool, liveness, counting, .. } => {
                 pool.close().await;
                 liveness.close().await;
+                counting.close().await;
             }
         }
     }
@@ -285,8 +296,9 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
             .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
     };
     let liveness = pool(LIVENESS_CONNECTIONS).connect_lazy_with(options.clone());
+    let counting = pool(1).connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
     let pool = pool(CONNECTIONS).connect_with(options).await?;
-    Ok(Db::Postgres { pool, liveness, unbounded: Box::new(unbounded) })
+    Ok(Db::Postgres { pool, liveness, counting, unbounded: Box::new(unbounded) })
 }
 
 async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {

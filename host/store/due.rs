@@ -11,6 +11,7 @@ use super::Store;
 use super::arg::args;
 use super::fleet::dead_hosts;
 use super::hints::hints_of_host;
+use super::moves::moves_from_dead_nodes;
 use super::node_requests::waiting_requests;
 use super::operations::due_operations;
 use super::outbox::due_webhooks;
@@ -47,6 +48,11 @@ pub struct Due {
     pub ended_suspensions: bool,
     pub deliveries: bool,
     pub certificates: bool,
+    /// Nodes of this host belong to another one now, or to none.
+    pub lost_nodes: bool,
+    /// Tunnels were moved from nodes of this host.
+    pub moves: bool,
+    pub moves_from_dead_nodes: bool,
     /// The revisions of the nodes, added up. As each only rises, none has changed where this has not.
     pub revisions: u64,
 }
@@ -88,6 +94,15 @@ macro_rules! look {
             due_webhooks!("$1"),
             ") AS deliveries, \
                  EXISTS (SELECT 1 FROM certificates WHERE due_at <= $1) AS certificates, \
+                 EXISTS (SELECT 1 FROM nodes WHERE COALESCE(host_id <> $2, TRUE) AND id ",
+            $nodes,
+            ") AS lost_nodes, \
+                 EXISTS (SELECT 1 FROM tunnels WHERE moving_from ",
+            $nodes,
+            ") AS moves, \
+                 EXISTS (SELECT 1 FROM tunnels WHERE ",
+            moves_from_dead_nodes!("$1"),
+            ") AS moves_from_dead_nodes, \
                  (SELECT CAST(COALESCE(SUM(revision), 0) AS BIGINT) FROM node_revisions WHERE node_id ",
             $nodes,
             ") AS revisions"
@@ -117,7 +132,7 @@ impl Store {
         Ok(row!(row => Due {
             hints: flag, requests: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
             operations: flag, untold_devices: flag, ended_suspensions: flag, deliveries: flag, certificates: flag,
-            revisions: number;
+            lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, revisions: number;
             at: now,
         }))
     }

@@ -1,5 +1,7 @@
 //! The hosts on this database. What their heartbeats change is in `culvert_domain::fleet`; here it is read and written.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{Beat, Cluster, HostLease, Leader, dead_since};
@@ -9,7 +11,7 @@ use super::arg::args;
 use super::db::{Db, Tx};
 use super::error::DbResult;
 use super::read::Read;
-use super::row::{Row, readable};
+use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
 use super::{Store, Write};
 
@@ -24,17 +26,20 @@ pub struct HostRegistration {
     pub version: String,
     /// Of the lock on its data folder, which it holds.
     pub lock_identity: Vec<u8>,
+    /// Of the lock and of the machine, whenever that was started.
+    pub machine_identity: Option<Vec<u8>>,
     /// The URL under which agents reach it.
     pub agent_url: Option<String>,
+    /// How long its nodes serve after its last heartbeat.
+    pub authority: Duration,
 }
 
-/// A host that uses the database.
+/// A process that may be a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveHost {
-    pub id: Uuid,
     pub name: String,
-    pub lock_identity: Vec<u8>,
-    pub lease_until: DateTime<Utc>,
+    /// When it will be taken for dead, if nothing is heard of it.
+    pub until: DateTime<Utc>,
 }
 
 /// Whether a host has its place.
@@ -142,6 +147,23 @@ macro_rules! save_cluster {
     };
 }
 
+/// Whether the nodes of a host `h` may serve at a time, although it may not be heard of any longer.
+macro_rules! has_authority {
+    ($now:expr) => {
+        // The length of a lease, less the margin, is 10 seconds. A grace begins where the database was away, or its time has jumped:
+        // then nobody knows how long ago a heartbeat was, and the whole authority is waited for from then on.
+        concat!(
+            "(h.lease_until + h.authority - 10000000 > ",
+            $now,
+            " OR (h.authority > 0 AND (SELECT grace_until FROM cluster WHERE id = 1) \
+                 + CASE WHEN h.authority > 70000000 THEN h.authority - 70000000 ELSE 0 END > ",
+            $now,
+            "))"
+        )
+    };
+}
+pub(crate) use has_authority;
+
 /// The other hosts that were not heard of for too long.
 macro_rules! dead_hosts {
     ($since:literal, $own:literal) => {
@@ -151,12 +173,11 @@ macro_rules! dead_hosts {
 pub(crate) use dead_hosts;
 
 impl Store {
-    /// Takes the row of a host for this process, if no other one may still have it; `alone`, only if no other host is alive.
-    /// Returns the database's time, or who is in the way.
-    pub async fn claim_host(&self, host: HostRegistration, alone: bool) -> Result<Claim> {
+    /// Takes the row of a host for this process, if no other one may still have it. Returns the database's time, or who is in
+    /// the way.
+    pub async fn claim_host(&self, host: HostRegistration) -> Result<Claim> {
         let id = host.id;
-        let claim =
-            self.write(None, move |write| Box::pin(async move { write.claim_host(&host, alone).await })).await?;
+        let claim = self.write(None, move |write| Box::pin(async move { write.claim_host(&host).await })).await?;
         if matches!(claim, Claim::Taken(_)) {
             // A process has one place.
             let _ = self.host_id.set(id);
@@ -276,26 +297,36 @@ impl Write {
         Ok(())
     }
 
-    async fn claim_host(&mut self, host: &HostRegistration, alone: bool) -> Result<Claim> {
+    async fn claim_host(&mut self, host: &HostRegistration) -> Result<Claim> {
         let Shared { mut cluster, now, .. } = self.lock_shared(host.id).await?;
-        let HostRegistration { id, name, version, lock_identity, agent_url } = host;
-        let is_a_copy = |other: &LiveHost| other.id == *id && other.lock_identity != *lock_identity;
-        let in_the_way = |other: &LiveHost| is_a_copy(other) || (alone && other.id != *id);
-        if let Some(other) = self.live_hosts(now).await?.into_iter().find(in_the_way) {
+        if let Some(other) = self.process_in_the_way(host, now).await? {
             return Ok(Claim::Refused(other));
         }
+        let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, authority } = host;
         let mut lease = HostLease { id: *id, until: now, ended: false };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
-            "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, ended_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL) \
+            "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \
+                 machine_identity, authority, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL) \
              ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
                  version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
-                 lease_until = excluded.lease_until, \
-                 agent_url = excluded.agent_url, ended_at = NULL"
+                 lease_until = excluded.lease_until, machine_identity = excluded.machine_identity, \
+                 authority = excluded.authority, agent_url = excluded.agent_url, ended_at = NULL"
         );
         let process_id = self.process_id;
-        let args = args![*id, process_id, name, version, &lock_identity[..], now, lease.until, agent_url.as_deref()];
+        let args = args![
+            *id,
+            process_id,
+            name,
+            version,
+            &lock_identity[..],
+            now,
+            lease.until,
+            agent_url.as_deref(),
+            machine_identity.as_deref(),
+            authority.as_micros() as u64
+        ];
         self.execute(sql, args).await?;
         self.save(&cluster).await?;
         // It has no connections yet, and registers its nodes next.
@@ -304,13 +335,20 @@ impl Write {
         Ok(Claim::Taken(now))
     }
 
-    async fn live_hosts(&mut self, now: DateTime<Utc>) -> Result<Vec<LiveHost>> {
-        let sql = sql!(
-            "SELECT id, name, lock_identity, lease_until FROM hosts WHERE ended_at IS NULL AND lease_until > $1 \
-             ORDER BY lease_until"
-        );
-        let rows = self.all(sql, args![now]).await?;
-        Ok(readable(&rows, "host", live_host))
+    /// Another process that may be this host still.
+    async fn process_in_the_way(&mut self, host: &HostRegistration, now: DateTime<Utc>) -> Result<Option<LiveHost>> {
+        // The former process on this machine has no lock any longer. Its lease is waited for after a start of the machine,
+        // lest it be a copy of the machine. Of any other process nobody knows what its nodes serve.
+        let sql = sql!(concat!(
+            "SELECT name, CASE WHEN machine_identity = $3 THEN lease_until ELSE lease_until + authority - 10000000 END AS until \
+             FROM hosts h WHERE id = $1 AND lock_identity <> $2 \
+                 AND CASE WHEN machine_identity = $3 THEN ended_at IS NULL AND lease_until > $4 ELSE ",
+            has_authority!("$4"),
+            " END"
+        ));
+        let HostRegistration { id, lock_identity, machine_identity, .. } = host;
+        let row = self.optional(sql, args![*id, &lock_identity[..], machine_identity.as_deref(), now]).await?;
+        Ok(row.as_ref().map(live_host).transpose()?)
     }
 
     async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
@@ -326,7 +364,10 @@ impl Write {
     async fn end_host(&mut self, host_id: Uuid) -> Result<()> {
         let Shared { mut cluster, mut lease, now, .. } = self.lock_shared(host_id).await?;
         cluster.stop(&mut lease, now);
-        self.save_host(&lease, now).await?;
+        if self.save_host(&lease, now).await? {
+            // Its nodes have ended everything before.
+            self.execute(sql!("UPDATE hosts SET authority = 0 WHERE id = $1"), args![host_id]).await?;
+        }
         self.save(&cluster).await
     }
 
@@ -372,10 +413,5 @@ impl Write {
 }
 
 fn live_host(row: &Row) -> DbResult<LiveHost> {
-    Ok(LiveHost {
-        id: row.id("id")?,
-        name: row.text("name")?,
-        lock_identity: row.bytes("lock_identity")?,
-        lease_until: row.time("lease_until")?,
-    })
+    Ok(row!(row => LiveHost { name: text, until: time }))
 }

@@ -1,17 +1,19 @@
 //! The hosts on this database, for the operator.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::fleet::HostState;
 use uuid::Uuid;
 
-use super::Store;
 use super::arg::args;
 use super::error::DbResult;
 use super::fleet::{database_time, of_the_last_day};
 use super::read::Read;
 use super::row::{Row, readable};
 use super::sql::sql;
+use super::{Store, Write};
 
 /// A host, as the database knows it.
 #[derive(Clone, Debug)]
@@ -28,6 +30,26 @@ pub struct HostRecord {
     pub started_at: DateTime<Utc>,
     pub lease_until: DateTime<Utc>,
     pub ended_at: Option<DateTime<Utc>>,
+}
+
+/// The host of a node, as the database knows it.
+#[derive(Clone, Debug)]
+pub struct NodeHost {
+    pub host_id: Uuid,
+    pub host_name: String,
+    pub state: HostState,
+    /// When other hosts take for certain that the node serves nothing, if nothing is heard of its host until then.
+    pub serves_until: DateTime<Utc>,
+}
+
+macro_rules! select_node_hosts {
+    ($now:expr) => {
+        concat!(
+            "SELECT n.id AS node_id, h.id, h.name, h.lease_until, h.ended_at, h.lease_until + h.authority - 10000000 AS serves_until, ",
+            $now,
+            " AS now FROM nodes n JOIN hosts h ON h.id = n.host_id"
+        )
+    };
 }
 
 macro_rules! select_hosts {
@@ -55,16 +77,66 @@ impl Store {
         let rows = (&self.db).all(sql, args![now]).await?;
         Ok(readable(&rows, "host", |row| record(row, renews)))
     }
+
+    /// The hosts of all nodes that have one.
+    pub async fn node_hosts(&self) -> Result<HashMap<Uuid, NodeHost>> {
+        let sql = sql!(sqlite: select_node_hosts!("$1"), postgres: select_node_hosts!(database_time!("$1")));
+        let renews = self.is_on_a_server();
+        let now = if renews { self.clock.database_time() } else { Some(self.clock.now()) };
+        let rows = (&self.db).all(sql, args![now]).await?;
+        Ok(readable(&rows, "node", |row| node_host(row, renews)).into_iter().collect())
+    }
+
+    /// Gives up a node whose host is not heard of: whoever says so knows that it serves nothing any longer. False where its
+    /// host is alive.
+    pub async fn abandon_node(&self, node_id: Uuid) -> Result<bool> {
+        self.write(None, move |write| Box::pin(async move { write.abandon_node(node_id).await })).await
+    }
+}
+
+impl Write {
+    async fn abandon_node(&mut self, node_id: Uuid) -> Result<bool> {
+        let sql = sql!(
+            sqlite: "SELECT host_id FROM nodes WHERE id = $1 AND $2 IS NULL",
+            postgres: concat!(
+                "SELECT n.host_id FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id = $1 AND h.lease_until <= ",
+                database_time!("$2"),
+                " FOR UPDATE"
+            )
+        );
+        let now = self.clock.database_time();
+        let Some(row) = self.optional(sql, args![node_id, now]).await? else { return Ok(false) };
+        let host_id = row.id("host_id")?;
+        self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE id = $1"), args![node_id]).await?;
+        // A folder whose nodes are all given up can be used elsewhere.
+        let sql = sql!(
+            "UPDATE hosts SET authority = 0 WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.host_id = $1)"
+        );
+        self.execute(sql, args![host_id]).await?;
+        Ok(true)
+    }
+}
+
+fn node_host(row: &Row, renews: bool) -> DbResult<(Uuid, NodeHost)> {
+    let node = NodeHost {
+        host_id: row.id("id")?,
+        host_name: row.text("name")?,
+        state: state(row, renews)?,
+        serves_until: row.time("serves_until")?,
+    };
+    Ok((row.id("node_id")?, node))
+}
+
+fn state(row: &Row, renews: bool) -> DbResult<HostState> {
+    Ok(match row.optional_time("ended_at")? {
+        Some(_) => HostState::Ended,
+        None if renews && row.time("lease_until")? <= row.time("now")? => HostState::Silent,
+        None => HostState::Alive,
+    })
 }
 
 fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
-    let (id, now, lease_until) = (row.id("id")?, row.time("now")?, row.time("lease_until")?);
-    let ended_at = row.optional_time("ended_at")?;
-    let state = match ended_at {
-        Some(_) => HostState::Ended,
-        None if renews && lease_until <= now => HostState::Silent,
-        None => HostState::Alive,
-    };
+    let (id, now, state) = (row.id("id")?, row.time("now")?, state(row, renews)?);
     let is_leader = row.optional_id("leader_id")? == Some(id) && (!renews || row.time("leader_until")? > now);
     Ok(HostRecord {
         id,
@@ -76,7 +148,7 @@ fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
         devices: row.number("devices")?,
         agent_url: row.optional_text("agent_url")?,
         started_at: row.time("started_at")?,
-        lease_until,
-        ended_at,
+        lease_until: row.time("lease_until")?,
+        ended_at: row.optional_time("ended_at")?,
     })
 }

@@ -36,6 +36,7 @@ mod key_check;
 pub mod keys;
 pub mod mails;
 pub mod migrations;
+mod moves;
 pub mod names;
 pub mod node_requests;
 pub mod operations;
@@ -134,6 +135,8 @@ pub struct Write {
     hints: BTreeSet<Hint>,
     /// What nodes have of tunnels and platform domains that this transaction has changed: node id and the other's id.
     touched: BTreeSet<(Uuid, Uuid)>,
+    /// Nodes that tunnels were moved from.
+    former_nodes: BTreeSet<Uuid>,
     /// The http tunnels whose names this transaction has changed.
     renamed: BTreeSet<Uuid>,
     own_certificates: Option<OwnCertificates>,
@@ -263,6 +266,7 @@ impl Store {
                 clock,
                 hints,
                 touched,
+                former_nodes: BTreeSet::new(),
                 renamed,
                 own_certificates,
                 audit,

@@ -74,6 +74,8 @@ const FILES: &[File] = files! {
     43 "0043_node_hosts"
     44 "0044_node_requests"
     45 "0045_host_agent_urls"
+    46 "0046_node_authority"
+    47 "0047_counting"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

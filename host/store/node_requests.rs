@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::arg::{StringArg, args};
 use super::error::DbResult;
+use super::fleet::has_authority;
 use super::read::Read;
 use super::row::{Row, readable, row};
 use super::sql::{by_ids, sql};
@@ -33,9 +34,9 @@ pub struct NewRequest {
 pub enum Sent {
     /// The node's host will read it.
     Asked,
-    /// The node's host is not heard of.
+    /// The node's host is not heard of, and the node may serve still.
     HostAway,
-    /// The node has no other host, or one that has stopped and ended everything.
+    /// The node serves nothing: it has no other host, or one that has stopped, or was silent for too long.
     NoHost,
 }
 
@@ -146,12 +147,11 @@ impl Write {
             self.notify(Hint::Host(row.id("host_id")?, ForHost::Requests));
             return Ok(Sent::Asked);
         }
-        // A host that has stopped has ended its lease with itself.
-        let sql = sql!(
-            "SELECT n.id FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id = $1 AND h.id <> $2 \
-                 AND (h.ended_at IS NULL OR h.ended_at > h.lease_until)"
-        );
-        let is_away = self.optional(sql, args![new.node_id, own_id]).await?.is_some();
+        let sql = sql!(concat!(
+            "SELECT n.id FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id = $1 AND h.id <> $2 AND ",
+            has_authority!("$3")
+        ));
+        let is_away = self.optional(sql, args![new.node_id, own_id, now]).await?.is_some();
         Ok(if is_away { Sent::HostAway } else { Sent::NoHost })
     }
 

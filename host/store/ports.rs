@@ -1,12 +1,13 @@
 //! Public ports. On each node and transport, a port belongs to one tunnel at a time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use chrono::TimeDelta;
 use uuid::Uuid;
 
 use super::Write;
 use super::arg::{StringArg, args};
+use super::fleet::has_authority;
 use super::read::Read;
 use super::sql::sql;
 use super::tunnels::NewTunnel;
@@ -203,13 +204,19 @@ impl Write {
         Ok(())
     }
 
-    /// Places a tunnel on another node. It keeps those public port numbers that are free there, and its subdomain, below
+    /// Places a tunnel on another node; the one before has `served` it for this device, and may do so still. It keeps those public port numbers that are free there, and its subdomain, below
     /// that node's domain.
     ///
     /// # Errors
     ///
     /// `Code::SubdomainUnavailable` if another tunnel has the name there.
-    pub async fn place_tunnel(&mut self, tunnel: &Tunnel, node: &Node, after: AfterMove) -> Result<()> {
+    pub async fn place_tunnel(
+        &mut self,
+        tunnel: &Tunnel,
+        node: &Node,
+        after: AfterMove,
+        served: Option<Uuid>,
+    ) -> Result<()> {
         self.touch_route(tunnel.id).await?;
         self.rename_for(tunnel, node).await?;
         self.rest_ports(tunnel.id).await?;
@@ -223,9 +230,36 @@ impl Write {
             self.execute(sql!("UPDATE extra_ports SET remote_port = $2 WHERE id = $1"), args![extra.id, port]).await?;
         }
         let now = self.now;
-        let sql = sql!("UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5 WHERE id = $1");
-        self.execute(sql, args![tunnel.id, node.id, port, after == AfterMove::Resumed, now]).await?;
+        let sql = sql!(concat!(
+            "UPDATE tunnels SET node_id = $2, remote_port = $3, moving = $4, updated_at = $5, moving_device = $6, \
+                 moving_from = (SELECT n.id FROM nodes n JOIN hosts h ON h.id = n.host_id \
+                     WHERE n.id = $7 AND ",
+            has_authority!("$5"),
+            ") WHERE id = $1 RETURNING moving_from"
+        ));
+        let (resumes, former_id) = (after == AfterMove::Resumed, served.map(|_| tunnel.node.id));
+        let row = self.one(sql, args![tunnel.id, node.id, port, resumes, now, served, former_id]).await?;
+        if let Some(former_id) = row.optional_id("moving_from")? {
+            // Its host is to confirm that it serves the tunnel no longer.
+            self.touch(former_id, tunnel.id);
+            self.former_nodes.insert(former_id);
+        }
         self.touch_route(tunnel.id).await
+    }
+
+    /// The device that a tunnel's node has served it for last.
+    pub async fn last_served(&mut self, tunnel: &Tunnel) -> Result<Option<Uuid>> {
+        let sql = sql!(
+            "SELECT device_id FROM sessions WHERE tunnel_id = $1 AND node_id = $2 AND ready_at IS NOT NULL \
+             ORDER BY started_at DESC, id DESC LIMIT 1"
+        );
+        let row = self.optional(sql, args![tunnel.id, tunnel.node.id]).await?;
+        Ok(row.map(|row| row.id("device_id")).transpose()?)
+    }
+
+    /// The nodes that this transaction has moved tunnels from, and that have to confirm it.
+    pub fn former_nodes(&self) -> BTreeSet<Uuid> {
+        self.former_nodes.clone()
     }
 
     /// Puts an http tunnel's name below the domain of a node.

@@ -17,7 +17,7 @@ use culvert_domain::page::{CursorPosition, Page, PageRows};
 use culvert_domain::port::{ExtraPort, extra_subdomain};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::string_enum::StringEnum;
-use culvert_domain::tunnel::{ActiveOperation, Run, Tunnel, TunnelSpec};
+use culvert_domain::tunnel::{ActiveOperation, FormerNode, Run, Tunnel, TunnelSpec};
 
 /// How long a subdomain that was given up is kept for its former scope. Without this, its visitors would reach a tunnel of
 /// another scope.
@@ -58,7 +58,7 @@ macro_rules! select_tunnel {
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
                     t.pro_network, t.host_header, t.local_scheme, t.local_tls_verify, \
-                    t.proxy_protocol, t.tls_passthrough, t.restricted, t.desired_device_id, t.start_error, t.moving, \
+                    t.proxy_protocol, t.tls_passthrough, t.restricted, t.desired_device_id, t.start_error, t.moving, t.moving_from, t.moving_device, \
                     t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     (SELECT ", $devices, " FROM tunnel_devices b WHERE b.tunnel_id = t.id) AS device_ids, \
                     (SELECT ", $extra_ports, " FROM extra_ports e WHERE e.tunnel_id = t.id) AS extra_ports, \
@@ -117,6 +117,7 @@ impl NewTunnel {
             start_error: None,
             suspended: false,
             moving: false,
+            moving_from: None,
             custom_domain: None,
             run: None,
             operation: None,
@@ -399,6 +400,10 @@ fn tunnel(row: &Row, now: DateTime<Utc>) -> DbResult<Tunnel> {
         node,
         device_ids: row.json("device_ids")?.unwrap_or_default(),
         extra_ports: extra_ports(row)?,
+        moving_from: row
+            .optional_id("moving_from")?
+            .zip(row.optional_id("moving_device")?)
+            .map(|(node_id, device_id)| FormerNode { node_id, device_id }),
         suspended: row.optional_time("suspended_until")?.is_some_and(|until| now < until),
         run: run(row)?,
         operation: operation(row)?,

@@ -76,7 +76,7 @@ async fn every_command_with_json_prints_one_object(engine: Engine) {
     culvert device code --account bob@example.com --team Engines: code expires_at
     culvert device list: data
     culvert host list: data[agent_url devices ended_at id leads lease_until name nodes started_at state version]
-    culvert node list: data[country hostname id name pro_only region region_flag status]
+    culvert node list: data[country host host_state hostname id name pro_only region region_flag serves_until status]
     culvert plan set --team Engines team: id plan_name
     culvert plan set --account bob@example.com free: id plan_name
     culvert team remove --team Engines --account bob@example.com: account_id id role
@@ -197,7 +197,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, node_authority_seconds, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
     let mut said = String::new();
     for settings in [

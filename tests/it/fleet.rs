@@ -157,7 +157,7 @@ async fn devices_of_a_dead_host_are_ended_by_another_one() {
         fleet.pass_without(AGENT_EVERY, &[0]).await;
         runs.renew().await;
     }
-    assert_eq!(runs.states(&api).await, running());
+    assert_eq!(runs.states(&api).await, ("degraded".into(), true), "its node's host is not heard of");
     assert_eq!(leads(), [false, true]);
     fleet.pass_without(seconds(6), &[0]).await;
     assert_eq!(runs.states(&api).await, lost());
@@ -192,34 +192,35 @@ async fn host_that_was_taken_for_dead_answers_nothing_before_it_has_started_anew
     assert_eq!(api.get("/tunnels").await.status, 200);
 }
 
-/// Until any host serves any node and any agent, one host alone may use a database.
+/// Each name leads to one node.
 #[tokio::test]
-async fn second_host_is_refused_while_the_first_is_alive() {
+async fn host_with_the_domain_of_another_is_refused() {
     let fleet = TestFleet::start(1).await;
-    let database = fleet.hosts[0].config().database_url.clone();
-    let keys = fleet.hosts[0].config().secret_key_file();
-    let second = async || {
-        TestHost::try_start(Engine::Postgres, fleet.hosts[0].clock.clone(), |config| {
-            config.database_url = database.clone();
+    let first = &fleet.hosts[0];
+    let (database, keys) = (first.config().database_url.clone(), first.config().secret_key_file());
+    let start = async |domain: &str| {
+        TestHost::try_start(Engine::Postgres, first.clock.clone(), |config| {
+            config.several_hosts = true;
+            config.node.domain = Some(domain.into());
+            config.database_url.clone_from(&database);
             std::fs::copy(&keys, config.data_dir.join("secret.key")).unwrap();
         })
         .await
     };
-    let refused = second().await.err().unwrap();
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-    let wanted = format!(
-        "database_url: another host uses this database, on {}; stop it, or where it is gone, try again after 12:00:15 UTC",
-        name.trim()
-    );
-    assert_eq!(refused, wanted);
-    fleet.pass_without(LEASE.to_std().unwrap(), &[0]).await;
-    second().await.unwrap();
+    let second = start("tunnels.example.com").await.unwrap();
+    let node = second.app.embedded.ids().next().unwrap();
+    let wanted = format!("node.domain: must not be that of node {node} of another host: each name leads to one node");
+    assert_eq!(start("tunnels.example.com").await.err(), Some(wanted));
+    assert!(start("more.example.com").await.is_ok());
+    second.stop().await;
+    assert!(start("tunnels.example.com").await.is_ok(), "the other one has stopped");
 }
 
 /// A data folder that was copied is one host: the copy waits until the other one is silent, which then does nothing more.
 #[tokio::test]
 async fn copy_of_a_data_folder_is_refused_while_its_host_is_alive() {
-    let fleet = TestFleet::start(1).await;
+    let authority = Duration::from_mins(1);
+    let fleet = TestFleet::with_authority(&[0], authority).await;
     let first = &fleet.hosts[0];
     let ada = first.person("ada").await;
     let (database, folder) = (first.config().database_url.clone(), first.config().data_dir.clone());
@@ -239,7 +240,10 @@ async fn copy_of_a_data_folder_is_refused_while_its_host_is_alive() {
     fleet.pass(seconds(3)).await;
     let refused = copy().await.err().unwrap();
     assert!(refused.starts_with("data_dir: the host of this folder, or of one that it was copied from"), "{refused}");
-    fleet.pass_without(LEASE.to_std().unwrap(), &[0]).await;
+    assert!(refused.ends_with("try again after 12:01:08 UTC, or see `culvert node abandon`"), "{refused}");
+    fleet.pass_without(authority, &[0]).await;
+    assert_eq!(copy().await.err(), Some(refused), "its nodes may serve");
+    fleet.pass_without(seconds(5), &[0]).await;
     let second = copy().await.unwrap();
     for _ in 0..2 {
         heartbeat::beat(&first.app.jobs).await.unwrap();

@@ -199,7 +199,7 @@ async fn stop_fails_while_the_host_of_the_node_is_not_heard_of() {
     let public = stage.node().public(&stage.api(), tunnel).await;
     let node = stage.node().app.service.fleet().host_id();
     let url = stage.node().config().database_url();
-    run(&url, &format!("UPDATE hosts SET lease_until = 1 WHERE id = '{node}'")).await;
+    run(&url, &format!("UPDATE hosts SET lease_until = lease_until - 15000000 WHERE id = '{node}'")).await;
     let stopped = stage.outcome(tunnel, "stop").await;
     assert_eq!((&stopped["status"], &stopped["error"]["code"]), (&json!("failed"), &json!("node_unavailable")));
     assert!(!is_closed(public).await);

@@ -79,7 +79,7 @@ async fn ended_keys_are_deleted_after_thirty_days(engine: Engine) {
     let revoked = host.key(ada.account_id, ada.account_id, "full_access").await;
     host.revoke(revoked.key_id).await;
     key_for_a_minute(&host, &ada).await;
-    execute(&host, "INSERT INTO rate_windows SELECT id, 0, 0, 0, 0 FROM api_keys").await;
+    execute(&host, "INSERT INTO rate_windows SELECT id, 0, 0, 0, 0, 0 FROM api_keys").await;
     let url = host.config().database_url();
     let mut left = Vec::new();
     for days in [29, 2] {

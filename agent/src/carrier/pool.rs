@@ -196,7 +196,7 @@ impl Shared {
                 // This cannot fail: the sender lives as long as `self`.
                 let _ = tokens.changed().await;
             }
-            DenialCode::Full | DenialCode::Other(_) => {}
+            DenialCode::Full | DenialCode::Later | DenialCode::Other(_) => {}
         }
     }
 

@@ -63,5 +63,7 @@ open_enum! {
         Full "full",
         /// The token is not of this node, or is not signed by a key that the node accepts.
         Invalid "invalid",
+        /// The node does not know at the moment what it serves, because its host does not reach its database.
+        Later "later",
     }
 }

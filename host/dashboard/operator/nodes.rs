@@ -40,7 +40,10 @@ fn row(visit: &Visit, node: &Node, may_change: bool) -> Markup {
             td { (node.region) " " (node.country) @if node.pro_only { " " (badge::plain("premium network")) } }
             td { (node.ports) }
             td { @if node.domain_id.is_some() { "yes" } @else { "no" } }
-            td { @if may_change { (status(visit, node)) } @else { (node.status) } }
+            td {
+                @if may_change { (status(visit, node)) } @else { (node.status) }
+                @if node.reach != NodeStatus::Online { div.muted { "Its host is not heard of: " (node.reach) } }
+            }
         }
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
 
+use culvert_wire::clock::Moment;
+
 use super::Jobs;
 
 /// Runs until the host stops.
@@ -30,13 +32,16 @@ pub async fn run(jobs: Arc<Jobs>) {
 /// If the database does not answer in time.
 pub async fn beat(jobs: &Jobs) -> Result<()> {
     let (fleet, clock, store) = (&jobs.service.fleet, &jobs.clock, &jobs.service.store);
-    let sent = clock.moment();
+    let (sent, since_boot) = (clock.moment(), clock.since_boot());
     let heartbeat = clock.timeout(HEARTBEAT_WAIT, store.heartbeat(fleet.host_id())).await;
     let heartbeat = heartbeat.map_err(Error::unavailable)??;
     let (shown, at) = jobs.database_clock.note(heartbeat.now, sent, clock.moment());
     clock.follow(shown, at);
     match heartbeat.beat {
-        Beat::Renewed => fleet.renewed(&heartbeat, sent),
+        Beat::Renewed => {
+            fleet.renewed(&heartbeat, since_boot);
+            jobs.service.nodes.extend_authority(fleet.node_authority());
+        }
         Beat::Ended => {
             fleet.ended();
             start_anew(jobs).await?;
@@ -52,6 +57,7 @@ async fn start_anew(jobs: &Jobs) -> Result<()> {
     if revived {
         tracing::warn!("the other hosts took this one for dead; it starts anew");
     } else {
+        jobs.service.nodes.extend_authority(Some(Moment::default()));
         tracing::error!(
             "another process is this host now, on a copy of its data folder; this one does nothing any longer"
         );

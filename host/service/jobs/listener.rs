@@ -51,6 +51,10 @@ async fn listen(jobs: &Jobs) -> Result<Infallible> {
 
 /// Looks at what there is for this host.
 async fn look(jobs: &Jobs, what: ForHost) -> Result<()> {
+    // A host that the others do not take for alive looks again when it is.
+    if !jobs.service.fleet.is_alive() {
+        return Ok(());
+    }
     let nodes = &jobs.service.nodes;
     match what {
         ForHost::Agents => jobs.wakeups.take_hints(jobs).await,

@@ -137,6 +137,7 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),
         ("what commands have changed could not be read", Box::pin(jobs.wakeups.look_for_commands(jobs))),
         ("what other hosts ask of nodes could not be read", Box::pin(take_requests(jobs, due))),
+        ("moves of tunnels could not be confirmed", Box::pin(confirm_moves(jobs, due))),
         ("the nodes could not be brought up to date", Box::pin(jobs.service.nodes.tick(due.revisions))),
         ("the nodes could not be compared with the database", Box::pin(check_nodes(jobs, ticks))),
     ];
@@ -183,6 +184,17 @@ async fn record_alive(jobs: &Jobs) -> Result<()> {
 
 async fn take_requests(jobs: &Jobs, due: Due) -> Result<()> {
     if due.requests { jobs.service.nodes.take_requests().await } else { Ok(()) }
+}
+
+async fn confirm_moves(jobs: &Jobs, due: Due) -> Result<()> {
+    let Service { fleet, nodes, store, .. } = &*jobs.service;
+    if due.lost_nodes {
+        nodes.end_lost(fleet.host_id()).await?;
+    }
+    if due.moves {
+        nodes.confirm_moves().await?;
+    }
+    if due.moves_from_dead_nodes && fleet.leads() { store.confirm_moves_from_dead_nodes().await } else { Ok(()) }
 }
 
 async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {

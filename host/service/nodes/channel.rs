@@ -27,6 +27,7 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
     let link = Arc::new(link);
     let keys = vec![nodes.key.verifying_key()];
     link.send(ToNode::Welcome { connection_epoch: 1, keys }).await;
+    link.extend_authority(service.fleet.node_authority());
     lock(&nodes.links).insert(node_id, link.clone());
     let storing = tokio::spawn(store_batches(service.clone(), link.clone(), batches));
     while let Err(error) = nodes.sync(&link).await {

@@ -52,9 +52,12 @@ struct Asked {
 }
 
 impl Nodes {
-    pub(super) async fn serve_elsewhere(&self, lease: &Lease) -> Result<NodeAddress, Failure> {
-        let asked = self.ask([self.about(lease, RequestKind::Serve)].into(), ANSWER_WITHIN).await;
+    pub(super) async fn serve_elsewhere(&self, lease: &Lease, within: Duration) -> Result<NodeAddress, Failure> {
+        let asked = self.ask([self.about(lease, RequestKind::Serve)].into(), within).await;
         tokio::spawn(self.forget(asked.request_ids.clone()));
+        if asked.is_away {
+            return Err(unavailable());
+        }
         if asked.request_ids.is_empty() {
             return Err(not_started("The tunnel's node is not there."));
         }
@@ -202,7 +205,8 @@ impl Nodes {
                 self.end_for(request, link, tunnel_id, session_id).await;
             }
             (RequestKind::Apply, _) => {
-                let applied = self.apply_here(&link).await.map(|()| None).map_err(|_| unavailable());
+                let applied = self.apply_and_confirm_moves(&link).await;
+                let applied = applied.map(|()| None).map_err(|_| unavailable());
                 self.save_answer(request, &applied).await;
             }
             (RequestKind::Serve | RequestKind::End, None) => {

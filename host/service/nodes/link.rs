@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use culvert_wire::clock::Moment;
 use culvert_wire::control::NodeAddress;
 use culvert_wire::node::{Assignment, Level, NodeHello, QUEUE, ToHost, ToNode, TrafficBatch, TunnelVisitors};
 use culvert_wire::tally::Tally;
@@ -31,6 +33,8 @@ pub struct Link {
     oldest_traffic: watch::Sender<Option<u64>>,
     /// The queue of traffic that is to be stored, until the channel ends.
     traffic: Mutex<Option<mpsc::Sender<TrafficBatch>>>,
+    /// Whether the node does not belong to this host any longer.
+    is_lost: AtomicBool,
 }
 
 /// What was sent to the node.
@@ -122,6 +126,7 @@ impl Link {
             applied: watch::Sender::new(None),
             oldest_traffic: watch::Sender::new(None),
             traffic: Mutex::new(Some(traffic)),
+            is_lost: AtomicBool::new(false),
         };
         (link, batches)
     }
@@ -141,6 +146,20 @@ impl Link {
     /// Sends a frame. It is lost if the node has gone: with its next channel, everything is sent again.
     pub async fn send(&self, frame: ToNode) {
         let _ = self.sender.send(frame).await;
+    }
+
+    /// Tells the node until when it may serve, where that has a limit. A node that takes nothing is not waited for: its time
+    /// runs.
+    pub fn extend_authority(&self, until: Option<Moment>) {
+        let until = if self.is_lost.load(Ordering::Relaxed) { Some(Moment::default()) } else { until };
+        if let Some(until) = until {
+            let _ = self.sender.try_send(ToNode::Authority { until_ms: until.as_millis() });
+        }
+    }
+
+    /// The node does not belong to this host any longer. Returns whether that is new.
+    pub fn lose(&self) -> bool {
+        !self.is_lost.swap(true, Ordering::Relaxed)
     }
 
     /// Ends the queue of traffic.

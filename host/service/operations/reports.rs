@@ -114,7 +114,8 @@ fn may_run(tunnel: &Tunnel, device: &Device, operation: &Operation) -> Result<()
     if let Err(refusal) = check_startable(tunnel, device, Bandwidth::Left) {
         let code = match refusal {
             StartRefusal::AgentTooOld => FailureCode::UnsupportedAction,
-            StartRefusal::NodeWithoutHttp => FailureCode::NodeUnavailable,
+            StartRefusal::NodeWithoutHttp | StartRefusal::NodeAway => FailureCode::NodeUnavailable,
+            StartRefusal::MovedFromServingNode => FailureCode::OperationInProgress,
             StartRefusal::BandwidthUsedUp => FailureCode::TunnelStartFailed,
             StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => FailureCode::DeviceNotAllowed,
         };

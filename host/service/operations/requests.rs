@@ -62,7 +62,8 @@ pub fn check_start(tunnel: &Tunnel, device: &Device) -> Result<()> {
     }
     let refused = |refusal: StartRefusal| match refusal {
         StartRefusal::BandwidthUsedUp => Error::of(Code::TunnelSuspended),
-        StartRefusal::NodeWithoutHttp => Error::new(Code::NodeUnavailable, refusal.detail()),
+        StartRefusal::NodeWithoutHttp | StartRefusal::NodeAway => Error::new(Code::NodeUnavailable, refusal.detail()),
+        StartRefusal::MovedFromServingNode => Error::new(Code::OperationInProgress, refusal.detail()),
         StartRefusal::AgentTooOld => Error::new(Code::UpgradeRequired, refusal.detail()),
         StartRefusal::OwnerInactive | StartRefusal::DeviceNotAllowed => Error::of(Code::DeviceNotAllowed),
     };

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
 use culvert_wire::clock::Clock;
 
@@ -16,6 +17,8 @@ const STEP: Duration = Duration::from_secs(3);
 pub struct TestFleet {
     pub hosts: Vec<TestHost>,
     database: Clock,
+    /// How long nodes serve without the database.
+    authority: Duration,
 }
 
 impl TestFleet {
@@ -25,7 +28,12 @@ impl TestFleet {
 
     /// Hosts that agents are told of, and the way to each of them.
     pub async fn reachable(count: usize) -> (Self, Vec<Cable>) {
-        let mut fleet = Self::start(0).await;
+        Self::reachable_with_authority(count, AUTHORITY).await
+    }
+
+    /// As [`TestFleet::reachable`], with nodes that serve for so long without the database.
+    pub async fn reachable_with_authority(count: usize, authority: Duration) -> (Self, Vec<Cable>) {
+        let mut fleet = Self::with_authority(&[], authority).await;
         let mut cables = Vec::new();
         for _ in 0..count {
             cables.push(fleet.add_reachable().await);
@@ -43,8 +51,13 @@ impl TestFleet {
 
     /// Hosts whose clocks are so many seconds ahead of the database's.
     pub async fn with_clocks(ahead: &[i64]) -> Self {
+        Self::with_authority(ahead, AUTHORITY).await
+    }
+
+    /// As [`TestFleet::with_clocks`], with nodes that serve for so long without the database.
+    pub async fn with_authority(ahead: &[i64], authority: Duration) -> Self {
         let database = Clock::manual(start_of_time());
-        let mut fleet = Self { hosts: Vec::new(), database };
+        let mut fleet = Self { hosts: Vec::new(), database, authority };
         for seconds in ahead {
             fleet.add(*seconds, None).await;
         }
@@ -55,9 +68,12 @@ impl TestFleet {
     async fn add(&mut self, ahead: i64, agent_url: Option<String>) {
         let clock = Clock::manual_beside(start_of_time() + TimeDelta::seconds(ahead), self.database.clone());
         let first = self.hosts.first().map(|first| first.config().clone());
+        let domain = format!("h{}.tunnel.localhost", self.hosts.len());
         let host = TestHost::with_clock(Engine::Postgres, clock, |config| {
             config.several_hosts = true;
             config.agent_url = agent_url;
+            config.node.domain = Some(domain);
+            config.node_authority_seconds = self.authority.as_secs();
             if let Some(first) = first {
                 config.database_url.clone_from(&first.database_url);
                 let own = config.data_dir.join("secret.key");
@@ -73,7 +89,7 @@ impl TestFleet {
         self.pass_without(time, &[]).await;
     }
 
-    /// As [`TestFleet::pass`]; these hosts, by number, do nothing: their process stands, or the database is away.
+    /// As [`TestFleet::pass`]; these hosts, by number, do not reach the database. Their nodes go on.
     pub async fn pass_without(&self, time: Duration, still: &[usize]) {
         let mut left = time;
         while !left.is_zero() {
@@ -92,7 +108,9 @@ impl TestFleet {
         self.database.advance(time);
         for (number, host) in self.hosts.iter().enumerate() {
             host.clock.advance(time);
-            if !still.contains(&number) {
+            if still.contains(&number) {
+                host.app.embedded.tick().await;
+            } else {
                 heartbeat::beat(&host.app.jobs).await.unwrap();
                 host.pass(Duration::ZERO).await;
             }

@@ -83,7 +83,7 @@ async fn answer(
 
 fn take(held: &mut Held, frame: ToNode, ended: Ended) -> Vec<ToHost> {
     let (revision, put, dropped) = match frame {
-        ToNode::Welcome { .. } => return Vec::new(),
+        ToNode::Welcome { .. } | ToNode::Authority { .. } => return Vec::new(),
         ToNode::TrafficApplied { numbers, .. } => {
             held.acknowledged.extend(numbers);
             return Vec::new();

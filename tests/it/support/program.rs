@@ -73,6 +73,13 @@ impl Place {
         place
     }
 
+    /// A place for another host on the same database, with the same keys.
+    pub async fn beside(first: &Self) -> Self {
+        let keys = first.folder.path().join("culvert-data/secret.key");
+        let place = Self::new(Engine::Sqlite).await;
+        place.set("CULVERT_DATABASE_URL", &first.database_url()).set("CULVERT_SECRET_KEY_FILE", keys.to_str().unwrap())
+    }
+
     pub fn set(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.into(), value.into()));
         self

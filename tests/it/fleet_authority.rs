@@ -1,0 +1,268 @@
+//! Nodes whose host does not reach the database: how long they serve, and when others may take what they serve.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use culvert_domain::session::SESSION_LEASE;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::api::Api;
+use crate::support::device::{Remote, TestDevice};
+use crate::support::fleet::TestFleet;
+use crate::support::host::{Person, TestHost};
+use crate::support::program::command_at;
+use crate::support::visitor::{Visitor, echo_service, is_closed};
+
+/// How often agents renew their leases.
+const STEP: Duration = Duration::from_secs(10);
+/// The shortest time that the setting allows.
+const AUTHORITY: Duration = Duration::from_mins(1);
+
+fn node_of(host: &TestHost) -> Uuid {
+    host.app.embedded.ids().next().unwrap()
+}
+
+/// A tunnel on the node of a host, to an echo service.
+async fn tunnel_on(host: &TestHost, api: &Api) -> Uuid {
+    let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.data().clone();
+    let (id, node) = (tunnel["id"].as_str().unwrap().parse().unwrap(), json!(node_of(host)));
+    if tunnel["node"]["id"] != node {
+        api.post(&format!("/tunnels/{id}/move"), json!({"node_id": node})).await.data();
+    }
+    id
+}
+
+/// Three hosts. The first one, its node and a device that is connected to it will be cut off from the rest.
+struct Stage {
+    fleet: TestFleet,
+    ada: Person,
+    tunnel: Uuid,
+    /// Where the first node serves it.
+    public: SocketAddr,
+    runs: TestDevice,
+    other: TestDevice,
+}
+
+impl Stage {
+    async fn set(ahead: &[i64; 3], authority: Duration) -> Self {
+        let fleet = TestFleet::with_authority(ahead, authority).await;
+        fleet.pass(Duration::from_secs(3)).await;
+        let ada = fleet.hosts[0].person("ada").await;
+        let mut devices = Vec::new();
+        for host in &fleet.hosts[..2] {
+            devices.push(host.device_over(&host.cable().await, &ada, Remote::Enabled).await);
+        }
+        let (other, runs) = (devices.pop().unwrap(), devices.pop().unwrap());
+        let api = fleet.hosts[0].api(&ada.key);
+        let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+        fleet.hosts[0].run_tunnel(&api, &runs, tunnel).await;
+        let public = fleet.hosts[0].public(&api, tunnel).await;
+        // Everybody is heard of at the same time.
+        fleet.pass(Duration::from_secs(3)).await;
+        Self { fleet, ada, tunnel, public, runs, other }
+    }
+
+    /// What the rest of the world sees.
+    fn api(&self) -> Api {
+        self.fleet.hosts[1].api(&self.ada.key)
+    }
+
+    /// Lets time pass in which these hosts do not reach the database. The devices renew their leases where they are connected,
+    /// until the host has nothing any longer.
+    async fn pass_without(&self, still: &[usize]) {
+        self.fleet.pass_without(STEP, still).await;
+        for (host, device) in self.fleet.hosts.iter().zip([&self.runs, &self.other]) {
+            device.clock.advance(STEP);
+            if host.app.service.fleet().has_lost_its_nodes() {
+                continue;
+            }
+            let heard = async || {
+                let seen = host.app.service.liveness().last_seen_at(device.id);
+                (seen == Some(host.clock.now())).then_some(())
+            };
+            host.until_found(heard).await;
+        }
+    }
+
+    async fn is_served(&self) -> bool {
+        Visitor::from("127.0.1.1", self.public).await.is_some()
+    }
+
+    async fn move_to_the_last_node(&self) -> String {
+        let node = json!({"node_id": node_of(&self.fleet.hosts[2])});
+        self.api().post(&format!("/tunnels/{}/move", self.tunnel), node).await.outcome()
+    }
+
+    async fn start_on_the_other_device(&self) -> String {
+        let start = json!({"device_id": self.other.id, "handoff": true});
+        self.api().post(&format!("/tunnels/{}/actions/start", self.tunnel), start).await.outcome()
+    }
+
+    async fn node_status(&self) -> String {
+        let tunnel = self.api().get(&format!("/tunnels/{}", self.tunnel)).await;
+        tunnel.data()["node"]["status"].as_str().unwrap().into()
+    }
+
+    async fn status(&self) -> String {
+        self.api().get(&format!("/tunnels/{}", self.tunnel)).await.data()["status"].as_str().unwrap().into()
+    }
+}
+
+/// Nobody is cut while the database is away for less than the authority; then the node ends everything, until the database has
+/// said what it is to serve.
+#[tokio::test]
+async fn node_serves_for_ten_minutes_without_the_database() {
+    let stage = Stage::set(&[0; 3], culvert_domain::fleet::AUTHORITY).await;
+    let mut visitor = stage.fleet.hosts[0].visitor(&stage.api(), stage.tunnel).await;
+    for _ in 0..59 {
+        stage.pass_without(&[0, 1, 2]).await;
+    }
+    assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
+    assert!(stage.is_served().await);
+    stage.pass_without(&[0, 1, 2]).await;
+    assert!(visitor.echo(b"cut").await.is_err());
+    assert!(is_closed(stage.public).await);
+    // The device has renewed its lease all the time, so its tunnel goes on at once.
+    stage.pass_without(&[]).await;
+    let served = async || {
+        // The device dials the node again after a while.
+        stage.runs.clock.advance(Duration::from_millis(100));
+        stage.is_served().await.then_some(())
+    };
+    stage.fleet.hosts[0].until_found(served).await;
+    assert_eq!(stage.status().await, "running");
+}
+
+/// A visitor of the former node is served until nobody could be served anywhere else, whatever the clocks of the hosts say.
+#[tokio::test]
+async fn tunnel_of_a_silent_node_runs_elsewhere_when_that_node_serves_it_no_longer() {
+    let stage = Stage::set(&[0, 60, -60], AUTHORITY).await;
+    stage.pass_without(&[0]).await;
+    assert_eq!(stage.node_status().await, "online", "its lease lasts");
+    stage.pass_without(&[0]).await;
+    assert_eq!((stage.status().await, stage.node_status().await), ("degraded".into(), "degraded".into()));
+    assert_eq!(stage.start_on_the_other_device().await, "409 node_unavailable");
+    // 48 seconds after its last heartbeat the host is dead for the others, and its devices with it.
+    for _ in 0..3 {
+        stage.pass_without(&[0]).await;
+    }
+    assert_eq!((stage.status().await, stage.node_status().await), ("stopped".into(), "degraded".into()));
+    assert_eq!(stage.move_to_the_last_node().await, "202");
+    assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
+    let back = json!({"node_id": node_of(&stage.fleet.hosts[1])});
+    let moved = stage.api().post(&format!("/tunnels/{}/move", stage.tunnel), back).await;
+    assert_eq!(moved.outcome(), "409 operation_in_progress");
+    assert!(stage.is_served().await);
+    stage.pass_without(&[0]).await;
+    assert!(is_closed(stage.public).await, "after 60 seconds");
+    assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress", "not before another 5 seconds");
+    stage.pass_without(&[0]).await;
+    assert_eq!(stage.start_on_the_other_device().await, "202");
+    stage.fleet.hosts[1].until_tunnel(&stage.api(), stage.tunnel, "running").await;
+    let public = stage.fleet.hosts[1].public(&stage.api(), stage.tunnel).await;
+    assert!(Visitor::from("127.0.1.1", public).await.is_some());
+}
+
+/// An operator who knows that a machine is off need not wait. If it was not, its node ends everything when it is back.
+#[tokio::test]
+async fn abandoned_node_is_not_waited_for() {
+    let stage = Stage::set(&[0; 3], culvert_domain::fleet::AUTHORITY).await;
+    let (store, node) = (&stage.fleet.hosts[1].app.store, node_of(&stage.fleet.hosts[0]));
+    assert!(!store.abandon_node(node).await.unwrap(), "its host is alive");
+    for _ in 0..5 {
+        stage.pass_without(&[0]).await;
+    }
+    assert_eq!(stage.move_to_the_last_node().await, "202");
+    assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
+    let (at, node) = (&stage.fleet.hosts[1], node.to_string());
+    assert!(command_at(at, &["node", "abandon", &node]).await.contains("use --force"));
+    assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
+    assert!(command_at(at, &["node", "abandon", &node, "--force"]).await.contains("is given up"));
+    stage.pass_without(&[0]).await;
+    assert_eq!(stage.start_on_the_other_device().await, "202");
+    stage.fleet.hosts[1].until_tunnel(&stage.api(), stage.tunnel, "running").await;
+    assert!(stage.is_served().await, "the operator was wrong");
+    // The first heartbeat tells the host that it was ended, the second one lets it begin anew.
+    for _ in 0..2 {
+        stage.fleet.pass(Duration::from_secs(3)).await;
+    }
+    stage.fleet.hosts[0].until_found(async || is_closed(stage.public).await.then_some(())).await;
+}
+
+/// The host of a tunnel's node is asked whether it serves the tunnel still, and the client does not notice.
+#[tokio::test]
+async fn move_away_from_another_hosts_node_is_settled_when_it_is_answered() {
+    let stage = Stage::set(&[0; 3], AUTHORITY).await;
+    for turn in 0..6 {
+        let node = json!({"node_id": node_of(&stage.fleet.hosts[(turn + 1) % 3])});
+        let moved = stage.api().post(&format!("/tunnels/{}/move", stage.tunnel), node).await;
+        assert_eq!(moved.outcome(), "202", "turn {turn}");
+        stage.pass_without(&[]).await;
+        stage.fleet.hosts[1].until_found(async || (stage.status().await == "running").then_some(())).await;
+    }
+}
+
+/// A port that may be open is not said to be closed, and one that cannot be open any longer is.
+#[tokio::test]
+async fn tunnel_of_a_silent_node_can_be_stopped_when_its_authority_is_over() {
+    let (fleet, cables) = TestFleet::reachable_with_authority(2, AUTHORITY).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let device = fleet.hosts[1].device_over(&cables[1], &ada, Remote::Enabled).await;
+    let api = fleet.hosts[1].api(&ada.key);
+    let mut tunnels = Vec::new();
+    for _ in 0..2 {
+        let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+        fleet.hosts[1].run_tunnel(&api, &device, tunnel).await;
+        tunnels.push(tunnel);
+    }
+    let mut outcomes = Vec::new();
+    for seconds in 1..=8 {
+        fleet.pass_without(STEP, &[0]).await;
+        device.clock.advance(STEP);
+        let whole = Some(SESSION_LEASE.as_secs());
+        device.until(async || device.status().await.lease_seconds == whole).await;
+        if seconds == 5 || seconds == 8 {
+            let stop = format!("/tunnels/{}/actions/stop", tunnels.pop().unwrap());
+            let operation = api.post(&stop, json!({})).await.id();
+            let ended = fleet.hosts[1].until_ended(&api, operation).await;
+            outcomes.push((ended["status"].clone(), ended["error"]["code"].clone()));
+        }
+    }
+    assert_eq!(outcomes, [(json!("failed"), json!("node_unavailable")), (json!("succeeded"), json!(null))]);
+}
+
+/// An agent does not stay with a host that is cut off from the database, and nobody who visits its tunnel notices.
+#[tokio::test]
+async fn agent_leaves_a_host_that_is_cut_off() {
+    let (fleet, cables) = TestFleet::reachable(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let device = fleet.hosts[0].device_over(&cables[0], &ada, Remote::Enabled).await;
+    let api = fleet.hosts[1].api(&ada.key);
+    let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+    fleet.hosts[0].run_tunnel(&api, &device, tunnel).await;
+    let mut visitor = fleet.hosts[0].visitor(&api, tunnel).await;
+    let (server, cut_off) = (device.status().await.server, device.clock.moment());
+    // The others do not wait for an answer of its host any longer.
+    fleet.pass_without(Duration::from_secs(15), &[0]).await;
+    device.clock.advance(Duration::from_secs(15));
+    let leaves = async || {
+        device.clock.advance(Duration::from_millis(20));
+        device.status().await.server != server
+    };
+    device.until(leaves).await;
+    let took = device.clock.moment().since(cut_off);
+    assert!(took < Duration::from_secs(40), "{took:?}");
+    assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
+    for _ in 0..8 {
+        fleet.pass_without(STEP, &[0]).await;
+        device.clock.advance(STEP);
+        device.until(async || device.status().await.lease_seconds == Some(SESSION_LEASE.as_secs())).await;
+    }
+    assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
+    let tunnel = api.get(&format!("/tunnels/{tunnel}")).await;
+    assert_eq!(tunnel.data()["status"], "degraded", "its node's host is silent");
+    assert_eq!(api.get(&format!("/devices/{}", device.id)).await.data()["online"], true);
+}

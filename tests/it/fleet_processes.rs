@@ -1,0 +1,83 @@
+//! Several hosts as an operator runs them: processes on one PostgreSQL database, with one agent.
+
+use serde_json::json;
+use tokio::net::TcpStream;
+
+use crate::support::api::Api;
+use crate::support::host::{Engine, within};
+use crate::support::program::{Place, Program};
+use crate::support::visitor::{Visitor, echo_service};
+
+/// A host with a node and a domain of its own, which agents are told of.
+fn named(place: Place, name: &str) -> Place {
+    let url = place.url();
+    place
+        .set("CULVERT_AGENT_URL", &url)
+        .set("CULVERT_NODE__DOMAIN", &format!("{name}.tunnel.localhost"))
+        .set("CULVERT_RATE_LIMIT__PER_MINUTE", "1000000")
+}
+
+/// Waits until all hosts tell the same of a tunnel.
+async fn until_status(apis: &[Api], tunnel: &str, status: &str) {
+    for api in apis {
+        within(20, async { while api.get(tunnel).await.data()["status"] != status {} }).await;
+    }
+}
+
+/// The agent goes to another host within seconds, nobody who visits its tunnel notices, and the killed host takes its place
+/// again at once.
+#[tokio::test]
+async fn killed_host_costs_its_agent_a_reconnect() {
+    let first = named(Place::new(Engine::Postgres).await, "a");
+    let mut places = vec![first];
+    let mut hosts: Vec<Program> = vec![places[0].serve().await];
+    for name in ["b", "c"] {
+        let place = named(Place::beside(&places[0]).await, name);
+        hosts.push(place.serve().await);
+        places.push(place);
+    }
+    let [a, b, c] = &places[..] else { panic!("three hosts") };
+    a.json("culvert account create --email ada@example.com --name Ada").await;
+    let key = a.json("culvert key create --account ada@example.com --scopes full_access").await;
+    let apis: Vec<_> = places.iter().map(|place| Api::new(&place.url(), key["key"].as_str().unwrap())).collect();
+    let code = a.json("culvert device code --account ada@example.com").await;
+    let enrol = format!("culvert-agent enroll --server {} --code {}", b.url(), code["code"].as_str().unwrap());
+    b.json(&enrol).await;
+    let mut agent = b.start_logged("culvert-agent run");
+    agent.until("connected").await;
+    for place in [a, c] {
+        within(20, b.until_written(".local/state/culvert-agent/hosts.json", &place.url())).await;
+    }
+
+    // Device and tunnel are at different hosts, and a third one is asked.
+    let nodes = a.json("culvert node list").await["data"].clone();
+    let node = nodes.as_array().unwrap().iter().find(|node| node["hostname"] == c.address.to_string()).unwrap();
+    let tunnel = apis[0].post("/tunnels", json!({"local_port": echo_service().await.port(), "name": "echo"})).await;
+    let path = format!("/tunnels/{}", tunnel.id());
+    if tunnel.data()["node"]["id"] != node["id"] {
+        apis[0].post(&format!("{path}/move"), json!({"node_id": node["id"]})).await.data();
+    }
+    b.json("culvert-agent start echo").await;
+    until_status(&apis, &path, "running").await;
+    let port = apis[0].get(&path).await.data()["remote_port"].as_u64().unwrap();
+    let public = format!("{}:{port}", c.address);
+    let mut visitor = Visitor(TcpStream::connect(&public).await.unwrap());
+    assert_eq!(visitor.echo(b"hello").await.unwrap(), b"hello");
+
+    hosts.remove(1).kill().await;
+    within(20, agent.until("connected server=")).await;
+    assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
+    until_status(&[apis[0].clone(), apis[2].clone()], &path, "running").await;
+    b.json("culvert-agent stop echo").await;
+    until_status(&apis[2..], &path, "stopped").await;
+    assert!(TcpStream::connect(&public).await.is_err());
+
+    let again = b.serve().await;
+    until_status(&apis[1..2], &path, "stopped").await;
+    let listed = a.json("culvert host list").await["data"].clone();
+    let states: Vec<_> = listed.as_array().unwrap().iter().map(|host| host["state"].clone()).collect();
+    assert_eq!(states, [json!("alive"), json!("alive"), json!("alive")]);
+    for host in hosts.into_iter().chain([again]) {
+        assert_eq!(host.interrupt().await, Some(0));
+    }
+}
