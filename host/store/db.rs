@@ -296,7 +296,10 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
             .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
     };
     let liveness = pool(LIVENESS_CONNECTIONS).connect_lazy_with(options.clone());
-    let counting = pool(1).connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
+    // Its statements are never given up half-way, so that nothing has to be looked at after each.
+    let counting = pool(1)
+        .after_release(|_, _| Box::pin(async { Ok(true) }))
+        .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
     let pool = pool(CONNECTIONS).connect_with(options).await?;
     Ok(Db::Postgres { pool, liveness, counting, unbounded: Box::new(unbounded) })
 }
