@@ -234,7 +234,7 @@ impl Write {
     pub async fn register_domain(&mut self, domain: &str) -> Result<()> {
         let (id, now) = (self.clock.id(), self.now);
         // Of two hosts that start at once, one has the first domain.
-        self.lock(sql!("SELECT id FROM cluster WHERE id = 1 FOR UPDATE"), args![]).await?;
+        self.lock(sql!(postgres: "SELECT id FROM cluster WHERE id = 1 FOR UPDATE"), args![]).await?;
         let sql = sql!(
             "INSERT INTO platform_domains (id, domain, is_default, pro_only, created_at) \
              VALUES ($1, $2, NOT EXISTS (SELECT 1 FROM platform_domains), FALSE, $3) ON CONFLICT DO NOTHING"
