@@ -198,8 +198,14 @@ async fn move_away_from_another_hosts_node_is_settled_when_it_is_answered() {
         let node = json!({"node_id": node_of(&stage.fleet.hosts[(turn + 1) % 3])});
         let moved = stage.api().post(&format!("/tunnels/{}/move", stage.tunnel), node).await;
         assert_eq!(moved.outcome(), "202", "turn {turn}");
-        stage.pass_without(&[]).await;
-        stage.fleet.hosts[1].until_found(async || (stage.status().await == "running").then_some(())).await;
+        // The device gets its new lease with a heartbeat. If time passes faster than the hosts answer each other, with a later one.
+        for steps in 0.. {
+            assert!(steps < 60, "turn {turn}: {}", stage.status().await);
+            stage.pass_without(&[]).await;
+            if stage.status().await == "running" {
+                break;
+            }
+        }
     }
 }
 
