@@ -334,7 +334,7 @@ impl AgentConnection {
     async fn on_renew(&mut self, sequence: u64, lease_ids: Vec<Uuid>) -> Result<(), End> {
         self.device.heard()?;
         if !self.control.service.fleet().is_alive() {
-            if self.control.service.fleet().has_lost_its_nodes() {
+            if self.control.service.fleet().is_node_authority_over() {
                 return Err(End::Away);
             }
             // The database is away, for this host at least. Another one may reach it, and its node knows which lease counts.

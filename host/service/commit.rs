@@ -222,8 +222,7 @@ impl Service {
                 // A key belongs to one scope, whose row is locked: another request with it has ended, or comes later.
                 if let (Some(key), Some(stored)) = (&key, answered) {
                     let answered = Answered::Replayed(key.open(&stored, &secrets)?);
-                    let (nodes, former_nodes) = Default::default();
-                    return Ok(Some(Committed { answered, nodes, former_nodes }));
+                    return Ok(Some(Committed { answered, nodes: BTreeSet::new(), former_nodes: BTreeSet::new() }));
                 }
                 if inputs != *permit.decision_inputs() {
                     return Ok(None);

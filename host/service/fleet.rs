@@ -28,8 +28,8 @@ struct Membership {
     has_others: bool,
     /// When its heartbeat was sent, by a clock that the sleep of the machine does not stop.
     sent: Moment,
-    /// How long from then on the others take this host for alive.
-    window: Duration,
+    /// Whether the others have taken it for dead since.
+    is_ended: bool,
 }
 
 impl Fleet {
@@ -44,7 +44,7 @@ impl Fleet {
     ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
         let membership =
-            claimed.map(|sent| Membership { cluster: Cluster::default(), has_others: false, sent, window: WINDOW });
+            claimed.map(|sent| Membership { cluster: Cluster::default(), has_others: false, sent, is_ended: false });
         Self { host_id, clock, authority, agent_urls, membership: watch::Sender::new(membership) }
     }
 
@@ -67,7 +67,7 @@ impl Fleet {
             }
             changed
         });
-        let membership = Membership { cluster, has_others, sent, window: WINDOW };
+        let membership = Membership { cluster, has_others, sent, is_ended: false };
         self.membership.send_replace(Some(membership));
     }
 
@@ -75,7 +75,7 @@ impl Fleet {
     pub(crate) fn ended(&self) {
         self.membership.send_modify(|membership| {
             if let Some(membership) = membership {
-                membership.window = Duration::ZERO;
+                membership.is_ended = true;
             }
         });
     }
@@ -86,14 +86,15 @@ impl Fleet {
     }
 
     /// Whether the nodes of this host may not serve any longer.
-    pub fn has_lost_its_nodes(&self) -> bool {
+    pub fn is_node_authority_over(&self) -> bool {
         self.node_authority().is_some_and(|until| until <= self.clock.since_boot())
     }
 
     /// Whether the others take this host for alive. Outside of that time it grants and decides nothing.
     pub fn is_alive(&self) -> bool {
         let now = self.clock.since_boot();
-        self.membership.borrow().as_ref().is_none_or(|membership| now < membership.sent.plus(membership.window))
+        let membership = self.membership.borrow();
+        membership.as_ref().is_none_or(|membership| !membership.is_ended && now < membership.sent.plus(WINDOW))
     }
 
     /// # Errors

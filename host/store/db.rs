@@ -7,6 +7,7 @@
 
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
@@ -60,7 +61,7 @@ pub enum Db {
         /// Counts requests, without waiting for the disk: after a crash of the server, a second of counts may be missing.
         counting: PgPool,
         /// Options without the statement timeouts: migrations may take longer.
-        unbounded: Box<PgConnectOptions>,
+        unbounded: Arc<PgConnectOptions>,
     },
 }
 
@@ -301,7 +302,7 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
         .after_release(|_, _| Box::pin(async { Ok(true) }))
         .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
     let pool = pool(CONNECTIONS).connect_with(options).await?;
-    Ok(Db::Postgres { pool, liveness, counting, unbounded: Box::new(unbounded) })
+    Ok(Db::Postgres { pool, liveness, counting, unbounded: Arc::new(unbounded) })
 }
 
 async fn open_sqlite(path: &str) -> DbResult<Db, sqlx::Error> {

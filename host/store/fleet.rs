@@ -150,8 +150,9 @@ macro_rules! save_cluster {
 /// Whether the nodes of a host `h` may serve at a time, although it may not be heard of any longer.
 macro_rules! has_authority {
     ($now:expr) => {
-        // The length of a lease, less the margin, is 10 seconds. A grace begins where the database was away, or its time has jumped:
-        // then nobody knows how long ago a heartbeat was, and the whole authority is waited for from then on.
+        // Counted from the heartbeat, 15 seconds before the end of the lease, and 5 seconds more, for clocks do not run alike. A
+        // grace begins where the database was away, or its time has jumped: then nobody knows how long ago a heartbeat was, and
+        // the whole authority is waited for from then on.
         concat!(
             "(h.lease_until + h.authority - 10000000 > ",
             $now,

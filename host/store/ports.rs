@@ -204,8 +204,8 @@ impl Write {
         Ok(())
     }
 
-    /// Places a tunnel on another node; the one before has `served` it for this device, and may do so still. It keeps those public port numbers that are free there, and its subdomain, below
-    /// that node's domain.
+    /// Places a tunnel on another node. It keeps those public port numbers that are free there, and its subdomain, below that
+    /// node's domain. The node before has `served` it for this device last, and may do so still.
     ///
     /// # Errors
     ///

@@ -58,8 +58,8 @@ macro_rules! select_tunnel {
                     t.subdomain, t.region, t.country, t.preset_id, t.https, t.basic_auth, t.basic_auth_user, \
                     (t.basic_auth_hash IS NOT NULL) AS basic_auth_password_set, t.idle_timeout, t.buffer_size, \
                     t.pro_network, t.host_header, t.local_scheme, t.local_tls_verify, \
-                    t.proxy_protocol, t.tls_passthrough, t.restricted, t.desired_device_id, t.start_error, t.moving, t.moving_from, t.moving_device, \
-                    t.created_at, t.updated_at, d.domain, c.suspended_until, \
+                    t.proxy_protocol, t.tls_passthrough, t.restricted, t.desired_device_id, t.start_error, t.moving, \
+                    t.moving_from, t.moving_device, t.created_at, t.updated_at, d.domain, c.suspended_until, \
                     (SELECT ", $devices, " FROM tunnel_devices b WHERE b.tunnel_id = t.id) AS device_ids, \
                     (SELECT ", $extra_ports, " FROM extra_ports e WHERE e.tunnel_id = t.id) AS extra_ports, \
                     s.id AS session_id, s.device_id AS session_device_id, (s.ready_at IS NOT NULL) AS session_ready, \

@@ -1720,8 +1720,7 @@ async fn secret_key_rotation_reseals_stored_secrets(engine: Engine) {
     assert_eq!(api.get(&next).await.outcome(), "200");
 
     let certificate = async |host: &TestHost| {
-        let node = host.app.embedded.ids().next().unwrap();
-        host.app.store.served_certificates(node).await.unwrap().remove(0).issued.unwrap().0
+        host.app.store.served_certificates(host.node_id()).await.unwrap().remove(0).issued.unwrap().0
     };
     let issued = certificate(&host).await;
 

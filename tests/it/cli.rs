@@ -205,6 +205,7 @@ async fn invalid_setting_is_named_in_startup_error() {
         &[("CULVERT_NODE__HTTP_LISTEN", "127.0.0.1:9"), ("CULVERT_NODE__HTTPS_LISTEN", "0.0.0.0:9")],
         &[("CULVERT_NODE__HTTP_LISTEN", "nowhere")],
         &[("CULVERT_NODE__HTTPS_PORT", "0")],
+        &[("CULVERT_NODE_AUTHORITY_SECONDS", "59")],
         &[("CULVERT_NODE__HTTP__HEADER_KIB", "1")],
         &[("CULVERT_NODE__TRUSTED_PROXIES", "[\"everybody\"]")],
         &[("CULVERT_ACME__DIRECTORY", "http://acme.example.com/")],
@@ -233,6 +234,8 @@ async fn invalid_setting_is_named_in_startup_error() {
       2: culvert: node.http_listen: must be `off` or <address>:<port> (in `CULVERT_` environment variable(s))
     CULVERT_NODE__HTTPS_PORT=0
       2: culvert: node.https_port: must be between 1 and 65535
+    CULVERT_NODE_AUTHORITY_SECONDS=59
+      2: culvert: node_authority_seconds: must be between 60 and 3600
     CULVERT_NODE__HTTP__HEADER_KIB=1
       2: culvert: node.http.header_kib: must be between 8 and 1024
     CULVERT_NODE__TRUSTED_PROXIES=["everybody"]

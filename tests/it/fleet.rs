@@ -26,12 +26,7 @@ pub(crate) struct Runs {
 impl Runs {
     pub(crate) async fn at(host: &TestHost, ada: &Person) -> Self {
         let api = host.api(&ada.key);
-        let node_id = host.app.embedded.ids().next().unwrap();
-        let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.id();
-        let place = api.get(&format!("/tunnels/{tunnel}")).await.data()["node"]["id"].clone();
-        if place != json!(node_id) {
-            api.post(&format!("/tunnels/{tunnel}/move"), json!({"node_id": node_id})).await.data();
-        }
+        let tunnel = host.tunnel_here(&api, 80).await;
         let (device, mut wire) = host.wired(ada, ada.account_id).await;
         api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
         let grant = wire.obey(Done::Start).await.unwrap();
@@ -208,7 +203,7 @@ async fn host_with_the_domain_of_another_is_refused() {
         .await
     };
     let second = start("tunnels.example.com").await.unwrap();
-    let node = second.app.embedded.ids().next().unwrap();
+    let node = second.node_id();
     let wanted = format!("node.domain: must not be that of node {node} of another host: each name leads to one node");
     assert_eq!(start("tunnels.example.com").await.err(), Some(wanted));
     assert!(start("more.example.com").await.is_ok());

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
-use crate::support::host::{Person, TestHost};
+use crate::support::host::Person;
 use crate::support::program::command_at;
 use crate::support::visitor::{Visitor, echo_service, is_closed};
 
@@ -18,20 +18,6 @@ use crate::support::visitor::{Visitor, echo_service, is_closed};
 const STEP: Duration = Duration::from_secs(10);
 /// The shortest time that the setting allows.
 const AUTHORITY: Duration = Duration::from_mins(1);
-
-fn node_of(host: &TestHost) -> Uuid {
-    host.app.embedded.ids().next().unwrap()
-}
-
-/// A tunnel on the node of a host, to an echo service.
-async fn tunnel_on(host: &TestHost, api: &Api) -> Uuid {
-    let tunnel = api.post("/tunnels", json!({"local_port": echo_service().await.port()})).await.data().clone();
-    let (id, node) = (tunnel["id"].as_str().unwrap().parse().unwrap(), json!(node_of(host)));
-    if tunnel["node"]["id"] != node {
-        api.post(&format!("/tunnels/{id}/move"), json!({"node_id": node})).await.data();
-    }
-    id
-}
 
 /// Three hosts. The first one, its node and a device that is connected to it will be cut off from the rest.
 struct Stage {
@@ -55,7 +41,7 @@ impl Stage {
         }
         let (other, runs) = (devices.pop().unwrap(), devices.pop().unwrap());
         let api = fleet.hosts[0].api(&ada.key);
-        let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+        let tunnel = fleet.hosts[0].tunnel_here(&api, echo_service().await.port()).await;
         fleet.hosts[0].run_tunnel(&api, &runs, tunnel).await;
         let public = fleet.hosts[0].public(&api, tunnel).await;
         // Everybody is heard of at the same time.
@@ -74,7 +60,7 @@ impl Stage {
         self.fleet.pass_without(STEP, still).await;
         for (host, device) in self.fleet.hosts.iter().zip([&self.runs, &self.other]) {
             device.clock.advance(STEP);
-            if host.app.service.fleet().has_lost_its_nodes() {
+            if host.app.service.fleet().is_node_authority_over() {
                 continue;
             }
             let heard = async || {
@@ -90,7 +76,7 @@ impl Stage {
     }
 
     async fn move_to_the_last_node(&self) -> String {
-        let node = json!({"node_id": node_of(&self.fleet.hosts[2])});
+        let node = json!({"node_id": self.fleet.hosts[2].node_id()});
         self.api().post(&format!("/tunnels/{}/move", self.tunnel), node).await.outcome()
     }
 
@@ -151,7 +137,7 @@ async fn tunnel_of_a_silent_node_runs_elsewhere_when_that_node_serves_it_no_long
     assert_eq!((stage.status().await, stage.node_status().await), ("stopped".into(), "degraded".into()));
     assert_eq!(stage.move_to_the_last_node().await, "202");
     assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
-    let back = json!({"node_id": node_of(&stage.fleet.hosts[1])});
+    let back = json!({"node_id": stage.fleet.hosts[1].node_id()});
     let moved = stage.api().post(&format!("/tunnels/{}/move", stage.tunnel), back).await;
     assert_eq!(moved.outcome(), "409 operation_in_progress");
     assert!(stage.is_served().await);
@@ -169,7 +155,7 @@ async fn tunnel_of_a_silent_node_runs_elsewhere_when_that_node_serves_it_no_long
 #[tokio::test]
 async fn abandoned_node_is_not_waited_for() {
     let stage = Stage::set(&[0; 3], culvert_domain::fleet::AUTHORITY).await;
-    let (store, node) = (&stage.fleet.hosts[1].app.store, node_of(&stage.fleet.hosts[0]));
+    let (store, node) = (&stage.fleet.hosts[1].app.store, stage.fleet.hosts[0].node_id());
     assert!(!store.abandon_node(node).await.unwrap(), "its host is alive");
     for _ in 0..5 {
         stage.pass_without(&[0]).await;
@@ -196,7 +182,7 @@ async fn abandoned_node_is_not_waited_for() {
 async fn move_away_from_another_hosts_node_is_settled_when_it_is_answered() {
     let stage = Stage::set(&[0; 3], AUTHORITY).await;
     for turn in 0..6 {
-        let node = json!({"node_id": node_of(&stage.fleet.hosts[(turn + 1) % 3])});
+        let node = json!({"node_id": stage.fleet.hosts[(turn + 1) % 3].node_id()});
         let moved = stage.api().post(&format!("/tunnels/{}/move", stage.tunnel), node).await;
         assert_eq!(moved.outcome(), "202", "turn {turn}");
         // The device gets its new lease with a heartbeat. If time passes faster than the hosts answer each other, with a later one.
@@ -220,7 +206,7 @@ async fn tunnel_of_a_silent_node_can_be_stopped_when_its_authority_is_over() {
     let api = fleet.hosts[1].api(&ada.key);
     let mut tunnels = Vec::new();
     for _ in 0..2 {
-        let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+        let tunnel = fleet.hosts[0].tunnel_here(&api, echo_service().await.port()).await;
         fleet.hosts[1].run_tunnel(&api, &device, tunnel).await;
         tunnels.push(tunnel);
     }
@@ -248,7 +234,7 @@ async fn agent_leaves_a_host_that_is_cut_off() {
     let ada = fleet.hosts[0].person("ada").await;
     let device = fleet.hosts[0].device_over(&cables[0], &ada, Remote::Enabled).await;
     let api = fleet.hosts[1].api(&ada.key);
-    let tunnel = tunnel_on(&fleet.hosts[0], &api).await;
+    let tunnel = fleet.hosts[0].tunnel_here(&api, echo_service().await.port()).await;
     fleet.hosts[0].run_tunnel(&api, &device, tunnel).await;
     let mut visitor = fleet.hosts[0].visitor(&api, tunnel).await;
     let (server, cut_off) = (device.status().await.server, device.clock.moment());

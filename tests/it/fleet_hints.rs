@@ -86,7 +86,7 @@ async fn no_tunnel_is_placed_on_a_node_whose_host_is_not_heard_of() {
     let ada = fleet.hosts[0].person("ada").await;
     fleet.pass(Duration::from_secs(3)).await;
     let api = fleet.hosts[0].api(&ada.key);
-    let nodes = [0, 1].map(|number: usize| json!(fleet.hosts[number].app.embedded.ids().next().unwrap()));
+    let nodes = [0, 1].map(|number: usize| json!(fleet.hosts[number].node_id()));
     let create = async || {
         let tunnel = api.post("/tunnels", json!({"local_port": 80})).await.data().clone();
         (tunnel["id"].as_str().unwrap().to_owned(), tunnel["node"]["id"].clone())

@@ -49,14 +49,7 @@ impl Stage {
 
     /// A tunnel on the node of a host, to an echo service.
     async fn tunnel_on(&self, number: usize) -> Uuid {
-        let port = echo_service().await.port();
-        let tunnel = self.api().post("/tunnels", json!({"local_port": port})).await.data().clone();
-        let node = json!(self.fleet.hosts[number].app.embedded.ids().next().unwrap());
-        let id = tunnel["id"].as_str().unwrap().parse().unwrap();
-        if tunnel["node"]["id"] != node {
-            self.api().post(&format!("/tunnels/{id}/move"), json!({"node_id": node})).await.data();
-        }
-        id
+        self.fleet.hosts[number].tunnel_here(&self.api(), echo_service().await.port()).await
     }
 
     /// Lets time pass, in which these hosts do nothing, and the agent renews its leases.

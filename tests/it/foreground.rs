@@ -198,14 +198,12 @@ async fn command_that_comes_back_in_time_keeps_its_address(engine: Engine) {
     let again = WantedTunnel { tunnel_id: Some(tunnel.tunnel_id), ..wanted };
     let (_command, found) = stage.begin(&again).await;
     assert_eq!((found.tunnel_id, found.public_address), (tunnel.tunnel_id, tunnel.public_address));
-    stage.host.pass(Duration::from_secs(10)).await;
-    stage.host.until_renewed(tunnel.tunnel_id).await;
-    // The device must know of it as well, before its own count of the term runs out.
-    stage.device.until_told().await;
-    stage.host.pass(Duration::from_secs(20)).await;
-    stage.host.until_renewed(tunnel.tunnel_id).await;
-    // The device must know of it as well, before its own count of the term runs out.
-    stage.device.until_told().await;
+    for seconds in [10, 20] {
+        stage.host.pass(Duration::from_secs(seconds)).await;
+        stage.host.until_renewed(tunnel.tunnel_id).await;
+        // The device must know of it as well, before its own count of the term runs out.
+        stage.device.until_told().await;
+    }
     assert_eq!(stage.page().await, "200");
 }
 

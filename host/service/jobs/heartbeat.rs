@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
-
 use culvert_wire::clock::Moment;
 
 use super::Jobs;

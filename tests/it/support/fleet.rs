@@ -7,7 +7,10 @@ use chrono::TimeDelta;
 use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
 use culvert_wire::clock::Clock;
+use serde_json::json;
+use uuid::Uuid;
 
+use super::api::Api;
 use super::cable::Cable;
 use super::host::{Engine, TestHost, start_of_time};
 
@@ -19,6 +22,23 @@ pub struct TestFleet {
     database: Clock,
     /// How long nodes serve without the database.
     authority: Duration,
+}
+
+impl TestHost {
+    /// Its first node.
+    pub fn node_id(&self) -> Uuid {
+        self.app.embedded.ids().next().unwrap()
+    }
+
+    /// A tunnel on its node, to a port of a device.
+    pub async fn tunnel_here(&self, api: &Api, local_port: u16) -> Uuid {
+        let tunnel = api.post("/tunnels", json!({"local_port": local_port})).await.data().clone();
+        let (id, node) = (tunnel["id"].as_str().unwrap().parse().unwrap(), json!(self.node_id()));
+        if tunnel["node"]["id"] != node {
+            api.post(&format!("/tunnels/{id}/move"), json!({"node_id": node})).await.data();
+        }
+        id
+    }
 }
 
 impl TestFleet {
