@@ -180,20 +180,20 @@ impl Handler for Alive {
     }
 }
 
-/// Readiness: whether the host reaches its database.
+/// Readiness: whether the host reaches its database, and has the policies that decide.
 struct Ready(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Ready {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let ready = async {
-            self.0.service.fleet().check()?;
+            self.0.service.check()?;
             self.0.service.listed_nodes().await
         };
         match ready.await {
             Ok(_) => res.render(Text::Plain("ready\n")),
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "not ready: the database does not answer");
+                tracing::warn!(error = %Chain(&error), "not ready");
                 res.status_code(StatusCode::SERVICE_UNAVAILABLE);
                 res.render(Text::Plain(format!("not ready: {error}\n")));
             }
@@ -232,7 +232,7 @@ impl Handler for ShowMetrics {
     }
 }
 
-/// The active policies: [`culvert_policy::serve::generations::Status`].
+/// The active policies: [`culvert_policy::serve::status::Status`].
 struct Policies(Arc<Admin>);
 
 #[async_trait]
@@ -250,7 +250,7 @@ impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = self.0.clone();
         // The reload has its own task, so that it completes even if the client disconnects.
-        let reload = tokio::spawn(async move { policies::reload(&admin.policies, admin.config_file.as_deref()).await });
+        let reload = tokio::spawn(async move { policies::reload(&admin.service, admin.config_file.as_deref()).await });
         match reload.await {
             Ok(reloaded) => answer(res, reloaded),
             Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
@@ -264,7 +264,12 @@ struct Rollback(Arc<Admin>);
 #[async_trait]
 impl Handler for Rollback {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        answer(res, self.0.policies.rollback());
+        let admin = self.0.clone();
+        let rollback = tokio::spawn(async move { admin.service.rollback_policies().await });
+        match rollback.await {
+            Ok(rolled_back) => answer(res, rolled_back),
+            Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
+        }
     }
 }
 

@@ -116,7 +116,7 @@ impl Host {
         let store = Arc::new(store);
         store.set_own_names(vec![config.public_host(), config.dashboard_host()]);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
-        let policies = policies::open(&config, clock.clone(), &secrets, &mut metrics.registry)?;
+        let policies = policies::open(&config, &store, &secrets, &mut metrics.registry).await?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let certificates = open_certificates(&config, &clock).await?;
         let mail = config.mail.worker()?;
@@ -134,7 +134,8 @@ impl Host {
         let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
-        let claimed = claim::claim(&config, &store, &identities, &lock).await?.filter(|_| is_heard_of);
+        let claimed = claim::claim(&config, &store, &identities, &lock, policies.number()).await?;
+        let claimed = claimed.filter(|_| is_heard_of);
         let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {
             site::check_dashboard(&config, &store).await?;
@@ -166,6 +167,8 @@ impl Host {
     ) -> std::result::Result<Self, ConfigError> {
         let database = |e: Error| ConfigError::new("database_url", Chain(&e));
         end_unprovable_sessions(&app).await.map_err(database)?;
+        // Those that have come into use since they were loaded. From here on, the other hosts wait for this one.
+        app.service.follow_policies().await.map_err(database)?;
         app.api.authentication.recall(&app.service).await.map_err(database)?;
         start_certificates(&app).await?;
         app.embedded.connect(&app.service, mode).await;

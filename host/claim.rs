@@ -34,7 +34,12 @@ pub(crate) fn lock_data_dir(config: &Config) -> Result<File, ConfigError> {
 /// Of the machine, if it has one (machine-id(5)). It stays when the machine is started again.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-fn registration(config: &Config, host_id: Uuid, store: &Store, lock: &File) -> std::io::Result<HostRegistration> {
+fn registration(
+    config: &Config,
+    (host_id, policy_generation): (Uuid, u64),
+    store: &Store,
+    lock: &File,
+) -> std::io::Result<HostRegistration> {
     let held = lock.metadata()?;
     let identity = |of: &[String]| Sha256::digest(of.join(" ")).to_vec();
     let (device, file) = (held.dev().to_string(), held.ino().to_string());
@@ -50,6 +55,7 @@ fn registration(config: &Config, host_id: Uuid, store: &Store, lock: &File) -> s
         agent_url: config.agent_url(),
         // On SQLite no other host can take the tunnels of its nodes.
         authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
+        policy_generation,
     })
 }
 
@@ -68,11 +74,12 @@ pub(crate) async fn claim(
     store: &Store,
     nodes: &[Identity],
     lock: &File,
+    policy_generation: u64,
 ) -> Result<Option<Moment>, ConfigError> {
     // The host has the id of its first node.
     let Some(id) = nodes.first().map(|node| node.id) else { return Ok(None) };
     let since_boot = store.clock().since_boot();
-    let host = registration(config, id, store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
+    let host = registration(config, (id, policy_generation), store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
     let claimed = store.claim_host(host).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
         Claim::Taken(now) => {

@@ -1,68 +1,107 @@
 //! The policies of this host: loads them as configured, and reloads them.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use culvert_domain::error::Chain;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{ChainError, Loader, Trust};
 use culvert_policy::load::module_source::{self, Origins};
 use culvert_policy::load::module_store::ModuleStore;
-use culvert_policy::serve::generation_state::{Policies, StateFile};
-use culvert_policy::serve::generations::{Generations, ReloadError};
+use culvert_policy::load::policies::Policies;
+use culvert_policy::serve::generations::{Candidate, Generations};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
 use culvert_policy::tools::policy_plan::{PlannedModule, PolicyPlan};
 use culvert_registry::Fetcher;
 use culvert_registry::trusted_keys::TrustedKeys;
+use culvert_service::Service;
+use culvert_service::policy_rollout::{self, Opening, RolloutError};
+use culvert_service::secrets::Secrets;
+use culvert_store::Store;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::config::{Config, ConfigError};
-use culvert_service::secrets::Secrets;
 
-/// Loads the policies that a configuration names.
+/// Opens the policies that decide: those of the database, or of the configuration where it has none.
 ///
 /// # Errors
 ///
 /// One line that names the setting and what to do.
-pub fn open(
+pub async fn open(
     config: &Config,
-    clock: Clock,
+    store: &Store,
     secrets: &Secrets,
     registry: &mut Registry,
 ) -> Result<Generations, ConfigError> {
     let modules = ModuleStore::in_folder(&module_folder(config));
     let modules = modules.map_err(|e| ConfigError::new("data_dir", e))?;
-    let state = StateFile::at(&config.data_dir.join("policy-generations.json"));
-    open_with(config, clock, secrets, registry, modules, state)
+    let (configured, former) = (policies(config), FormerNumbers::read(config)?);
+    let opening = Opening { store, secrets, configured: &configured, first_number: former.newest + 1 };
+    let observer = observer(config, store.clock().clone(), registry)?;
+    let opened = opening.open(loader(config, secrets, modules)?, observer).await.map_err(ConfigError::from)?;
+    former.remove();
+    Ok(opened)
 }
 
-fn open_with(
-    config: &Config,
-    clock: Clock,
-    secrets: &Secrets,
-    registry: &mut Registry,
-    modules: ModuleStore,
-    state: StateFile,
-) -> Result<Generations, ConfigError> {
+fn loader(config: &Config, secrets: &Secrets, modules: ModuleStore) -> Result<Loader, ConfigError> {
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
     let folder = config.data_dir.join("policies");
     let artefacts = Artefacts::in_folder(&folder, Arc::new(secrets.clone()));
-    let loader = Loader {
+    Ok(Loader {
         engines: Engines::new(shards).map_err(|e| ConfigError::new("policy", e))?,
         artefacts: artefacts.map_err(|e| ConfigError::new("data_dir", e))?,
         modules,
         folder: ".".into(),
         trust: config.trust,
         origins: origins(config)?,
-    };
-    let observer = DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
+    })
+}
+
+fn observer(config: &Config, clock: Clock, registry: &mut Registry) -> Result<DecisionObserver, ConfigError> {
+    DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
         let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
         ConfigError::new("decisions.file", format!("{file}: {error}"))
-    })?;
-    Ok(Generations::open(loader, observer, &policies(config), state)?)
+    })
+}
+
+/// The numbers of generations that an earlier version kept in a file.
+#[derive(Default, Deserialize)]
+struct FormerNumbers {
+    newest: u64,
+    rollback: Option<IgnoredAny>,
+    #[serde(skip)]
+    file: PathBuf,
+}
+
+impl FormerNumbers {
+    /// # Errors
+    ///
+    /// If the policies were rolled back: the database does not have what was rolled back to.
+    fn read(config: &Config) -> Result<Self, ConfigError> {
+        let file = config.data_dir.join("policy-generations.json");
+        let Ok(text) = fs::read(&file) else { return Ok(Self::default()) };
+        let former: Self = serde_json::from_slice(&text).unwrap_or_default();
+        if former.rollback.is_some() {
+            return Err(ConfigError::whole(format!(
+                "policy: the policies were rolled back under an earlier version; have the settings name those that are to \
+                 decide, and delete {}",
+                file.display()
+            )));
+        }
+        Ok(Self { file, ..former })
+    }
+
+    /// From now on the database has them.
+    fn remove(&self) {
+        let _ = fs::remove_file(&self.file);
+    }
 }
 
 /// Where modules are kept that were loaded.
@@ -83,27 +122,33 @@ pub fn origins(config: &Config) -> Result<Origins, ConfigError> {
     Ok(Origins { remote: Some(Arc::new(Fetcher)), trusted })
 }
 
-/// Loads the configured policies once, for commands that query them and end.
+/// The policies that decide, for commands that query them and end: those of the configuration before a host has started.
 ///
 /// # Errors
 ///
 /// As [`open`].
-pub fn load_once(config: &Config, clock: Clock, secrets: &Secrets) -> Result<Pinned, ConfigError> {
+pub async fn deciding(config: &Config, store: &Store, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     // The user who runs a command trusts their own files.
     let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    let (modules, state) = (ModuleStore::reading(&module_folder(config)), StateFile::default());
-    let policies = open_with(&quiet, clock, secrets, &mut Registry::default(), modules, state);
-    policies.map(|policies| policies.pin())
+    let loader = || loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)));
+    let observer = || observer(&quiet, store.clock().clone(), &mut Registry::default());
+    if let Some(active) = policy_rollout::active(store, secrets, loader()?, observer()?).await? {
+        return Ok(active.pin());
+    }
+    let (configured, loader, observer) = (policies(config), loader()?, Arc::new(observer()?));
+    let candidate = Candidate::load(&loader, &observer, &configured)?;
+    let generation = candidate.generation.clone();
+    Ok(Generations::begin(loader, observer, candidate.numbered(generation)).pin())
 }
 
-/// Reads the configuration file again, and activates its policies.
+/// Reads the configuration file again, and has its policies decide.
 ///
 /// # Errors
 ///
 /// One line. The old policies stay active.
-pub async fn reload(generations: &Generations, file: Option<&Path>) -> Result<u64, ReloadError> {
+pub async fn reload(service: &Service, file: Option<&Path>) -> Result<u64, RolloutError> {
     let file = file.map(Path::to_owned);
-    generations.reload(move || Config::load(file.as_deref()).map(|config| policies(&config))).await
+    service.reload_policies(move || Config::load(file.as_deref()).map(|config| policies(&config))).await
 }
 
 /// Reads the configuration file again, and tells what a reload would change. It takes nothing over.
@@ -130,5 +175,15 @@ fn policies(config: &Config) -> Policies {
 impl From<ChainError> for ConfigError {
     fn from(error: ChainError) -> Self {
         Self::whole(error)
+    }
+}
+
+impl From<RolloutError> for ConfigError {
+    fn from(error: RolloutError) -> Self {
+        match error {
+            RolloutError::Database(error) => Self::new("database_url", Chain(&error)),
+            RolloutError::Foreign(_) => Self::new("secret_key_file", error),
+            other => Self::whole(other),
+        }
     }
 }

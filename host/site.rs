@@ -71,7 +71,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         public_url: config.public_url(),
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),
-        reload_policies: reload(config, policies),
+        reload_policies: reload(config, service),
         plan_policies: policy_plan::planner(config, policies),
         status_of: culvert_http::problem::status,
     })
@@ -126,11 +126,11 @@ fn docs(config: &Config, service: &Arc<Service>) -> Docs {
 }
 
 /// Reloads policies in a task of its own, so that a reload completes even if the browser disconnects.
-fn reload(config: &Config, policies: &Arc<Generations>) -> Box<dyn Fn() -> Reload + Send + Sync> {
-    let (file, policies) = (config.file.clone(), policies.clone());
+fn reload(config: &Config, service: &Arc<Service>) -> Box<dyn Fn() -> Reload + Send + Sync> {
+    let (file, service) = (config.file.clone(), service.clone());
     Box::new(move || {
-        let (file, policies) = (file.clone(), policies.clone());
-        let reload = tokio::spawn(async move { policies::reload(&policies, file.as_deref()).await });
+        let (file, service) = (file.clone(), service.clone());
+        let reload = tokio::spawn(async move { policies::reload(&service, file.as_deref()).await });
         Box::pin(async move { reload.await.map_err(|panic| panic.to_string())?.map_err(|problem| problem.to_string()) })
     })
 }

@@ -77,11 +77,10 @@ async fn create(
     name: String,
     plan: Option<String>,
 ) -> Result<(), CliError> {
-    let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     let email = account::email(&email).map_err(|problem| refused(format!("--email {problem}")))?;
     operator::check_name("--name", &name)?;
     let (store, secrets) = operator::store_and_secrets(config).await?;
-    operator::check_plan(config, &secrets, &plan).await?;
+    let plan = operator::plan(config, &store, &secrets, plan).await?;
     let account = accounts::create(&store, email.clone(), name, plan).await;
     let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
     let value = json!({

@@ -211,7 +211,7 @@ fn introduction(
 async fn first_account(app: &App) -> Result<(String, String), CliError> {
     let account = match app.store.account_by_email(EMAIL).await? {
         Some(account) => account,
-        None => accounts::create(&app.store, EMAIL.into(), NAME.into(), app.config.default_plan.clone()).await?,
+        None => accounts::create(&app.store, EMAIL.into(), NAME.into(), app.service.default_plan()).await?,
     };
     let permissions = PermissionPreset::ALL.iter().find(|preset| preset.id == "full_access");
     let permissions = permissions.map_or(Permissions::default(), PermissionPreset::permissions);

@@ -74,11 +74,18 @@ pub(super) async fn scope(store: &Store, account: &Account, team: Option<&str>) 
     Err(refused(format!("{} is not in the Team {}; `culvert team add` adds them", account.email, team.name)))
 }
 
-/// Refuses a plan that no policy knows: whoever had it could do nothing.
-pub(super) async fn check_plan(config: &Config, secrets: &Secrets, plan: &str) -> Result<(), CliError> {
-    let policies = policies::load_once(config, Clock::system(), secrets)?;
-    match policies.entitlement(plan).await.map_err(refused)? {
-        Some(_) => Ok(()),
+/// The plan that was asked for, or else the default one. It refuses a plan that no policy knows: whoever had it could do
+/// nothing.
+pub(super) async fn plan(
+    config: &Config,
+    store: &Store,
+    secrets: &Secrets,
+    plan: Option<String>,
+) -> Result<String, CliError> {
+    let policies = policies::deciding(config, store, secrets).await?;
+    let plan = plan.unwrap_or_else(|| policies.default_plan().to_owned());
+    match policies.entitlement(&plan).await.map_err(refused)? {
+        Some(_) => Ok(plan),
         None => Err(refused(format!("no policy knows a plan `{plan}`"))),
     }
 }

@@ -28,7 +28,7 @@ impl Plan {
     pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Set { account, team, plan } = self;
         let (store, secrets) = operator::store_and_secrets(config).await?;
-        operator::check_plan(config, &secrets, &plan).await?;
+        let plan = operator::plan(config, &store, &secrets, Some(plan)).await?;
         let scope_id = match team {
             Some(team) => operator::team(&store, &team).await?.id,
             None => operator::account(&store, &account.unwrap_or_default()).await?.id,

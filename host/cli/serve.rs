@@ -37,11 +37,11 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
 /// Reloads the policies at every SIGHUP, but while they are rolled back. How that went is in the log and in `culvert policy status`.
 async fn reload_on(mut hangup: Signal, app: Arc<App>) {
     while hangup.recv().await.is_some() {
-        if app.policies.is_rolled_back() {
+        if app.policies.current().generation.is_rollback {
             tracing::info!("SIGHUP: the policies stay rolled back; `culvert policy reload` loads the configuration");
             continue;
         }
-        let _ = policies::reload(&app.policies, app.config.file.as_deref()).await;
+        let _ = policies::reload(&app.service, app.config.file.as_deref()).await;
     }
 }
 

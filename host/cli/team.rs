@@ -74,10 +74,9 @@ async fn create(
     owner: &str,
     plan: Option<String>,
 ) -> Result<(), CliError> {
-    let plan = plan.unwrap_or_else(|| config.default_plan.clone());
     operator::check_name("--name", &name)?;
     let (store, secrets) = operator::store_and_secrets(config).await?;
-    operator::check_plan(config, &secrets, &plan).await?;
+    let plan = operator::plan(config, &store, &secrets, plan).await?;
     let owner = operator::account(&store, owner).await?;
     let team = teams::create(&store, name, plan, owner.id).await?;
     let value = json!({"id": team.id, "name": team.name, "plan_name": team.plan, "owner_id": owner.id});

@@ -71,6 +71,8 @@ pub struct DeviceInputs {
 /// The facts that a decision depends on and that other requests can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionInputs {
+    /// The generation of the policies.
+    pub generation: u64,
     pub plan: String,
     pub role: Option<Role>,
     pub tunnels: u32,
@@ -115,6 +117,7 @@ impl DeviceInputs {
 impl DecisionInputs {
     /// The inputs of a decision about a caller's request, with the devices that it was made on.
     pub fn of<'a>(
+        generation: u64,
         caller: &Caller,
         facts: &ResourceFacts,
         wanted: &WantedInputs,
@@ -131,6 +134,7 @@ impl DecisionInputs {
         let role = caller.role;
         let devices = devices.filter(|device| wanted.devices.contains(&device.id)).map(DeviceInputs::of).collect();
         Self {
+            generation,
             plan,
             role,
             tunnels,

@@ -43,6 +43,8 @@ string_enum! {
         Requests "requests",
         /// Answers to what it has asked.
         Answers "answers",
+        /// Another generation of the policies, or one that is proposed.
+        Policies "policies",
     }
 }
 

@@ -17,6 +17,7 @@ mod memory;
 pub mod module_source;
 pub mod module_store;
 pub mod oci_manifest;
+pub mod policies;
 mod policy_config;
 pub mod schema;
 pub mod sections;

@@ -1,7 +1,6 @@
 //! What runs while the host serves: generations, shadow modules, decision records, metrics.
 
 pub mod differences;
-pub mod generation_state;
 pub mod generations;
 pub mod live;
 mod long_decision;
@@ -13,3 +12,4 @@ mod priority;
 pub mod record_writer;
 pub mod records;
 pub mod shadows;
+pub mod status;

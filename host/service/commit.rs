@@ -113,6 +113,7 @@ impl Service {
         subject: Resource,
         body: Body<D>,
     ) -> Result<Admitted<D>> {
+        self.policies.check()?;
         let (permit, valid) = self.gate.admit(policies, caller, action, subject, body.clone()).await?;
         Ok(Admitted { permit, valid, body })
     }
@@ -154,6 +155,7 @@ impl Service {
             if made == unlocked {
                 break;
             }
+            self.renew_policies(policies).await?;
             let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             (permit, valid) = (Arc::new(anew), still_valid);
         }
@@ -161,6 +163,7 @@ impl Service {
             return Err(busy());
         }
         let decide = async {
+            self.renew_policies(policies).await?;
             let (anew, valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             Ok(decided(Arc::new(anew), valid))
         };

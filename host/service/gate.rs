@@ -15,7 +15,7 @@ mod tunnels;
 mod webhooks;
 pub mod wit_input;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use uuid::Uuid;
 
@@ -44,21 +44,31 @@ pub use preview::Preview;
 pub use tunnels::{StartChoice, TunnelChange, TunnelDefinition};
 pub use webhooks::{WebhookChange, WebhookDefinition};
 
-/// One set of policies, which a request keeps to its end, and what is known of the request.
+/// One set of policies, which a request keeps to its end, and what is known of the request. All clones have the same set.
 #[derive(Clone)]
 pub struct PinnedPolicies {
-    pinned: Pinned,
+    pinned: Arc<RwLock<Pinned>>,
     context: RequestContext,
 }
 
 impl PinnedPolicies {
     pub(crate) fn new(pinned: Pinned, context: RequestContext) -> Self {
-        Self { pinned, context }
+        Self { pinned: Arc::new(RwLock::new(pinned)), context }
+    }
+
+    fn pinned(&self) -> Pinned {
+        self.pinned.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has the request be decided anew, by another set.
+    pub(crate) fn pin_anew(&self, pinned: Pinned) {
+        let pinned = pinned.for_request(self.request_id());
+        *self.pinned.write().unwrap_or_else(PoisonError::into_inner) = pinned;
     }
 
     /// The number of the set.
     pub fn generation(&self) -> u64 {
-        self.pinned.generation()
+        self.pinned().generation()
     }
 
     /// The id of the request that they decide on; none where no request asks.
@@ -73,7 +83,7 @@ impl PinnedPolicies {
 
     /// The same set, of whose decisions nothing is recorded.
     fn unrecorded(&self) -> Self {
-        Self { pinned: self.pinned.unrecorded(), context: self.context.clone() }
+        Self::new(self.pinned().unrecorded(), self.context.clone())
     }
 }
 
@@ -90,12 +100,12 @@ pub struct PolicyCode {
 impl Service {
     /// The number of the policies that decide now.
     pub fn policy_generation(&self) -> u64 {
-        self.policies.current().generation
+        self.policies.generations.number()
     }
 
     /// The codes of the policies that decide now.
     pub fn policy_codes(&self) -> Vec<PolicyCode> {
-        let policies = self.policies.current();
+        let policies = self.policies.generations.current();
         let described = policies.modules().iter().map(|loaded| &loaded.module.description);
         let codes = described.flat_map(|described| described.codes.iter().map(move |code| (described, code)));
         codes
@@ -291,7 +301,8 @@ impl Gate {
         body: Body<D>,
         outside: Option<&Guard>,
     ) -> Result<(Permit, D::Valid)> {
-        let wanted = policies.pinned.wanted();
+        let pinned = policies.pinned();
+        let wanted = pinned.wanted();
         let facts = self.store.facts(caller, subject, wanted).await?;
         let entitlement = known_entitlement(policies, &caller.scope.plan)
             .await?
@@ -304,7 +315,7 @@ impl Gate {
         let devices = if names_none { Vec::new() } else { self.involved(caller, action, &facts, &draft).await? };
         let (context, involved) = (&policies.context, devices.as_slice());
         let sources = FactSources { context, caller, action, facts: &facts, devices: involved, input: draft.input() };
-        let asked = policies.pinned.with_facts(sources.values(wanted));
+        let asked = pinned.with_facts(sources.values(wanted));
         let wants = draft.wants();
         if !action.only_takes_away() {
             let ask = wit_input::plan_ask(caller, action, facts.counters, wants.clone());
@@ -330,7 +341,7 @@ impl Gate {
         }
         let wanted = WantedInputs::new(wanted, devices.iter().map(|(device, _)| device.id));
         let involved = devices.iter().map(|(device, _)| device);
-        let decision_inputs = DecisionInputs::of(caller, &facts, &wanted, involved);
+        let decision_inputs = DecisionInputs::of(pinned.generation(), caller, &facts, &wanted, involved);
         match draft.validate(&facts, &entitlement) {
             Ok(valid) if faults.is_empty() && unknown.is_empty() => {
                 let actor = policies.actor(caller);
@@ -402,7 +413,7 @@ impl Gate {
 ///
 /// [`Code::PolicyUnavailable`] if a policy fails.
 pub async fn known_entitlement(policies: &PinnedPolicies, plan: &str) -> Result<Option<Entitlement>> {
-    Ok(policies.pinned.entitlement(plan).await.map_err(unavailable)?.map(wit_input::entitlement))
+    Ok(policies.pinned().entitlement(plan).await.map_err(unavailable)?.map(wit_input::entitlement))
 }
 
 /// What a plan includes. A plan that no policy knows includes nothing.
@@ -437,7 +448,7 @@ fn lies_in(field: &str, whole: &str) -> bool {
 
 fn allowed(verdict: Result<Option<Denied>, Failed>, stage: Stage, policies: &PinnedPolicies) -> Result<()> {
     let Some(Denied { denial, by }) = verdict.map_err(unavailable_at(stage, policies))? else { return Ok(()) };
-    if policies.pinned.is_recorded() {
+    if policies.pinned().is_recorded() {
         tracing::info!(code = denial.code, rule = denial.rule, "refused by a policy");
     }
     let refused_by = RefusedBy { rule: Some(denial.rule), ..refused_by(by, stage, policies) };

@@ -50,6 +50,7 @@ pub mod operators;
 mod passwords;
 pub mod payloads;
 pub mod policy_modules;
+pub mod policy_rollout;
 pub mod ports;
 mod presence;
 pub mod rate_limits;
@@ -73,6 +74,7 @@ pub mod webhooks;
 
 use std::sync::Arc;
 
+use culvert_domain::error::Result;
 use culvert_domain::policy_fact::PolicyFacts;
 use culvert_policy::serve::generations::Generations;
 use culvert_store::Store;
@@ -88,13 +90,14 @@ use liveness::Liveness;
 use metrics::NodeMetrics;
 use nodes::Nodes;
 use passwords::Passwords;
+use policy_rollout::PolicyRollout;
 use secrets::Secrets;
 
 /// The parts that use cases share. The fields are private: other crates call use cases.
 pub struct Service {
     store: Arc<Store>,
     secrets: Secrets,
-    policies: Arc<Generations>,
+    policies: PolicyRollout,
     gate: Gate,
     nodes: Arc<Nodes>,
     passwords: Passwords,
@@ -138,7 +141,7 @@ impl Service {
             fleet,
             store,
             secrets,
-            policies,
+            policies: PolicyRollout::new(policies),
         }
     }
 
@@ -156,6 +159,14 @@ impl Service {
         &self.fleet
     }
 
+    /// # Errors
+    ///
+    /// Why this host decides nothing: the others may take it for dead, or it cannot load the policies that decide.
+    pub fn check(&self) -> Result<()> {
+        self.fleet.check()?;
+        self.policies.check()
+    }
+
     /// The nodes that are connected to this host.
     pub fn nodes(&self) -> &Arc<Nodes> {
         &self.nodes
@@ -164,7 +175,7 @@ impl Service {
     /// The policies as they are now. A request is decided by one set of them, from its beginning to its end. Policies
     /// are told about the request what they want to know.
     pub fn pin_policies(&self, request: impl FnOnce(PolicyFacts) -> RequestContext) -> PinnedPolicies {
-        let pinned = self.policies.pin();
+        let pinned = self.policies.generations.pin();
         let context = request(pinned.wanted());
         PinnedPolicies::new(pinned.for_request(context.request_id), context)
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use culvert_policy::serve::differences::Difference;
-pub use culvert_policy::serve::generations::{ModuleStatus, Status as PolicyStatus};
+pub use culvert_policy::serve::status::{ModuleStatus, Status as PolicyStatus};
 
 use crate::Service;
 use crate::call::Answered;
@@ -77,17 +77,17 @@ impl MailedLink {
 impl Service {
     /// The plan of accounts and Teams that nobody gives another one.
     pub fn default_plan(&self) -> String {
-        self.policies.current().default_plan.clone()
+        self.policies.generations.current().default_plan.clone()
     }
 
     /// The policies that decide now, and what there is to know of them.
     pub fn policy_status(&self, _: &Operator) -> PolicyStatus {
-        self.policies.status()
+        self.policies.generations.status()
     }
 
     /// The newest decisions in which a shadow module disagreed.
     pub fn shadow_differences(&self, _: &Operator) -> Vec<Difference> {
-        self.policies.shadow_differences()
+        self.policies.generations.shadow_differences()
     }
 
     /// Goes back to the policies before the last reload. Returns their generation.
@@ -96,7 +96,7 @@ impl Service {
     ///
     /// `policies_kept` if there are no earlier ones; if the database fails, after they were rolled back.
     pub async fn roll_back_policies(&self, operator: &Operator) -> Result<()> {
-        let generation = self.policies.rollback().map_err(|none| policies_kept(&none))?;
+        let generation = self.rollback_policies().await.map_err(|problem| policies_kept(&problem))?;
         self.note_policies(operator, AuditAction::PoliciesRollback, generation).await
     }
 

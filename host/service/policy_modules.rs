@@ -34,7 +34,7 @@ pub struct PolicyModule {
 impl Service {
     /// The modules of the policies that decide now, in their order.
     pub fn policy_modules(&self) -> Vec<PolicyModule> {
-        self.policies.current().guarded().map(|(loaded, guard)| module(loaded, guard)).collect()
+        self.policies.generations.current().guarded().map(|(loaded, guard)| module(loaded, guard)).collect()
     }
 
     /// How many requests each rule has refused in the caller's scope in the last 24 hours: to a member those of its own.

@@ -152,7 +152,7 @@ impl Service {
 
     /// What a rule says, by the policies that decide now.
     pub fn rule_summary(&self, sha256: &str, rule: &str) -> Option<String> {
-        let policies = self.policies.current();
+        let policies = self.policies.generations.current();
         let module = policies.modules().iter().find(|loaded| loaded.module.digest == sha256)?;
         let rule = module.module.description.rules.iter().find(|known| known.id == rule)?;
         Some(rule.summary.clone())

@@ -2,7 +2,7 @@
 //!
 //! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The last key is the current one:
 //! it encrypts and makes MACs. Older keys still decrypt stored values, but their MACs are not accepted
-//! (except those of fingerprints and of the audit log): whoever has stolen an older key can forge no cursor, lease or compiled
+//! (except those of fingerprints, of the audit log and of generations of policies): whoever has stolen an older key can forge no cursor, lease or compiled
 //! policy. Every purpose has its own key, derived from the master key and the purpose.
 
 use std::fs;
@@ -52,6 +52,8 @@ pub enum Purpose {
     Tickets,
     /// The value by which a database recognises its host's keys.
     KeyCheck,
+    /// Generations of policies.
+    Policies,
 }
 
 impl Purpose {
@@ -71,13 +73,14 @@ impl Purpose {
             Purpose::Ceremonies => b"ceremonies",
             Purpose::Tickets => b"tickets",
             Purpose::KeyCheck => b"key check",
+            Purpose::Policies => b"policies",
         }
     }
 
     /// Whether a MAC of an older key is still accepted. Those of fingerprints are, for a day at most: they
-    /// only say that a repeated request is the same. Those of the audit log are as well: its entries are not changed.
+    /// only say that a repeated request is the same. Those of the audit log and of policies are as well: they are not made anew.
     fn outlives_its_key(self) -> bool {
-        matches!(self, Purpose::Fingerprints | Purpose::Audit)
+        matches!(self, Purpose::Fingerprints | Purpose::Audit | Purpose::Policies)
     }
 }
 

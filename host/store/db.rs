@@ -200,11 +200,15 @@ impl Drop for PostgresTx {
 
 impl PostgresTx {
     /// `BEGIN` and the lock go in one message. `FOR NO KEY UPDATE` does not block transactions that only check a foreign
-    /// key to the scope: one that holds an endpoint's row and changes that row twice makes PostgreSQL do such a check.
+    /// key to the scope: one that holds an endpoint's row and changes that row twice makes PostgreSQL do such a check. What is
+    /// read after the lock on decisions shows the generation of the policies that decides until the transaction ends.
     async fn begin(pool: &PgPool, scope_id: Option<Uuid>) -> DbResult<Self> {
         let mut tx = Self { connection: pool.acquire().await?, ended: false };
         let begin = match scope_id {
-            Some(scope_id) => format!("BEGIN; SELECT id FROM scopes WHERE id = '{scope_id}' FOR NO KEY UPDATE"),
+            Some(scope_id) => format!(
+                "BEGIN; SELECT pg_advisory_xact_lock_shared({DECISIONS}); \
+                 SELECT id FROM scopes WHERE id = '{scope_id}' FOR NO KEY UPDATE"
+            ),
             None => "BEGIN".into(),
         };
         bounded(sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *tx.connection)).await?;
@@ -217,6 +221,9 @@ impl PostgresTx {
         Ok(())
     }
 }
+
+/// The advisory lock that each transaction on a scope shares, and that activating other policies takes alone.
+pub(crate) const DECISIONS: i64 = 0x6375_6c76_0001;
 
 /// Runs a statement and fails with a timeout if there is no answer within [`ANSWER_WAIT`].
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]

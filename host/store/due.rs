@@ -15,6 +15,7 @@ use super::moves::moves_from_dead_nodes;
 use super::node_requests::waiting_requests;
 use super::operations::due_operations;
 use super::outbox::due_webhooks;
+use super::policy_generations::proposed_policies;
 use super::presence::{HELD_FOR, TOLD_WITHIN, ended_suspensions, silent_devices, silent_held_devices, untold_devices};
 use super::read::Read;
 use super::row::row;
@@ -53,6 +54,10 @@ pub struct Due {
     /// Tunnels were moved from nodes of this host.
     pub moves: bool,
     pub moves_from_dead_nodes: bool,
+    /// The generation of the policies that decides.
+    pub policy_generation: u64,
+    /// Generations are proposed that this host has not loaded.
+    pub proposed_policies: bool,
     /// The revisions of the nodes, added up. As each only rises, none has changed where this has not.
     pub revisions: u64,
 }
@@ -103,6 +108,10 @@ macro_rules! look {
                  EXISTS (SELECT 1 FROM tunnels WHERE ",
             moves_from_dead_nodes!("$1"),
             ") AS moves_from_dead_nodes, \
+                 (SELECT policy_generation FROM cluster WHERE id = 1) AS policy_generation, \
+                 EXISTS (SELECT 1 ",
+            proposed_policies!("(SELECT policy_generation FROM cluster WHERE id = 1)", "$1", "$2"),
+            ") AS proposed_policies, \
                  (SELECT CAST(COALESCE(SUM(revision), 0) AS BIGINT) FROM node_revisions WHERE node_id ",
             $nodes,
             ") AS revisions"
@@ -132,7 +141,8 @@ impl Store {
         Ok(row!(row => Due {
             hints: flag, requests: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
             operations: flag, untold_devices: flag, ended_suspensions: flag, deliveries: flag, certificates: flag,
-            lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, revisions: number;
+            lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, policy_generation: number,
+            proposed_policies: flag, revisions: number;
             at: now,
         }))
     }

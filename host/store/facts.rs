@@ -62,7 +62,8 @@ macro_rules! select_inputs {
                  (SELECT COUNT(*) FROM extra_ports WHERE tunnel_id = $3) AS extra_ports, \
                  t.updated_at, t.desired_device_id, r.id AS session_id, o.id AS operation_id, \
                  i.fingerprint, i.status, i.answer, \
-                 (SELECT COUNT(*) FROM hosts h WHERE h.id = $7 AND h.process_id = $8 AND h.ended_at IS NULL) AS alive \
+                 (SELECT COUNT(*) FROM hosts h WHERE h.id = $7 AND h.process_id = $8 AND h.ended_at IS NULL) AS alive, \
+                 (SELECT policy_generation FROM cluster WHERE id = 1) AS policy_generation \
              FROM scopes s ",
             $credential,
             " LEFT JOIN team_members m ON m.team_id = s.id AND m.account_id = $2 \
@@ -126,6 +127,7 @@ impl Write {
         let inputs = row!(row => DecisionInputs {
             plan: text, tunnels: number, extra_ports: number, webhook_endpoints: number, session_id: optional_id,
             updated_at: optional_time, desired_device_id: optional_id, operation_id: optional_id;
+            generation: row.number("policy_generation")?,
             role: match caller.scope.kind {
                 ScopeKind::Personal => None,
                 ScopeKind::Team => row.optional_string_enum("role")?,

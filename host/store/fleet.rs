@@ -32,6 +32,8 @@ pub struct HostRegistration {
     pub agent_url: Option<String>,
     /// How long its nodes serve after its last heartbeat.
     pub authority: Duration,
+    /// The generation of the policies that decides there.
+    pub policy_generation: u64,
 }
 
 /// A process that may be a host.
@@ -303,17 +305,18 @@ impl Write {
         if let Some(other) = self.process_in_the_way(host, now).await? {
             return Ok(Claim::Refused(other));
         }
-        let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, authority } = host;
+        let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, .. } = host;
         let mut lease = HostLease { id: *id, until: now, ended: false };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
             "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \
-                 machine_identity, authority, ended_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL) \
+                 machine_identity, authority, policy_generation, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, NULL) \
              ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
                  version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
                  lease_until = excluded.lease_until, machine_identity = excluded.machine_identity, \
-                 authority = excluded.authority, agent_url = excluded.agent_url, ended_at = NULL"
+                 authority = excluded.authority, agent_url = excluded.agent_url, \
+                 policy_generation = excluded.policy_generation, ended_at = NULL"
         );
         let process_id = self.process_id;
         let args = args![
@@ -326,7 +329,8 @@ impl Write {
             lease.until,
             agent_url.as_deref(),
             machine_identity.as_deref(),
-            authority.as_micros() as u64
+            host.authority.as_micros() as u64,
+            host.policy_generation
         ];
         self.execute(sql, args).await?;
         self.save(&cluster).await?;

@@ -43,6 +43,7 @@ pub mod operations;
 mod operators;
 pub mod outbox;
 pub mod passkeys;
+pub mod policy_generations;
 pub mod ports;
 pub mod postgres_bus;
 pub mod presence;
@@ -194,6 +195,11 @@ impl Store {
     pub fn send_hint(&self, hint: Hint) {
         // The receiver is gone while the host stops.
         let _ = self.hints.send(hint);
+    }
+
+    /// The host that this process is, once it has its place.
+    pub fn host_id(&self) -> Option<Uuid> {
+        self.host_id.get().copied()
     }
 
     /// Whether the database is on a server, which other hosts may use as well.

@@ -76,6 +76,7 @@ const FILES: &[File] = files! {
     45 "0045_host_agent_urls"
     46 "0046_node_authority"
     47 "0047_counting"
+    48 "0048_policy_generations"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

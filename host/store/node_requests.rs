@@ -100,8 +100,8 @@ impl Store {
         Ok(readable(&rows, "answer", |row| Ok((row.id("id")?, row.text("answer")?))))
     }
 
-    fn own_id(&self) -> Uuid {
-        self.host_id.get().copied().unwrap_or_default()
+    pub(super) fn own_id(&self) -> Uuid {
+        self.host_id().unwrap_or_default()
     }
 
     /// Takes back that a session has ended, where the host that has asked for it has not taken it up.

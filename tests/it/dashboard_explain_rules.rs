@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use culvert_domain::audit_log::Actor;
 use culvert_domain::caller::Role;
-use culvert_policy::serve::generations::ModuleStatus;
+use culvert_policy::serve::status::ModuleStatus;
 use culvert_service::locked_accounts;
 use culvert_test_macros::both_engines;
 use reqwest::Method;

@@ -182,7 +182,7 @@ async fn operator_rolls_broken_policies_back(engine: Engine) {
     // A second click goes back no further.
     assert_eq!(tab.submit(&page, ROLL_BACK, &[]).await.led_to(), POLICIES);
     assert_eq!(tab.submit(&page, ROLL_BACK, &[]).await.led_to(), POLICIES);
-    assert!(tab.get(POLICIES).await.text.contains("Generation <strong>1</strong>"));
+    assert!(tab.get(POLICIES).await.text.contains("Generation <strong>3</strong>"));
     assert_eq!(create().await, "201");
 
     // What cannot be loaded is told, and changes nothing.
@@ -192,7 +192,7 @@ async fn operator_rolls_broken_policies_back(engine: Engine) {
     let shown = tab.submit(&page, RELOAD, &[]).await;
     assert_eq!(shown.outcome(), "409 policies_kept");
     assert!(shown.text.contains("no/such.wasm"), "{}", shown.text);
-    assert!(shown.text.contains("The last reload failed") && shown.text.contains("Generation <strong>1</strong>"));
+    assert!(shown.text.contains("The last reload failed") && shown.text.contains("Generation <strong>3</strong>"));
 }
 
 /// What a reload would change is shown before it is done, with the decisions of the last hour that would be others.

@@ -77,7 +77,7 @@ const GROWING: &[&str] = &[
     "webhooks",
 ];
 
-/// The tables of which the rows are as many as nodes, domains and orders of certificates that are under way.
+/// The tables of which the rows are as many as nodes, hosts, modules, domains and orders of certificates that are under way.
 const FIXED: &[&str] = &[
     "acme_accounts",
     "acme_challenges",
@@ -90,6 +90,9 @@ const FIXED: &[&str] = &[
     "node_revisions",
     "nodes",
     "platform_domains",
+    "policy_generations",
+    "policy_modules",
+    "policy_stages",
     "presets",
     "setup_links",
 ];

@@ -55,6 +55,7 @@ mod fleet_hints;
 mod fleet_limits;
 mod fleet_model;
 mod fleet_nodes;
+mod fleet_policies;
 mod fleet_processes;
 mod fleet_requests;
 mod foreground;

@@ -221,9 +221,10 @@ async fn module_comes_from_web_server_by_its_digest() {
     std::fs::write(&roots, authority.pem()).unwrap();
     let place = place.set("SSL_CERT_FILE", roots.to_str().unwrap());
     let url = format!("{}ours.wasm", server.url());
+    let settings = place.folder.path().join("culvert.toml");
     let configure = |more: &str| {
         let entry = format!("module = \"{url}\"\n{more}");
-        std::fs::write(place.folder.path().join("culvert.toml"), configuration(&entry)).unwrap();
+        std::fs::write(&settings, configuration(&entry)).unwrap();
     };
     configure("");
     let refused = said(&place.run("culvert serve").await);
@@ -241,9 +242,13 @@ async fn module_comes_from_web_server_by_its_digest() {
     let connections = server.connections();
     place.serve().await.kill().await;
     assert_eq!(server.connections(), connections, "it was kept");
-    // Without the authority nobody is believed.
-    let place = place.set("SSL_CERT_FILE", "/dev/null");
-    std::fs::remove_dir_all(place.folder.path().join("culvert-data/policy-modules")).unwrap();
+    // Without the authority nobody is believed. What was loaded is in the database.
+    std::fs::write(&roots, Authority::new().pem()).unwrap();
+    let modules = place.folder.path().join("culvert-data/policy-modules");
+    std::fs::remove_dir_all(&modules).unwrap();
+    place.serve().await.kill().await;
+    std::fs::remove_dir_all(&modules).unwrap();
+    configure(&format!("sha256 = \"{digest}\"\ndeadline_ms = 40"));
     let refused = said(&place.run("culvert serve").await);
     assert!(refused.starts_with(&format!("culvert: policy[0].module: {url}: ")), "{refused}");
 }
@@ -355,7 +360,7 @@ async fn module_without_valid_signature_is_refused_with_one_line() {
     swapped.configure(&builtin(&["plan-access", "team-role", "validation"]));
     assert_eq!(swapped.reload().await, Ok(3));
     // What was rolled back to is held to the keys as well, by the signature that is kept with it.
-    assert_eq!(swapped.rollback().await, Ok(2));
+    assert_eq!(swapped.rollback().await, Ok(4));
 
     let refused = async |line: &str| said(&place.run(line).await);
     assert_eq!(

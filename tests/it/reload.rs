@@ -7,24 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use culvert::config::Config;
 use culvert_policy::load::chain::Trust;
+use culvert_test_macros::both_engines;
 use insta::assert_snapshot;
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use crate::support::host::Engine;
-use crate::support::hostile::{DENY, GOOD, Module};
+use crate::support::hostile::{DENY, GOOD, Module, denying};
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::program::Place;
 
 const OTHERS: [&str; 2] = ["plan-access", "validation"];
-
-/// The denying module with another code, of the same length.
-fn denying(code: &str) -> Vec<u8> {
-    let mut wasm = Module { check: DENY, ..GOOD }.component();
-    let at = wasm.windows(11).position(|bytes| bytes == b"test_denied").unwrap();
-    wasm[at..at + 11].copy_from_slice(code.as_bytes());
-    wasm
-}
 
 /// In every generation one of two modules denies, in one the first and in the next the second, each
 /// with a code of its own. A request that met modules of two generations would be let through by
@@ -218,20 +210,23 @@ async fn policy_rollback_restores_previous_generation() {
         (&json!(2), &json!([1]), &json!("hostile"))
     );
 
-    assert_eq!(swapped.rollback().await, Ok(1));
+    // What decided before decides again, as a generation of its own: a number is never used again.
+    assert_eq!(swapped.rollback().await, Ok(3));
     let made = api.post("/tunnels", json!({"local_port": 80})).await;
-    assert_eq!((made.status, made.header("x-policy-generation")), (201, Some("1")));
-    // A number is never used again.
-    assert_eq!(swapped.reload().await, Ok(3));
+    assert_eq!((made.status, made.header("x-policy-generation")), (201, Some("3")));
+    assert_eq!(swapped.status().await["earlier"], json!([]));
+    assert_eq!(swapped.reload().await, Ok(4));
     let status = swapped.status().await;
     assert_eq!(
         (&status["generation"], &status["earlier"], &status["last_failure"]),
-        (&json!(3), &json!([1]), &json!(null))
+        (&json!(4), &json!([3]), &json!(null))
     );
-    for generation in 4..10 {
+    for generation in 5..10 {
         assert_eq!(swapped.reload().await, Ok(generation));
     }
     assert_eq!(swapped.status().await["earlier"], json!([8, 7, 6, 5]), "four are kept");
+    assert_eq!((swapped.rollback().await, swapped.rollback().await), (Ok(10), Ok(11)));
+    assert_eq!(swapped.status().await["earlier"], json!([6, 5]));
 }
 
 /// A rollback is for the configuration that was rolled back: over SIGHUP and a restart, until it is reloaded by command
@@ -254,50 +249,96 @@ async fn policy_rollback_holds_over_restart_until_reload() {
     assert_eq!(status().await, (json!(1), 4));
     std::fs::write(&path, &shipped).unwrap();
     assert_eq!(place.json("culvert policy reload").await["generation"], 2);
-    assert_eq!(place.json("culvert policy rollback").await["generation"], 1);
+    assert_eq!(place.json("culvert policy rollback").await["generation"], 3);
     assert_eq!(host.interrupt().await, Some(0));
 
     // The file has gone that the set was loaded from.
     std::fs::remove_file(&strict).unwrap();
     let mut host = place.serve().await;
-    assert_eq!(status().await, (json!(1), 4));
+    assert_eq!(status().await, (json!(3), 4));
     host.hang_up().await;
     host.until("the policies stay rolled back").await;
-    assert_eq!(status().await, (json!(1), 4));
-    assert_eq!(place.json("culvert policy reload").await["generation"], 3);
-    assert_eq!(status().await, (json!(3), 3));
+    assert_eq!(status().await, (json!(3), 4));
+    assert_eq!(place.json("culvert policy reload").await["generation"], 4);
+    assert_eq!(status().await, (json!(4), 3));
     assert_eq!(host.interrupt().await, Some(0));
 
     // The same configuration is the same generation; another one is the next.
     let host = place.serve().await;
-    assert_eq!(status().await, (json!(3), 3));
+    assert_eq!(status().await, (json!(4), 3));
     assert_eq!(host.interrupt().await, Some(0));
     std::fs::write(&path, shipped + "settings = { }\ndeadline_ms = 100\n").unwrap();
     let host = place.serve().await;
-    assert_eq!(status().await, (json!(4), 3));
+    assert_eq!(status().await, (json!(5), 3));
     assert_eq!(host.interrupt().await, Some(0));
 }
 
-/// After a restart it is loaded from its file, and only while that is the same.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rollback_without_kept_module_is_held_to_its_digest() {
-    let swapped = Swapped::start(|config| config.trust = Trust::Path).await;
+/// The modules are in the database: a rollback and a restart need neither the folder nor the file.
+#[both_engines]
+async fn module_that_could_not_be_kept_on_disk_decides_again(engine: Engine) {
+    let swapped = Swapped::on(engine, |config| config.trust = Trust::Path).await;
     let data_dir = swapped.host.config().data_dir.clone();
     // Where a folder should be there is a file, as on a full disk nothing can be kept.
     std::fs::remove_dir_all(data_dir.join("policy-modules")).unwrap();
     std::fs::write(data_dir.join("policy-modules"), "").unwrap();
     let module = swapped.write_wasm("module.wasm", &denying("denied_0001"));
-    let digest = hex::encode(Sha256::digest(denying("denied_0001")));
     let entry = format!("[[policy]]\nkind = \"team-role\"\nmodule = \"{}\"\n", module.display());
     swapped.configure(&(builtin(&OTHERS) + &entry));
     assert_eq!(swapped.reload().await, Ok(2));
     swapped.write_wasm("module.wasm", &denying("denied_0002"));
     assert_eq!(swapped.reload().await, Ok(3));
-    assert_eq!(swapped.rollback().await, Ok(2));
-    let state = std::fs::read_to_string(data_dir.join("policy-generations.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let held = &state["rollback"]["to"]["entries"][2];
-    assert_eq!((&held["module"], &held["sha256"]), (&json!(module), &json!(digest)));
+    assert_eq!(swapped.rollback().await, Ok(4));
+    let key = swapped.host.person("ada").await.key;
+    let create = async |swapped: &Swapped| {
+        let refused = swapped.host.api(&key).post("/tunnels", json!({"local_port": 80})).await;
+        (refused.status, refused.body["code"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(create(&swapped).await, (403, "denied_0001".to_owned()));
+    std::fs::remove_file(module).unwrap();
+    std::fs::remove_file(data_dir.join("policy-modules")).unwrap();
+    let swapped = swapped.restarted().await;
+    assert_eq!(create(&swapped).await, (403, "denied_0001".to_owned()));
+}
+
+/// On PostgreSQL the rows decide: what the settings name is a proposal, which a reload makes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn host_on_postgres_starts_with_the_policies_of_its_database() {
+    let place = Place::new(Engine::Postgres).await;
+    let path = place.folder.path().join("culvert.toml");
+    let shipped = builtin(&["plan-access", "team-role", "validation"]);
+    std::fs::write(&path, &shipped).unwrap();
+    let host = place.serve().await;
+    assert_eq!(host.interrupt().await, Some(0));
+    std::fs::write(&path, format!("default_plan = \"pro\"\n{shipped}")).unwrap();
+    let mut host = place.start_logged("culvert serve");
+    let log = host.lines_until("ready address").await.join("\n");
+    assert!(log.contains("the settings name other policies than those that decide; `culvert policy reload`"), "{log}");
+    let plan = async |email: &str| {
+        let created = place.json(&format!("culvert account create --email {email} --name Ada")).await;
+        created["plan_name"].clone()
+    };
+    assert_eq!((place.json("culvert policy status").await["generation"].clone(), plan("a@example.com").await), (json!(1), json!("self-hosted")));
+    assert_eq!(place.json("culvert policy reload").await["generation"], 2);
+    assert_eq!(plan("b@example.com").await, "pro");
+    assert_eq!(host.interrupt().await, Some(0));
+}
+
+/// The numbers that an earlier version kept in a file go on; what it had rolled back does not come to decide unseen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_of_an_earlier_version_go_on() {
+    let place = Place::new(Engine::Sqlite).await;
+    let file = place.folder.path().join("culvert-data/policy-generations.json");
+    let state = |rollback: &str| format!(r#"{{"newest": 6, "active": 4, "configuration": "", "modules": [], "rollback": {rollback}}}"#);
+    std::fs::write(&file, state(r#"{"from": "", "to": {"entries": [], "default_plan": "pro"}}"#)).unwrap();
+    let refused = place.run("culvert serve").await;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("policy: the policies were rolled back under an earlier version; have the settings name"), "{said}");
+    std::fs::write(&file, state("null")).unwrap();
+    let host = place.serve().await;
+    assert_eq!(place.json("culvert policy status").await["generation"], 7);
+    assert!(!file.exists());
+    assert_eq!(place.json("culvert policy reload").await["generation"], 8);
+    assert_eq!(host.interrupt().await, Some(0));
 }
 
 /// Compiled files and modules that no kept generation uses are removed.
@@ -389,7 +430,7 @@ async fn sighup_reloads_policies_and_missing_config_keeps_them() {
         (&status["generation"], &status["last_failure"]["problem"]),
         (&json!(2), &json!("culvert.toml: there is no such file"))
     );
-    assert_eq!(place.json("culvert policy rollback").await["generation"], 1);
+    assert_eq!(place.json("culvert policy rollback").await["generation"], 3);
     let none = place.run("culvert policy rollback").await;
     assert_eq!(String::from_utf8_lossy(&none.stderr), "culvert: there is no earlier generation to go back to\n");
     assert_eq!(host.interrupt().await, Some(0));

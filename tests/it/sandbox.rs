@@ -46,11 +46,10 @@ pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<Dec
     let loaded = vec![Loaded {
         entry: PolicyConfig::builtin(Kind::TeamRole),
         module: Arc::new(module),
-        is_kept: false,
         is_signed: false,
     }];
     let observer = Arc::new(DecisionObserver::open(clock.clone(), &mut Registry::default(), records).unwrap());
-    let set = PolicySet::new(&engines, &observer.metrics, loaded, 1, clock.now())?;
+    let set = PolicySet::new(&engines, &observer.metrics, loaded, clock.now())?;
     Ok((Pinned::new(Arc::new(set), observer.clone(), None), observer))
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn show(visit: &Visit) -> Result<Markup> {
                 @if let Some(earlier) = status.earlier.first() {
                     p { "The policies before the last reload are kept." }
                     (field::button_with(visit, ROLL_BACK, &format!("Roll back to generation {earlier}"),
-                        &[("generation", &earlier.to_string())]))
+                        &[("generation", &status.generation.to_string())]))
                 } @else { p.muted { "There are no earlier policies to roll back to." } }
             } @else { (asked_first(visit, PATH, "change policies")) }
             @if let Some(records) = &status.records {
@@ -93,10 +93,9 @@ pub(crate) async fn roll_back(visit: &Visit, posted: Posted) -> Result<Answer> {
     let operator = operator(visit)?;
     // A second click must not go back once more.
     let status = visit.service().policy_status(&operator);
-    let wanted = posted.form.get("generation").parse().ok();
-    if wanted != status.earlier.first().copied() {
-        let is_done = wanted == Some(status.generation);
-        return if is_done { Ok(Answer::see_other(PATH)) } else { Err(policies_kept(&"the page was out of date.")) };
+    let left = posted.form.get("generation").parse().ok();
+    if left != Some(status.generation) {
+        return if status.is_rollback { Ok(Answer::see_other(PATH)) } else { Err(policies_kept(&"the page was out of date.")) };
     }
     visit.service().roll_back_policies(&operator).await?;
     Ok(Answer::see_other(PATH))

@@ -42,12 +42,14 @@ fn beginning(path: &str) -> &str {
 
 /// What policies want to know of the request itself.
 fn context(api: &Api, req: &Request, id: Uuid, wanted: PolicyFacts) -> RequestContext {
-    // Changes are noted in the audit log with their address.
-    let wants_client = wanted.contains(PolicyFact::ClientIp) || !req.method().is_safe();
+    // Changes are noted in the audit log with their address, and may be decided on again by policies that want more.
+    let changes = !req.method().is_safe();
+    let (wants_client, wants_method) =
+        (changes || wanted.contains(PolicyFact::ClientIp), changes || wanted.contains(PolicyFact::RequestMethod));
     RequestContext {
         request_id: Some(id),
         now: api.clock.now(),
-        method: wanted.contains(PolicyFact::RequestMethod).then(|| req.method().to_string()),
+        method: wants_method.then(|| req.method().to_string()),
         client: wants_client.then(|| client_address(req, &api.trusted_proxies)).flatten(),
     }
 }
@@ -73,8 +75,8 @@ impl Handler for Trace {
         let clock = &self.0.clock;
         let id = clock.id();
         let policies = self.0.service.pin_policies(|wanted| context(&self.0, req, id, wanted));
-        let (id, generation) = (id.to_string(), policies.generation());
-        depot.insert_typed(policies);
+        let id = id.to_string();
+        depot.insert_typed(policies.clone());
         let (method, started) = (req.method().clone(), clock.moment());
         let span = tracing::info_span!("request", %id, %method, path = beginning(req.uri().path()));
         depot.insert_typed(Path(normalised(req.uri().path())));
@@ -84,7 +86,7 @@ impl Handler for Trace {
             res.headers_mut().insert("x-request-id", id);
         }
         // Whatever the request asked was answered by this one.
-        res.headers_mut().insert("x-policy-generation", HeaderValue::from(generation));
+        res.headers_mut().insert("x-policy-generation", HeaderValue::from(policies.generation()));
         let status = res.status_code.unwrap_or(StatusCode::NOT_FOUND).as_u16();
         let took = clock.moment().since(started);
         note_refusal(&self.0, req, depot, res);

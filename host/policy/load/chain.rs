@@ -17,22 +17,10 @@ use crate::load::cases::{CasesError, File, Outcome};
 use crate::load::component::{self, Configured, Module};
 use crate::load::load_error::LoadError;
 use crate::load::memory;
-use crate::load::module_source::{KEPT, Origins, Places, SourceError, Sourced};
+use crate::load::module_source::{Origins, Places, SourceError, Sourced};
 use crate::load::module_store::ModuleStore;
+use crate::load::policies::{ModuleBytes, Source};
 pub use crate::load::policy_config::{Mode, PolicyConfig, SettingsFileError, Trust};
-
-impl Loaded {
-    /// An entry that leads to the same module after its file has changed, or to none if the module could not be kept.
-    pub(crate) fn kept_entry(&self) -> PolicyConfig {
-        let mut entry = self.entry.clone();
-        if self.is_kept {
-            entry.module = format!("{KEPT}{}", self.module.digest);
-        } else if !entry.module.starts_with(bundle::PREFIX) {
-            entry.sha256 = Some(self.module.digest.clone());
-        }
-        entry
-    }
-}
 
 /// Largest deadline, in milliseconds.
 const DEADLINE_LIMIT: u32 = 1_000;
@@ -63,11 +51,10 @@ fn settings_path(path: &str) -> String {
 }
 
 /// A configured module and its entry.
+#[derive(Clone)]
 pub struct Loaded {
     pub entry: PolicyConfig,
     pub module: Arc<Configured>,
-    /// Whether the store of modules has it.
-    pub is_kept: bool,
     /// Whether a trusted key has signed it.
     pub is_signed: bool,
 }
@@ -92,6 +79,19 @@ impl Loader {
     /// If an entry is invalid or of another kind than its module, a kind has no module that decides, or a module cannot
     /// be loaded or fails its own cases.
     pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
+        Ok(self.load_from(Source::Configured, chain)?.0)
+    }
+
+    /// As [`Loader::load`], with the modules to keep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Loader::load`]; if a module is not kept, or not signed as this host wants it.
+    pub fn load_from(
+        &self,
+        source: Source<'_>,
+        chain: &[PolicyConfig],
+    ) -> Result<(Vec<Loaded>, Vec<ModuleBytes>), ChainError> {
         let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
         if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
             return Err(ChainError::Missing(missing));
@@ -101,9 +101,7 @@ impl Loader {
                 (other.kind, &other.module, other.mode, &other.settings)
                     == (entry.kind, &entry.module, entry.mode, &entry.settings)
             };
-            // Two files with the same content are told apart by their paths only.
-            let is_kept = entry.module.starts_with(KEPT);
-            if let Some(first) = chain[..index].iter().position(same).filter(|_| !is_kept) {
+            if let Some(first) = chain[..index].iter().position(same) {
                 let problem =
                     format!("is the module of policy[{first}], with the same settings; leave one of them out");
                 return Err(ChainError::Entry { index, field: "module", problem });
@@ -112,27 +110,35 @@ impl Loader {
         // In parallel, because a module is compiled by one thread most of the time, and by several only
         // at times.
         let loaded = std::thread::scope(|scope| {
-            let load = |(index, entry)| scope.spawn(move || self.entry(index, entry));
+            let load = |(index, entry)| scope.spawn(move || self.entry(source, index, entry));
             let loading: Vec<_> = chain.iter().enumerate().map(load).collect();
             let loaded = loading.into_iter().map(|entry| {
                 entry
                     .join()
                     .unwrap_or_else(|_| Err(ChainError::Engine("a thread that loaded a module panicked".into())))
             });
-            loaded.collect()
+            loaded.collect::<Result<Vec<_>, _>>()
         });
         memory::give_back();
-        loaded
+        Ok(loaded?.into_iter().unzip())
     }
 
-    fn entry(&self, index: usize, entry: &PolicyConfig) -> Result<Loaded, ChainError> {
+    fn entry(
+        &self,
+        source: Source<'_>,
+        index: usize,
+        entry: &PolicyConfig,
+    ) -> Result<(Loaded, ModuleBytes), ChainError> {
         let load = |error| match error {
             LoadError::Settings(mut problems) if problems.len() == 1 => {
                 ChainError::Settings { index, problem: problems.remove(0) }
             }
             error => ChainError::Load { index, module: entry.module.clone(), error },
         };
-        let sourced = Self::check_limits(entry).and_then(|()| Sourced::find(&self.places(), entry));
+        let sourced = Self::check_limits(entry).and_then(|()| match source {
+            Source::Configured => Sourced::find(&self.places(), entry),
+            Source::Given(modules) => Sourced::find_given(&self.places(), modules, entry),
+        });
         let Sourced { wasm, signature } =
             sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
         component::check_memory(&wasm, entry.limits()).map_err(load)?;
@@ -144,9 +150,12 @@ impl Loader {
         let mut configured = configured.map_err(load)?;
         configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
         let is_built_in = entry.module.starts_with(bundle::PREFIX);
-        let is_kept = !is_built_in && self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
+        if !is_built_in {
+            self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
+        }
         let is_signed = !is_built_in && self.origins.trusted.is_some();
-        Ok(Loaded { entry: entry.clone(), module: Arc::new(configured), is_kept, is_signed })
+        let kept = ModuleBytes { sha256: module.digest, wasm: module.wasm, signature };
+        Ok((Loaded { entry: entry.clone(), module: Arc::new(configured), is_signed }, kept))
     }
 
     /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with

@@ -1,5 +1,5 @@
-//! Where the bytes of an entry's module come from: the host itself, a file, a registry, a web server, or the store of
-//! modules that were loaded before.
+//! Where the bytes of an entry's module come from: the host itself, a file, a registry or a web server; or the modules that
+//! are kept with a generation.
 //!
 //! Whatever comes from elsewhere is held to a digest in the configuration, and kept, so that a start needs no network.
 
@@ -15,11 +15,10 @@ use sha2::{Digest, Sha256};
 
 use crate::load::module_store::ModuleStore;
 use crate::load::oci_manifest::OciManifest;
+use crate::load::policies::ModuleBytes;
 use crate::load::policy_config::{PolicyConfig, Trust};
 use crate::load::{SIZE_LIMIT, bundle};
 
-/// Prefix by which a set that was rolled back to names a module of the store.
-pub(crate) const KEPT: &str = "kept:";
 /// Prefix of a module in a registry.
 pub const OCI: &str = "oci://";
 /// Prefix of a module on a web server.
@@ -93,9 +92,7 @@ impl Sourced {
         if let Some(name) = module.strip_prefix(bundle::PREFIX) {
             return built_in(name).map(|wasm| Self { wasm, signature: None });
         }
-        let mut found = if let Some(digest) = module.strip_prefix(KEPT) {
-            kept(places, digest)?
-        } else if let Some(reference) = module.strip_prefix(OCI) {
+        let mut found = if let Some(reference) = module.strip_prefix(OCI) {
             from_registry(places, entry, reference)?
         } else if module.starts_with(HTTPS) {
             from_web(places, entry)?
@@ -110,6 +107,30 @@ impl Sourced {
             found.signature = Some(signature);
         }
         found.check_signature(places)?;
+        Ok(found)
+    }
+
+    /// Finds an entry's module among those that are kept, and checks its signature. One that a host brings along has none: the
+    /// host that has made the generation vouches for it.
+    ///
+    /// # Errors
+    ///
+    /// The field that is wrong.
+    pub(crate) fn find_given(
+        places: &Places<'_>,
+        modules: &[ModuleBytes],
+        entry: &PolicyConfig,
+    ) -> Result<Self, SourceError> {
+        let found = modules.iter().find(|module| entry.sha256.as_ref() == Some(&module.sha256));
+        let found = found.filter(|module| hex::encode(Sha256::digest(&module.wasm)) == module.sha256);
+        let Some(ModuleBytes { wasm, signature, .. }) = found else {
+            return Err(("module", format!("{}: the database does not have it as it was loaded", entry.module)));
+        };
+        let own = entry.signature.as_ref().and_then(|signature| STANDARD.decode(signature.trim()).ok());
+        let found = Self { wasm: wasm.clone(), signature: own.or_else(|| signature.clone()) };
+        if !entry.module.starts_with(bundle::PREFIX) {
+            found.check_signature(places)?;
+        }
         Ok(found)
     }
 
@@ -139,13 +160,6 @@ fn built_in(name: &str) -> Result<Vec<u8>, SourceError> {
         ("module", format!("there is no `{}{name}`; shipped are {}", bundle::PREFIX, names.join(", ")))
     })?;
     Ok(shipped.into())
-}
-
-fn kept(places: &Places<'_>, digest: &str) -> Result<Sourced, SourceError> {
-    let problem =
-        || format!("the module {digest} that was rolled back to is not kept any more; correct the configuration");
-    let wasm = places.modules.find(digest).ok_or_else(|| ("module", problem()))?;
-    Ok(Sourced { wasm, signature: places.modules.signature(digest) })
 }
 
 fn from_file(places: &Places<'_>, entry: &PolicyConfig) -> Result<Sourced, SourceError> {

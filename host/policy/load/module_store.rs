@@ -1,4 +1,4 @@
-//! Modules as they were loaded, by digest, so that an earlier set can be loaded again after a restart.
+//! Modules as they were loaded, by digest, so that one that has come over the network is not fetched again.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,10 +59,12 @@ impl ModuleStore {
         (hex::encode(Sha256::digest(&manifest)) == digest).then_some(manifest)
     }
 
-    /// Keeps a module. On a full disk the host goes on, and cannot load the module again from here. Returns whether it can.
-    pub(crate) fn keep(&self, digest: &str, wasm: &[u8], signature: Option<&[u8]>) -> bool {
-        let is_kept = self.keep_file(&name(digest), wasm);
-        is_kept && signature.is_none_or(|signature| self.keep_file(&signature_name(digest), signature))
+    /// Keeps a module. On a full disk the host goes on, and fetches the module again when it is loaded anew.
+    pub(crate) fn keep(&self, digest: &str, wasm: &[u8], signature: Option<&[u8]>) {
+        self.keep_file(&name(digest), wasm);
+        if let Some(signature) = signature {
+            self.keep_file(&signature_name(digest), signature);
+        }
     }
 
     /// Keeps a manifest, as [`ModuleStore::keep`] keeps its module.
@@ -70,17 +72,15 @@ impl ModuleStore {
         self.keep_file(&manifest_name(digest), manifest);
     }
 
-    fn keep_file(&self, name: &str, content: &[u8]) -> bool {
-        let Some(folder) = self.own_folder() else { return false };
+    fn keep_file(&self, name: &str, content: &[u8]) {
+        let Some(folder) = self.own_folder() else { return };
         let path = folder.join(name);
         if fs::read(&path).is_ok_and(|kept| kept == content) {
-            return true;
+            return;
         }
-        let kept = private_dir::replace(&path, content);
-        if let Err(error) = &kept {
+        if let Err(error) = private_dir::replace(&path, content) {
             tracing::warn!(%error, file = %path.display(), "a module could not be kept");
         }
-        kept.is_ok()
     }
 
     /// Removes all modules but those with these digests, and what came with them.

@@ -1,46 +1,44 @@
-//! The generations of policies in this process: the current set, the earlier ones, and how they are
-//! replaced.
+//! The generations of policies in this process: the set that decides, those that are ready to take its place, and
+//! earlier ones.
 //!
-//! A new set is loaded, configured and tested with its own cases before it replaces the current one. If
-//! any of that fails, the current set stays and the reason is kept for `status`.
+//! A set is loaded, configured and tested with its own cases before it is ready. If any of that fails, nothing changes,
+//! and the reason is kept for `status`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
 
 use crate::engine::engines::Engines;
-use crate::engine::kind::Kind;
-use crate::load::chain::{ChainError, Loaded, Loader, Mode};
+use crate::load::chain::{ChainError, Loaded, Loader};
+use crate::load::policies::{Generation, ModuleBytes, Policies, Source};
 use crate::serve::differences::Difference;
-use crate::serve::generation_state::{GenerationState, Policies, Rollback, StateFile};
 use crate::serve::live::PolicySet;
-use crate::serve::module_guard::ModuleGuard;
 use crate::serve::observer::DecisionObserver;
 use crate::serve::pinned::Pinned;
-use crate::serve::record_writer::RecordsHealth;
+use crate::serve::status::{Failure, ModuleStatus, Status};
 
-/// Most earlier sets that are kept for a rollback.
-const KEPT: usize = 4;
+/// Most earlier sets that a rollback leads to.
+pub const KEPT: usize = 4;
+/// Most sets that are ready at once: each host may propose one.
+const READY: usize = 4;
 
 pub struct Generations {
     loader: Arc<Loader>,
     observer: Arc<DecisionObserver>,
     current: ArcSwap<PolicySet>,
     history: Mutex<History>,
-    file: StateFile,
     /// Held while a set is loaded, so that only one is loaded at a time.
     staging: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct History {
-    /// Oldest first.
+    /// Sets that decided before, oldest first: one of them decides again without being loaded.
     earlier: Vec<Arc<PolicySet>>,
-    state: GenerationState,
-    rollbacks: u64,
+    /// Sets that may decide next, oldest first.
+    ready: Vec<Arc<PolicySet>>,
     last_failure: Option<Failure>,
 }
 
@@ -53,105 +51,60 @@ pub enum ReloadError {
     Chain(#[from] ChainError),
     #[error("policy: loading panicked: {0}")]
     Panicked(#[source] tokio::task::JoinError),
-    #[error("the policies were rolled back while these were loaded; reload once more")]
-    RolledBack,
+    #[error("generation {0} was made by another version of Culvert: {1}")]
+    Content(u64, #[source] serde_json::Error),
 }
 
-/// There is no earlier set to roll back to.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no earlier generation to go back to")]
-pub struct NoEarlierGeneration;
-
-/// The last reload that failed.
-#[derive(Clone, Debug, Serialize)]
-pub struct Failure {
-    pub at: DateTime<Utc>,
-    pub problem: String,
+/// A set that was loaded and has no number yet.
+pub struct Candidate {
+    set: PolicySet,
+    /// What to keep of it.
+    pub generation: Generation,
+    pub modules: Vec<ModuleBytes>,
 }
 
-/// The current policies, for the operator.
-#[derive(Debug, Serialize)]
-pub struct Status {
-    pub generation: u64,
-    pub loaded_at: DateTime<Utc>,
-    pub modules: Vec<ModuleStatus>,
-    /// The generations available for a rollback, most recent first.
-    pub earlier: Vec<u64>,
-    /// The last reload that failed, until one succeeds.
-    pub last_failure: Option<Failure>,
-    /// None where no decisions are recorded.
-    pub records: Option<RecordsHealth>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct ModuleStatus {
-    pub kind: Kind,
-    /// The module's name in the configuration.
-    pub module: String,
-    pub name: String,
-    pub version: String,
-    pub sha256: String,
-    /// SHA-256 of its settings as JSON.
-    pub settings_sha256: String,
-    pub mode: Mode,
-    pub deadline_ms: u32,
-    pub memory_kib: u32,
-    /// Whether a trusted key has signed it.
-    #[serde(rename = "signed")]
-    pub is_signed: bool,
-    /// Whether the module is not asked for a while, because it timed out again and again.
-    pub breaker_open: bool,
-}
-
-impl Generations {
-    /// Loads the first set.
+impl Candidate {
+    /// Loads the policies of a configuration.
     ///
     /// # Errors
     ///
     /// Where a module cannot be loaded: one line that names the entry and what to do.
-    pub fn open(
-        loader: Loader,
-        observer: DecisionObserver,
-        policies: &Policies,
-        file: StateFile,
-    ) -> Result<Self, ChainError> {
-        let observer = Arc::new(observer);
-        let mut state = file.read();
-        let configuration = policies.digest();
-        let held = state.rollback.take().filter(|rollback| rollback.from == configuration);
-        let wanted = held.as_ref().map_or(policies, |rollback| &rollback.to);
-        let mut set = stage(&loader, &observer, wanted, state.newest + 1)?;
-        // The modules are compared as well, because a host of another version has others built in.
-        let is_known = state.configuration == configuration && state.modules == set.digests();
-        if is_known {
-            set.generation = state.active;
+    pub fn load(loader: &Loader, observer: &Arc<DecisionObserver>, policies: &Policies) -> Result<Self, ChainError> {
+        let (loaded, modules) = loader.load_from(Source::Configured, &policies.entries)?;
+        let mut held = policies.clone();
+        for (entry, module) in held.entries.iter_mut().zip(&modules) {
+            entry.sha256 = Some(module.sha256.clone());
         }
-        if held.is_some() {
-            tracing::info!(generation = set.generation, "the policies stay rolled back until the next reload");
-        }
-        state.newest = state.newest.max(set.generation);
-        (state.active, state.modules) = (set.generation, set.digests());
-        (state.rollback, state.configuration) = (held, configuration);
-        observer.metrics.generation.set(set.generation.cast_signed());
-        let history = Mutex::new(History { state, ..History::default() });
-        let current = ArcSwap::from_pointee(set);
-        let staging = tokio::sync::Mutex::default();
-        let generations = Self { loader: Arc::new(loader), observer, current, history, file, staging };
-        generations.keep(&generations.history());
-        Ok(generations)
+        let content = serde_json::to_string(&held).map_err(|error| ChainError::Engine(error.to_string()))?;
+        let generation = Generation { content, configuration: policies.digest(), ..Generation::default() };
+        Ok(Self { set: assemble(loader, observer, loaded, &policies.default_plan)?, generation, modules })
     }
 
-    /// Writes the state, and removes what no kept set uses any more.
-    fn keep(&self, history: &History) {
-        // Written before anything is removed that an older state names.
-        self.file.write(&history.state);
-        self.sweep(history);
+    /// The set, as this generation.
+    pub fn numbered(self, generation: Generation) -> PolicySet {
+        self.set.of(generation)
+    }
+}
+
+impl Generations {
+    /// Begins with the set that decides.
+    pub fn begin(loader: Loader, observer: Arc<DecisionObserver>, first: PolicySet) -> Self {
+        let number = first.generation.number;
+        if first.generation.is_rollback {
+            tracing::info!(generation = number, "the policies stay rolled back until the next reload");
+        }
+        observer.metrics.generation.set(number.cast_signed());
+        let (current, history, staging) =
+            (ArcSwap::from_pointee(first), Mutex::default(), tokio::sync::Mutex::default());
+        let generations = Self { loader: Arc::new(loader), observer, current, history, staging };
+        generations.sweep(&generations.history());
+        generations
     }
 
-    /// Removes the files that no kept set uses: of sets that are forgotten, and of loads that failed.
+    /// Removes the files that no set uses: of sets that are forgotten, and of loads that failed.
     fn sweep(&self, history: &History) {
         let current = self.current();
-        let sets = history.earlier.iter().chain([&current]);
+        let sets = history.earlier.iter().chain(&history.ready).chain([&current]);
         let (mut digests, mut artefacts) = (BTreeSet::new(), BTreeSet::new());
         for Loaded { module, .. } in sets.flat_map(|set| set.modules()) {
             digests.insert(module.digest.clone());
@@ -159,11 +112,6 @@ impl Generations {
         }
         self.loader.modules.retain(&digests);
         self.loader.artefacts.retain(&artefacts);
-    }
-
-    /// Whether a rollback holds.
-    pub fn is_rolled_back(&self) -> bool {
-        self.history().state.rollback.is_some()
     }
 
     /// Pins the current set.
@@ -175,35 +123,29 @@ impl Generations {
         self.current.load_full()
     }
 
-    /// Reads the configuration again and puts its policies into use. Returns their generation.
+    /// The number of the set that decides.
+    pub fn number(&self) -> u64 {
+        self.current.load().generation.number
+    }
+
+    /// Reads the configuration and loads its policies. They decide nothing yet.
     ///
     /// # Errors
     ///
-    /// Where the policies cannot be loaded, in one line. The current set stays in use.
-    pub async fn reload<E>(
+    /// Where they cannot be loaded, in one line.
+    pub async fn load<E>(
         &self,
         read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
-    ) -> Result<u64, ReloadError>
+    ) -> Result<Candidate, ReloadError>
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // A rollback while this waits for its turn ends it as well.
-        let rollbacks = self.history().rollbacks;
-        let _one = self.staging.lock().await;
-        let generation = self.history().state.newest + 1;
-        let (loader, observer) = (self.loader.clone(), self.observer.clone());
-        let staged = tokio::task::spawn_blocking(move || {
+        let observer = self.observer.clone();
+        self.in_background(move |loader| {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
-            Ok((stage(&loader, &observer, &policies, generation)?, policies.digest()))
-        });
-        match staged.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic))) {
-            Ok((set, configuration)) => {
-                // Whoever rolled back in the meantime knew of a problem that this reload did not know of.
-                let is_swapped = self.swap(set, configuration, rollbacks);
-                if is_swapped { Ok(generation) } else { Err(self.fail(ReloadError::RolledBack)) }
-            }
-            Err(error) => Err(self.fail(error)),
-        }
+            Ok(Candidate::load(loader, &observer, &policies)?)
+        })
+        .await
     }
 
     /// Loads policies without putting them into use, and looks at them. Nothing is kept of them.
@@ -220,102 +162,124 @@ impl Generations {
         T: Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let _one = self.staging.lock().await;
-        let loader = self.loader.clone();
-        let tried = tokio::task::spawn_blocking(move || {
+        let tried = self.in_background(move |loader| {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
             let loaded = loader.load(&policies.entries)?;
             Ok(look(&loader.engines, &policies, &loaded))
         });
-        let tried = tried.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic)));
+        let tried = tried.await;
         self.sweep(&self.history());
         tried
     }
 
-    fn fail(&self, error: ReloadError) -> ReloadError {
-        let problem = error.to_string();
+    /// Loads something on a thread where it holds up nothing, and nothing else meanwhile.
+    async fn in_background<T: Send + 'static>(
+        &self,
+        load: impl FnOnce(&Loader) -> Result<T, ReloadError> + Send + 'static,
+    ) -> Result<T, ReloadError> {
+        let _one = self.staging.lock().await;
+        let loader = self.loader.clone();
+        let loaded = tokio::task::spawn_blocking(move || load(&loader));
+        loaded.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic)))
+    }
+
+    /// Has a loaded set be ready to decide, as a generation.
+    pub fn stage(&self, candidate: Candidate, generation: Generation) {
+        self.hold_ready(candidate.numbered(generation));
+    }
+
+    /// Whether a generation is ready, or decides.
+    pub fn is_ready(&self, number: u64) -> bool {
+        self.number() == number || self.history().ready.iter().any(|set| set.generation.number == number)
+    }
+
+    /// Whether a set with the same content was loaded before, so that a generation needs no modules.
+    pub fn knows(&self, generation: &Generation) -> bool {
+        self.with_content(&generation.content).is_some()
+    }
+
+    /// Has a generation be ready to decide. What was loaded before is not loaded again.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be loaded, in one line.
+    pub async fn stage_kept(&self, generation: Generation, modules: Vec<ModuleBytes>) -> Result<(), ReloadError> {
+        let observer = self.observer.clone();
+        let set = match self.with_content(&generation.content) {
+            Some(known) => {
+                assemble(&self.loader, &observer, known.modules().to_vec(), &known.default_plan)?.of(generation)
+            }
+            None => {
+                self.in_background(move |loader| load_kept(loader, &observer, generation, &modules)).await?
+            }
+        };
+        self.hold_ready(set);
+        Ok(())
+    }
+
+    fn with_content(&self, content: &str) -> Option<Arc<PolicySet>> {
+        let (current, history) = (self.current(), self.history());
+        let mut known = history.ready.iter().chain(&history.earlier).chain([&current]);
+        known.find(|set| set.generation.content == content).cloned()
+    }
+
+    fn hold_ready(&self, set: PolicySet) {
+        let mut history = self.history();
+        history.ready.push(Arc::new(set));
+        let surplus = history.ready.len().saturating_sub(READY);
+        history.ready.drain(..surplus);
+    }
+
+    /// Notes why policies were not reloaded.
+    pub fn note_failure(&self, problem: String) {
         tracing::warn!(problem, "the policies were not reloaded");
         self.observer.metrics.count_reload("failed");
         let at = self.observer.clock.now();
         let mut history = self.history();
         history.last_failure = Some(Failure { at, problem });
         self.sweep(&history);
-        drop(history);
-        error
     }
 
-    /// Makes a set the current one, unless there was a rollback since its loading began.
-    fn swap(&self, set: PolicySet, configuration: String, rollbacks: u64) -> bool {
+    /// Has a generation decide from now on. False where it is not ready.
+    pub fn activate(&self, number: u64) -> bool {
         let mut history = self.history();
-        if history.rollbacks != rollbacks {
-            return false;
+        if self.number() == number {
+            return true;
         }
-        let generation = set.generation;
-        let modules = set.digests();
-        history.state =
-            GenerationState { newest: generation, active: generation, configuration, modules, rollback: None };
-        history.last_failure = None;
-        // No other set gets the number, whatever happens from here on.
-        self.file.write(&history.state);
-        history.earlier.push(self.current.swap(Arc::new(set)));
+        let Some(place) = history.ready.iter().position(|set| set.generation.number == number) else { return false };
+        let set = history.ready.remove(place);
+        // What was proposed before this one is for other policies than these.
+        history.ready.retain(|set| set.generation.number > number);
+        let is_rollback = set.generation.is_rollback;
+        history.earlier.retain(|earlier| earlier.generation.content != set.generation.content);
+        history.earlier.push(self.current.swap(set));
         let surplus = history.earlier.len().saturating_sub(KEPT);
         history.earlier.drain(..surplus);
-        self.keep(&history);
-        self.observer.metrics.count_reload("done");
-        self.observer.metrics.generation.set(generation.cast_signed());
-        tracing::info!(generation, "the policies were reloaded");
+        history.last_failure = None;
+        self.sweep(&history);
+        self.observer.metrics.count_reload(if is_rollback { "rolled_back" } else { "done" });
+        self.observer.metrics.generation.set(number.cast_signed());
+        let what = if is_rollback { "the policies were rolled back" } else { "the policies were reloaded" };
+        tracing::info!(generation = number, "{what}");
         true
     }
 
-    /// Makes the previous set the current one again, until the next reload: over a restart as well, while the
-    /// configuration is the one that was rolled back.
-    ///
-    /// # Errors
-    ///
-    /// Where there is no earlier set.
-    pub fn rollback(&self) -> Result<u64, NoEarlierGeneration> {
+    /// Forgets a generation that is not to decide.
+    pub fn withdraw(&self, number: u64) {
         let mut history = self.history();
-        let set = history.earlier.pop().ok_or(NoEarlierGeneration)?;
-        history.rollbacks += 1;
-        let generation = set.generation;
-        let to = Policies {
-            entries: set.modules().iter().map(Loaded::kept_entry).collect(),
-            default_plan: set.default_plan.clone(),
-        };
-        let from = match &history.state.rollback {
-            Some(rollback) => rollback.from.clone(),
-            None => history.state.configuration.clone(),
-        };
-        history.state.rollback = Some(Rollback { from, to });
-        (history.state.active, history.state.modules) = (generation, set.digests());
-        self.current.store(set);
-        self.keep(&history);
-        self.observer.metrics.count_reload("rolled_back");
-        self.observer.metrics.generation.set(generation.cast_signed());
-        tracing::info!(generation, "the policies were rolled back");
-        Ok(generation)
+        history.ready.retain(|set| set.generation.number != number);
+        self.sweep(&history);
     }
 
     pub fn status(&self) -> Status {
         let (set, history) = (self.current(), self.history());
-        let module = |(Loaded { entry, module, is_signed, .. }, guard): (&Loaded, &ModuleGuard)| ModuleStatus {
-            kind: module.kind,
-            module: entry.module.clone(),
-            name: module.description.name.clone(),
-            version: module.description.version.clone(),
-            sha256: module.digest.clone(),
-            settings_sha256: module.settings_digest.clone(),
-            mode: entry.mode,
-            deadline_ms: entry.deadline_ms,
-            memory_kib: entry.memory_kib,
-            is_signed: *is_signed,
-            breaker_open: guard.is_open(),
-        };
         Status {
-            generation: set.generation,
+            generation: set.generation.number,
+            digest: set.generation.digest(),
             loaded_at: set.loaded_at,
-            modules: set.guarded().map(module).collect(),
-            earlier: history.earlier.iter().rev().map(|set| set.generation).collect(),
+            modules: set.guarded().map(|(loaded, guard)| ModuleStatus::of(loaded, guard)).collect(),
+            is_rollback: set.generation.is_rollback,
+            earlier: set.generation.earlier.clone(),
             last_failure: history.last_failure.clone(),
             records: self.observer.records.as_ref().map(|records| records.health()),
         }
@@ -336,22 +300,36 @@ impl Generations {
     }
 }
 
-/// Loads a set that is ready for use: every module is loaded, and the default plan is known.
-fn stage(
+/// Loads the set of a generation from its modules.
+///
+/// # Errors
+///
+/// Where it cannot be loaded: one line that names the entry and what to do.
+pub fn load_kept(
     loader: &Loader,
     observer: &Arc<DecisionObserver>,
-    policies: &Policies,
-    generation: u64,
+    generation: Generation,
+    modules: &[ModuleBytes],
+) -> Result<PolicySet, ReloadError> {
+    let policies = generation.policies().map_err(|error| ReloadError::Content(generation.number, error))?;
+    let (loaded, _) = loader.load_from(Source::Given(modules), &policies.entries)?;
+    Ok(assemble(loader, observer, loaded, &policies.default_plan)?.of(generation))
+}
+
+/// A set that is ready for use: every module is loaded, and the default plan is known.
+fn assemble(
+    loader: &Loader,
+    observer: &Arc<DecisionObserver>,
+    modules: Vec<Loaded>,
+    default_plan: &str,
 ) -> Result<PolicySet, ChainError> {
-    let Policies { entries, default_plan } = policies;
-    let modules = loader.load(entries)?;
-    let now = observer.clock.now();
-    let set = PolicySet::new(&loader.engines, &observer.metrics, modules, generation, now);
+    let now: DateTime<Utc> = observer.clock.now();
+    let set = PolicySet::new(&loader.engines, &observer.metrics, modules, now);
     let mut set = set.map_err(|error| ChainError::Engine(error.to_string()))?;
-    set.default_plan.clone_from(default_plan);
+    default_plan.clone_into(&mut set.default_plan);
     if set.has_plan(default_plan).map_err(ChainError::Failed)? {
         Ok(set)
     } else {
-        Err(ChainError::DefaultPlan(default_plan.clone()))
+        Err(ChainError::DefaultPlan(default_plan.to_owned()))
     }
 }

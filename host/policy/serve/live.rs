@@ -21,13 +21,13 @@ use crate::engine::sandbox::{self, Sandbox};
 use crate::load::chain::{Loaded, Mode};
 use crate::load::component::Configured;
 use crate::load::load_error::LoadError;
+use crate::load::policies::Generation;
 use crate::serve::metrics::{ModuleMetrics, PolicyMetrics};
 use crate::serve::module_guard::ModuleGuard;
 use culvert_domain::policy_fact::PolicyFacts;
 
 pub struct PolicySet {
-    /// Number of the set.
-    pub generation: u64,
+    pub generation: Arc<Generation>,
     pub loaded_at: DateTime<Utc>,
     /// The plan that it must know.
     pub default_plan: String,
@@ -88,7 +88,6 @@ impl PolicySet {
         engines: &Engines,
         metrics: &PolicyMetrics,
         modules: Vec<Loaded>,
-        generation: u64,
         loaded_at: DateTime<Utc>,
     ) -> Result<Self, LoadError> {
         let guards: Vec<Arc<ModuleGuard>> = modules.iter().map(|_| Arc::default()).collect();
@@ -116,7 +115,7 @@ impl PolicySet {
         let shards = shards.collect::<Result<_, LoadError>>()?;
         let wanted = modules.iter().fold(PolicyFacts::NONE, |all, loaded| all.union(loaded.module.facts));
         Ok(Self {
-            generation,
+            generation: Arc::default(),
             loaded_at,
             default_plan: String::new(),
             shards,
@@ -125,6 +124,12 @@ impl PolicySet {
             wanted,
             entitlements: RwLock::default(),
         })
+    }
+
+    /// The same set, as a generation.
+    #[must_use]
+    pub fn of(self, generation: Generation) -> Self {
+        Self { generation: Arc::new(generation), ..self }
     }
 
     /// The modules of a kind, on the calling thread's shard.
@@ -149,12 +154,6 @@ impl PolicySet {
 
     pub fn modules(&self) -> &[Loaded] {
         &self.modules
-    }
-
-    /// The digests of its modules and of their settings.
-    pub fn digests(&self) -> Vec<String> {
-        let digest = |Loaded { module, .. }: &Loaded| format!("{} {}", module.digest, module.settings_digest);
-        self.modules.iter().map(digest).collect()
     }
 
     /// The modules, each with its guard.

@@ -91,7 +91,12 @@ impl Pinned {
     }
 
     pub fn generation(&self) -> u64 {
-        self.set.generation
+        self.set.generation.number
+    }
+
+    /// The plan of accounts and Teams that nobody gives another one.
+    pub fn default_plan(&self) -> &str {
+        &self.set.default_plan
     }
 
     /// The facts that at least one module wants.

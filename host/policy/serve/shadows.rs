@@ -116,7 +116,7 @@ impl ShadowRequest {
     fn compare(&self, shadow: &ModuleInstance, notes: &Notes) {
         let Notes { clock, records, .. } = notes;
         let module = &shadow.module.description.name;
-        let (kind, generation) = (shadow.module.kind.name(), self.set.generation);
+        let (kind, generation) = (shadow.module.kind.name(), self.set.generation.number);
         let request_id = self.request_id.map(tracing::field::display);
         let started = clock.moment();
         let answer = shadow.ask(&self.request);
@@ -143,7 +143,7 @@ impl ShadowRequest {
             records.write(Record::new(
                 clock.now(),
                 self.request_id,
-                self.set.generation,
+                self.set.generation.number,
                 shadow,
                 &self.request,
                 &answer,
@@ -157,7 +157,7 @@ impl ShadowRequest {
         notes.differences.add(Difference {
             at: notes.clock.now(),
             request_id: self.request_id,
-            generation: self.set.generation,
+            generation: self.set.generation.number,
             kind: self.request.kind(),
             module: module.to_owned(),
             decided: self.response.outcome_label().name(),

@@ -35,12 +35,12 @@ pub(crate) async fn examine<D: RequestDraft>(
     draft: &D,
     change: impl FnOnce(&mut ResourceFacts),
 ) -> Result<Vec<Refusal>> {
-    let wanted = policies.pinned.wanted();
+    let wanted = policies.pinned().wanted();
     let mut facts = store.facts(caller, subject, wanted).await?;
     change(&mut facts);
     let context = &policies.context;
     let sources = FactSources { context, caller, action, facts: &facts, devices: &[], input: draft.input() };
-    let asked = policies.pinned.with_facts(sources.values(wanted));
+    let asked = policies.pinned().with_facts(sources.values(wanted));
     let mut refusals = Vec::new();
     let verdict = asked.team_role(wit_input::role_ask(caller, action, &facts, &[])).await.map_err(unavailable)?;
     if let Some(Denied { denial, .. }) = verdict {

@@ -55,7 +55,7 @@ impl Gate {
         actions: &[Action],
     ) -> Result<Preview> {
         let policies = policies.unrecorded();
-        let facts = self.store.facts(caller, subject, policies.pinned.wanted()).await?;
+        let facts = self.store.facts(caller, subject, policies.pinned().wanted()).await?;
         let entitlement = known_entitlement(&policies, &caller.scope.plan).await;
         let mut refused = Vec::new();
         for action in actions.iter().take(MOST) {
@@ -84,7 +84,7 @@ impl Gate {
         let devices = self.involved(caller, action, facts, &NoBody).await?;
         let (context, involved) = (&policies.context, devices.as_slice());
         let sources = FactSources { context, caller, action, facts, devices: involved, input: None };
-        let asked = policies.pinned.with_facts(sources.values(policies.pinned.wanted()));
+        let asked = policies.pinned().with_facts(sources.values(policies.pinned().wanted()));
         let wants = UsageRequest::default();
         if !action.only_takes_away() {
             let ask = wit_input::plan_ask(caller, action, facts.counters, wants.clone());

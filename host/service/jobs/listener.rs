@@ -61,5 +61,9 @@ async fn look(jobs: &Jobs, what: ForHost) -> Result<()> {
         ForHost::Requests => nodes.take_requests().await,
         ForHost::Answers => nodes.take_answers().await,
         ForHost::Nodes => nodes.sync_all().await,
+        ForHost::Policies => {
+            jobs.service.heard_of_policies(&jobs.tasks);
+            Ok(())
+        }
     }
 }

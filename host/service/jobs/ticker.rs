@@ -132,6 +132,9 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if due.certificates {
         jobs.certificates.wake();
     }
+    if due.proposed_policies || due.policy_generation != jobs.service.policy_generation() {
+        jobs.service.heard_of_policies(&jobs.tasks);
+    }
     let steps: Vec<Step<'_>> = vec![
         ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service, due))),
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),

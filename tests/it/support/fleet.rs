@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use culvert::config::Config;
 use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
 use culvert_wire::clock::Clock;
@@ -84,13 +85,25 @@ impl TestFleet {
         fleet
     }
 
+    /// One more host, with other settings.
+    pub async fn add_with(&mut self, change: impl FnOnce(&mut Config)) {
+        self.add_changed(0, None, change).await;
+    }
+
     /// One more host, whose clock is so many seconds ahead.
     async fn add(&mut self, ahead: i64, agent_url: Option<String>) {
+        self.add_changed(ahead, agent_url, |_| {}).await;
+    }
+
+    async fn add_changed(&mut self, ahead: i64, agent_url: Option<String>, change: impl FnOnce(&mut Config)) {
         let clock = Clock::manual_beside(start_of_time() + TimeDelta::seconds(ahead), self.database.clone());
         let first = self.hosts.first().map(|first| first.config().clone());
         let domain = format!("h{}.tunnel.localhost", self.hosts.len());
         let host = TestHost::with_clock(Engine::Postgres, clock, |config| {
             config.several_hosts = true;
+            let file = config.data_dir.join("culvert.toml");
+            std::fs::write(&file, "").unwrap();
+            config.file = Some(file);
             config.agent_url = agent_url;
             config.node.domain = Some(domain);
             config.node_authority_seconds = self.authority.as_secs();
@@ -99,6 +112,7 @@ impl TestFleet {
                 let own = config.data_dir.join("secret.key");
                 std::fs::copy(first.secret_key_file(), own).unwrap();
             }
+            change(config);
         })
         .await;
         self.hosts.push(host);

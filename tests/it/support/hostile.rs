@@ -31,6 +31,14 @@ pub const GOOD: Module = Module {
 /// Denies, with the code and rule that the module declares.
 pub const DENY: &str = "i32.const 1200";
 
+/// The denying module with another code, of the same length.
+pub fn denying(code: &str) -> Vec<u8> {
+    let mut wasm = Module { check: DENY, ..GOOD }.component();
+    let at = wasm.windows(11).position(|bytes| bytes == b"test_denied").unwrap();
+    wasm[at..at + 11].copy_from_slice(code.as_bytes());
+    wasm
+}
+
 impl Module {
     pub fn component(&self) -> Vec<u8> {
         self.of("team-role", "culvert:policy/roles@1.0.0#check")

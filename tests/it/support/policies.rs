@@ -45,6 +45,13 @@ impl Swapped {
         Self { host, file }
     }
 
+    /// The same host, started again.
+    pub async fn restarted(self) -> Self {
+        let Self { host, file } = self;
+        let host = host.restart_with(|config| config.policy = Config::load(Some(&file)).unwrap().policy).await;
+        Self { host, file }
+    }
+
     /// Writes a hostile module beside the configuration.
     pub fn write(&self, name: &str, module: &Module) -> PathBuf {
         self.write_wasm(name, &module.component())
@@ -58,7 +65,7 @@ impl Swapped {
 
     /// Changes the configuration.
     pub fn configure(&self, policies: &str) {
-        std::fs::write(&self.file, policies).unwrap();
+        self.host.configure(policies);
     }
 
     pub fn admin(&self, path: &str) -> String {
@@ -67,21 +74,16 @@ impl Swapped {
 
     /// A request that shows the operator's token.
     fn operator(&self, method: Method, path: &str) -> RequestBuilder {
-        client().request(method, self.admin(path)).bearer_auth(self.host.admin_token())
+        self.host.operator(method, path)
     }
 
     /// What `reload` answers: the generation, or the problem.
     pub async fn reload(&self) -> Result<u64, String> {
-        self.post("policies/reload").await
+        self.host.reload().await
     }
 
     pub async fn rollback(&self) -> Result<u64, String> {
-        self.post("policies/rollback").await
-    }
-
-    async fn post(&self, path: &str) -> Result<u64, String> {
-        let answer: Value = self.operator(Method::POST, path).send().await.unwrap().json().await.unwrap();
-        answer["generation"].as_u64().ok_or_else(|| answer["problem"].as_str().unwrap().into())
+        self.host.rollback().await
     }
 
     /// As a browser would for a page.
@@ -91,7 +93,7 @@ impl Swapped {
     }
 
     pub async fn status(&self) -> Value {
-        self.operator(Method::GET, "policies").send().await.unwrap().json().await.unwrap()
+        self.host.policy_status().await
     }
 
     pub async fn metrics(&self) -> String {
@@ -103,6 +105,38 @@ impl Swapped {
         let metrics = self.metrics().await;
         let line = metrics.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         line.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+}
+
+/// The operator of a host whose configuration is in a file.
+impl TestHost {
+    /// Changes the configuration.
+    pub fn configure(&self, policies: &str) {
+        std::fs::write(self.config().file.as_ref().unwrap(), policies).unwrap();
+    }
+
+    /// A request that shows the operator's token.
+    fn operator(&self, method: Method, path: &str) -> RequestBuilder {
+        let url = format!("http://{}/{path}", self.admin_address);
+        client().request(method, url).bearer_auth(self.admin_token())
+    }
+
+    /// What `reload` answers: the generation, or the problem.
+    pub async fn reload(&self) -> Result<u64, String> {
+        self.change_policies("policies/reload").await
+    }
+
+    pub async fn rollback(&self) -> Result<u64, String> {
+        self.change_policies("policies/rollback").await
+    }
+
+    async fn change_policies(&self, path: &str) -> Result<u64, String> {
+        let answer: Value = self.operator(Method::POST, path).send().await.unwrap().json().await.unwrap();
+        answer["generation"].as_u64().ok_or_else(|| answer["problem"].as_str().unwrap().into())
+    }
+
+    pub async fn policy_status(&self) -> Value {
+        self.operator(Method::GET, "policies").send().await.unwrap().json().await.unwrap()
     }
 }
 

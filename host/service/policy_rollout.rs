@@ -1,0 +1,483 @@
+//! How other policies come to decide, at every host on the database at once.
+//!
+//! A generation of policies is a row, with its modules. It is proposed, loaded by each host that is alive, activated by one
+//! statement, and confirmed by each host. The transaction of a change reads which generation decides, and a decision of
+//! another one is made again ([`crate::commit`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use culvert_domain::error::{Chain, Code, Error, Result};
+use culvert_domain::fleet::ForHost;
+use culvert_policy::load::chain::{ChainError, Loader};
+use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
+use culvert_policy::serve::generations::{self, Candidate, Generations, KEPT, ReloadError};
+use culvert_policy::serve::live::PolicySet;
+use culvert_policy::serve::observer::DecisionObserver;
+use culvert_store::policy_generations::{Activation, HostStage, StoredGeneration, StoredModule};
+use culvert_store::{Hint, Store};
+use culvert_wire::clock::Moment;
+use tokio::sync::{Mutex, Notify};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::Service;
+use crate::gate::PinnedPolicies;
+use crate::secrets::{Purpose, Secrets};
+
+/// How long the hosts have to load a generation.
+const LOADED_WITHIN: Duration = Duration::from_secs(60);
+/// How long they have to confirm that it decides.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a change waits until its host has the generation that decides.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(2);
+/// How often it is looked what has come of a generation of which no notification tells.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+pub(crate) struct PolicyRollout {
+    pub(crate) generations: Arc<Generations>,
+    /// One at a time is proposed here.
+    proposing: Mutex<()>,
+    /// One at a time loads what other hosts propose.
+    following: Mutex<()>,
+    /// Something has come of a generation at another host.
+    news: Notify,
+    /// The generation that decides, where this host cannot load it; otherwise 0.
+    unloadable: AtomicU64,
+}
+
+/// Why other policies do not decide, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    #[error(transparent)]
+    Load(#[from] ReloadError),
+    #[error("there is no earlier generation to go back to")]
+    NoEarlier,
+    #[error("other policies came into use meanwhile; look at `culvert policy status`, and try once more")]
+    Overtaken,
+    #[error("generation {0} was made with another secret_key_file than this host's")]
+    Foreign(u64),
+    #[error("host {name}: {problem}")]
+    AtHost { name: String, problem: String },
+    #[error("{0} has not loaded them within 60 seconds; stop that host, or try once more")]
+    NotLoaded(String),
+    #[error("generation {number} decides, but {hosts} has not said so within 30 seconds; look at `culvert host list`")]
+    NotConfirmed { number: u64, hosts: String },
+    #[error("the database: {}", Chain(.0))]
+    Database(#[from] Error),
+}
+
+impl From<ChainError> for RolloutError {
+    fn from(error: ChainError) -> Self {
+        Self::Load(error.into())
+    }
+}
+
+/// What a host starts with.
+pub struct Opening<'a> {
+    pub store: &'a Store,
+    pub secrets: &'a Secrets,
+    /// What its configuration names.
+    pub configured: &'a Policies,
+    /// The first number that the database may give a generation.
+    pub first_number: u64,
+}
+
+impl Opening<'_> {
+    /// The policies that decide. Rows of the database say which; an empty database takes those of the configuration. So does
+    /// SQLite, which is one host's alone, where the configuration has changed since.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be loaded: one line that says what to do.
+    pub async fn open(&self, loader: Loader, observer: DecisionObserver) -> Result<Generations, RolloutError> {
+        let observer = Arc::new(observer);
+        loop {
+            let active = match self.store.active_policies().await? {
+                Some(stored) => Some(authentic(self.secrets, stored)?),
+                None => None,
+            };
+            let active = match active {
+                Some(active) if self.store.is_on_a_server() || !self.differs(&active) => {
+                    if self.differs(&active) {
+                        let generation = active.number;
+                        tracing::warn!(
+                            generation,
+                            "the settings name other policies than those that decide; `culvert policy reload` puts them into use"
+                        );
+                    }
+                    let modules = kept_modules(self.store, &active).await?;
+                    match generations::load_kept(&loader, &observer, active.clone(), &modules) {
+                        Ok(first) => return Ok(Generations::begin(loader, observer, first)),
+                        // What the host trusts has changed, perhaps, and so has the file of a signature.
+                        Err(_) if !self.store.is_on_a_server() && !active.is_rollback => Some(active),
+                        Err(problem) => return Err(problem.into()),
+                    }
+                }
+                active => active,
+            };
+            if let Some(first) = self.first(&loader, &observer, active.as_ref()).await? {
+                return Ok(Generations::begin(loader, observer, first));
+            }
+        }
+    }
+
+    /// Has the policies of the configuration decide. None where another host was first.
+    async fn first(
+        &self,
+        loader: &Loader,
+        observer: &Arc<DecisionObserver>,
+        active: Option<&Generation>,
+    ) -> Result<Option<PolicySet>, RolloutError> {
+        let mut candidate = Candidate::load(loader, observer, self.configured)?;
+        let (based_on, generation) = next(active, &candidate);
+        let modules = std::mem::take(&mut candidate.modules);
+        let number = propose(self.store, self.secrets, &generation, modules, self.first_number).await?;
+        if self.store.activate_policies(number, based_on).await? == Activation::Active {
+            return Ok(Some(candidate.numbered(Generation { number, ..generation })));
+        }
+        self.store.withdraw_policies(number).await?;
+        Ok(None)
+    }
+
+    /// Whether the configuration names other policies than those that decide. One that was rolled back does not.
+    fn differs(&self, active: &Generation) -> bool {
+        let are_built_in_here = || active.policies().is_ok_and(|policies| policies.are_built_in_here());
+        active.configuration != self.configured.digest() || (!active.is_rollback && !are_built_in_here())
+    }
+}
+
+/// The policies that decide, for a command that queries them and ends; None where the database has none.
+///
+/// # Errors
+///
+/// As [`Opening::open`].
+pub async fn active(
+    store: &Store,
+    secrets: &Secrets,
+    loader: Loader,
+    observer: DecisionObserver,
+) -> Result<Option<Generations>, RolloutError> {
+    let Some(stored) = store.active_policies().await? else { return Ok(None) };
+    let generation = authentic(secrets, stored)?;
+    let modules = kept_modules(store, &generation).await?;
+    let observer = Arc::new(observer);
+    let first = generations::load_kept(&loader, &observer, generation, &modules)?;
+    Ok(Some(Generations::begin(loader, observer, first)))
+}
+
+/// The generation to propose, and the number of the one that it is to replace.
+fn next(active: Option<&Generation>, candidate: &Candidate) -> (u64, Generation) {
+    let earlier = active.into_iter().flat_map(|active| [active.number].into_iter().chain(active.earlier.clone()));
+    let earlier = earlier.take(KEPT).collect();
+    (active.map_or(0, |active| active.number), Generation { earlier, ..candidate.generation.clone() })
+}
+
+async fn propose(
+    store: &Store,
+    secrets: &Secrets,
+    generation: &Generation,
+    modules: Vec<ModuleBytes>,
+    at_least: u64,
+) -> Result<u64> {
+    let Generation { content, configuration, earlier, is_rollback, .. } = generation.clone();
+    let mac = secrets.mac(Purpose::Policies, content.as_bytes());
+    let proposed_by = store.host_id();
+    let stored = StoredGeneration { number: 0, content, mac, configuration, earlier, is_rollback, proposed_by };
+    let module = |ModuleBytes { sha256, wasm, signature }| StoredModule { sha256, wasm, signature };
+    store.propose_policies(stored, modules.into_iter().map(module).collect(), at_least).await
+}
+
+/// A generation that a host with the same keys has made.
+fn authentic(secrets: &Secrets, stored: StoredGeneration) -> Result<Generation, RolloutError> {
+    let StoredGeneration { number, content, mac, configuration, earlier, is_rollback, .. } = stored;
+    if !secrets.verify_mac(Purpose::Policies, content.as_bytes(), &mac) {
+        return Err(RolloutError::Foreign(number));
+    }
+    Ok(Generation { number, content, configuration, earlier, is_rollback })
+}
+
+async fn kept_modules(store: &Store, generation: &Generation) -> Result<Vec<ModuleBytes>> {
+    let module = |StoredModule { sha256, wasm, signature }| ModuleBytes { sha256, wasm, signature };
+    Ok(store.policy_modules(&modules_of(&generation.content)).await?.into_iter().map(module).collect())
+}
+
+/// The digests of the modules that a generation consists of.
+fn modules_of(content: &str) -> Vec<String> {
+    let generation = Generation { content: content.to_owned(), ..Generation::default() };
+    let entries = generation.policies().map(|policies| policies.entries).unwrap_or_default();
+    entries.into_iter().filter_map(|entry| entry.sha256).collect()
+}
+
+impl PolicyRollout {
+    pub(crate) fn new(generations: Arc<Generations>) -> Self {
+        let (proposing, following, news) = (Mutex::default(), Mutex::default(), Notify::new());
+        Self { generations, proposing, following, news, unloadable: AtomicU64::new(0) }
+    }
+
+    /// # Errors
+    ///
+    /// `policy_unavailable`, where this host cannot load the policies that decide.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.unloadable.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(behind()) }
+    }
+}
+
+fn behind() -> Error {
+    Error::new(Code::PolicyUnavailable, "This host does not have the policies that decide.").after(Duration::from_secs(1))
+}
+
+impl Service {
+    /// Reads the configuration again and puts its policies into use, at all hosts. Returns their generation: it decides each
+    /// request that begins from now on.
+    ///
+    /// # Errors
+    ///
+    /// Why the policies that decided go on to decide, in one line; and where a host does not say that the new ones do.
+    pub async fn reload_policies<E>(
+        &self,
+        read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
+    ) -> Result<u64, RolloutError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let reloaded = self.try_reload(read).await;
+        if let Err(problem) = &reloaded {
+            self.policies.generations.note_failure(problem.to_string());
+        }
+        reloaded
+    }
+
+    async fn try_reload<E>(
+        &self,
+        read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
+    ) -> Result<u64, RolloutError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let PolicyRollout { generations, proposing, .. } = &self.policies;
+        let _one = proposing.lock().await;
+        let active = self.active_policies().await?;
+        let mut candidate = generations.load(read).await?;
+        let (based_on, generation) = next(active.as_ref(), &candidate);
+        let modules = std::mem::take(&mut candidate.modules);
+        let number = propose(&self.store, &self.secrets, &generation, modules, 0).await?;
+        generations.stage(candidate, Generation { number, ..generation });
+        self.roll_out(number, based_on).await
+    }
+
+    /// Goes back to the policies before those that decide, until the next reload, at all hosts. Returns their generation.
+    ///
+    /// # Errors
+    ///
+    /// As [`Service::reload_policies`]; if there are none.
+    pub async fn rollback_policies(&self) -> Result<u64, RolloutError> {
+        let active = self.active_policies().await?.ok_or(RolloutError::NoEarlier)?;
+        let (number, earlier) = active.earlier.split_first().ok_or(RolloutError::NoEarlier)?;
+        let former = self.store.policy_generation(*number).await?.ok_or(RolloutError::NoEarlier)?;
+        let Generation { content, .. } = authentic(&self.secrets, former)?;
+        let (configuration, earlier) = (active.configuration, earlier.to_vec());
+        let generation = Generation { number: 0, content, configuration, earlier, is_rollback: true };
+        let number = propose(&self.store, &self.secrets, &generation, Vec::new(), 0).await?;
+        if let Err(problem) = self.load_kept(Generation { number, ..generation }).await {
+            self.store.withdraw_policies(number).await?;
+            return Err(problem);
+        }
+        self.roll_out(number, active.number).await
+    }
+
+    async fn active_policies(&self) -> Result<Option<Generation>, RolloutError> {
+        self.store.active_policies().await?.map(|stored| authentic(&self.secrets, stored)).transpose()
+    }
+
+    /// Has a generation be ready here.
+    async fn load_kept(&self, generation: Generation) -> Result<(), RolloutError> {
+        let generations = &self.policies.generations;
+        let known = generations.knows(&generation);
+        let modules = if known { Vec::new() } else { kept_modules(&self.store, &generation).await? };
+        Ok(generations.stage_kept(generation, modules).await?)
+    }
+
+    /// Has a generation that is ready here decide everywhere, or nowhere.
+    async fn roll_out(&self, number: u64, based_on: u64) -> Result<u64, RolloutError> {
+        let activated = self.activate(number, based_on).await;
+        if let Err(problem) = activated {
+            self.policies.generations.withdraw(number);
+            self.store.withdraw_policies(number).await?;
+            return Err(problem);
+        }
+        self.decided(number).await?;
+        let deadline = self.clock().moment().plus(CONFIRMED_WITHIN);
+        let confirmed = self.until_hosts(number, deadline, |stage| stage.decides >= number).await?;
+        self.store.forget_policies(modules_of).await?;
+        confirmed.map_err(|hosts| RolloutError::NotConfirmed { number, hosts })?;
+        Ok(number)
+    }
+
+    async fn activate(&self, number: u64, based_on: u64) -> Result<(), RolloutError> {
+        self.store.note_policy_stage(number, None).await?;
+        let deadline = self.clock().moment().plus(LOADED_WITHIN);
+        loop {
+            let loaded = self.until_hosts(number, deadline, |stage| stage.is_loaded).await?;
+            loaded.map_err(RolloutError::NotLoaded)?;
+            match self.store.activate_policies(number, based_on).await? {
+                Activation::Active => return Ok(()),
+                Activation::Overtaken => return Err(RolloutError::Overtaken),
+                // A host has come.
+                Activation::NotLoaded => self.clock().sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// A generation decides in the database, and here from now on.
+    async fn decided(&self, number: u64) -> Result<()> {
+        if self.policies.generations.activate(number) {
+            self.policies.unloadable.store(0, Ordering::Relaxed);
+        }
+        self.store.send_hint(Hint::Installation);
+        self.store.confirm_policies(self.policies.generations.number()).await
+    }
+
+    /// Waits until all other hosts that are alive are so far with a generation. The inner error names those that are not.
+    async fn until_hosts(
+        &self,
+        number: u64,
+        deadline: Moment,
+        is_done: impl Fn(&HostStage) -> bool,
+    ) -> Result<Result<(), String>, RolloutError> {
+        let clock = self.clock();
+        let mut told = Vec::new();
+        while self.store.is_on_a_server() {
+            let heard = self.policies.news.notified();
+            let stages = self.store.policy_stages(number).await?;
+            let failed = stages.iter().find_map(|stage| Some((stage.name.clone(), stage.problem.clone()?)));
+            if let Some((name, problem)) = failed {
+                return Err(RolloutError::AtHost { name, problem });
+            }
+            let waited_for: Vec<_> = stages.iter().filter(|stage| !is_done(stage)).collect();
+            if waited_for.is_empty() {
+                break;
+            }
+            let left = deadline.since(clock.moment());
+            if left.is_zero() {
+                let names: Vec<&str> = waited_for.iter().map(|stage| stage.name.as_str()).collect();
+                return Ok(Err(names.join(", ")));
+            }
+            let ids: Vec<_> = waited_for.iter().map(|stage| stage.host_id).filter(|id| !told.contains(id)).collect();
+            self.tell_hosts(&ids).await;
+            told.extend(ids);
+            let _ = clock.timeout(LOOK_EVERY.min(left), heard).await;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Tells hosts that there is something for them. They look by themselves as well.
+    async fn tell_hosts(&self, host_ids: &[Uuid]) {
+        let hosts: Vec<_> = host_ids.iter().map(|id| (*id, ForHost::Policies)).collect();
+        if hosts.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.notify_hosts(&hosts).await {
+            tracing::warn!(error = %Chain(&error), "the other hosts could not be told of policies");
+        }
+    }
+
+    /// Something has come of a generation at another host.
+    pub(crate) fn heard_of_policies(self: &Arc<Self>, tasks: &TaskTracker) {
+        self.policies.news.notify_waiters();
+        let service = self.clone();
+        // Loading takes its time, and nothing waits for it.
+        tasks.spawn(async move {
+            if let Err(error) = service.follow_policies().await {
+                tracing::warn!(error = %Chain(&error), "it could not be looked which policies decide");
+            }
+        });
+    }
+
+    /// Has the generation decide here that decides in the database, and loads those that are proposed.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn follow_policies(&self) -> Result<()> {
+        let generations = &self.policies.generations;
+        let active = self.store.policy_news().await?.active;
+        // Not after what is being loaded.
+        if active != generations.number() && generations.is_ready(active) {
+            self.confirm(active).await?;
+        }
+        let _one = self.policies.following.lock().await;
+        let news = self.store.policy_news().await?;
+        if news.active != generations.number() && news.active != self.policies.unloadable.load(Ordering::Relaxed) {
+            self.take_over(news.active).await?;
+        }
+        for number in news.proposed {
+            self.prepare(number).await?;
+        }
+        Ok(())
+    }
+
+    async fn confirm(&self, number: u64) -> Result<()> {
+        self.decided(number).await?;
+        let proposed_by = self.store.policy_generation(number).await?.and_then(|stored| stored.proposed_by);
+        self.tell_hosts(proposed_by.as_slice()).await;
+        Ok(())
+    }
+
+    /// Loads the generation that decides. Where it cannot be loaded, this host decides nothing any longer.
+    async fn take_over(&self, number: u64) -> Result<()> {
+        let generations = &self.policies.generations;
+        if !generations.is_ready(number) {
+            let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
+            if let Err(problem) = self.load_stored(stored).await? {
+                tracing::error!(generation = number, problem, "the policies that decide cannot be loaded; this host decides nothing");
+                self.policies.unloadable.store(number, Ordering::Relaxed);
+                return Ok(());
+            }
+        }
+        self.confirm(number).await
+    }
+
+    /// Loads a generation that another host proposes, and says what has come of it.
+    async fn prepare(&self, number: u64) -> Result<()> {
+        let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
+        let proposed_by = stored.proposed_by;
+        let problem = if self.policies.generations.is_ready(number) { None } else { self.load_stored(stored).await?.err() };
+        self.store.note_policy_stage(number, problem).await?;
+        self.tell_hosts(proposed_by.as_slice()).await;
+        Ok(())
+    }
+
+    /// Has a generation be ready here. The inner error is why it is not.
+    async fn load_stored(&self, stored: StoredGeneration) -> Result<Result<(), String>> {
+        let loaded = match authentic(&self.secrets, stored) {
+            Ok(generation) => self.load_kept(generation).await,
+            Err(problem) => Err(problem),
+        };
+        match loaded {
+            Err(RolloutError::Database(error)) => Err(error),
+            other => Ok(other.map_err(|problem| problem.to_string())),
+        }
+    }
+
+    /// Has a request be decided by the generation that decides now.
+    ///
+    /// # Errors
+    ///
+    /// `policy_unavailable` if this host does not have it; if the database fails.
+    pub(crate) async fn renew_policies(&self, policies: &PinnedPolicies) -> Result<()> {
+        let active = self.store.policy_news().await?.active;
+        if active == policies.generation() {
+            return Ok(());
+        }
+        if active != self.policies.generations.number() {
+            let _ = self.clock().timeout(FOLLOWED_WITHIN, self.follow_policies()).await;
+        }
+        if policies.generation() == self.policies.generations.number() {
+            return Err(behind());
+        }
+        policies.pin_anew(self.policies.generations.pin());
+        Ok(())
+    }
+}

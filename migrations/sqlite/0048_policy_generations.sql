@@ -1,0 +1,40 @@
+-- Which generation of the policies decides, and the highest number that one was given.
+
+ALTER TABLE cluster ADD COLUMN policy_generation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE cluster ADD COLUMN newest_policy_generation INTEGER NOT NULL DEFAULT 0;
+
+-- The generation that decides at a host; 0 before it has loaded one.
+
+ALTER TABLE hosts ADD COLUMN policy_generation INTEGER NOT NULL DEFAULT 0;
+
+-- The modules of the generations that are kept, by their SHA-256 in hexadecimal.
+
+CREATE TABLE policy_modules (
+    sha256 TEXT PRIMARY KEY,
+    wasm BLOB NOT NULL,
+    signature BLOB
+) STRICT;
+
+-- A generation: its entries and default plan as JSON, authenticated by the key of the hosts; the digest of the configuration
+-- that it was made from; and the numbers of the generations that a rollback leads to, most recent first. One that does not
+-- decide by `expires_at` is forgotten.
+
+CREATE TABLE policy_generations (
+    number INTEGER PRIMARY KEY,
+    content TEXT NOT NULL,
+    mac BLOB NOT NULL,
+    configuration TEXT NOT NULL,
+    earlier TEXT NOT NULL,
+    is_rollback INTEGER NOT NULL,
+    proposed_by BLOB,
+    expires_at INTEGER NOT NULL
+) STRICT;
+
+-- Hosts that have loaded a generation, or why they cannot.
+
+CREATE TABLE policy_stages (
+    generation INTEGER NOT NULL,
+    host_id BLOB NOT NULL,
+    problem TEXT,
+    PRIMARY KEY (generation, host_id)
+) STRICT;

@@ -1,0 +1,200 @@
+//! Policies of several hosts: one generation decides at all of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use culvert_domain::fleet::AUTHORITY;
+use culvert_service::jobs::heartbeat;
+use serde_json::json;
+
+use crate::support::fleet::TestFleet;
+use crate::support::host::TestHost;
+use crate::support::hostile::denying;
+use crate::support::policies::{builtin, entry};
+
+const OTHERS: [&str; 2] = ["plan-access", "validation"];
+
+/// Writes a module that denies with this code, as long as `test_denied`, beside the configuration of a host.
+fn denying_module(host: &TestHost, code: &str) -> PathBuf {
+    let path = host.config().data_dir.join(format!("{code}.wasm"));
+    std::fs::write(&path, denying(code)).unwrap();
+    path
+}
+
+fn denies(host: &TestHost, code: &str) -> String {
+    builtin(&OTHERS) + &entry("team-role", &denying_module(host, code), "")
+}
+
+fn shipped() -> String {
+    builtin(&["plan-access", "team-role", "validation"])
+}
+
+/// What each host answers to whoever creates a tunnel, with the generation that has decided.
+async fn creates(hosts: &[TestHost], key: &str) -> Vec<(String, String)> {
+    let mut answers = Vec::new();
+    for host in hosts {
+        let answer = host.api(key).post("/tunnels", json!({"local_port": 80})).await;
+        answers.push((answer.outcome(), answer.header("x-policy-generation").unwrap().to_owned()));
+    }
+    answers
+}
+
+fn everywhere(outcome: &str, generation: &str) -> Vec<(String, String)> {
+    vec![(outcome.to_owned(), generation.to_owned()); 3]
+}
+
+/// Each host has another file. Once a reload has returned at one of them, all decide by its file.
+#[tokio::test]
+async fn reload_and_rollback_at_one_host_hold_at_all() {
+    let fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let hosts = &fleet.hosts;
+    let key = hosts[0].person("ada").await.key;
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
+    for (host, code) in hosts.iter().zip(["denied__one", "denied__two", "denied_thre"]) {
+        host.configure(&denies(host, code));
+    }
+    assert_eq!(hosts[1].reload().await, Ok(2));
+    assert_eq!(creates(hosts, &key).await, everywhere("403 denied__two", "2"));
+    assert_eq!(hosts[2].reload().await, Ok(3));
+    assert_eq!(creates(hosts, &key).await, everywhere("403 denied_thre", "3"));
+    // A host rolls back what another one has loaded.
+    assert_eq!(hosts[0].rollback().await, Ok(4));
+    assert_eq!(creates(hosts, &key).await, everywhere("403 denied__two", "4"));
+    assert_eq!(hosts[1].rollback().await, Ok(5));
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "5"));
+    let mut digests = Vec::new();
+    for host in hosts {
+        let status = host.policy_status().await;
+        assert_eq!((&status["earlier"], &status["rolled_back"]), (&json!([]), &json!(true)));
+        digests.push(status["digest"].clone());
+    }
+    assert!(digests.iter().all(|digest| *digest == digests[0]), "{digests:?}");
+}
+
+/// A host that starts later decides by the rows, whatever its file names.
+#[tokio::test]
+async fn host_that_starts_decides_as_the_others_do() {
+    let mut fleet = TestFleet::start(2).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let key = fleet.hosts[0].person("ada").await.key;
+    fleet.hosts[0].configure(&denies(&fleet.hosts[0], "denied__one"));
+    assert_eq!(fleet.hosts[0].reload().await, Ok(2));
+    fleet.add_with(|config| config.default_plan = "pro".into()).await;
+    assert_eq!(creates(&fleet.hosts, &key).await, everywhere("403 denied__one", "2"));
+    assert_eq!(fleet.hosts[2].app.service.default_plan(), "self-hosted", "the plan belongs to the generation");
+}
+
+/// What one host cannot load decides nowhere, and the problem names the host.
+#[tokio::test]
+async fn policies_that_one_host_cannot_load_decide_nowhere() {
+    let mut fleet = TestFleet::start(2).await;
+    let key_file = fleet.hosts[0].config().data_dir.join("trusted.pem");
+    std::fs::write(&key_file, "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC KEY-----\n").unwrap();
+    fleet.add_with(|config| config.policies.trusted_keys = vec![key_file.display().to_string()]).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let hosts = &fleet.hosts;
+    let key = hosts[0].person("ada").await.key;
+    hosts[0].configure(&denies(&hosts[0], "denied__one"));
+    let problem = hosts[0].reload().await.unwrap_err();
+    assert!(problem.starts_with("host ") && problem.contains(": policy[2].signature: is missing"), "{problem}");
+    assert_eq!(hosts[0].policy_status().await["last_failure"]["problem"], problem.as_str());
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
+    // Nothing of it is left in the way.
+    hosts[0].configure(&shipped());
+    assert_eq!(hosts[0].reload().await, Ok(3));
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "3"));
+}
+
+/// A host that was away while others have loaded policies decides nothing by its old ones, from its first request on.
+#[tokio::test]
+async fn host_that_was_away_permits_nothing_by_older_policies() {
+    let fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let hosts = &fleet.hosts;
+    let key = hosts[0].person("ada").await.key;
+    fleet.pass_without(Duration::from_secs(21), &[2]).await;
+    hosts[0].configure(&denies(&hosts[0], "denied__one"));
+    assert_eq!(hosts[0].reload().await, Ok(2), "nobody waits for a host that is not heard of");
+    let away = hosts[2].api(&key).post("/tunnels", json!({"local_port": 80})).await;
+    assert_eq!(away.outcome(), "503 service_unavailable");
+    assert_eq!(hosts[2].app.policies.number(), 1);
+    heartbeat::beat(&hosts[2].app.jobs).await.unwrap();
+    assert_eq!(creates(hosts, &key).await, everywhere("403 denied__one", "2"));
+}
+
+/// Two reloads at once: both are told what came of theirs, and one generation decides in the end.
+#[tokio::test]
+async fn one_of_two_reloads_at_once_is_overtaken_or_comes_later() {
+    let fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let hosts = &fleet.hosts;
+    let key = hosts[0].person("ada").await.key;
+    hosts[0].configure(&denies(&hosts[0], "denied__one"));
+    hosts[1].configure(&denies(&hosts[1], "denied__two"));
+    let (one, two) = tokio::join!(hosts[0].reload(), hosts[1].reload());
+    let overtaken = "other policies came into use meanwhile; look at `culvert policy status`, and try once more";
+    for outcome in [&one, &two] {
+        assert!(outcome.as_ref().map_or_else(|problem| problem == overtaken, |_| true), "{outcome:?}");
+    }
+    let newest = one.clone().into_iter().chain(two.clone()).max().expect("one of them is first");
+    let code = if one == Ok(newest) { "denied__one" } else { "denied__two" };
+    assert_eq!(creates(hosts, &key).await, everywhere(&format!("403 {code}"), &newest.to_string()));
+}
+
+/// Reloads at random hosts while clients write at all of them: whoever asks after a reload has returned is answered by its
+/// generation or a later one, and always as that generation decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_decided_by_a_generation_older_than_the_active_one() {
+    let mut fleet = TestFleet::with_authority(&[], AUTHORITY).await;
+    for _ in 0..3 {
+        fleet.add_with(|config| {
+            (config.rate_limit.per_minute, config.rate_limit.per_day) = (u32::MAX, u32::MAX);
+        })
+        .await;
+    }
+    fleet.pass(Duration::from_secs(3)).await;
+    let hosts = &fleet.hosts;
+    let ada = hosts[0].person("ada").await;
+    for host in hosts {
+        denying_module(host, "denied_even");
+    }
+    let (done, returned) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(1)));
+    let clients: Vec<_> = hosts
+        .iter()
+        .map(|host| {
+            let (api, done, returned) = (host.api(&ada.key), done.clone(), returned.clone());
+            tokio::spawn(async move {
+                let mut answers = 0;
+                while !done.load(Ordering::SeqCst) {
+                    let least = returned.load(Ordering::SeqCst);
+                    let answer = api.post("/tunnels", json!({"local_port": 80})).await;
+                    let generation: u64 = answer.header("x-policy-generation").unwrap().parse().unwrap();
+                    let expected = if generation.is_multiple_of(2) { "403 denied_even" } else { "201" };
+                    assert_eq!(answer.outcome(), expected, "generation {generation}");
+                    assert!(generation >= least, "{generation} after {least}");
+                    if answer.status == 201 {
+                        let path = format!("/tunnels/{}", answer.id());
+                        let deleted = api.delete(&path).await.outcome();
+                        assert!(["200", "403 denied_even"].contains(&&deleted[..]), "{deleted}");
+                    }
+                    answers += 1;
+                }
+                answers
+            })
+        })
+        .collect();
+    for generation in 2..=41_u64 {
+        let host = &hosts[generation as usize * 7 % 3];
+        let policies = if generation.is_multiple_of(2) { denies(host, "denied_even") } else { shipped() };
+        host.configure(&policies);
+        assert_eq!(host.reload().await, Ok(generation));
+        returned.store(generation, Ordering::SeqCst);
+    }
+    done.store(true, Ordering::SeqCst);
+    for client in clients {
+        assert!(client.await.unwrap() > 0);
+    }
+}
