@@ -79,7 +79,8 @@ pub(crate) async fn claim(
     // The host has the id of its first node.
     let Some(id) = nodes.first().map(|node| node.id) else { return Ok(None) };
     let since_boot = store.clock().since_boot();
-    let host = registration(config, (id, policy_generation), store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
+    let host =
+        registration(config, (id, policy_generation), store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
     let claimed = store.claim_host(host).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
         Claim::Taken(now) => {

@@ -27,7 +27,7 @@ use crate::gate::PinnedPolicies;
 use crate::secrets::{Purpose, Secrets};
 
 /// How long the hosts have to load a generation.
-const LOADED_WITHIN: Duration = Duration::from_secs(60);
+const LOADED_WITHIN: Duration = Duration::from_mins(1);
 /// How long they have to confirm that it decides.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 /// How long a change waits until its host has the generation that decides.
@@ -225,7 +225,8 @@ impl PolicyRollout {
 }
 
 fn behind() -> Error {
-    Error::new(Code::PolicyUnavailable, "This host does not have the policies that decide.").after(Duration::from_secs(1))
+    Error::new(Code::PolicyUnavailable, "This host does not have the policies that decide.")
+        .after(Duration::from_secs(1))
 }
 
 impl Service {
@@ -431,7 +432,11 @@ impl Service {
         if !generations.is_ready(number) {
             let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
             if let Err(problem) = self.load_stored(stored).await? {
-                tracing::error!(generation = number, problem, "the policies that decide cannot be loaded; this host decides nothing");
+                tracing::error!(
+                    generation = number,
+                    problem,
+                    "the policies that decide cannot be loaded; this host decides nothing"
+                );
                 self.policies.unloadable.store(number, Ordering::Relaxed);
                 return Ok(());
             }
@@ -443,7 +448,8 @@ impl Service {
     async fn prepare(&self, number: u64) -> Result<()> {
         let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
         let proposed_by = stored.proposed_by;
-        let problem = if self.policies.generations.is_ready(number) { None } else { self.load_stored(stored).await?.err() };
+        let problem =
+            if self.policies.generations.is_ready(number) { None } else { self.load_stored(stored).await?.err() };
         self.store.note_policy_stage(number, problem).await?;
         self.tell_hosts(proposed_by.as_slice()).await;
         Ok(())

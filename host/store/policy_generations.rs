@@ -304,7 +304,9 @@ impl Write {
         let active = self.one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![]).await?;
         let active: u64 = active.number("policy_generation")?;
         let rows = self.all(
-            sql!("SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations"),
+            sql!(
+                "SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations"
+            ),
             args![],
         );
         let all = rows.await?.iter().map(generation).collect::<DbResult<Vec<_>>>()?;
@@ -331,7 +333,7 @@ fn generation(row: &Row) -> DbResult<StoredGeneration> {
     let earlier = row.text("earlier")?.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     Ok(row!(row => StoredGeneration {
         number: number, content: text, mac: bytes, configuration: text, is_rollback: flag, proposed_by: optional_id;
-        earlier: earlier
+        earlier
     }))
 }
 

@@ -150,10 +150,11 @@ async fn one_of_two_reloads_at_once_is_overtaken_or_comes_later() {
 async fn no_request_is_decided_by_a_generation_older_than_the_active_one() {
     let mut fleet = TestFleet::with_authority(&[], AUTHORITY).await;
     for _ in 0..3 {
-        fleet.add_with(|config| {
-            (config.rate_limit.per_minute, config.rate_limit.per_day) = (u32::MAX, u32::MAX);
-        })
-        .await;
+        fleet
+            .add_with(|config| {
+                (config.rate_limit.per_minute, config.rate_limit.per_day) = (u32::MAX, u32::MAX);
+            })
+            .await;
     }
     fleet.pass(Duration::from_secs(3)).await;
     let hosts = &fleet.hosts;

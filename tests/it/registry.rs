@@ -95,10 +95,14 @@ async fn signed_module_is_pushed_pulled_and_loaded_by_digest() {
     let host = place.serve().await;
     assert!(said(&place.run("culvert policy status").await).contains(&digested));
     host.kill().await;
-    // What was loaded is kept: a start needs no registry.
+    // What was loaded is kept: a start needs no registry. Nor does another entry for it, while the folder has it.
     registry.stop().await;
+    load(&format!("{digested}\"\ndeadline_ms = 40\nmode = \"enforce"));
     place.serve().await.kill().await;
     std::fs::remove_dir_all(folder.join("culvert-data/policy-modules")).unwrap();
+    place.serve().await.kill().await;
+    std::fs::remove_dir_all(folder.join("culvert-data/policy-modules")).unwrap();
+    load(&digested);
     let refused = place.run("culvert serve").await;
     assert!(said(&refused).starts_with(&format!("culvert: policy[0].module: {digested}: ")), "{}", said(&refused));
 }

@@ -317,7 +317,10 @@ async fn host_on_postgres_starts_with_the_policies_of_its_database() {
         let created = place.json(&format!("culvert account create --email {email} --name Ada")).await;
         created["plan_name"].clone()
     };
-    assert_eq!((place.json("culvert policy status").await["generation"].clone(), plan("a@example.com").await), (json!(1), json!("self-hosted")));
+    assert_eq!(
+        (place.json("culvert policy status").await["generation"].clone(), plan("a@example.com").await),
+        (json!(1), json!("self-hosted"))
+    );
     assert_eq!(place.json("culvert policy reload").await["generation"], 2);
     assert_eq!(plan("b@example.com").await, "pro");
     assert_eq!(host.interrupt().await, Some(0));
@@ -328,11 +331,16 @@ async fn host_on_postgres_starts_with_the_policies_of_its_database() {
 async fn numbers_of_an_earlier_version_go_on() {
     let place = Place::new(Engine::Sqlite).await;
     let file = place.folder.path().join("culvert-data/policy-generations.json");
-    let state = |rollback: &str| format!(r#"{{"newest": 6, "active": 4, "configuration": "", "modules": [], "rollback": {rollback}}}"#);
+    let state = |rollback: &str| {
+        format!(r#"{{"newest": 6, "active": 4, "configuration": "", "modules": [], "rollback": {rollback}}}"#)
+    };
     std::fs::write(&file, state(r#"{"from": "", "to": {"entries": [], "default_plan": "pro"}}"#)).unwrap();
     let refused = place.run("culvert serve").await;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("policy: the policies were rolled back under an earlier version; have the settings name"), "{said}");
+    assert!(
+        said.contains("policy: the policies were rolled back under an earlier version; have the settings name"),
+        "{said}"
+    );
     std::fs::write(&file, state("null")).unwrap();
     let host = place.serve().await;
     assert_eq!(place.json("culvert policy status").await["generation"], 7);

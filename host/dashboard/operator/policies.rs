@@ -95,7 +95,11 @@ pub(crate) async fn roll_back(visit: &Visit, posted: Posted) -> Result<Answer> {
     let status = visit.service().policy_status(&operator);
     let left = posted.form.get("generation").parse().ok();
     if left != Some(status.generation) {
-        return if status.is_rollback { Ok(Answer::see_other(PATH)) } else { Err(policies_kept(&"the page was out of date.")) };
+        return if status.is_rollback {
+            Ok(Answer::see_other(PATH))
+        } else {
+            Err(policies_kept(&"the page was out of date."))
+        };
     }
     visit.service().roll_back_policies(&operator).await?;
     Ok(Answer::see_other(PATH))

@@ -23,7 +23,8 @@ impl Policies {
 
     /// Whether each module that a host brings along is the one of this host, where entries are held to digests.
     pub fn are_built_in_here(&self) -> bool {
-        let built_in = self.entries.iter().filter_map(|entry| Some((entry, entry.module.strip_prefix(bundle::PREFIX)?)));
+        let built_in =
+            self.entries.iter().filter_map(|entry| Some((entry, entry.module.strip_prefix(bundle::PREFIX)?)));
         let is_here = |(entry, name): (&PolicyConfig, &str)| {
             bundle::find(name).map(|wasm| hex::encode(Sha256::digest(wasm))) == entry.sha256
         };

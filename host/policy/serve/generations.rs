@@ -209,9 +209,7 @@ impl Generations {
             Some(known) => {
                 assemble(&self.loader, &observer, known.modules().to_vec(), &known.default_plan)?.of(generation)
             }
-            None => {
-                self.in_background(move |loader| load_kept(loader, &observer, generation, &modules)).await?
-            }
+            None => self.in_background(move |loader| load_kept(loader, &observer, generation, &modules)).await?,
         };
         self.hold_ready(set);
         Ok(())
