@@ -232,13 +232,20 @@ impl Handler for ShowMetrics {
     }
 }
 
-/// The active policies: [`culvert_policy::serve::status::Status`].
+/// The active policies: [`culvert_policy::serve::status::Status`], with `hosts: [{name, generation}]`, the others that are alive.
 struct Policies(Arc<Admin>);
 
 #[async_trait]
 impl Handler for Policies {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
-        res.render(Json(self.0.policies.status()));
+        let hosts = self.0.service.policies_of_hosts().await.unwrap_or_else(|error| {
+            tracing::warn!(error = %Chain(&error), "the policies of the other hosts are not known");
+            Vec::new()
+        });
+        let hosts = hosts.into_iter().map(|(name, generation)| json!({"name": name, "generation": generation}));
+        let mut status = json!(self.0.policies.status());
+        status["hosts"] = hosts.collect();
+        res.render(Json(status));
     }
 }
 

@@ -128,17 +128,45 @@ pub fn origins(config: &Config) -> Result<Origins, ConfigError> {
 ///
 /// As [`open`].
 pub async fn deciding(config: &Config, store: &Store, secrets: &Secrets) -> Result<Pinned, ConfigError> {
-    // The user who runs a command trusts their own files.
-    let quiet = Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() };
-    let loader = || loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)));
-    let observer = || observer(&quiet, store.clock().clone(), &mut Registry::default());
-    if let Some(active) = policy_rollout::active(store, secrets, loader()?, observer()?).await? {
+    let quiet = quiet(config);
+    let loader = loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)))?;
+    let observer = observer(&quiet, store.clock().clone(), &mut Registry::default())?;
+    if let Some(active) = policy_rollout::active(store, secrets, loader, observer).await? {
         return Ok(active.pin());
     }
-    let (configured, loader, observer) = (policies(config), loader()?, Arc::new(observer()?));
-    let candidate = Candidate::load(&loader, &observer, &configured)?;
+    configured(config, store, secrets)
+}
+
+/// The policies of the configuration, for commands that query them and end.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn configured(config: &Config, store: &Store, secrets: &Secrets) -> Result<Pinned, ConfigError> {
+    let quiet = quiet(config);
+    let loader = loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)))?;
+    let observer = Arc::new(observer(&quiet, store.clock().clone(), &mut Registry::default())?);
+    let candidate = Candidate::load(&loader, &observer, &policies(config))?;
     let generation = candidate.generation.clone();
     Ok(Generations::begin(loader, observer, candidate.numbered(generation)).pin())
+}
+
+/// Has the policies of the configuration decide from the next start on, while no host runs. Returns their generation.
+///
+/// # Errors
+///
+/// As [`open`]; if a host runs.
+pub async fn reload_offline(config: &Config, store: &Store, secrets: &Secrets) -> Result<u64, ConfigError> {
+    let silent = Config { decisions: RecordsConfig::default(), ..config.clone() };
+    let modules = ModuleStore::in_folder(&module_folder(config)).map_err(|e| ConfigError::new("data_dir", e))?;
+    let opening = Opening { store, secrets, configured: &policies(config), first_number: 1 };
+    let observer = observer(&silent, store.clock().clone(), &mut Registry::default())?;
+    Ok(opening.replace(loader(config, secrets, modules)?, observer).await?)
+}
+
+/// Without records of decisions. The user who runs a command trusts their own files.
+fn quiet(config: &Config) -> Config {
+    Config { decisions: RecordsConfig::default(), trust: Trust::Path, ..config.clone() }
 }
 
 /// Reads the configuration file again, and has its policies decide.

@@ -21,7 +21,9 @@ impl Host {
         let value = json!({"data": hosts.iter().map(record).collect::<Vec<_>>()});
         print(output, &value, || {
             let mut rows = vec![
-                ["HOST", "NAME", "VERSION", "STATE", "LEADS", "DEVICES", "NODES", "AGENT URL"].map(String::from).into(),
+                ["HOST", "NAME", "VERSION", "STATE", "LEADS", "DEVICES", "NODES", "POLICIES", "AGENT URL"]
+                    .map(String::from)
+                    .into(),
             ];
             rows.extend(hosts.iter().map(row));
             table(rows)
@@ -31,7 +33,7 @@ impl Host {
 }
 
 fn row(host: &HostRecord) -> Vec<String> {
-    let HostRecord { id, name, version, state, leads, nodes, devices, agent_url, .. } = host.clone();
+    let HostRecord { id, name, version, state, leads, nodes, devices, policy_generation, agent_url, .. } = host.clone();
     let leads = if leads { "yes" } else { "-" };
     let agent_url = agent_url.unwrap_or_else(|| "-".into());
     vec![
@@ -42,6 +44,7 @@ fn row(host: &HostRecord) -> Vec<String> {
         leads.into(),
         devices.to_string(),
         nodes.to_string(),
+        policy_generation.to_string(),
         agent_url,
     ]
 }
@@ -55,6 +58,7 @@ fn record(host: &HostRecord) -> Value {
         "leads": host.leads,
         "devices": host.devices,
         "nodes": host.nodes,
+        "policy_generation": host.policy_generation,
         "agent_url": host.agent_url,
         "started_at": host.started_at,
         "lease_until": host.lease_until,

@@ -97,6 +97,9 @@ pub(super) enum Policy {
         /// Only show what would change, as `plan` does
         #[arg(long)]
         dry_run: bool,
+        /// While no host runs: have them decide from the next start on
+        #[arg(long, conflicts_with = "dry_run")]
+        offline: bool,
     },
     /// Have the running host go back to the policies before
     Rollback,
@@ -129,8 +132,9 @@ impl Policy {
             Self::Sign(sign) => sign.run(output),
             Self::Audit(audit) => audit.run(config, output).await,
             Self::Plan(plan) => plan.run(config, output).await,
-            Self::Reload { dry_run: true } => plan::Plan::default().run(config, output).await,
-            Self::Reload { dry_run: false } => admin_client::reload(config, output).await,
+            Self::Reload { dry_run: true, .. } => plan::Plan::default().run(config, output).await,
+            Self::Reload { offline: true, .. } => admin_client::reload_offline(config, output).await,
+            Self::Reload { .. } => admin_client::reload(config, output).await,
             Self::Rollback => admin_client::rollback(config, output).await,
             Self::Status => admin_client::status(config, output).await,
         }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::secrets::{Purpose, SecretError, Secrets};
 use culvert_store::db::Db;
 use culvert_store::error::StoreError;
+use culvert_store::policy_generations::StoredGeneration;
 use culvert_store::{Store, Write};
 
 /// Maximum number of rows that are resealed in one transaction.
@@ -102,7 +103,13 @@ pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
         .await?,
     };
     let secrets = secrets.clone();
-    store.write(None, move |write| Box::pin(async move { reseal_accounts(write, &secrets).await })).await?;
+    let rest = store.write(None, move |write| {
+        Box::pin(async move {
+            reseal_accounts(write, &secrets).await?;
+            authenticate_policies(write, &secrets).await
+        })
+    });
+    rest.await?;
     Ok(resealed)
 }
 
@@ -183,6 +190,15 @@ async fn reseal_accounts(write: &mut Write, secrets: &Secrets) -> Result<()> {
 }
 
 /// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.
+async fn authenticate_policies(write: &mut Write, secrets: &Secrets) -> Result<()> {
+    for StoredGeneration { number, content, mac, .. } in write.policy_generations().await? {
+        if !secrets.is_current(&mac) && secrets.verify_mac(Purpose::Policies, content.as_bytes(), &mac) {
+            write.set_policy_mac(number, &secrets.mac(Purpose::Policies, content.as_bytes())).await?;
+        }
+    }
+    Ok(())
+}
+
 fn anew(secrets: &Secrets, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
     if secrets.is_current(sealed) {
         return None;

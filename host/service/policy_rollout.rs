@@ -4,17 +4,17 @@
 //! statement, and confirmed by each host. The transaction of a change reads which generation decides, and a decision of
 //! another one is made again ([`crate::commit`]).
 
+mod opening;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::fleet::ForHost;
-use culvert_policy::load::chain::{ChainError, Loader};
+use culvert_policy::load::chain::ChainError;
 use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
-use culvert_policy::serve::generations::{self, Candidate, Generations, KEPT, ReloadError};
-use culvert_policy::serve::live::PolicySet;
-use culvert_policy::serve::observer::DecisionObserver;
+use culvert_policy::serve::generations::{Candidate, Generations, KEPT, ReloadError};
 use culvert_store::policy_generations::{Activation, HostStage, StoredGeneration, StoredModule};
 use culvert_store::{Hint, Store};
 use culvert_wire::clock::Moment;
@@ -25,6 +25,8 @@ use uuid::Uuid;
 use crate::Service;
 use crate::gate::PinnedPolicies;
 use crate::secrets::{Purpose, Secrets};
+
+pub use opening::{Opening, active};
 
 /// How long the hosts have to load a generation.
 const LOADED_WITHIN: Duration = Duration::from_mins(1);
@@ -58,6 +60,15 @@ pub enum RolloutError {
     Overtaken,
     #[error("generation {0} was made with another secret_key_file than this host's")]
     Foreign(u64),
+    #[error(
+        "policy: generation {number} decides, and cannot be loaded: {problem}; `culvert policy reload --offline` has those of \
+         the settings decide, while no host runs"
+    )]
+    Unloadable { number: u64, problem: String },
+    #[error(
+        "a host runs on the database, or other policies came into use meanwhile; `culvert policy reload` asks the host"
+    )]
+    InUse,
     #[error("host {name}: {problem}")]
     AtHost { name: String, problem: String },
     #[error("{0} has not loaded them within 60 seconds; stop that host, or try once more")]
@@ -72,99 +83,6 @@ impl From<ChainError> for RolloutError {
     fn from(error: ChainError) -> Self {
         Self::Load(error.into())
     }
-}
-
-/// What a host starts with.
-pub struct Opening<'a> {
-    pub store: &'a Store,
-    pub secrets: &'a Secrets,
-    /// What its configuration names.
-    pub configured: &'a Policies,
-    /// The first number that the database may give a generation.
-    pub first_number: u64,
-}
-
-impl Opening<'_> {
-    /// The policies that decide. Rows of the database say which; an empty database takes those of the configuration. So does
-    /// SQLite, which is one host's alone, where the configuration has changed since.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be loaded: one line that says what to do.
-    pub async fn open(&self, loader: Loader, observer: DecisionObserver) -> Result<Generations, RolloutError> {
-        let observer = Arc::new(observer);
-        loop {
-            let active = match self.store.active_policies().await? {
-                Some(stored) => Some(authentic(self.secrets, stored)?),
-                None => None,
-            };
-            let active = match active {
-                Some(active) if self.store.is_on_a_server() || !self.differs(&active) => {
-                    if self.differs(&active) {
-                        let generation = active.number;
-                        tracing::warn!(
-                            generation,
-                            "the settings name other policies than those that decide; `culvert policy reload` puts them into use"
-                        );
-                    }
-                    let modules = kept_modules(self.store, &active).await?;
-                    match generations::load_kept(&loader, &observer, active.clone(), &modules) {
-                        Ok(first) => return Ok(Generations::begin(loader, observer, first)),
-                        // What the host trusts has changed, perhaps, and so has the file of a signature.
-                        Err(_) if !self.store.is_on_a_server() && !active.is_rollback => Some(active),
-                        Err(problem) => return Err(problem.into()),
-                    }
-                }
-                active => active,
-            };
-            if let Some(first) = self.first(&loader, &observer, active.as_ref()).await? {
-                return Ok(Generations::begin(loader, observer, first));
-            }
-        }
-    }
-
-    /// Has the policies of the configuration decide. None where another host was first.
-    async fn first(
-        &self,
-        loader: &Loader,
-        observer: &Arc<DecisionObserver>,
-        active: Option<&Generation>,
-    ) -> Result<Option<PolicySet>, RolloutError> {
-        let mut candidate = Candidate::load(loader, observer, self.configured)?;
-        let (based_on, generation) = next(active, &candidate);
-        let modules = std::mem::take(&mut candidate.modules);
-        let number = propose(self.store, self.secrets, &generation, modules, self.first_number).await?;
-        if self.store.activate_policies(number, based_on).await? == Activation::Active {
-            return Ok(Some(candidate.numbered(Generation { number, ..generation })));
-        }
-        self.store.withdraw_policies(number).await?;
-        Ok(None)
-    }
-
-    /// Whether the configuration names other policies than those that decide. One that was rolled back does not.
-    fn differs(&self, active: &Generation) -> bool {
-        let are_built_in_here = || active.policies().is_ok_and(|policies| policies.are_built_in_here());
-        active.configuration != self.configured.digest() || (!active.is_rollback && !are_built_in_here())
-    }
-}
-
-/// The policies that decide, for a command that queries them and ends; None where the database has none.
-///
-/// # Errors
-///
-/// As [`Opening::open`].
-pub async fn active(
-    store: &Store,
-    secrets: &Secrets,
-    loader: Loader,
-    observer: DecisionObserver,
-) -> Result<Option<Generations>, RolloutError> {
-    let Some(stored) = store.active_policies().await? else { return Ok(None) };
-    let generation = authentic(secrets, stored)?;
-    let modules = kept_modules(store, &generation).await?;
-    let observer = Arc::new(observer);
-    let first = generations::load_kept(&loader, &observer, generation, &modules)?;
-    Ok(Some(Generations::begin(loader, observer, first)))
 }
 
 /// The generation to propose, and the number of the one that it is to replace.
@@ -230,6 +148,19 @@ fn behind() -> Error {
 }
 
 impl Service {
+    /// The other hosts that are alive, each with the generation that decides there.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn policies_of_hosts(&self) -> Result<Vec<(String, u64)>> {
+        if !self.fleet.has_others() {
+            return Ok(Vec::new());
+        }
+        let stages = self.store.policy_stages(self.policies.generations.number()).await?;
+        Ok(stages.into_iter().map(|stage| (stage.name, stage.decides)).collect())
+    }
+
     /// Reads the configuration again and puts its policies into use, at all hosts. Returns their generation: it decides each
     /// request that begins from now on.
     ///
@@ -308,7 +239,7 @@ impl Service {
             self.store.withdraw_policies(number).await?;
             return Err(problem);
         }
-        self.decided(number).await?;
+        self.follow_active().await?;
         let deadline = self.clock().moment().plus(CONFIRMED_WITHIN);
         let confirmed = self.until_hosts(number, deadline, |stage| stage.decides >= number).await?;
         self.store.forget_policies(modules_of).await?;
@@ -331,13 +262,32 @@ impl Service {
         }
     }
 
-    /// A generation decides in the database, and here from now on.
-    async fn decided(&self, number: u64) -> Result<()> {
-        if self.policies.generations.activate(number) {
-            self.policies.unloadable.store(0, Ordering::Relaxed);
+    /// Has the generation decide here that decides in the database, if it is ready here. Returns the generation that decides
+    /// in the database.
+    async fn follow_active(&self) -> Result<u64> {
+        let PolicyRollout { generations, unloadable, .. } = &self.policies;
+        loop {
+            // Read before the other: whatever has come to decide here meanwhile is newer.
+            let former = generations.number();
+            let active = self.store.policy_news().await?.active;
+            if active == former || !generations.is_ready(active) {
+                return Ok(active);
+            }
+            if generations.activate(active, former) {
+                unloadable.store(0, Ordering::Relaxed);
+                self.confirm(active).await?;
+            }
         }
+    }
+
+    /// Says that a generation decides here.
+    async fn confirm(&self, number: u64) -> Result<()> {
         self.store.send_hint(Hint::Installation);
-        self.store.confirm_policies(self.policies.generations.number()).await
+        self.store.confirm_policies(number).await?;
+        let proposed_by = self.store.policy_generation(number).await?.and_then(|stored| stored.proposed_by);
+        let other = proposed_by.filter(|id| Some(*id) != self.store.host_id());
+        self.tell_hosts(other.as_slice()).await;
+        Ok(())
     }
 
     /// Waits until all other hosts that are alive are so far with a generation. The inner error names those that are not.
@@ -402,46 +352,31 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn follow_policies(&self) -> Result<()> {
-        let generations = &self.policies.generations;
-        let active = self.store.policy_news().await?.active;
+        let PolicyRollout { generations, unloadable, .. } = &self.policies;
         // Not after what is being loaded.
-        if active != generations.number() && generations.is_ready(active) {
-            self.confirm(active).await?;
-        }
+        self.follow_active().await?;
         let _one = self.policies.following.lock().await;
-        let news = self.store.policy_news().await?;
-        if news.active != generations.number() && news.active != self.policies.unloadable.load(Ordering::Relaxed) {
-            self.take_over(news.active).await?;
+        let active = self.follow_active().await?;
+        if !generations.is_ready(active) && active != unloadable.load(Ordering::Relaxed) {
+            self.take_over(active).await?;
         }
-        for number in news.proposed {
+        for number in self.store.policy_news().await?.proposed {
             self.prepare(number).await?;
         }
         Ok(())
     }
 
-    async fn confirm(&self, number: u64) -> Result<()> {
-        self.decided(number).await?;
-        let proposed_by = self.store.policy_generation(number).await?.and_then(|stored| stored.proposed_by);
-        self.tell_hosts(proposed_by.as_slice()).await;
-        Ok(())
-    }
-
     /// Loads the generation that decides. Where it cannot be loaded, this host decides nothing any longer.
     async fn take_over(&self, number: u64) -> Result<()> {
-        let generations = &self.policies.generations;
-        if !generations.is_ready(number) {
-            let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
-            if let Err(problem) = self.load_stored(stored).await? {
-                tracing::error!(
-                    generation = number,
-                    problem,
-                    "the policies that decide cannot be loaded; this host decides nothing"
-                );
-                self.policies.unloadable.store(number, Ordering::Relaxed);
-                return Ok(());
-            }
+        let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
+        if let Err(problem) = self.load_stored(stored).await? {
+            let decides = "the policies that decide cannot be loaded; this host decides nothing";
+            tracing::error!(generation = number, problem, "{decides}");
+            self.policies.unloadable.store(number, Ordering::Relaxed);
+            return Ok(());
         }
-        self.confirm(number).await
+        self.follow_active().await?;
+        Ok(())
     }
 
     /// Loads a generation that another host proposes, and says what has come of it.

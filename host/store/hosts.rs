@@ -26,6 +26,8 @@ pub struct HostRecord {
     /// Its nodes, and the devices that are connected to it.
     pub nodes: u64,
     pub devices: u64,
+    /// The generation of the policies that decides there.
+    pub policy_generation: u64,
     pub agent_url: Option<String>,
     pub started_at: DateTime<Utc>,
     pub lease_until: DateTime<Utc>,
@@ -55,7 +57,7 @@ macro_rules! select_node_hosts {
 macro_rules! select_hosts {
     ($now:expr) => {
         concat!(
-            "SELECT h.id, h.name, h.version, h.agent_url, h.started_at, h.lease_until, h.ended_at, ",
+            "SELECT h.id, h.name, h.version, h.agent_url, h.policy_generation, h.started_at, h.lease_until, h.ended_at, ",
             $now,
             " AS now, c.leader_id, c.leader_until, \
                  (SELECT COUNT(*) FROM nodes n WHERE n.host_id = h.id) AS nodes, \
@@ -146,6 +148,7 @@ fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
         leads: is_leader && state == HostState::Alive,
         nodes: row.number("nodes")?,
         devices: row.number("devices")?,
+        policy_generation: row.number("policy_generation")?,
         agent_url: row.optional_text("agent_url")?,
         started_at: row.time("started_at")?,
         lease_until: row.time("lease_until")?,

@@ -299,17 +299,24 @@ impl Write {
         Ok(if is_active { Activation::Active } else { Activation::Overtaken })
     }
 
+    /// All that are kept.
+    pub async fn policy_generations(&mut self) -> Result<Vec<StoredGeneration>> {
+        let sql = sql!(
+            "SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations"
+        );
+        Ok(self.all(sql, args![]).await?.iter().map(generation).collect::<DbResult<_>>()?)
+    }
+
+    pub async fn set_policy_mac(&mut self, number: u64, mac: &[u8]) -> Result<()> {
+        self.execute(sql!("UPDATE policy_generations SET mac = $2 WHERE number = $1"), args![number, mac]).await?;
+        Ok(())
+    }
+
     async fn forget_policies(&mut self, modules_of: fn(&str) -> Vec<String>) -> Result<()> {
         self.lock_alone(GENERATIONS).await?;
         let active = self.one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![]).await?;
         let active: u64 = active.number("policy_generation")?;
-        let rows = self.all(
-            sql!(
-                "SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations"
-            ),
-            args![],
-        );
-        let all = rows.await?.iter().map(generation).collect::<DbResult<Vec<_>>>()?;
+        let all = self.policy_generations().await?;
         let earlier = all.iter().find(|one| one.number == active).map(|one| one.earlier.clone()).unwrap_or_default();
         // A higher number may still come to decide.
         let (kept, gone): (Vec<_>, Vec<_>) =

@@ -10,7 +10,7 @@ ALTER TABLE hosts ADD COLUMN policy_generation INTEGER NOT NULL DEFAULT 0;
 -- The modules of the generations that are kept, by their SHA-256 in hexadecimal.
 
 CREATE TABLE policy_modules (
-    sha256 TEXT PRIMARY KEY,
+    sha256 TEXT NOT NULL PRIMARY KEY,
     wasm BLOB NOT NULL,
     signature BLOB
 ) STRICT;
@@ -20,7 +20,7 @@ CREATE TABLE policy_modules (
 -- decide by `expires_at` is forgotten.
 
 CREATE TABLE policy_generations (
-    number INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL PRIMARY KEY,
     content TEXT NOT NULL,
     mac BLOB NOT NULL,
     configuration TEXT NOT NULL,

@@ -326,6 +326,31 @@ async fn host_on_postgres_starts_with_the_policies_of_its_database() {
     assert_eq!(host.interrupt().await, Some(0));
 }
 
+/// Where what decides cannot be loaded any more, a host does not start, and a command without one is the way out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_that_cannot_be_loaded_are_replaced_offline() {
+    let place = Place::new(Engine::Postgres).await;
+    let folder = place.folder.path();
+    std::fs::write(folder.join("good.wasm"), GOOD.component()).unwrap();
+    let shipped = builtin(&["plan-access", "team-role", "validation"]);
+    std::fs::write(folder.join("culvert.toml"), shipped.clone() + &entry("team-role", &folder.join("good.wasm"), ""))
+        .unwrap();
+    let host = place.serve().await;
+    let while_it_runs = place.run("culvert policy reload --offline").await;
+    let said = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    assert!(said(&while_it_runs).starts_with("culvert: a host runs on the database"), "{}", said(&while_it_runs));
+    assert_eq!(host.interrupt().await, Some(0));
+    place.shell("openssl genpkey -algorithm ed25519 | openssl pkey -pubout -out policy.pub").await;
+    std::fs::write(folder.join("culvert.toml"), shipped + "[policies]\ntrusted_keys = [\"policy.pub\"]\n").unwrap();
+    let refused = said(&place.run("culvert serve").await);
+    let wanted = "culvert: policy: generation 1 decides, and cannot be loaded: policy[3].signature: is missing";
+    assert!(refused.contains(wanted) && refused.contains("`culvert policy reload --offline`"), "{refused}");
+    assert_eq!(place.json("culvert policy reload --offline").await["generation"], 3);
+    let host = place.serve().await;
+    assert_eq!(place.json("culvert policy status").await["generation"], 3);
+    assert_eq!(host.interrupt().await, Some(0));
+}
+
 /// The numbers that an earlier version kept in a file go on; what it had rolled back does not come to decide unseen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn numbers_of_an_earlier_version_go_on() {

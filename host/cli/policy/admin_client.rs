@@ -4,13 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use reqwest::{Method, RequestBuilder, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Progress;
 use crate::admin;
 use crate::cli::Output;
-use crate::cli::{CliError, dev, print, refused, table};
+use crate::cli::{CliError, dev, operator, print, refused, table};
 use crate::config::Config;
+use crate::policies;
 
 pub(super) async fn reload(config: &Config, output: Output) -> Result<(), CliError> {
     let shown = Progress::of("the host loads its policies");
@@ -21,10 +22,20 @@ pub(super) async fn reload(config: &Config, output: Output) -> Result<(), CliErr
     Ok(())
 }
 
+pub(super) async fn reload_offline(config: &Config, output: Output) -> Result<(), CliError> {
+    let (store, secrets) = operator::store_and_secrets(config).await?;
+    let generation = policies::reload_offline(config, &store, &secrets).await?;
+    print(output, &json!({"generation": generation}), || {
+        format!("generation {generation} decides from the next start on")
+    });
+    Ok(())
+}
+
 pub(super) async fn rollback(config: &Config, output: Output) -> Result<(), CliError> {
     let answer = ask(config, Method::POST, "policies/rollback").await?;
     print(output, &answer, || {
-        format!("generation {} decides again, until `culvert policy reload`", answer["generation"])
+        let generation = &answer["generation"];
+        format!("the policies before decide again, as generation {generation}, until `culvert policy reload`")
     });
     Ok(())
 }
@@ -59,6 +70,9 @@ fn describe(status: &Value) -> String {
     if let Some(problem) = status["records"]["problem"].as_str() {
         let (file, lost) = (text(&status["records"]["file"]), &status["records"]["lost"]);
         lines.push(format!("decision records cannot be written: {file}: {problem} ({lost} lost since the start)"));
+    }
+    for host in status["hosts"].as_array().into_iter().flatten() {
+        lines.push(format!("at host {}, generation {} decides", text(&host["name"]), host["generation"]));
     }
     let earlier: Vec<String> = status["earlier"].as_array().into_iter().flatten().map(Value::to_string).collect();
     if !earlier.is_empty() {

@@ -23,7 +23,7 @@ impl Audit {
         let progress = Progress::of("judging what exists");
         let clock = Clock::system();
         let (store, secrets) = operator::store_and_secrets(config).await?;
-        let policies = policies::deciding(config, &store, &secrets).await?;
+        let policies = policies::configured(config, &store, &secrets)?;
         let report = audit::run(&store, policies, &clock).await?;
         drop(progress);
         print(output, &as_json(&report), || describe(&report));

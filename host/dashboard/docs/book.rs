@@ -91,6 +91,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0035-hosts-on-one-database.md"
     "docs/develop/decisions/0036-nodes-of-other-hosts.md"
     "docs/develop/decisions/0037-authority-of-nodes.md"
+    "docs/develop/decisions/0038-policies-of-several-hosts.md"
 };
 
 /// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.

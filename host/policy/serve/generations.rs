@@ -238,11 +238,11 @@ impl Generations {
         self.sweep(&history);
     }
 
-    /// Has a generation decide from now on. False where it is not ready.
-    pub fn activate(&self, number: u64) -> bool {
+    /// Has a generation decide from now on in place of `former`. False where it is not ready, or another one decides by now.
+    pub fn activate(&self, number: u64, former: u64) -> bool {
         let mut history = self.history();
-        if self.number() == number {
-            return true;
+        if self.number() != former {
+            return self.number() == number;
         }
         let Some(place) = history.ready.iter().position(|set| set.generation.number == number) else { return false };
         let set = history.ready.remove(place);
