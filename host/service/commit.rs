@@ -155,7 +155,8 @@ impl Service {
             if made == unlocked {
                 break;
             }
-            self.renew_policies(policies).await?;
+            // Boxed, for it is seldom needed, and every change would have it on the stack.
+            Box::pin(self.renew_policies(policies)).await?;
             let (anew, still_valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             (permit, valid) = (Arc::new(anew), still_valid);
         }
@@ -163,7 +164,7 @@ impl Service {
             return Err(busy());
         }
         let decide = async {
-            self.renew_policies(policies).await?;
+            Box::pin(self.renew_policies(policies)).await?;
             let (anew, valid) = self.gate.readmit(policies, &permit, body.clone()).await?;
             Ok(decided(Arc::new(anew), valid))
         };

@@ -1,6 +1,8 @@
 //! What operators see and do in the dashboard: accounts, nodes and policies. No policy is asked: a broken one must not keep its
 //! operator from mending it.
 
+use std::sync::Arc;
+
 use culvert_domain::account::{self, AccountRecord};
 use culvert_domain::audit_log::{Actor, AuditAction, NewEntry};
 use culvert_domain::error::{Code, Error, Fault, Result};
@@ -95,8 +97,12 @@ impl Service {
     /// # Errors
     ///
     /// `policies_kept` if there are no earlier ones; if the database fails, after they were rolled back.
-    pub async fn roll_back_policies(&self, operator: &Operator) -> Result<()> {
-        let generation = self.rollback_policies().await.map_err(|problem| policies_kept(&problem))?;
+    pub async fn roll_back_policies(self: &Arc<Self>, operator: &Operator) -> Result<()> {
+        let service = self.clone();
+        // In a task of its own, so that it completes even if the browser disconnects.
+        let rollback = tokio::spawn(async move { service.rollback_policies().await });
+        let rolled_back = rollback.await.map_err(Error::internal)?;
+        let generation = rolled_back.map_err(|problem| policies_kept(&problem))?;
         self.note_policies(operator, AuditAction::PoliciesRollback, generation).await
     }
 

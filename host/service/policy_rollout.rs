@@ -413,7 +413,7 @@ impl Service {
             return Ok(());
         }
         if active != self.policies.generations.number() {
-            let _ = self.clock().timeout(FOLLOWED_WITHIN, self.follow_policies()).await;
+            let _ = self.clock().timeout(FOLLOWED_WITHIN, Box::pin(self.follow_policies())).await;
         }
         if policies.generation() == self.policies.generations.number() {
             return Err(behind());

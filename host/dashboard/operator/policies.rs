@@ -101,6 +101,6 @@ pub(crate) async fn roll_back(visit: &Visit, posted: Posted) -> Result<Answer> {
             Err(policies_kept(&"the page was out of date."))
         };
     }
-    visit.service().roll_back_policies(&operator).await?;
+    visit.dashboard.service.roll_back_policies(&operator).await?;
     Ok(Answer::see_other(PATH))
 }

@@ -121,7 +121,7 @@ impl Stage {
 
     async fn idle_second(&self) -> f64 {
         let start = Instant::now();
-        self.host.app.service.nodes().tick().await.unwrap();
+        self.host.app.service.nodes().tick(1).await.unwrap();
         start.elapsed().as_secs_f64()
     }
 

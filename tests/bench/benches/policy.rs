@@ -19,7 +19,6 @@ use culvert_domain::caller::{Caller, Credential, Role, Scope, ScopeKind};
 use culvert_domain::permission::Permissions;
 use culvert_domain::usage::Counters;
 use culvert_policy::engine::bindings::plans;
-use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::engine::engines::Engines;
 use culvert_policy::engine::kind::Kind;
 use culvert_policy::engine::request::PolicyRequest;
@@ -249,13 +248,13 @@ fn loaded_set_with_memory(chain: &[PolicyConfig], shards: usize) -> (ModuleSet, 
     let (loaded, clock) = (loader.load(chain).unwrap(), Clock::system());
     let observer = DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
     let kib = loaded[0].module.memory_bytes / 1024;
-    let set = ModuleSet::new(&loader.engines, &observer.metrics, loaded, 1, clock.now()).unwrap();
+    let set = ModuleSet::new(&loader.engines, &observer.metrics, loaded, clock.now()).unwrap();
     (set, observer, kib)
 }
 
 /// As the gate asks: the question is made of what the host knows, and the answer taken apart.
 fn ours(set: &Pinned, plan: &str, tunnels: u32) -> bool {
-    matches!(set.plan_access(question(plan, tunnels)).now_or_never(), Some(Ok(Verdict::Allow)))
+    matches!(set.plan_access(question(plan, tunnels)).now_or_never(), Some(Ok(None)))
 }
 
 fn question(plan: &str, tunnels: u32) -> plans::Ask {
