@@ -53,13 +53,13 @@ async fn reload_and_rollback_at_one_host_hold_at_all() {
     let hosts = &fleet.hosts;
     let key = hosts[0].person("ada").await.key;
     assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
-    for (host, code) in hosts.iter().zip(["denied__one", "denied__two", "denied_thre"]) {
+    for (host, code) in hosts.iter().zip(["denied__one", "denied__two", "denied_last"]) {
         host.configure(&denies(host, code));
     }
     assert_eq!(hosts[1].reload().await, Ok(2));
     assert_eq!(creates(hosts, &key).await, everywhere("403 denied__two", "2"));
     assert_eq!(hosts[2].reload().await, Ok(3));
-    assert_eq!(creates(hosts, &key).await, everywhere("403 denied_thre", "3"));
+    assert_eq!(creates(hosts, &key).await, everywhere("403 denied_last", "3"));
     // A host rolls back what another one has loaded.
     assert_eq!(hosts[0].rollback().await, Ok(4));
     assert_eq!(creates(hosts, &key).await, everywhere("403 denied__two", "4"));
