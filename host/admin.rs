@@ -19,6 +19,7 @@ use salvo::writing::{Json, Text};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait};
 use serde_json::json;
 use subtle::ConstantTimeEq;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::embedded::Embedded;
@@ -27,6 +28,7 @@ use culvert_policy::serve::generations::Generations;
 use culvert_service::Service;
 use culvert_service::connected_agents::ConnectedAgents;
 use culvert_service::metrics::{Gauges, Metrics};
+use culvert_service::policy_rollout::RolloutError;
 use culvert_wire::private_dir;
 
 /// The file that holds the operator's token.
@@ -257,11 +259,8 @@ impl Handler for Reload {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = self.0.clone();
         // The reload has its own task, so that it completes even if the client disconnects.
-        let reload = tokio::spawn(async move { policies::reload(&admin.service, admin.config_file.as_deref()).await });
-        match reload.await {
-            Ok(reloaded) => answer(res, reloaded),
-            Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
-        }
+        let reload = async move { policies::reload(&admin.service, admin.config_file.as_deref()).await };
+        answer(res, tokio::spawn(reload)).await;
     }
 }
 
@@ -272,17 +271,14 @@ struct Rollback(Arc<Admin>);
 impl Handler for Rollback {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let admin = self.0.clone();
-        let rollback = tokio::spawn(async move { admin.service.rollback_policies().await });
-        match rollback.await {
-            Ok(rolled_back) => answer(res, rolled_back),
-            Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
-        }
+        answer(res, tokio::spawn(async move { admin.service.rollback_policies().await })).await;
     }
 }
 
-fn answer(res: &mut Response, generation: Result<u64, impl std::fmt::Display>) {
-    match generation {
-        Ok(generation) => res.render(Json(json!({ "generation": generation }))),
-        Err(problem) => refuse(res, StatusCode::CONFLICT, &problem.to_string()),
+async fn answer(res: &mut Response, rollout: JoinHandle<Result<u64, RolloutError>>) {
+    match rollout.await {
+        Ok(Ok(generation)) => res.render(Json(json!({ "generation": generation }))),
+        Ok(Err(problem)) => refuse(res, StatusCode::CONFLICT, &problem.to_string()),
+        Err(panic) => refuse(res, StatusCode::CONFLICT, &panic.to_string()),
     }
 }

@@ -269,7 +269,7 @@ impl Service {
         loop {
             // Read before the other: whatever has come to decide here meanwhile is newer.
             let former = generations.number();
-            let active = self.store.policy_news().await?.active;
+            let active = self.store.active_policy_number().await?;
             if active == former || !generations.is_ready(active) {
                 return Ok(active);
             }
@@ -360,7 +360,7 @@ impl Service {
         if !generations.is_ready(active) && active != unloadable.load(Ordering::Relaxed) {
             self.take_over(active).await?;
         }
-        for number in self.store.policy_news().await?.proposed {
+        for number in self.store.proposed_policies(active).await? {
             self.prepare(number).await?;
         }
         Ok(())
@@ -408,7 +408,7 @@ impl Service {
     ///
     /// `policy_unavailable` if this host does not have it; if the database fails.
     pub(crate) async fn renew_policies(&self, policies: &PinnedPolicies) -> Result<()> {
-        let active = self.store.policy_news().await?.active;
+        let active = self.store.active_policy_number().await?;
         if active == policies.generation() {
             return Ok(());
         }

@@ -43,15 +43,6 @@ pub struct StoredModule {
     pub signature: Option<Vec<u8>>,
 }
 
-/// What there is to do for a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicyNews {
-    /// The generation that decides; 0 before there is one.
-    pub active: u64,
-    /// Generations that the host has not loaded yet.
-    pub proposed: Vec<u64>,
-}
-
 /// Another host that is alive, and how far it is with a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostStage {
@@ -140,14 +131,17 @@ impl Store {
         Ok(modules)
     }
 
-    /// What there is to do for this host.
-    pub async fn policy_news(&self) -> Result<PolicyNews> {
-        let db = self.db.for_liveness();
-        let active = (&db).one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![]).await?;
-        let active = active.number("policy_generation")?;
+    /// The number of the generation that decides; 0 before there is one.
+    pub async fn active_policy_number(&self) -> Result<u64> {
+        let sql = sql!("SELECT policy_generation FROM cluster WHERE id = 1");
+        Ok((&self.db.for_liveness()).one(sql, args![]).await?.number("policy_generation")?)
+    }
+
+    /// The generations after this one that are proposed and that this host has not loaded yet.
+    pub async fn proposed_policies(&self, active: u64) -> Result<Vec<u64>> {
         let sql = sql!(concat!("SELECT g.number ", proposed_policies!("$1", "$2", "$3"), " ORDER BY g.number LIMIT 4"));
-        let rows = (&db).all(sql, args![active, self.clock.now(), self.own_id()]).await?;
-        Ok(PolicyNews { active, proposed: readable(&rows, "generation", |row| row.number("number")) })
+        let rows = (&self.db.for_liveness()).all(sql, args![active, self.clock.now(), self.own_id()]).await?;
+        Ok(readable(&rows, "generation", |row| row.number("number")))
     }
 
     /// Adds a generation with its modules, and returns its number, which is at least this one. It does not decide yet.

@@ -16,6 +16,14 @@ use crate::support::policies::{builtin, entry};
 
 const OTHERS: [&str; 2] = ["plan-access", "validation"];
 
+/// Three hosts that have heard of each other, and the key of an account.
+async fn three_hosts() -> (TestFleet, String) {
+    let fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let key = fleet.hosts[0].person("ada").await.key;
+    (fleet, key)
+}
+
 /// Writes a module that denies with this code, as long as `test_denied`, beside the configuration of a host.
 fn denying_module(host: &TestHost, code: &str) -> PathBuf {
     let path = host.config().data_dir.join(format!("{code}.wasm"));
@@ -48,10 +56,8 @@ fn everywhere(outcome: &str, generation: &str) -> Vec<(String, String)> {
 /// Each host has another file. Once a reload has returned at one of them, all decide by its file.
 #[tokio::test]
 async fn reload_and_rollback_at_one_host_hold_at_all() {
-    let fleet = TestFleet::start(3).await;
-    fleet.pass(Duration::from_secs(3)).await;
+    let (fleet, key) = three_hosts().await;
     let hosts = &fleet.hosts;
-    let key = hosts[0].person("ada").await.key;
     assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
     for (host, code) in hosts.iter().zip(["denied__one", "denied__two", "denied_last"]) {
         host.configure(&denies(host, code));
@@ -111,10 +117,8 @@ async fn policies_that_one_host_cannot_load_decide_nowhere() {
 /// A host that was away while others have loaded policies decides nothing by its old ones, from its first request on.
 #[tokio::test]
 async fn host_that_was_away_permits_nothing_by_older_policies() {
-    let fleet = TestFleet::start(3).await;
-    fleet.pass(Duration::from_secs(3)).await;
+    let (fleet, key) = three_hosts().await;
     let hosts = &fleet.hosts;
-    let key = hosts[0].person("ada").await.key;
     fleet.pass_without(Duration::from_secs(21), &[2]).await;
     hosts[0].configure(&denies(&hosts[0], "denied__one"));
     assert_eq!(hosts[0].reload().await, Ok(2), "nobody waits for a host that is not heard of");
@@ -128,10 +132,8 @@ async fn host_that_was_away_permits_nothing_by_older_policies() {
 /// Two reloads at once: both are told what came of theirs, and one generation decides in the end.
 #[tokio::test]
 async fn one_of_two_reloads_at_once_is_overtaken_or_comes_later() {
-    let fleet = TestFleet::start(3).await;
-    fleet.pass(Duration::from_secs(3)).await;
+    let (fleet, key) = three_hosts().await;
     let hosts = &fleet.hosts;
-    let key = hosts[0].person("ada").await.key;
     hosts[0].configure(&denies(&hosts[0], "denied__one"));
     hosts[1].configure(&denies(&hosts[1], "denied__two"));
     let (one, two) = tokio::join!(hosts[0].reload(), hosts[1].reload());

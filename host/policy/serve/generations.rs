@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use chrono::{DateTime, Utc};
 
 use crate::engine::engines::Engines;
 use crate::load::chain::{ChainError, Loaded, Loader};
@@ -321,7 +320,7 @@ fn assemble(
     modules: Vec<Loaded>,
     default_plan: &str,
 ) -> Result<PolicySet, ChainError> {
-    let now: DateTime<Utc> = observer.clock.now();
+    let now = observer.clock.now();
     let set = PolicySet::new(&loader.engines, &observer.metrics, modules, now);
     let mut set = set.map_err(|error| ChainError::Engine(error.to_string()))?;
     default_plan.clone_into(&mut set.default_plan);
